@@ -1,0 +1,50 @@
+# syntax=docker/dockerfile:1
+# One file, three images: --target extender | agent | predictor. What a test can do without a
+# container engine it does: tests/helm/test_image.py takes the same steps in a folder.
+# Releases name the base by digest: --build-arg PYTHON_IMAGE=python@sha256:...
+ARG PYTHON_IMAGE=python:3.13-slim
+
+FROM ${PYTHON_IMAGE} AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /src
+COPY requirements-run.lock requirements-build.lock ./
+RUN python -m venv /opt/tandem \
+    && /opt/tandem/bin/pip install --require-hashes --only-binary=:all: -r requirements-run.lock
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --require-hashes --only-binary=:all: -r requirements-build.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY tandem tandem
+COPY scheduler_extender scheduler_extender
+COPY node_agent node_agent
+COPY predictor predictor
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/tandem/bin/pip install --no-deps /wheels/*.whl \
+    && /opt/tandem/bin/pip check \
+    && /opt/tandem/bin/python -m compileall -q /opt/tandem/lib \
+    && /opt/tandem/bin/pip uninstall --yes pip
+
+FROM ${PYTHON_IMAGE} AS base
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="tandem" \
+      org.opencontainers.image.description="Training jobs share GPUs where prediction and measurement say it is safe" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/tandem/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=build /opt/tandem /opt/tandem
+USER 65532:65532
+WORKDIR /tmp
+
+# Kubernetes has probes of its own and reads no HEALTHCHECK; these are for a container run by hand.
+FROM base AS predictor
+HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8090/healthz', timeout=3)"]
+ENTRYPOINT ["python", "-m", "predictor"]
+
+# Runs as root with hostPID: it reads /proc of other users' processes to attribute GPU memory.
+FROM base AS agent
+USER 0:0
+HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9405/healthz', timeout=3)"]
+ENTRYPOINT ["python", "-m", "node_agent"]
+
+FROM base AS extender
+HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8880/healthz', timeout=3)"]
+ENTRYPOINT ["python", "-m", "scheduler_extender"]

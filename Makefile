@@ -1,0 +1,76 @@
+# Every target sets up what it needs; nothing has to be installed by hand but Python 3.11+, gcc and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test demo bench results lock fmt clean generate sbom audit
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
+
+$(READY): requirements.lock pyproject.toml
+	@echo "Setting up $(VENV) (locked dependencies)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup: $(READY) ## Make the virtual environment (done by every other target when needed)
+
+check: $(READY) ## Format, lint, types, layers, fast tests: under a minute
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/pytest -m "not slow and not controlplane" -n 2
+
+test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real control plane
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/pytest -n 2 --dist loadgroup
+
+demo: $(READY) ## Twelve jobs on simulated GPUs, without a cluster
+	@$(BIN)/tandem demo
+
+bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,000 pods
+	@$(BIN)/python -m benchmarks.verbs
+	@$(BIN)/python -m benchmarks.queue
+
+results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
+	@$(BIN)/python -m benchmarks.results
+	@for paper in tiresias horus ojpp sjf_bsbf xonar; do $(BIN)/python -m benchmarks.papers.$$paper; done
+	@$(BIN)/python -m benchmarks.simulator
+
+fmt: $(READY) ## Format the code and fix what lint can fix
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+lock: ## Resolve the dependencies anew into the two lock files
+	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"; }
+	@$(LOCK) --extra dev -o requirements.lock
+	@$(LOCK) --constraints requirements.lock -o requirements-run.lock
+	@echo "hatchling>=1.27" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
+
+generate: $(READY) ## Write what follows from code and chart: values schema, manifests, reference pages
+	@$(BIN)/python helm/generate.py
+
+sbom: $(READY) ## What the images hold, as CycloneDX: .out/sbom.json
+	@mkdir -p .out
+	@$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements-run.lock -o .out/sbom.json
+
+audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI)
+	@$(BIN)/uv tool run pip-audit==2.10.1 --require-hashes --disable-pip -r requirements-run.lock
+
+clean: ## Remove the virtual environment and the caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Pin the versions of the control plane: write one small Go module for each program.
+
+`k8s.io/kubernetes` and etcd replace their own submodules by folders beside them, so
+`go install PATH@VERSION` refuses them. A wrapper module that requires the program and replaces
+each of those submodules by its published version builds them unchanged.
+
+    python deploy/controlplane/pin.py --kubernetes v1.37.1 --etcd v3.7.3 --kwok v0.8.0 --helm v4.3.1
+
+Run it only to move to another version; go.mod and go.sum are committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KUBERNETES_TOOLS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+
+def upstream_go_mod(module: str, version: str) -> str:
+    """Return the text of the go.mod that `module` was published with."""
+    answer = subprocess.run(
+        ["go", "mod", "download", "-json", f"{module}@{version}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return Path(json.loads(answer.stdout)["GoMod"]).read_text()
+
+
+def write_module(
+    name: str, module: str, version: str, tools: list[str], replaced: dict[str, str]
+) -> None:
+    """Write the wrapper `name`: requires `module`, names `tools`, replaces `replaced`."""
+    folder = HERE / name
+    folder.mkdir(exist_ok=True)
+    upstream = upstream_go_mod(module, version)
+    go_line = re.search(r"^go .*$", upstream, re.M)
+    godebug = re.search(r"^godebug .*$", upstream, re.M)
+    assert go_line is not None
+    lines = [f"module tandem.gpu/controlplane/{name}", "", go_line.group(0), ""]
+    if godebug:
+        lines += [godebug.group(0), ""]
+    lines += ["tool (", *(f"\t{tool}" for tool in tools), ")", ""]
+    lines += [f"require {module} {version}", ""]
+    if replaced:
+        lines += ["replace (", *(f"\t{k} => {k} {v}" for k, v in replaced.items()), ")", ""]
+    (folder / "go.mod").write_text("\n".join(lines))
+    subprocess.run(["go", "mod", "tidy"], cwd=folder, check=True)
+
+
+def main() -> None:
+    """Write all four modules."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("kubernetes", "etcd", "kwok", "helm"):
+        parser.add_argument(f"--{name}", required=True, metavar="vX.Y.Z")
+    args = parser.parse_args()
+
+    staging = re.findall(
+        r"^\s*(k8s\.io/\S+) => \./staging/",
+        upstream_go_mod("k8s.io/kubernetes", args.kubernetes),
+        re.M,
+    )
+    library_version = "v0." + args.kubernetes.removeprefix("v1.")
+    write_module(
+        "kubernetes",
+        "k8s.io/kubernetes",
+        args.kubernetes,
+        [f"k8s.io/kubernetes/cmd/{tool}" for tool in KUBERNETES_TOOLS],
+        dict.fromkeys(staging, library_version),
+    )
+    siblings = re.findall(
+        r"^\s*(go\.etcd\.io/\S+) => \.\./",
+        upstream_go_mod("go.etcd.io/etcd/server/v3", args.etcd),
+        re.M,
+    )
+    write_module(
+        "etcd",
+        "go.etcd.io/etcd/server/v3",
+        args.etcd,
+        ["go.etcd.io/etcd/server/v3"],
+        dict.fromkeys(siblings, args.etcd),
+    )
+    write_module("kwok", "sigs.k8s.io/kwok", args.kwok, ["sigs.k8s.io/kwok/cmd/kwok"], {})
+    write_module("helm", "helm.sh/helm/v4", args.helm, ["helm.sh/helm/v4/cmd/helm"], {})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`python helm/generate.py [--check]`: write what follows from code and chart, or say it is stale.
+
+Made: the schema of values.yaml, the dashboards, the rendered manifests, and the pages of docs/
+about rights and metrics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dashboards
+import pages
+import values
+
+from tandem.contracts import names
+from tandem.controlplane import binaries
+from tandem.errors import TandemError
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "helm" / "tandem"
+MANIFESTS_HEAD = """# The chart with its defaults, rendered by helm/generate.py.
+# The image of kube-scheduler is to be of the cluster's own version.
+"""
+NAMESPACE = f"""apiVersion: v1
+kind: Namespace
+metadata:
+  name: {names.NAMESPACE}
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+"""
+KUSTOMIZATION = """# Made by helm/generate.py.
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [crds.yaml, tandem.yaml]
+"""
+
+
+def made() -> Iterator[tuple[Path, str]]:
+    """Yield each file with what it must hold."""
+    yield CHART / "values.schema.json", json.dumps(values.schema(), indent=1) + "\n"
+    yield CHART / "templates" / "policies.yaml", policies()
+    yield ROOT / "docs" / "rbac.md", pages.rights()
+    yield ROOT / "docs" / "metrics.md", pages.metrics()
+    for name, text in dashboards.dashboards():
+        yield CHART / "dashboards" / f"{name}.json", text
+    yield from manifests()
+
+
+def manifests() -> Iterator[tuple[Path, str]]:
+    """Yield the chart as Helm renders it, for those who install without Helm.
+
+    Raises:
+        TandemError: there is no Helm on this machine, or it refuses the chart.
+    """
+    folder = ROOT / "deploy" / "manifests"
+    kubernetes = next(p for p in binaries.PROGRAMS if p.name == "kube-scheduler")
+    command = [
+        *(str(binaries.require("helm")), "template", "tandem", str(CHART), "--skip-tests"),
+        *("--namespace", names.NAMESPACE, "--kube-version", binaries.version(kubernetes)),
+    ]
+    answer = subprocess.run(command, check=False, capture_output=True, text=True)
+    if answer.returncode != 0:
+        raise TandemError(f"helm cannot render the chart: {answer.stderr.strip()}")
+    # Nothing here is Helm's to own.
+    helms = r"(?m)^ +(app.kubernetes.io/managed-by|helm.sh/chart): .+\n"
+    rendered = re.sub(helms, "", answer.stdout)
+    yield folder / "tandem.yaml", f"{MANIFESTS_HEAD}{NAMESPACE}{rendered}"
+    definitions = sorted((CHART / "crds").glob("*.yaml"))
+    yield folder / "crds.yaml", "---\n".join(path.read_text() for path in definitions)
+    yield folder / "kustomization.yaml", KUSTOMIZATION
+
+
+def policies() -> str:
+    """Return the chart's template of the policies, whose source is in deploy/dev."""
+    source = "---\n".join(
+        (ROOT / "deploy" / "dev" / name).read_text()
+        for name in ("policies.yaml", "agent-policy.yaml")
+    )
+    source = source.replace(f":{names.NAMESPACE}:", ":{{ .Release.Namespace }}:")
+    source = re.sub(rf":{names.AGENT_NAMESPACE}\b", ":{{ .Values.agent.namespace }}", source)
+    given = ".Values.scheduler.extender.config"
+    source = source.replace(
+        f"'{names.PRIORITY_CLASS}'",
+        f"""'{{{{ dig "admission" "priority_class" "{names.PRIORITY_CLASS}" {given} }}}}'""",
+    )
+    labels = """{{- include "tandem.labels" (dict "root" . "component" "policies") | nindent 4 }}"""
+    source = re.sub(r"(?m)^(metadata:\n  name: .+\n)", rf"\g<1>  labels: {labels}\n", source)
+    head = "{{- /* Made by helm/generate.py of deploy/dev; change it there. */ -}}\n"
+    return f"{head}{{{{- if .Values.policies.enabled }}}}\n{source}{{{{- end }}}}\n"
+
+
+def main() -> int:
+    """Write what has changed; with --check name the first of it, and return 1 if there is any."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    for path, text in made():
+        if path.exists() and path.read_text() == text:
+            continue
+        name = path.relative_to(ROOT)
+        if check:
+            print(f"{name} is stale: run `python helm/generate.py` and commit what it writes.")
+            return 1
+        # At once: the manifests are rendered of what comes before them.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        print(f"{name} written")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TandemError as error:
+        sys.exit(f"error: {error.message}\n  {error.hint}".rstrip())

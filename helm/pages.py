@@ -1,0 +1,143 @@
+"""The reference pages of docs/ that follow from code and chart: rights, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
+
+from node_agent.metrics import AgentCollector
+from predictor.metrics import Metrics as PredictorMetrics
+from scheduler_extender.config import ExtenderConfig
+from scheduler_extender.service import running
+
+_RIGHTS = Path(__file__).parent / "tandem" / "files" / "rights.yaml"
+_ACCOUNTS = {
+    "scheduler": "`tandem-scheduler` in the namespace of the release",
+    "agent": "`tandem-agent` in `tandem-agents`",
+    "predictor": "`tandem-predictor` in the namespace of the release",
+}
+_METRICS_HEAD = """# Metrics
+
+Made of the code by `python helm/generate.py`. Base units; no label grows with the number of pods.
+`UUID` is spelt as dcgm-exporter spells it, so that series join on it. Rules and alerts are in
+`helm/tandem/files/rules.yaml`; what to do about each alert is in [operations.md](operations.md).
+A histogram has the series `_bucket`, `_sum` and `_count`.
+"""
+_RIGHTS_HEAD = """# Who may do what
+
+Made of `helm/tandem/files/rights.yaml`, from which the chart makes its roles, by
+`python helm/generate.py`. There is one account for each kind of pod, and no wildcard. What RBAC
+cannot say, admission policies do: an agent writes the GPUNode of its own node only, custom
+resources are written by the account whose they are, and assignments and gates by Tandem alone.
+"""
+_TENANTS = """
+## Tenants
+
+The ClusterRole `tandem-view` (get, list and watch of `gpujobs`, `gpunodes` and `modelprofiles`) is
+joined to Kubernetes' own `view`, `edit` and `admin`: whoever may view a namespace sees its jobs and
+models. Nobody is given the right to write them.
+"""
+
+
+def rights() -> str:
+    """Return the page on the accounts' rights."""
+    lines = [_RIGHTS_HEAD]
+    for component, given in yaml.safe_load(_RIGHTS.read_text()).items():
+        lines += [
+            f"\n## {_ACCOUNTS[component]}\n",
+            "| where | what | verbs | why |",
+            "|---|---|---|---|",
+        ]
+        for where, words in (("cluster", "everywhere"), ("namespace", "its namespace")):
+            lines += [_right(words, rule) for rule in given.get(where, ())]
+        lines += [
+            f"| everywhere | the role `{bound['role']}` | | {bound['why']} |"
+            for bound in given.get("bound", ())
+        ]
+    return "\n".join(lines) + "\n" + _TENANTS
+
+
+def _right(where: str, rule: dict[str, Any]) -> str:
+    group = rule["apiGroups"][0]
+    what = ", ".join(
+        f"`{resource}{'.' + group if group else ''}`" for resource in rule["resources"]
+    )
+    if only := rule.get("resourceNames"):
+        what += " named " + ", ".join(f"`{name}`" for name in only)
+    return f"| {where} | {what} | {', '.join(rule['verbs'])} | {rule['why']} |"
+
+
+def metrics() -> str:
+    """Return the page on what the services tell Prometheus."""
+    lines = [_METRICS_HEAD]
+    for title, where, collectors in _services():
+        lines += [
+            f"\n## {title}\n",
+            f"{where}\n",
+            "| metric | type | labels | meaning |",
+            "|---|---|---|---|",
+        ]
+        families = {family[0]: family for family in _families(collectors)}
+        for name, kind, labels, text in sorted(families.values()):
+            shown = ", ".join(f"`{label}`" for label in labels)
+            lines.append(f"| `{name}` | {kind} | {shown} | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _services() -> Iterator[tuple[str, str, list[Collector]]]:
+    yield (
+        "Scheduler extender",
+        "At `/metrics` of the Service `tandem-webhook` (HTTPS). kube-scheduler beside it tells its"
+        " own on port 10259.",
+        asyncio.run(_of_extender()),
+    )
+    yield "Node agent", "At `/metrics` of port 9405 of each node with an agent.", [_of_agent()]
+    yield (
+        "Predictor",
+        "At `/metrics` of the Service `tandem-predictor`, port 8090.",
+        _collectors(PredictorMetrics()),
+    )
+
+
+async def _of_extender() -> list[Collector]:
+    config = ExtenderConfig.model_validate({"api": "memory", "leader": {"always": True}})
+    async with running(config) as service:
+        return _collectors(service.metrics)
+
+
+def _of_agent() -> AgentCollector:
+    nothing = SimpleNamespace(
+        boards={},
+        nvml=SimpleNamespace(binding=SimpleNamespace(errors={})),
+        nearly_full={"outgrown": 0, "nobody": 0},
+    )
+    return AgentCollector(
+        node="",
+        latest=lambda: None,
+        monitor=nothing,  # type: ignore[arg-type] # no GPU is needed to tell the names
+        publisher=SimpleNamespace(written=0, failed=0, last_written_s=0.0),  # type: ignore[arg-type] # the same
+    )
+
+
+def _collectors(service_metrics: Any) -> list[Collector]:  # noqa: ANN401 - classes of two services
+    # The registry gives no list of its collectors, and what has no series yet is in no exposition.
+    return list(service_metrics._registry._collector_to_names)
+
+
+def _families(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+    for collector in collectors:
+        described = (
+            [(family, collector._labelnames) for family in collector.describe()]
+            if isinstance(collector, MetricWrapperBase)
+            else [(family, getattr(family, "_labelnames", ())) for family in collector.collect()]
+        )
+        for family, labels in described:
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            yield name, family.type, tuple(labels), family.documentation

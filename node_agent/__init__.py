@@ -1,0 +1,1 @@
+"""The node agent: what each GPU and each pod really does, through NVML."""

@@ -1,0 +1,129 @@
+"""`python -m node_agent`: the agent of one node."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from node_agent.app import Agent, stamp
+from node_agent.config import AgentSettings
+from node_agent.kubepods import KubePods, refuse_beside_device_plugin
+from node_agent.monitor import Monitor
+from node_agent.progress import TokenReviewer
+from node_agent.publish import gpu_node
+from node_agent.writers import HttpWriter, KubeWriter
+from tandem.cli.output import print_json
+from tandem.errors import TandemError, UsageError
+from tandem.kube.client import KubeClient
+
+log = logging.getLogger("node_agent")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m node_agent",
+        description="Reports what the GPUs of this node and the pods on them really do.",
+    )
+    p.add_argument("--node", default=os.environ.get("NODE_NAME", ""), help="default: $NODE_NAME")
+    p.add_argument("--config", type=Path, help="a YAML file with the settings")
+    where = p.add_mutually_exclusive_group()
+    where.add_argument("--kubeconfig", type=Path, help="default: the pod's service account")
+    where.add_argument("--report-url", help="report to this URL instead of an API server")
+    where.add_argument("--once", action="store_true", help="print one report as JSON, and end")
+    p.add_argument("--interval", type=float, help="seconds between full readings")
+    p.add_argument("--shares", type=int, help="jobs that may share a GPU")
+    p.add_argument("--proc", type=Path, help="the host's /proc")
+    p.add_argument("--listen", default="127.0.0.1:9405", help="for /healthz and /metrics")
+    p.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the agent; return the exit code: 0, 1 (failed), 2 (usage)."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each report
+    try:
+        settings = _settings(options)
+        if options.once:
+            return _once(settings)
+        agent = _agent(settings, options)
+    except TandemError as error:
+        print(f"error: {error.message}\n  {error.hint}".rstrip(), file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    agent.run()
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> AgentSettings:
+    """Return the settings of the file, with what the command line says on top."""
+    values: dict[str, object] = {}
+    if options.config:
+        try:
+            values = yaml.safe_load(options.config.read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise UsageError(f"The settings in {options.config} cannot be read: {error}") from error
+    given = {
+        "node": options.node,
+        "interval_s": options.interval,
+        "shares": options.shares,
+        "proc": options.proc,
+    }
+    values |= {name: value for name, value in given.items() if value is not None and value != ""}
+    try:
+        return AgentSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        if field == "node":
+            raise UsageError(
+                "The agent does not know its node.", "Pass --node NAME or set NODE_NAME."
+            ) from error
+        raise UsageError(f"The setting {field} is wrong: {first['msg']}.") from error
+
+
+def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
+    listen = _address(options.listen)
+    if options.report_url:
+        return Agent(settings, HttpWriter(options.report_url), listen)
+    client = KubeClient.load(options.kubeconfig)
+    refuse_beside_device_plugin(client, settings.node)
+    pods = KubePods(client, settings.node)
+    return Agent(settings, KubeWriter(client), listen, pods, TokenReviewer(client))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--listen {text} names no port.", "Write HOST:PORT, as 0.0.0.0:9405.")
+    return host.strip("[]"), int(port)
+
+
+def _once(settings: AgentSettings) -> int:
+    """Read twice, a full interval apart (rates need two readings), and print the report."""
+    monitor = Monitor(settings)
+    monitor.tick(time.monotonic(), stamp())
+    if not monitor.gone_for_s(time.monotonic()):
+        time.sleep(settings.interval_s)
+        monitor.tick(time.monotonic(), stamp())
+    status = monitor.status(time.monotonic(), stamp())
+    monitor.close()
+    print_json(gpu_node(settings.node, status))
+    return 0 if status.gpus else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

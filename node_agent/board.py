@@ -1,0 +1,220 @@
+"""One GPU of the node over time: its readings, its tenants, its health."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from node_agent import guard
+from node_agent.config import AgentSettings, GuardSettings
+from node_agent.health import Quarantine, offered_shares
+from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
+from node_agent.pods import PodDirectory
+from node_agent.tenant import UTILISATION_HALF_LIFE_S, Tenant
+from node_agent.windows import Ewma
+from tandem.contracts.resources import GPU, Health, PodUse
+
+#: Returns the pod UID of a PID, None where it is of no pod.
+#: Raises ProcessLookupError when the process is gone.
+Owner = Callable[[int], str | None]
+
+#: What was observed of a pod that left is told for this long, so that its end is not missed.
+KEEP_LEFT_S = 60.0
+#: A process that the driver lists and /proc does not is gone, or of another PID namespace; after
+#: this time it is the latter, and foreign.
+UNRESOLVED_S = 5.0
+
+
+class Board:
+    """A GPU that is known by its UUID, whether it can be read at the moment (`gpu`) or not."""
+
+    def __init__(
+        self, uuid: str, index: int, model: str, memory_bytes: int, settings: AgentSettings
+    ) -> None:
+        self.uuid = uuid
+        self.index = index
+        self.model = model
+        self.memory_bytes = memory_bytes
+        self.gpu: Gpu | None = None
+        #: Why the GPU does not answer; "" while it does.
+        self.lost = ""
+        self.quarantine = Quarantine(settings.health)
+        self.memory: Memory | None = None
+        self.load: Load | None = None
+        self.sensors: Sensors | None = None
+        self.mps: bool | None = None
+        self.tenants: dict[str, Tenant] = {}
+        self.xids: Counter[int] = Counter()
+        self._settings = settings
+        self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+        #: None until the driver has told.
+        self._foreign: list[Process] | None = None
+        self._unresolved: dict[int, float] = {}
+        self._pids: dict[str, list[int]] = {}
+
+    def forget_readings(self) -> None:
+        """Let everything that was read be absent: the GPU cannot be read now."""
+        self.memory, self.load, self.sensors, self.mps = None, None, None, None
+        self._foreign = None
+        self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+        for tenant in self.tenants.values():
+            tenant.memory = None
+
+    def read_memory(self, now_s: float, owner: Owner, *, all_kinds: bool) -> None:
+        """Read memory by process and by pod."""
+        assert self.gpu is not None
+        self.memory = self.gpu.memory()
+        processes = self.gpu.processes(all_kinds=all_kinds)
+        if processes is None:
+            self._foreign = None
+            for tenant in self.tenants.values():
+                tenant.memory = None
+            return
+        self._assign(now_s, processes, owner)
+        if all_kinds:
+            self.mps = any(process.kind == "mps" for process in processes)
+
+    def read_rest(self, now_s: float) -> None:
+        """Read load and sensors."""
+        assert self.gpu is not None
+        before, self.load = self.load, self.gpu.load()
+        # Sources measure different things: an average over two of them would be neither.
+        if self.load is None or before is None or before.source != self.load.source:
+            self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+        if self.load is not None:
+            self._utilisation.update(now_s, self.load.percent)
+        self.sensors = self.gpu.sensors()
+        self.quarantine.sensors(now_s, self.sensors)
+        self._share_load(now_s, self.gpu.process_utilisation())
+
+    def _assign(self, now_s: float, processes: tuple[Process, ...], owner: Owner) -> None:
+        by_pod: dict[str, list[Process]] = {}
+        foreign: list[Process] = []
+        unresolved: dict[int, float] = {}
+        for process in processes:
+            try:
+                uid = owner(process.pid)
+            except ProcessLookupError:
+                since = unresolved[process.pid] = self._unresolved.get(process.pid, now_s)
+                if now_s - since >= UNRESOLVED_S:
+                    foreign.append(process)
+                continue
+            if uid is None:
+                foreign.append(process)
+            else:
+                by_pod.setdefault(uid, []).append(process)
+        self._foreign, self._unresolved = foreign, unresolved
+        capacity = max(1, round(self._settings.window_s / self._settings.memory_interval_s))
+        for uid, of_pod in by_pod.items():
+            tenant = self.tenants.get(uid)
+            if tenant is None:
+                tenant = self.tenants[uid] = Tenant(uid, capacity)
+            tenant.take_memory(now_s, _sum([process.memory for process in of_pod]))
+        for uid in self._pids.keys() - by_pod.keys():
+            self.tenants[uid].has_left()
+        self._pids = {uid: [process.pid for process in of_pod] for uid, of_pod in by_pod.items()}
+        for uid, tenant in list(self.tenants.items()):
+            if uid not in by_pod and now_s - tenant.last_seen_s > KEEP_LEFT_S:
+                del self.tenants[uid]
+
+    def _share_load(self, now_s: float, by_pid: dict[int, float] | None) -> None:
+        """Tell the tenants' parts of the load: a tenant that is alone has all of it."""
+        alone = len(self._pids) == 1 and self._foreign == []
+        for uid, pids in self._pids.items():
+            tenant = self.tenants[uid]
+            samples = self.load.samples if alone and self.load is not None else ()
+            if samples:
+                tenant.take_samples(samples)
+                mean = sum(sample.percent for sample in samples) / len(samples)
+                tenant.utilisation.update(now_s, mean)
+                continue
+            if not alone:
+                tenant.share_gpu()
+            if by_pid is not None:
+                total = sum(by_pid.get(pid, 0.0) for pid in pids)
+                tenant.utilisation.update(now_s, min(total, 100.0))
+
+    def holders(self) -> list[Tenant]:
+        """Return the pods that have a process on the GPU now."""
+        return [self.tenants[uid] for uid in self._pids]
+
+    def pids(self) -> set[int]:
+        """Return every process on the GPU."""
+        of_pods = {pid for pids in self._pids.values() for pid in pids}
+        return of_pods | {process.pid for process in self._foreign or ()} | self._unresolved.keys()
+
+    def is_nearly_full(self, settings: GuardSettings) -> bool:
+        """Return whether two pods or more are on the GPU and its memory is about to end."""
+        if self.memory is None or len(self._pids) < 2:
+            return False
+        usable = self.memory_bytes - (self.memory.reserved or 0)
+        return guard.is_nearly_full(self.memory.used, usable, settings)
+
+    def misplaced(self, pods: PodDirectory | None) -> list[str]:
+        """Return the pods (namespace/name) of ours that run here and were given other GPUs."""
+        infos = [pods.find(tenant.uid) if pods else None for tenant in self.holders()]
+        return [
+            f"{info.namespace}/{info.name}"
+            for info in infos
+            if info is not None and info.ours and not info.belongs_on(self.uuid)
+        ]
+
+    def guarded(self, pods: PodDirectory | None) -> list[guard.Tenant]:
+        """Return the pods that the memory guard may blame: ours, with what was predicted."""
+        found = []
+        for tenant in self.holders():
+            info = pods.find(tenant.uid) if pods else None
+            if info is not None and info.belongs_on(self.uuid):
+                found.append(guard.Tenant(tenant.uid, tenant.memory, info.predicted_memory))
+        return found
+
+    def report(self, now_s: float, pods: PodDirectory | None, iterations: dict[str, float]) -> GPU:
+        """Return what is reported of the GPU; absent where it could not be read."""
+        uses = []
+        for uid, tenant in sorted(self.tenants.items()):
+            info = pods.find(uid) if pods else None
+            foreign = info is not None and not info.belongs_on(self.uuid)
+            rate = iterations.get(uid)
+            uses.append(tenant.use(now_s, info, foreign=foreign, iterations_per_s=rate))
+        others = [use for use in uses if use.foreign]
+        if self._foreign:
+            memory = _sum([process.memory for process in self._foreign])
+            uses.append(PodUse(foreign=True, memory_bytes=memory))
+        foreign_memory = _sum([use.memory_bytes for use in uses if use.foreign])
+        ours = _sum([use.memory_bytes for use in uses if not use.foreign])
+        if foreign_memory is None and self.memory is not None and ours is not None:
+            foreign_memory = max(0, self.memory.used - ours)
+        # A display server draws on the GPU and computes nothing there.
+        computing = any(process.kind != "graphics" for process in self._foreign or ())
+        why = self.quarantine.reason(now_s)
+        owners = sum(use.uid in self._pids for use in others) + computing
+        shares, shares_reason = offered_shares(self._settings.shares, why, self.sensors, owners)
+        utilisation = self._utilisation.value
+        return GPU(
+            uuid=self.uuid,
+            index=self.index,
+            model=self.model,
+            memory_bytes=self.memory_bytes,
+            memory_reserved_bytes=self.memory.reserved if self.memory else None,
+            memory_used_bytes=self.memory.used if self.memory else None,
+            memory_foreign_bytes=None if self._foreign is None else foreign_memory,
+            utilisation_percent=None if utilisation is None else round(utilisation, 1),
+            utilisation_source=self.load.source if self.load else None,
+            memory_activity_percent=self.load.memory_activity if self.load else None,
+            temperature_celsius=self.sensors.temperature_celsius if self.sensors else None,
+            power_watts=self.sensors.power_watts if self.sensors else None,
+            mig=self.sensors.mig if self.sensors else None,
+            mps=self.mps,
+            compute_mode=self.sensors.compute_mode if self.sensors else None,
+            health=Health.QUARANTINED if why else Health.HEALTHY,
+            health_reason=why,
+            shares=shares,
+            shares_reason=shares_reason,
+            pods=uses,
+        )
+
+
+def _sum(parts: list[int | None]) -> int | None:
+    """Return the sum, or None where a part is unknown."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None

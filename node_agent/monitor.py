@@ -1,0 +1,245 @@
+"""The node over time: reads every GPU when its turn comes, survives whatever NVML does.
+
+`tick` is called often and reads what is due; `status` says what is known. Times are seconds of
+one monotonic clock that the caller reads, so that tests move it by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from importlib.metadata import version
+
+from node_agent import guard
+from node_agent.attribution import Attribution
+from node_agent.board import Board
+from node_agent.config import AgentSettings
+from node_agent.nvml import GpuLostError, Nvml, NvmlGoneError
+from node_agent.pods import PodDirectory
+from tandem.contracts.resources import GPU, Condition, EvictionRequest, GPUNodeStatus
+
+log = logging.getLogger(__name__)
+
+NVML_CONDITION = "NvmlAvailable"
+READABLE_CONDITION = "AllGpusReadable"
+ASSIGNMENT_CONDITION = "AssignmentHonoured"
+
+#: NVML that is gone is tried again this often.
+RETRY_S = 5.0
+#: NVML that is gone for less quarantines nothing: a driver's hiccup is no trouble of the GPUs.
+GONE_GRACE_S = 10.0
+
+
+class Monitor:
+    """Boards by UUID, and the session with NVML that reads them.
+
+    A GPU that was known once stays in the report, quarantined while it cannot be read.
+    `iterations` is iterations per second by pod UID, as the pods tell; `requests` is by pod UID.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        nvml: Nvml | None = None,
+        pods: PodDirectory | None = None,
+    ) -> None:
+        self.settings = settings
+        self.nvml = nvml or Nvml()
+        self.boards: dict[str, Board] = {}
+        self.iterations: dict[str, float] = {}
+        self.requests: dict[str, EvictionRequest] = {}
+        #: How often a GPU became nearly full, by whether a pod was found that had outgrown.
+        self.nearly_full: Counter[str] = Counter()
+        self._attribution = Attribution(settings.proc)
+        self._pods = pods
+        self._open = False
+        self._gone = ""
+        self._gone_since_s: float | None = None
+        self._full_at_s = float("-inf")
+        self._opened_at_s = float("-inf")
+        self._full_gpus: set[str] = set()
+        self._conditions: dict[str, Condition] = {}
+
+    def remember(self, gpus: Iterable[GPU]) -> None:
+        """Take GPUs from an earlier report: they exist, whether NVML can be read now or not."""
+        for gpu in gpus:
+            board = Board(gpu.uuid, gpu.index, gpu.model, gpu.memory_bytes, self.settings)
+            self.boards.setdefault(gpu.uuid, board)
+
+    def close(self) -> None:
+        """End the session with NVML."""
+        self.nvml.close()
+        self._open = False
+
+    def tick(self, now_s: float, stamp: str) -> None:
+        """Read what is due at `now_s`; `stamp` is the same moment as RFC 3339."""
+        full = now_s - self._full_at_s >= self.settings.interval_s
+        try:
+            self._reopen(now_s)
+            if not self._open:
+                return
+            for board in self.boards.values():
+                self._read(board, now_s, full=full)
+            if full:
+                self._full_at_s = now_s
+                self._take_xids(now_s)
+                self._attribution.keep_only(
+                    set().union(*(board.pids() for board in self.boards.values()))
+                )
+        except NvmlGoneError as error:
+            self._lose_nvml(now_s, str(error))
+        self._guard(stamp)
+
+    def status(self, now_s: float, stamp: str) -> GPUNodeStatus:
+        """Return the report as of now."""
+        self._condition(NVML_CONDITION, stamp, self._gone, "Available", "Gone")
+        unreadable = self.nvml.unreadable.items()
+        trouble = "; ".join(f"GPU {index}: {why}" for index, why in unreadable)
+        self._condition(READABLE_CONDITION, stamp, trouble, "Readable", "Unreadable")
+        boards = sorted(self.boards.values(), key=lambda board: board.index)
+        misplaced = [(pod, board) for board in boards for pod in board.misplaced(self._pods)]
+        trouble = "; ".join(f"{pod} runs on {board.uuid}" for pod, board in misplaced[:3])
+        if trouble:
+            trouble += ": the container toolkit does not honour the assignment of GPUs"
+        self._condition(ASSIGNMENT_CONDITION, stamp, trouble, "Honoured", "NotHonoured")
+        return GPUNodeStatus(
+            agent_version=version("tandem-gpu"),
+            driver_version=self.nvml.driver_version or "",
+            observed_at=stamp,
+            gpus=[board.report(now_s, self._pods, self.iterations) for board in boards],
+            eviction_requests=sorted(self.requests.values(), key=lambda r: (r.gpu, r.uid)),
+            conditions=list(self._conditions.values()),
+        )
+
+    def gone_for_s(self, now_s: float) -> float:
+        """Return for how long NVML has been gone; 0 while it is there."""
+        return 0.0 if self._gone_since_s is None else now_s - self._gone_since_s
+
+    # --- the session --------------------------------------------------------------------------
+
+    def _reopen(self, now_s: float) -> None:
+        """Start a session where there is none, and anew where a GPU is missing from it."""
+        if self._open:
+            missing = self.nvml.unreadable or any(b.lost for b in self.boards.values())
+            if not missing or now_s - self._opened_at_s < self.settings.health.rescan_s:
+                return
+        elif now_s - self._opened_at_s < RETRY_S:
+            self._note_gone(now_s)
+            return
+        self._opened_at_s = now_s
+        self._open = False
+        found = {gpu.uuid: gpu for gpu in self.nvml.open()}
+        self._open, self._gone, self._gone_since_s = True, "", None
+        for uuid, gpu in found.items():
+            if uuid not in self.boards:
+                log.info("gpu found uuid=%s index=%d model=%r", uuid, gpu.index, gpu.model)
+                board = Board(uuid, gpu.index, gpu.model, gpu.memory_bytes, self.settings)
+                self.boards[uuid] = board
+        for uuid, board in self.boards.items():
+            board.gpu = found.get(uuid)
+            if board.gpu is not None:
+                board.index = board.gpu.index
+
+    def _lose_nvml(self, now_s: float, why: str) -> None:
+        if self._gone_since_s is None:
+            log.error("nvml gone reason=%r", why)
+            self._gone_since_s = now_s
+        self._open, self._gone = False, why
+        self.nvml.close()
+        for board in self.boards.values():
+            board.gpu = None
+            board.forget_readings()
+        self._note_gone(now_s)
+
+    def _note_gone(self, now_s: float) -> None:
+        if self.gone_for_s(now_s) >= GONE_GRACE_S:
+            for board in self.boards.values():
+                board.quarantine.trouble(now_s, "NVML cannot be read on this node")
+
+    # --- readings -----------------------------------------------------------------------------
+
+    def _read(self, board: Board, now_s: float, *, full: bool) -> None:
+        if board.lost and not full:
+            return
+        try:
+            if board.gpu is None:
+                raise GpuLostError(board.lost or "the GPU is no longer found")
+            board.read_memory(now_s, self._owner if full else self._known_owner, all_kinds=full)
+            if full:
+                board.read_rest(now_s)
+        except GpuLostError as error:
+            if not board.lost:
+                log.error("gpu lost uuid=%s reason=%r", board.uuid, str(error))
+            board.lost = str(error)
+            board.forget_readings()
+            board.quarantine.trouble(now_s, str(error))
+        else:
+            if board.lost:
+                log.info("gpu answers again uuid=%s", board.uuid)
+            board.lost = ""
+
+    def _owner(self, pid: int) -> str | None:
+        container = self._attribution.container(pid)
+        return container.pod_uid if container else None
+
+    def _known_owner(self, pid: int) -> str | None:
+        container = self._attribution.remembered(pid)
+        return container.pod_uid if container else None
+
+    def _take_xids(self, now_s: float) -> None:
+        for uuid, code in self.nvml.xids():
+            board = self.boards[uuid]
+            board.xids[code] += 1
+            fatal = board.quarantine.xid(now_s, code)
+            log.warning("xid uuid=%s code=%d quarantined=%s", uuid, code, fatal)
+
+    # --- memory guard -------------------------------------------------------------------------
+
+    def _guard(self, stamp: str) -> None:
+        """Ask for the eviction of who outgrew its prediction on a GPU that is nearly full."""
+        settings = self.settings.guard
+        if settings.mode == "off":
+            return
+        holding = {t.uid for board in self.boards.values() for t in board.holders()}
+        self.requests = {uid: r for uid, r in self.requests.items() if uid in holding}
+        asked = {request.gpu for request in self.requests.values()}
+        for board in self.boards.values():
+            if not board.is_nearly_full(settings):
+                self._full_gpus.discard(board.uuid)
+                continue
+            first = board.uuid not in self._full_gpus
+            self._full_gpus.add(board.uuid)
+            found = guard.offender(board.guarded(self._pods), settings)
+            if first:
+                self.nearly_full["outgrown" if found else "nobody"] += 1
+                log.warning(
+                    "gpu nearly full uuid=%s pod=%s reason=%r",
+                    board.uuid,
+                    found.uid if found else "",
+                    found.reason if found else "no pod outgrew its prediction",
+                )
+            info = self._pods.find(found.uid) if found and self._pods else None
+            if found and info and settings.mode == "evict" and board.uuid not in asked:
+                self.requests[found.uid] = EvictionRequest(
+                    namespace=info.namespace,
+                    pod=info.name,
+                    uid=found.uid,
+                    gpu=board.uuid,
+                    reason=found.reason,
+                    requested_at=stamp,
+                    memory_bytes=found.memory,
+                )
+
+    def _condition(self, kind: str, stamp: str, trouble: str, good: str, bad: str) -> None:
+        """Set a condition; its time changes only when its status does."""
+        before = self._conditions.get(kind)
+        status = "False" if trouble else "True"
+        since = before.last_transition_time if before and before.status == status else stamp
+        self._conditions[kind] = Condition(
+            type=kind,
+            status=status,
+            reason=bad if trouble else good,
+            message=trouble,
+            last_transition_time=since,
+        )

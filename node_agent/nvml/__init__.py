@@ -1,0 +1,30 @@
+"""GPUs through NVIDIA's binding: nothing else in the project knows `pynvml`.
+
+Three things can go wrong, and each is told apart: one call fails (that reading is absent, and the
+failure is counted); one GPU is lost (`GpuLostError` concerns it alone); NVML as a whole is gone,
+library, driver or session (`NvmlGoneError`).
+"""
+
+from node_agent.nvml.gpu import Gpu
+from node_agent.nvml.readings import (
+    GpuLostError,
+    Load,
+    Memory,
+    NvmlGoneError,
+    Process,
+    Sample,
+    Sensors,
+)
+from node_agent.nvml.session import Nvml
+
+__all__ = [
+    "Gpu",
+    "GpuLostError",
+    "Load",
+    "Memory",
+    "Nvml",
+    "NvmlGoneError",
+    "Process",
+    "Sample",
+    "Sensors",
+]

@@ -1,0 +1,111 @@
+"""One way to call NVIDIA's binding, whatever it raises.
+
+Traps that end here: `NVMLLibraryMismatchError` (the driver lacks a symbol) is not an `NVMLError`;
+a list without rows can raise an `NVMLError` whose value is 0; a missing library shows up as an
+error code of the first call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import Counter
+from typing import Any, TypeAlias
+
+import pynvml
+
+from node_agent.nvml.readings import NvmlGoneError
+
+log = logging.getLogger(__name__)
+
+#: A handle or an answer of the binding, which is published without types.
+Untyped: TypeAlias = Any
+
+#: Codes after which nothing at all can be read until NVML is initialised again.
+_GONE = {
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+}
+#: What is no failure: the board does not have it, the driver is older, nothing happened.
+_EXPECTED = {
+    pynvml.NVML_SUCCESS,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_TIMEOUT,
+}
+
+
+class CallFailedError(Exception):
+    """A call answered `code`; never leaves `node_agent.nvml`."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Binding:
+    """Calls into `pynvml`; `errors` counts the failed ones by (call, code)."""
+
+    def __init__(self) -> None:
+        self.errors: Counter[tuple[str, int]] = Counter()
+
+    def call(self, name: str, *arguments: object) -> Untyped:
+        """Call the binding's function `name`.
+
+        Raises:
+            CallFailedError: whatever went wrong, as NVML's code.
+        """
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except pynvml.NVMLError as error:
+            code = int(error.value)
+        except pynvml.NVMLLibraryMismatchError:
+            code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        if code not in _EXPECTED:
+            self.errors[name, code] += 1
+        raise CallFailedError(code)
+
+    def ask(self, name: str, *arguments: object) -> Untyped:
+        """Call the binding; what fails is absent (None).
+
+        Raises:
+            NvmlGoneError: the code says so, and NVML as a whole confirms it.
+        """
+        try:
+            return self.call(name, *arguments)
+        except CallFailedError as failed:
+            self.check_gone(failed.code)
+            return None
+
+    def quietly(self, name: str, *arguments: object) -> None:
+        """Call the binding where a failure changes nothing for us: giving things back."""
+        try:
+            self.call(name, *arguments)
+        except CallFailedError as failed:
+            log.debug("nvml call=%s code=%d", name, failed.code)
+
+    def check_gone(self, code: int) -> None:
+        """Raise NvmlGoneError if `code` means it and NVML's simplest call agrees.
+
+        One call that answers "uninitialised" while others work is that call's own trouble.
+        """
+        if code not in _GONE:
+            return
+        try:
+            self.call("nvmlDeviceGetCount")
+        except CallFailedError as failed:
+            if failed.code in _GONE:
+                raise NvmlGoneError(f"NVML is gone: {describe(failed.code)}") from failed
+
+
+def address(handle: Untyped) -> int:
+    """Return the address in a handle: two handles are of one GPU when it is the same."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def describe(code: int) -> str:
+    """Return NVML's words for `code`, without asking the library (that could fail as well)."""
+    return str(pynvml.NVMLError._errcode_to_string.get(code, f"NVML error {code}"))

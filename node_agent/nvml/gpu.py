@@ -1,0 +1,200 @@
+"""The readings of one GPU."""
+
+from __future__ import annotations
+
+import pynvml
+
+from node_agent.nvml.binding import Binding, CallFailedError, Untyped, address
+from node_agent.nvml.gpm import Gpm
+from node_agent.nvml.readings import GpuLostError, Load, Memory, Process, Sample, Sensors
+
+#: Codes after which one GPU answers no more.
+_LOST = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU requires a reset",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the GPU is no longer found",
+}
+_COMPUTE_MODES = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "Default",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "ExclusiveThread",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "Prohibited",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "ExclusiveProcess",
+}
+#: The member of a sample's union for each type of value.
+_VALUE_FIELDS = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+_OTHER_LISTS = {
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+}
+
+
+class Gpu:
+    """One GPU of a session; identity is read once, everything else at each call.
+
+    Every reading raises `GpuLostError` when the GPU answers no more, and `NvmlGoneError` when
+    nothing does.
+    """
+
+    def __init__(
+        self, binding: Binding, handle: Untyped, index: int, uuid: str, model: str, total: int
+    ) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.model = model
+        self.memory_bytes = total
+        self.address = address(handle)
+        self._binding = binding
+        self._handle = handle
+        self._last_sample_us = 0
+        self._last_process_us = 0
+        self._kinds: set[str] = set()
+        self._gpm = Gpm(binding, self._ask)
+
+    def memory(self) -> Memory | None:
+        """Return the memory in use; the older call is asked where the newer one is missing."""
+        info = self._ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+        if info is not None:
+            return Memory(int(info.used), int(info.reserved))
+        info = self._ask("nvmlDeviceGetMemoryInfo")
+        return None if info is None else Memory(int(info.used), None)
+
+    def processes(self, *, all_kinds: bool = True) -> tuple[Process, ...] | None:
+        """Return the processes, each PID once, with the most memory that any list gives it.
+
+        With `all_kinds` false, graphics and MPS clients are asked for only where the last full
+        reading found some. None: the driver does not tell.
+        """
+        compute = self._list("nvmlDeviceGetComputeRunningProcesses")
+        if compute is None:
+            return None
+        found = {
+            int(row.pid): Process(int(row.pid), row.usedGpuMemory, "compute") for row in compute
+        }
+        for kind, call in _OTHER_LISTS.items():
+            if not all_kinds and kind not in self._kinds:
+                continue
+            rows = self._list(call) or ()
+            for row in rows:
+                pid = int(row.pid)
+                memories = [row.usedGpuMemory, found[pid].memory if pid in found else None]
+                memory = max((int(m) for m in memories if m is not None), default=None)
+                found[pid] = Process(pid, memory, kind)
+            (self._kinds.add if rows else self._kinds.discard)(kind)
+        return tuple(found.values())
+
+    def process_utilisation(self) -> dict[int, float] | None:
+        """Return percent of the GPU's time by PID since the last call; who is missing was idle."""
+        rows = self._process_rows()
+        if rows is None:
+            return None
+        busy: dict[int, list[float]] = {}
+        for row in rows:
+            # Drivers leave rows that were never filled: PID 0, or a percentage out of range.
+            if row.pid and row.timeStamp > self._last_process_us and row.smUtil <= 100:
+                busy.setdefault(int(row.pid), []).append(float(row.smUtil))
+        self._last_process_us = max([self._last_process_us, *(int(row.timeStamp) for row in rows)])
+        return {pid: sum(values) / len(values) for pid, values in busy.items()}
+
+    def load(self) -> Load | None:
+        """Return how busy the GPU was: by GPM, else by NVML's samples, else by its rates."""
+        samples = self._samples()
+        activity = self._gpm.activity()
+        if activity is not None:
+            return Load(activity[0], "gpm", activity[1], samples)
+        if samples:
+            mean = sum(sample.percent for sample in samples) / len(samples)
+            return Load(mean, "samples", samples=samples)
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        if rates is None or rates.gpu > 100:
+            return None
+        return Load(float(rates.gpu), "rates")
+
+    def sensors(self) -> Sensors:
+        """Return modes, temperature, power and the state of memory repair."""
+        temperature = self._ask("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
+        if temperature is None:
+            temperature = self._ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        mig = self._ask("nvmlDeviceGetMigMode")
+        ecc = self._ask(
+            "nvmlDeviceGetTotalEccErrors",
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        )
+        rows = self._ask("nvmlDeviceGetRemappedRows")
+        # Boards before Ampere retire pages where later ones remap rows.
+        pending = self._ask("nvmlDeviceGetRetiredPagesPendingStatus") if rows is None else rows[2]
+        return Sensors(
+            temperature_celsius=None if temperature is None else float(temperature),
+            power_watts=None if power is None else power / 1000,
+            mig=None if mig is None else mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+            compute_mode=_COMPUTE_MODES.get(self._ask("nvmlDeviceGetComputeMode")),
+            ecc_uncorrected=None if ecc is None else int(ecc),
+            repair_pending=None if pending is None else bool(pending),
+            repair_failed=None if rows is None else bool(rows[3]),
+        )
+
+    def release(self) -> None:
+        """Give back what the readings hold in the driver."""
+        self._gpm.release()
+
+    def _call(self, name: str, *arguments: object) -> Untyped:
+        try:
+            return self._binding.call(name, self._handle, *arguments)
+        except CallFailedError as failed:
+            if failed.code in _LOST:
+                raise GpuLostError(_LOST[failed.code]) from failed
+            raise
+
+    def _ask(self, name: str, *arguments: object) -> Untyped:
+        try:
+            return self._call(name, *arguments)
+        except CallFailedError as failed:
+            self._binding.check_gone(failed.code)
+            return None
+
+    def _list(self, name: str) -> Untyped:
+        """Ask for a list; once more where it grew between its sizing and its filling."""
+        try:
+            return self._call(name)
+        except CallFailedError as failed:
+            if failed.code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                return self._ask(name)
+            self._binding.check_gone(failed.code)
+            return None
+
+    def _process_rows(self) -> Untyped:
+        """Return rows of utilisation; "no rows", in either of its two forms, is an empty list."""
+        for _ in range(2):  # a process may start between sizing and filling
+            try:
+                return self._call("nvmlDeviceGetProcessUtilization", self._last_process_us)
+            except CallFailedError as failed:
+                if failed.code in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+                    return []
+                if failed.code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                    self._binding.check_gone(failed.code)
+                    return None
+        return None
+
+    def _samples(self) -> tuple[Sample, ...]:
+        answer = self._ask(
+            "nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._last_sample_us
+        )
+        if answer is None or answer[0] not in _VALUE_FIELDS:
+            return ()
+        field = _VALUE_FIELDS[answer[0]]
+        found = []
+        for row in answer[1]:
+            percent = float(getattr(row.sampleValue, field))
+            if row.timeStamp > self._last_sample_us and 0 <= percent <= 100:
+                self._last_sample_us = int(row.timeStamp)
+                found.append(Sample(row.timeStamp / 1e6, percent))
+        return tuple(found)

@@ -1,0 +1,43 @@
+"""Who a pod is, by its UID."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """What the API server knows of a pod on this node.
+
+    `job` names its GPUJob; `ours` is false for a pod that took its GPU past Tandem; `assigned` are
+    the UUIDs that it was given, None where that is not known; `predicted_memory` is the bound on
+    its memory per GPU in bytes.
+    """
+
+    namespace: str
+    name: str
+    job: str = ""
+    ours: bool = True
+    assigned: frozenset[str] | None = None
+    predicted_memory: int | None = None
+
+    def belongs_on(self, gpu: str) -> bool:
+        """Return whether Tandem put the pod onto the GPU of this UUID."""
+        return self.ours and (self.assigned is None or gpu in self.assigned)
+
+
+class PodDirectory(Protocol):
+    """Looks pods of this node up, between `start` and `stop`."""
+
+    def start(self) -> None:
+        """Begin to follow the pods; returns within a few seconds, with or without them."""
+        ...
+
+    def stop(self) -> None:
+        """End."""
+        ...
+
+    def find(self, uid: str) -> PodInfo | None:
+        """Return the pod, or None while it is unknown."""
+        ...

@@ -1,0 +1,113 @@
+"""What jobs tell of their own progress: believed for the pod that tells it, for nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from typing import Annotated, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import KubeError
+from tandem.kube.resource import Resource
+
+log = logging.getLogger(__name__)
+
+#: What a pod's token must be made for, so that it opens nothing else to us.
+AUDIENCE = "tandem-agent"
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", False)
+POD_UID = "authentication.kubernetes.io/pod-uid"
+
+#: A token is asked about again after this; a refused one as well, so that it costs little.
+TRUST_S = 300.0
+MAX_TOKENS = 1024
+#: New tokens are reviewed at this rate: whoever floods us with them does not flood the API server.
+REVIEW_EVERY_S = 0.1
+#: A rate that is older says nothing any more.
+FRESH_S = 60.0
+
+
+class Told(BaseModel):
+    """Iterations done in the `seconds` that have passed since the job told last."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    iterations: Annotated[float, Field(ge=0, le=1e9)]
+    seconds: Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Authenticator(Protocol):
+    """Says which pod a token is of."""
+
+    def pod_uid(self, token: str) -> str | None:
+        """Return the UID of the pod, None for a token that is not one of ours.
+
+        Raises:
+            KubeError: it cannot be told now.
+        """
+        ...
+
+
+class TokenReviewer:
+    """Asks the API server, and remembers the answers for a while."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._known: dict[bytes, tuple[float, str | None]] = {}
+        self._reviewed_s = 0.0
+
+    def pod_uid(self, token: str) -> str | None:
+        """Return the UID of the pod that `token` is bound to, if it is meant for agents."""
+        key = hashlib.sha256(token.encode()).digest()
+        now = time.monotonic()
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and now - known[0] < TRUST_S:
+                return known[1]
+            if now - self._reviewed_s < REVIEW_EVERY_S:
+                return None
+            self._reviewed_s = now
+        review = {"metadata": {}, "spec": {"token": token, "audiences": [AUDIENCE]}}
+        status: dict[str, Any] = self._client.create(TOKEN_REVIEWS, review).get("status") or {}
+        uids = ((status.get("user") or {}).get("extra") or {}).get(POD_UID) or [None]
+        valid = status.get("authenticated") and AUDIENCE in (status.get("audiences") or ())
+        uid = uids[0] if valid else None
+        with self._lock:
+            if len(self._known) >= MAX_TOKENS:
+                self._known.clear()
+            self._known[key] = (now, uid)
+        return uid
+
+
+class Progress:
+    """Iterations per second of the pods that tell them. Any thread may call."""
+
+    def __init__(self, authenticator: Authenticator | None) -> None:
+        self._authenticator = authenticator
+        self._lock = threading.Lock()
+        self._rates: dict[str, tuple[float, float]] = {}
+
+    def take(self, token: str, told: Told) -> bool:
+        """Take what a pod tells; return whether its token is one of a pod."""
+        uid = None
+        if self._authenticator is not None and token:
+            try:
+                uid = self._authenticator.pod_uid(token)
+            except KubeError as error:
+                log.warning("token not reviewed error=%r", str(error))
+        if uid is None:
+            return False
+        with self._lock:
+            self._rates[uid] = (time.monotonic(), told.iterations / told.seconds)
+        return True
+
+    def rates(self) -> dict[str, float]:
+        """Return the rates by pod UID; who has not told for a while is left out."""
+        oldest = time.monotonic() - FRESH_S
+        with self._lock:
+            self._rates = {uid: rate for uid, rate in self._rates.items() if rate[0] >= oldest}
+            return {uid: round(value, 4) for uid, (_, value) in self._rates.items()}

@@ -1,0 +1,209 @@
+"""When and how the node's report goes out: rarely, at once when it matters, never in a burst.
+
+`Rhythm` decides (pure), `Publisher` carries the latest report out in a thread of its own: while
+the other side is away it keeps only the newest one, so that its return sees one write.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from enum import IntEnum
+from typing import Any, Protocol
+
+from node_agent.config import ReportSettings
+from tandem.contracts.names import API_VERSION
+from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+
+#: Heartbeats of many nodes spread over this share of their period, to either side.
+HEARTBEAT_JITTER = 0.1
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
+
+
+class WriteError(Exception):
+    """A report could not be written; trying again later may help."""
+
+
+class NodeWriter(Protocol):
+    """Where reports go."""
+
+    def read(self, node: str) -> Object | None:
+        """Return the node's GPUNode as it was last written, or None.
+
+        Raises:
+            WriteError: it cannot be told.
+        """
+        ...
+
+    def write(self, node: str, gpu_node: Object) -> None:
+        """Write the node's GPUNode.
+
+        Raises:
+            WriteError: it was not, or perhaps not, written.
+        """
+        ...
+
+
+def gpu_node(node: str, status: GPUNodeStatus) -> Object:
+    """Return the GPUNode of `node` as it goes over the wire."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GPUNode",
+        "metadata": {"name": node},
+        "status": status.wire(),
+    }
+
+
+class Change(IntEnum):
+    """How much a report differs from the one before."""
+
+    NONE = 0
+    NOTABLE = 1
+    URGENT = 2
+
+
+def compare(before: GPUNodeStatus, after: GPUNodeStatus, settings: ReportSettings) -> Change:
+    """Return how much changed: urgent is what decides where work may go, or who must leave."""
+    if _decisive(before) != _decisive(after):
+        return Change.URGENT
+    pairs = zip(before.gpus, after.gpus, strict=True)
+    return Change.NOTABLE if any(_differs(a, b, settings) for a, b in pairs) else Change.NONE
+
+
+def _decisive(status: GPUNodeStatus) -> object:
+    gpus = [(gpu.uuid, gpu.index, gpu.health, gpu.health_reason, gpu.shares) for gpu in status.gpus]
+    requests = [(request.uid, request.gpu) for request in status.eviction_requests]
+    conditions = [(condition.type, condition.status) for condition in status.conditions]
+    return gpus, requests, conditions
+
+
+def _differs(before: GPU, after: GPU, settings: ReportSettings) -> bool:
+    step = settings.memory_change * after.memory_bytes
+    uses = {_who(use): use for use in before.pods}
+    if uses.keys() != {_who(use) for use in after.pods}:
+        return True
+    figures = [
+        (before.memory_used_bytes, after.memory_used_bytes, step),
+        (before.utilisation_percent, after.utilisation_percent, settings.utilisation_change),
+    ]
+    for use in after.pods:
+        known = uses[_who(use)]
+        figures += [
+            (known.memory_bytes, use.memory_bytes, step),
+            (known.memory_peak_bytes, use.memory_peak_bytes, step),
+            (known.memory_base_bytes, use.memory_base_bytes, step),
+            (known.utilisation_percent, use.utilisation_percent, settings.utilisation_change),
+        ]
+    return any(_moved(a, b, by) for a, b, by in figures)
+
+
+def _who(use: PodUse) -> tuple[str, str, str, bool]:
+    return use.uid, use.namespace, use.pod, use.foreign
+
+
+def _moved(before: float | None, after: float | None, by: float) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) >= by
+
+
+class Rhythm:
+    """Decides which reports go out; `random` spreads the heartbeats."""
+
+    def __init__(self, settings: ReportSettings, randomness: random.Random) -> None:
+        self._settings = settings
+        self._random = randomness
+        self._last: GPUNodeStatus | None = None
+        self._sent_s = 0.0
+        self._heartbeat_s = 0.0
+
+    def is_due(self, now_s: float, status: GPUNodeStatus) -> bool:
+        """Return whether `status` is to be sent at `now_s`; if so it counts as sent."""
+        if self._last is not None:
+            waited = now_s - self._sent_s
+            change = compare(self._last, status, self._settings)
+            due = (
+                waited >= self._heartbeat_s
+                or (change is Change.URGENT and waited >= self._settings.urgent_s)
+                or (change is Change.NOTABLE and waited >= self._settings.min_interval_s)
+            )
+            if not due:
+                return False
+        jitter = self._random.uniform(-HEARTBEAT_JITTER, HEARTBEAT_JITTER)
+        self._heartbeat_s = self._settings.heartbeat_s * (1 + jitter)
+        self._last, self._sent_s = status, now_s
+        return True
+
+
+class Publisher:
+    """Writes the newest report, again and again until it succeeds or a newer one takes its place.
+
+    `written` and `failed` count attempts; `last_written_s` is the time of the last success
+    (Unix time), 0 before the first.
+    """
+
+    def __init__(self, node: str, writer: NodeWriter) -> None:
+        self.written = 0
+        self.failed = 0
+        self.last_written_s = 0.0
+        self._node = node
+        self._writer = writer
+        self._newest: GPUNodeStatus | None = None
+        self._stopping = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        """Start writing."""
+        self._thread.start()
+
+    @property
+    def broken(self) -> bool:
+        """True where a bug has ended the thread: nothing will be written any more."""
+        started = self._thread.ident is not None
+        return started and not self._thread.is_alive() and not self._stopping
+
+    def submit(self, status: GPUNodeStatus) -> None:
+        """Let `status` be written next; one that still waits is dropped."""
+        with self._wake:
+            self._newest = status
+            self._wake.notify()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Stop; what is being written is waited for, what waits is not."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        retry_s = RETRY_MIN_S
+        while (status := self._take()) is not None:
+            try:
+                self._writer.write(self._node, gpu_node(self._node, status))
+            except WriteError as error:
+                self.failed += 1
+                log.warning("report failed node=%s error=%r", self._node, str(error))
+                with self._wake:
+                    if self._newest is None:
+                        self._newest = status
+                    # Not notified early: a new report must not shorten the wait of a failing one.
+                    wait_s = retry_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load only
+                    self._wake.wait_for(lambda: self._stopping, wait_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+            else:
+                retry_s = RETRY_MIN_S
+                self.written += 1
+                self.last_written_s = time.time()
+
+    def _take(self) -> GPUNodeStatus | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping or self._newest is not None)
+            newest, self._newest = self._newest, None
+            return None if self._stopping else newest

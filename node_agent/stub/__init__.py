@@ -1,0 +1,27 @@
+"""Simulated GPUs: a stand-in for NVML's library, driven by a text file, and a /proc to match."""
+
+from node_agent.stub.stub import (
+    STATE_VARIABLE,
+    FakeProc,
+    StubError,
+    StubGpu,
+    StubProcess,
+    StubState,
+    StubXid,
+    Wave,
+    build,
+    environment,
+)
+
+__all__ = [
+    "STATE_VARIABLE",
+    "FakeProc",
+    "StubError",
+    "StubGpu",
+    "StubProcess",
+    "StubState",
+    "StubXid",
+    "Wave",
+    "build",
+    "environment",
+]

@@ -1,0 +1,1 @@
+"""The predictor: from a model graph to the load of a job."""

@@ -1,0 +1,218 @@
+"""The predictor as a service: models in, predictions out. Messages: tandem.contracts.prediction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+from fastapi import FastAPI, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from predictor.config import PredictorConfig
+from predictor.errors import BusyError, GraphError, ModelNotFoundError, Refusal
+from predictor.graph.skim import Skimmer
+from predictor.http import Edge, add_error_handlers
+from predictor.interference import open_interference
+from predictor.load import Predictor
+from predictor.metrics import Metrics
+from predictor.sandbox import Sandbox
+from predictor.store import ProfileStore, check_names
+from tandem.contracts.prediction import (
+    ErrorBody,
+    Feedback,
+    InterferenceAnswer,
+    InterferenceRequest,
+    ModelList,
+    ModelSummary,
+    PredictBatch,
+    Prediction,
+    PredictionBatch,
+    PredictRequest,
+)
+
+log = logging.getLogger(__name__)
+
+_MODELS = "/v1/models"
+_PRODUCER = "predictor"
+_ERRORS: dict[int | str, dict[str, object]] = {
+    status: {"model": ErrorBody} for status in (400, 404, 413, 422, 500, 503)
+}
+_RAW_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+class _Service:
+    """What the handlers do."""
+
+    def __init__(
+        self, config: PredictorConfig, store: ProfileStore, sandbox: Sandbox, metrics: Metrics
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._sandbox = sandbox
+        self._metrics = metrics
+        self._predictor = Predictor()
+        self._uploads = 0
+        # Graphs wait for their turn here and not in the threads that predictions need.
+        self._parsers = anyio.CapacityLimiter(sandbox.limits.parallel)
+
+    async def push(self, request: Request, namespace: str, name: str) -> ModelSummary:
+        check_names(namespace, name)
+        if self._uploads >= self._config.parallel_uploads:
+            raise BusyError(f"{self._uploads} models are being pushed already.", "Try again soon.")
+        self._uploads += 1
+        try:
+            skimmer = await self._receive(request)
+            started = time.perf_counter()
+            parsed = await anyio.to_thread.run_sync(
+                self._sandbox.parse_skimmed, skimmer, limiter=self._parsers
+            )
+            self._metrics.parsed(time.perf_counter() - started)
+        except GraphError as error:
+            self._metrics.refused(error.refusal.value)
+            log.info("graph refused reason=%s error=%s", error.refusal, error.message)
+            raise
+        finally:
+            self._uploads -= 1
+        summary = await run_in_threadpool(self._store.put, namespace, name, parsed, _PRODUCER)
+        log.info("model stored namespace=%s name=%s bytes=%d", namespace, name, parsed.file_bytes)
+        return summary
+
+    async def _receive(self, request: Request) -> Skimmer:
+        """Skim the body as it comes; a client that stops sending is not waited for."""
+        skimmer = Skimmer(self._sandbox.limits.graph_bytes)
+        chunks = request.stream()
+        try:
+            while True:
+                async with asyncio.timeout(self._config.upload_idle_s):
+                    chunk = await anext(chunks)
+                await run_in_threadpool(skimmer.feed, chunk)
+        except StopAsyncIteration:
+            return skimmer
+        except TimeoutError:
+            raise GraphError(
+                Refusal.TIMEOUT,
+                f"Nothing came for {self._config.upload_idle_s:.0f} s.",
+                "Push again.",
+            ) from None
+        except ClientDisconnect:
+            raise GraphError(Refusal.MALFORMED, "The upload was broken off.") from None
+
+    def predict(self, request: PredictRequest) -> Prediction:
+        model = None
+        missing = ""
+        if request.model is not None:
+            try:
+                model = self._store.get(request.namespace, request.model)
+            except ModelNotFoundError as error:
+                missing = f"{error.message} "
+        prediction = self._predictor.predict(
+            request,
+            model.features if model else None,
+            model.feature_hash if model else "",
+            model.observed if model else (),
+        )
+        self._metrics.predicted(prediction.load)
+        return prediction.model_copy(update={"explanation": missing + prediction.explanation})
+
+
+def create_app(
+    config: PredictorConfig, store: ProfileStore, sandbox: Sandbox | None = None
+) -> FastAPI:
+    """Return the service. `sandbox` is started with it and closed at the end."""
+    sandbox = sandbox or Sandbox(config.sandbox)
+    metrics = Metrics()
+    pricing = open_interference(config.artifacts)
+    service = _Service(config, store, sandbox, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await run_in_threadpool(sandbox.start)
+        yield
+        await run_in_threadpool(sandbox.close)
+
+    app = FastAPI(title="Tandem predictor", version="v1", lifespan=lifespan, responses=_ERRORS)
+    app.add_middleware(
+        Edge,
+        metrics=metrics,
+        limit_of=lambda method, path: (
+            config.upload_bytes if (method, path) == ("POST", _MODELS) else config.body_bytes
+        ),
+    )
+    add_error_handlers(app)
+
+    @app.post(_MODELS, status_code=201, response_model_exclude_none=True, openapi_extra=_RAW_BODY)
+    async def push_model(
+        request: Request,
+        name: Annotated[str, Query(description="name of the ModelProfile")],
+        namespace: str = "default",
+    ) -> ModelSummary:
+        """Take an ONNX file as the raw body, keep its features under a name."""
+        return await service.push(request, namespace, name)
+
+    @app.get(_MODELS, response_model_exclude_none=True)
+    def list_models(namespace: str | None = None) -> ModelList:
+        """Return the models of a namespace, or of all."""
+        return ModelList(models=store.list(namespace))
+
+    @app.get(_MODELS + "/{namespace}/{name}", response_model_exclude_none=True)
+    def show_model(namespace: str, name: str) -> ModelSummary:
+        """Return one model with its features."""
+        return store.get(namespace, name)
+
+    @app.delete(_MODELS + "/{namespace}/{name}", status_code=204)
+    def delete_model(namespace: str, name: str) -> Response:
+        """Forget a model."""
+        store.delete(namespace, name)
+        return Response(status_code=204)
+
+    @app.post("/v1/predict", response_model_exclude_none=True)
+    def predict(request: PredictRequest) -> Prediction:
+        """Predict one job's load; a model that is not there counts as unknown, and is named."""
+        return service.predict(request)
+
+    @app.post("/v1/predict:batch", response_model_exclude_none=True)
+    def predict_batch(batch: PredictBatch) -> PredictionBatch:
+        """Predict many loads at once."""
+        return PredictionBatch(predictions=[service.predict(one) for one in batch.requests])
+
+    @app.post("/v1/feedback", response_model_exclude_none=True)
+    def feedback(run: Feedback) -> ModelSummary:
+        """Take what a run was measured to use: it corrects the next prediction of its kind."""
+        return store.observe(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+
+    @app.post("/v1/interference")
+    def interference(request: InterferenceRequest) -> InterferenceAnswer:
+        """Predict how a job and each of many candidates would slow one another down."""
+        answer = pricing.answer(request)
+        metrics.priced(len(answer.pairs), answer.source.value)
+        return answer
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answer while the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, str]:
+        """Answer when the store does too."""
+        store.check()
+        return {"status": "ok"}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def show_metrics() -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app

@@ -1,0 +1,278 @@
+"""`tandem model` and `tandem predict`: push graphs, see what would be predicted for a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.cli.output import err, print_json, print_table
+from tandem.contracts.prediction import (
+    ModelList,
+    ModelSummary,
+    Prediction,
+    PredictRequest,
+)
+from tandem.errors import UsageError
+
+if TYPE_CHECKING:
+    from predictor.client import PredictorClient
+    from predictor.sandbox import ParsedModel
+
+_CHUNK_BYTES = 1 << 20
+_GIB = 1024**3
+
+ServerOption = Annotated[
+    str,
+    typer.Option("--server", envvar="TANDEM_PREDICTOR", help="URL of the predictor service."),
+]
+NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="Kubernetes namespace.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_SERVER = "http://127.0.0.1:8090"
+
+app = typer.Typer(help="Push, list, show and delete model graphs.", no_args_is_help=True)
+
+
+@app.command()
+def push(
+    file: Annotated[Path, typer.Argument(help="ONNX file; its weights are not kept.")],
+    name: Annotated[str, typer.Option(help="Name of the model [the file's name].")] = "",
+    namespace: NamespaceOption = "default",
+    server: ServerOption = _SERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Push the graph of a model, so that jobs can name it in `tandem.gpu/model`."""
+    with _connect(server) as http:
+        answer = http.request(
+            "POST",
+            "/v1/models",
+            params={"name": name or _name_of(file), "namespace": namespace},
+            content=_chunks(file),
+            headers={
+                "content-type": "application/octet-stream",
+                "content-length": str(_size(file)),
+            },
+        )
+    model = ModelSummary.model_validate_json(answer)
+    if as_json:
+        print_json(model.wire())
+    else:
+        err.print(f"Pushed {model.name} to namespace {model.namespace}.")
+        _print_features(model)
+
+
+@app.command("list")
+def list_models(
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Only this namespace.")
+    ] = None,
+    server: ServerOption = _SERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """List the models of a namespace, or of all."""
+    with _connect(server) as http:
+        answer = http.request(
+            "GET", "/v1/models", params={"namespace": namespace} if namespace else {}
+        )
+    models = ModelList.model_validate_json(answer)
+    if as_json:
+        print_json(models.wire()["models"])
+        return
+    print_table(
+        "",
+        ("Namespace", "Name", "Parameters (M)", "GFLOPs", "Activations (MiB)", "Skew", "Opset"),
+        (
+            (
+                model.namespace,
+                model.name,
+                model.features.parameters / 1e6,
+                model.features.flops / 1e9,
+                model.features.activation_bytes / 2**20,
+                model.features.tensor_skew,
+                model.features.opset,
+            )
+            for model in models.models
+        ),
+    )
+
+
+@app.command()
+def show(
+    name: str,
+    namespace: NamespaceOption = "default",
+    server: ServerOption = _SERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the features of one model."""
+    with _connect(server) as http:
+        model = ModelSummary.model_validate_json(
+            http.request("GET", f"/v1/models/{_path(namespace)}/{_path(name)}")
+        )
+    if as_json:
+        print_json(model.wire())
+    else:
+        _print_features(model)
+
+
+@app.command()
+def delete(
+    name: str, namespace: NamespaceOption = "default", server: ServerOption = _SERVER
+) -> None:
+    """Forget a model. Jobs that name it then count as unknown."""
+    with _connect(server) as http:
+        http.request("DELETE", f"/v1/models/{_path(namespace)}/{_path(name)}")
+    err.print(f"Deleted {name} of namespace {namespace}.")
+
+
+def predict(
+    file: Annotated[
+        Path | None, typer.Argument(help="ONNX file, read on this machine without a server.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name of a model that was pushed.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per GPU and step.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Type of the GPU, such as 'Tesla V100-SXM2-16GB'.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Declared peak memory per GPU, such as 12Gi.")
+    ] = None,
+    utilization: Annotated[
+        float | None, typer.Option(min=0, max=100, help="Declared mean utilisation, percent.")
+    ] = None,
+    namespace: NamespaceOption = "default",
+    server: ServerOption = _SERVER,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict what a training job would use of a GPU."""
+    if file is not None and model is not None:
+        raise UsageError("Give a FILE or --model, not both.")
+    request = PredictRequest(
+        namespace=namespace,
+        model=model or (_name_of(file) if file else None),
+        batch_size=batch_size,
+        gpu_model=gpu,
+        declared_memory_bytes=_bytes(memory),
+        declared_utilisation_percent=utilization,
+    )
+    if file is not None:
+        prediction = _predict_here(file, request)
+    else:
+        with _connect(server) as http:
+            prediction = Prediction.model_validate_json(
+                http.request("POST", "/v1/predict", json=request.wire())
+            )
+    if as_json:
+        print_json(prediction.wire())
+        return
+    load = prediction.load
+    print_table(
+        "",
+        ("Resource", "Expected", "At most (p95)", "Source"),
+        (
+            (
+                "GPU memory",
+                f"{_gib(load.memory_base_bytes)} + {_gib(load.memory_peak_extra_bytes)} in peaks "
+                f"({load.peak_probability:.0%} of the time)",
+                _gib(load.memory_p95_bytes),
+                load.memory_source.value,
+            ),
+            (
+                "GPU utilisation",
+                f"{load.utilisation_percent:.0f} %",
+                f"{load.utilisation_p95_percent:.0f} %",
+                load.utilisation_source.value,
+            ),
+        ),
+    )
+    err.print(prediction.explanation, highlight=False)
+
+
+def _connect(server: str) -> PredictorClient:
+    from predictor.client import PredictorClient
+
+    return PredictorClient(server)
+
+
+def _predict_here(file: Path, request: PredictRequest) -> Prediction:
+    from predictor.load import Predictor
+
+    parsed = _parse(file)
+    return Predictor().predict(request, parsed.features, parsed.feature_hash)
+
+
+def _parse(file: Path) -> ParsedModel:
+    from predictor.sandbox import Sandbox
+
+    _size(file)
+    with Sandbox() as sandbox:
+        return sandbox.parse_file(_chunks(file))
+
+
+def _size(file: Path) -> int:
+    try:
+        if file.is_dir():
+            raise UsageError(f"{file} is a directory, not an ONNX file.")
+        return file.stat().st_size
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from None
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from None
+
+
+def _name_of(file: Path) -> str:
+    """Return the file's name as Kubernetes takes names."""
+    kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in file.stem.lower())
+    return kept.strip("-") or "model"
+
+
+def _path(part: str) -> str:
+    from urllib.parse import quote
+
+    return quote(part, safe="")
+
+
+def _bytes(quantity: str | None) -> int | None:
+    if quantity is None:
+        return None
+    from tandem.contracts.quantity import parse_quantity
+
+    try:
+        declared = int(parse_quantity(quantity))
+    except ValueError as error:
+        raise UsageError(f"--memory: {error}.") from None
+    if declared < 0:
+        raise UsageError("--memory: less than nothing cannot be used.")
+    return declared
+
+
+def _gib(number_of_bytes: float) -> str:
+    return f"{number_of_bytes / _GIB:.1f} GiB"
+
+
+def _print_features(model: ModelSummary) -> None:
+    features = model.features
+    operators = sorted(features.op_counts.items(), key=lambda item: (-item[1], item[0]))[:6]
+    print_table(
+        f"{model.namespace}/{model.name}",
+        ("Feature (per sample)", "Value"),
+        (
+            ("parameters", f"{features.parameters / 1e6:,.2f} M"),
+            ("forward GFLOPs", f"{features.flops / 1e9:,.2f}"),
+            ("activations", f"{features.activation_bytes / 2**20:,.1f} MiB"),
+            ("largest tensor / all (skew)", f"{features.tensor_skew:.3f}"),
+            ("nodes, longest path", f"{features.nodes}, {features.depth}"),
+            ("operators", ", ".join(f"{count} {name}" for name, count in operators)),
+            ("opset", features.opset),
+            ("inputs", ", ".join(f"{k} {v}" for k, v in features.input_shapes.items())),
+            ("file", f"{model.file_bytes / 2**20:,.1f} MiB, sha256 {model.file_sha256[:12]}"),
+        ),
+    )

@@ -1,0 +1,63 @@
+"""The settings of the predictor service."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from predictor.sandbox import SandboxLimits
+from tandem.errors import UsageError
+
+
+class StoreKind(StrEnum):
+    """Where models are kept."""
+
+    CLUSTER = "cluster"
+    MEMORY = "memory"
+
+
+class PredictorConfig(BaseModel):
+    """Every setting, with its default; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "0.0.0.0"  # noqa: S104 - a service of a pod is reached at any of its addresses
+    port: Annotated[int, Field(ge=0, le=65535)] = 8090
+    store: StoreKind = StoreKind.CLUSTER
+    kubeconfig: Path | None = None
+    #: A file with weights may be this large; of it only the graph is kept (`sandbox.graph_bytes`).
+    upload_bytes: Annotated[int, Field(gt=0)] = 16 << 30
+    #: Models pushed at once: each may hold a graph in memory. And how long one may stand still.
+    parallel_uploads: Annotated[int, Field(gt=0)] = 8
+    upload_idle_s: Annotated[float, Field(gt=0)] = 30.0
+    #: Any other request.
+    body_bytes: Annotated[int, Field(gt=0)] = 4 << 20
+    #: Directory of trained models (`tandem train --out`); without one, formulas serve.
+    artifacts: Path | None = None
+    sandbox: SandboxLimits = SandboxLimits()
+
+
+def load_config(path: Path | None, overrides: dict[str, object]) -> PredictorConfig:
+    """Read a YAML file, put `overrides` on top; raises UsageError naming the bad setting."""
+    settings: dict[str, object] = {}
+    if path is not None:
+        try:
+            read = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
+        except yaml.YAMLError as error:
+            raise UsageError(f"{path} is not YAML: {error}") from None
+        if not isinstance(read, dict | None):
+            raise UsageError(f"{path} must hold settings by name, such as `port: 8090`.")
+        settings = read or {}
+    given = {key: value for key, value in overrides.items() if value is not None}
+    try:
+        return PredictorConfig.model_validate(settings | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"Setting {where}: {first['msg']}.") from None

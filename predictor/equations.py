@@ -1,0 +1,103 @@
+"""The formulas behind a first prediction: numbers in, numbers out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predictor.gpus import GIB, GpuType
+from tandem.contracts.resources import GraphFeatures
+
+START_UP_BYTES = int(1.5 * GIB)
+
+# What a job does in a forward pass it does again, about twice over, in the backward pass.
+_PASSES = 3.0
+# Share of a data sheet's rate that frameworks reach on layers of usual size.
+_FLOPS_EFFICIENCY = 0.5
+_BANDWIDTH_EFFICIENCY = 0.7
+# The shortest kernel, and what the host needs to start one from an eager framework.
+_KERNEL_FLOOR_S = 3e-6
+_LAUNCH_S = 10e-6
+# Per iteration the GPU waits for the host at least this long (step of the loop, batch, loss).
+_HOST_STALL_S = 1e-3
+# Kernels of the optimiser, which works on lists of tensors at a time.
+_OPTIMIZER_KERNELS = 40
+
+
+def horus_memory_bytes(
+    batch_size: int,
+    activation_bytes: float,
+    parameter_bytes: float,
+    gradient_bytes: float,
+    start_up_bytes: float = START_UP_BYTES,
+) -> float:
+    """Return the GPU memory that training takes: (B * A + P) + B * G + delta.
+
+    Symbols: B = `batch_size`; A = `activation_bytes` and G = `gradient_bytes`, both per sample;
+    P = `parameter_bytes`; delta = `start_up_bytes` (CUDA context, libraries, workspaces). Bytes.
+
+    Source: [Horus] Eq. (2).
+    """
+    return (
+        (batch_size * activation_bytes + parameter_bytes)
+        + batch_size * gradient_bytes
+        + start_up_bytes
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: how long, how long of it the GPU computes, what of its rates it takes."""
+
+    seconds: float
+    busy_seconds: float
+    compute_share: float  # of the data sheet's FLOP/s, over the whole step
+    bandwidth_share: float  # of the data sheet's bytes/s, over the whole step
+
+    @property
+    def utilisation_percent(self) -> float:
+        """Share of the time in which the GPU computes."""
+        return min(100.0 * self.busy_seconds / self.seconds, 100.0)
+
+
+def training_step(
+    features: GraphFeatures, batch_size: int, gpu: GpuType, measured_seconds: float | None = None
+) -> Step:
+    """Return the training step of a graph on a type of GPU.
+
+    Computing takes the longest of three: the FLOPs at the GPU's rate, the bytes at its bandwidth,
+    the kernels at their shortest (a roofline with a floor). Meanwhile the host starts one kernel
+    after the other; when that takes longer, the GPU waits for it. Where the step was measured (solo
+    and on such a GPU), its time counts and only the shares are derived.
+    """
+    kernels = _PASSES * features.kernels + _OPTIMIZER_KERNELS
+    flops = batch_size * (features.flops + features.elementwise_flops + features.backward_flops)
+    # Weights are read once a pass, whatever the batch; the rest of what moves grows with it.
+    per_sample = max(features.bytes_moved - features.parameter_bytes, 0.0)
+    moved = _PASSES * (batch_size * per_sample + features.parameter_bytes)
+    busy = max(
+        flops / (gpu.training_flops * _FLOPS_EFFICIENCY),
+        moved / (gpu.bandwidth * _BANDWIDTH_EFFICIENCY),
+        kernels * _KERNEL_FLOOR_S,
+    )
+    seconds = measured_seconds or max(busy, kernels * _LAUNCH_S) + _HOST_STALL_S
+    return Step(
+        seconds,
+        min(busy, seconds),
+        min(flops / gpu.training_flops / seconds, 1.0),
+        min(moved / gpu.bandwidth / seconds, 1.0),
+    )
+
+
+def two_levels(
+    fixed_bytes: float, varying_bytes: float, level: float
+) -> tuple[float, float, float]:
+    """Return (base, peak extra, peak probability) of memory that rises and falls once a step.
+
+    Forward, activations pile up; backward, they go again: memory is a triangle between
+    `fixed_bytes` and `fixed_bytes + varying_bytes`. Time above the share `level` of a triangle's
+    height is 1 - `level` of the whole. So the base `fixed + level * varying` holds outside peaks,
+    a peak adds the rest, and its probability is 1 - `level`. Bytes, bytes, [0, 1].
+
+    Source: [OJPP] <gamma, delta, p>. Differs: from the graph instead of 100 samples of a solo run.
+    """
+    return fixed_bytes + level * varying_bytes, (1 - level) * varying_bytes, 1 - level

@@ -1,0 +1,73 @@
+"""ONNX bytes -> GraphFeatures, per sample. Definitions and their check: docs/predictor.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+
+from predictor.errors import GraphError, Refusal
+from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, infer, load
+from predictor.graph.totals import Totals, sum_over_graphs
+from tandem.contracts.resources import GraphFeatures
+
+_MAX_FLOPS = 1e21
+_MAX_BYTES = 2.0**62
+
+
+def extract_features(
+    graph: bytes, sizes: SymbolSizes | None = None, limits: GraphLimits | None = None
+) -> GraphFeatures:
+    """Return the features of an ONNX model given as bytes, with or without its weights.
+
+    Raises GraphError. Never opens a file: weights beside the model count by their shapes.
+    """
+    sizes, limits = sizes or SymbolSizes(), limits or GraphLimits()
+    model, opset = load(graph, limits)
+    inferred = infer(model, opset, sizes)
+    totals = sum_over_graphs(inferred.model.graph, limits)
+    largest_figure = max(totals.activation_bytes, totals.bytes_moved, totals.parameter_bytes)
+    if totals.flops > _MAX_FLOPS or largest_figure > _MAX_BYTES:
+        raise GraphError(Refusal.TOO_LARGE, "The sizes in the graph are impossibly large.")
+    if not totals.nodes:
+        raise GraphError(Refusal.UNSUPPORTED, "The graph holds constants only: nothing runs.")
+    if totals.unresolved * 2 > totals.nodes:
+        raise GraphError(
+            Refusal.UNSUPPORTED,
+            f"The shapes of {totals.unresolved} of the graph's {totals.nodes} nodes are unknown.",
+            "Export it with fixed shapes, or run onnx.shape_inference on it first.",
+        )
+    return _features(inferred, totals, sizes)
+
+
+def feature_hash(features: GraphFeatures) -> str:
+    """Return the hash by which features are compared and logged: sha256 of canonical JSON."""
+    text = json.dumps(features.wire(), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _features(inferred: InferredModel, totals: Totals, sizes: SymbolSizes) -> GraphFeatures:
+    batch = inferred.graph_batch
+    skew = totals.largest_bytes / totals.parameter_bytes if totals.parameter_bytes else 0.0
+    return GraphFeatures(
+        flops=totals.flops / batch,
+        backward_flops=totals.backward_flops / batch,
+        elementwise_flops=totals.elementwise_flops / batch,
+        parameters=totals.parameters,
+        parameter_bytes=math.ceil(totals.parameter_bytes),
+        activation_bytes=math.ceil(totals.activation_bytes / batch),
+        saved_activation_bytes=math.ceil(totals.saved_activation_bytes / batch),
+        largest_activation_bytes=math.ceil(totals.largest_activation_bytes / batch),
+        largest_tensor_bytes=math.ceil(totals.largest_bytes),
+        tensor_skew=skew,
+        nodes=totals.nodes,
+        kernels=math.ceil(totals.kernels),
+        depth=totals.depth,
+        op_counts=dict(sorted(totals.ops.items())),
+        opset=inferred.opset,
+        input_shapes={name: list(shape) for name, shape in inferred.input_shapes.items()},
+        graph_batch=batch,
+        sequence_length=sizes.sequence_length if inferred.uses_sequence else None,
+        bytes_moved=totals.bytes_moved / batch,
+        unresolved_nodes=totals.unresolved,
+    )

@@ -1,0 +1,302 @@
+"""ONNX bytes -> a checked model whose symbolic sizes are bound and whose shapes are inferred."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx.defs import onnx_opset_version
+
+from predictor.errors import GraphError, Refusal
+
+Shape = tuple[int, ...]
+
+#: Bytes of one element; types narrower than a byte share one and are left out.
+ITEM_BYTES: dict[int, int] = {
+    TensorProto.FLOAT: 4,
+    TensorProto.DOUBLE: 8,
+    TensorProto.FLOAT16: 2,
+    TensorProto.BFLOAT16: 2,
+    TensorProto.FLOAT8E4M3FN: 1,
+    TensorProto.FLOAT8E4M3FNUZ: 1,
+    TensorProto.FLOAT8E5M2: 1,
+    TensorProto.FLOAT8E5M2FNUZ: 1,
+    TensorProto.INT8: 1,
+    TensorProto.UINT8: 1,
+    TensorProto.INT16: 2,
+    TensorProto.UINT16: 2,
+    TensorProto.INT32: 4,
+    TensorProto.UINT32: 4,
+    TensorProto.INT64: 8,
+    TensorProto.UINT64: 8,
+    TensorProto.BOOL: 1,
+    TensorProto.COMPLEX64: 8,
+    TensorProto.COMPLEX128: 16,
+}
+
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+_BATCH_NAME = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
+_SEQUENCE_NAME = re.compile(r"seq|len|time|token|^(s|t|l)$", re.IGNORECASE)
+_STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """What a graph may have at most; beyond it is refused, never tried."""
+
+    nodes: int = 200_000
+    tensors: int = 400_000
+    rank: int = 16
+    elements_per_tensor: int = 2**40
+    subgraph_depth: int = 16
+
+
+@dataclass(frozen=True)
+class SymbolSizes:
+    """The sizes given to an input's symbolic axes; the batch is always 1.
+
+    `named` wins over the rules; then comes the batch, by name or as the leading axis; the spatial
+    axes of an image; and everything else is a sequence.
+    """
+
+    sequence_length: int = 128
+    image_size: int = 224
+    named: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InferredModel:
+    """A model after shape inference; every size that could be known is a number."""
+
+    model: ModelProto
+    opset: int
+    input_shapes: dict[str, Shape]
+    graph_batch: int
+    uses_sequence: bool
+
+
+def load(graph: bytes, limits: GraphLimits) -> tuple[ModelProto, int]:
+    """Parse and check the bytes of a model; return it with its opset.
+
+    Local functions are inlined. Raises GraphError.
+    """
+    try:
+        model = onnx.load_model_from_string(graph)
+    except DecodeError:
+        raise GraphError(
+            Refusal.MALFORMED,
+            "This is not an ONNX file: the protobuf message cannot be read.",
+            "Export the model with torch.onnx.export or a like tool, and push the .onnx file.",
+        ) from None
+    if not model.graph.node:
+        raise GraphError(Refusal.MALFORMED, "The file holds no graph, or a graph without nodes.")
+    opset = max((o.version for o in model.opset_import if o.domain in _STANDARD_DOMAINS), default=0)
+    if not 1 <= opset <= onnx_opset_version():
+        raise GraphError(
+            Refusal.UNSUPPORTED,
+            f"The graph uses operator set {opset}; this predictor knows 1 to "
+            f"{onnx_opset_version()}.",
+            "Export with an opset in that range, or update Tandem.",
+        )
+    _check_size(model, limits)
+    if model.functions:
+        model = _inline(model)
+        _check_size(model, limits)
+    return model, opset
+
+
+def infer(model: ModelProto, opset: int, sizes: SymbolSizes) -> InferredModel:
+    """Bind the symbolic sizes of `model` (changed in place) and infer every shape."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    time_major = _time_major_inputs(model.graph)
+    bound, uses_sequence = _bind_symbols(inputs, sizes, time_major)
+    for value in (*model.graph.output, *model.graph.value_info):
+        _substitute(value, bound)
+    try:
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise GraphError(
+            Refusal.MALFORMED,
+            f"The shapes of the graph cannot be inferred: {str(error)[:200]}",
+            "onnx.shape_inference.infer_shapes says the same; export the model again.",
+        ) from None
+    shapes = {value.name: shape_of(value) for value in inputs}
+    return InferredModel(
+        model=model,
+        opset=opset,
+        input_shapes={name: shape for name, shape in shapes.items() if shape is not None},
+        graph_batch=_graph_batch(model, shapes, time_major),
+        uses_sequence=uses_sequence,
+    )
+
+
+def shape_of(value: ValueInfoProto) -> Shape | None:
+    """Return the shape of a tensor value; None where any of its sizes is not known."""
+    kind = value.type.WhichOneof("value")
+    if kind not in ("tensor_type", "sparse_tensor_type"):
+        return None
+    tensor = getattr(value.type, kind)
+    if not tensor.HasField("shape"):
+        return None
+    sizes = []
+    for dim in tensor.shape.dim:
+        if not dim.HasField("dim_value") or dim.dim_value < 0:
+            return None
+        sizes.append(int(dim.dim_value))
+    return tuple(sizes)
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """Return the graphs in a node's attributes (the bodies of If, Loop, Scan)."""
+    found: list[GraphProto] = []
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            found.append(attribute.g)
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            found.extend(attribute.graphs)
+    return found
+
+
+def _walk(model: ModelProto, limits: GraphLimits) -> Iterator[GraphProto]:
+    """Yield every graph of the model, the bodies of its functions aside."""
+    waiting = [(model.graph, 0)]
+    while waiting:
+        graph, depth = waiting.pop()
+        if depth > limits.subgraph_depth:
+            raise _over("nested graphs", limits.subgraph_depth)
+        yield graph
+        waiting.extend((body, depth + 1) for node in graph.node for body in subgraphs(node))
+
+
+def _check_size(model: ModelProto, limits: GraphLimits) -> None:
+    nodes = sum(len(function.node) for function in model.functions)
+    tensors = 0
+    for graph in _walk(model, limits):
+        nodes += len(graph.node)
+        tensors += len(graph.initializer)
+        if nodes > limits.nodes:
+            raise _over("nodes", limits.nodes)
+        if tensors > limits.tensors:
+            raise _over("weight tensors", limits.tensors)
+        for tensor in graph.initializer:
+            check_tensor(tensor, limits)
+        texts = (*(node.op_type for node in graph.node), *(value.name for value in graph.input))
+        if not all(isinstance(text, str) for text in texts):  # protobuf gives bytes instead
+            raise GraphError(Refusal.MALFORMED, "A name in the graph is not text in UTF-8.")
+
+
+def check_tensor(tensor: TensorProto, limits: GraphLimits) -> None:
+    """Refuse a tensor whose sizes are impossible or that points out of the file."""
+    if len(tensor.dims) > limits.rank:
+        raise _over("axes of a tensor", limits.rank)
+    if any(size < 0 for size in tensor.dims):
+        raise GraphError(Refusal.MALFORMED, f"Tensor {tensor.name[:80]!r} has a negative size.")
+    if math.prod(tensor.dims) > limits.elements_per_tensor:
+        raise _over("elements of a tensor", limits.elements_per_tensor)
+    expected = math.prod(tensor.dims) * ITEM_BYTES.get(tensor.data_type, 0)
+    if tensor.raw_data and expected and len(tensor.raw_data) != expected:
+        raise GraphError(
+            Refusal.MALFORMED,
+            f"Tensor {tensor.name[:80]!r} claims {expected:,} bytes and holds "
+            f"{len(tensor.raw_data):,}.",
+        )
+    for entry in tensor.external_data:
+        if entry.key == "location" and (
+            entry.value.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", entry.value)
+        ):
+            raise GraphError(
+                Refusal.MALFORMED,
+                f"Tensor {tensor.name[:80]!r} points out of the model's directory: "
+                f"{entry.value[:80]!r}.",
+                "Weights beside the model are never read; export them without a path.",
+            )
+
+
+def _over(what: str, limit: int) -> GraphError:
+    return GraphError(Refusal.TOO_LARGE, f"The graph has more than {limit:,} {what}.")
+
+
+def _inline(model: ModelProto) -> ModelProto:
+    from onnx.inliner import inline_local_functions
+
+    try:
+        return inline_local_functions(model)
+    except (RuntimeError, ValueError, DecodeError):
+        raise GraphError(
+            Refusal.MALFORMED, "The functions of the graph cannot be expanded."
+        ) from None
+
+
+def _time_major_inputs(graph: GraphProto) -> set[str]:
+    """Return the values whose leading axis is time.
+
+    Those are what a recurrent node of layout 0 reads, and what a Scan goes through.
+    """
+    found: set[str] = set()
+    for node in graph.node:
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        if node.op_type in _RECURRENT and attributes.get("layout") != 1:
+            found.update(node.input[:1])
+        elif node.op_type == "Scan":
+            scanned = max(attributes.get("num_scan_inputs", 0), 0)
+            found.update(node.input[len(node.input) - scanned :])
+    return found
+
+
+def _bind_symbols(
+    inputs: list[ValueInfoProto], sizes: SymbolSizes, time_major: set[str]
+) -> tuple[dict[str, int], bool]:
+    """Give every symbolic axis of the inputs a size; return those that have names."""
+    bound = dict(sizes.named)
+    uses_sequence = False
+    for value in inputs:
+        tensor = value.type.tensor_type
+        if value.type.WhichOneof("value") == "tensor_type" and not tensor.HasField("shape"):
+            raise GraphError(
+                Refusal.UNSUPPORTED,
+                f"Input {value.name[:80]!r} has no shape.",
+                "Export the model with a shape for every input; symbolic sizes are fine.",
+            )
+        batch_axis = 1 if value.name in time_major else 0
+        for axis, dim in enumerate(tensor.shape.dim):
+            if dim.HasField("dim_value"):
+                continue
+            symbol = dim.dim_param
+            size = bound.get(symbol) if symbol else None
+            if size is None:
+                if _BATCH_NAME.search(symbol):
+                    size = 1
+                elif _SEQUENCE_NAME.search(symbol) or axis != batch_axis:
+                    image = len(tensor.shape.dim) >= 4 and not _SEQUENCE_NAME.search(symbol)
+                    size = sizes.image_size if image else sizes.sequence_length
+                    uses_sequence |= not image
+                else:
+                    size = 1
+                if symbol:
+                    bound[symbol] = size
+            dim.dim_value = size
+    return bound, uses_sequence
+
+
+def _substitute(value: ValueInfoProto, bound: dict[str, int]) -> None:
+    """Put bound sizes into a declared shape; a symbol that is not bound is left to inference."""
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.HasField("dim_param"):
+            if dim.dim_param in bound:
+                dim.dim_value = bound[dim.dim_param]
+            else:
+                dim.ClearField("dim_param")
+
+
+def _graph_batch(model: ModelProto, inputs: dict[str, Shape | None], time_major: set[str]) -> int:
+    """Return the batch that the graph was exported with: a size that all ends share, or 1."""
+    ends = [(shape, 1 if name in time_major else 0) for name, shape in inputs.items() if shape]
+    ends += [(shape, 0) for value in model.graph.output if (shape := shape_of(value))]
+    sizes = {shape[axis] if len(shape) > axis else 1 for shape, axis in ends}
+    return sizes.pop() if len(sizes) == 1 and inputs and 0 not in sizes else 1

@@ -1,0 +1,254 @@
+"""The sums over the nodes of a graph from which its features are made."""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap, Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+
+from predictor.errors import GraphError, Refusal
+from predictor.graph.flops import (
+    VIEWS,
+    NodeShapes,
+    UnknownShapeError,
+    elementwise_flops,
+    multiply_add_flops,
+)
+from predictor.graph.model import (
+    ITEM_BYTES,
+    GraphLimits,
+    Shape,
+    check_tensor,
+    shape_of,
+    subgraphs,
+)
+
+_CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
+#: The types that weights have; wider integers are shapes and indices.
+_WEIGHT_TYPES = frozenset(
+    {
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT16,
+        TensorProto.BFLOAT16,
+        TensorProto.INT8,
+        TensorProto.UINT8,
+    }
+)
+#: Their output may take the place of their input, so that training keeps one of the two.
+_IN_PLACE = frozenset({"Relu", "LeakyRelu", "Clip", "Elu", "Selu", "PRelu"})
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+#: What they read of their first input is as much as they write, however large the table.
+_LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+_STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What is known of a value; `origin` marks a constant that the file itself spells out."""
+
+    shape: Shape | None
+    item_bytes: int = 4
+    constant: bool = False
+    origin: bool = False
+    depth: int = 0
+
+    @property
+    def size_bytes(self) -> float:
+        return float(math.prod(self.shape)) * self.item_bytes if self.shape is not None else 0.0
+
+
+@dataclass
+class Totals:
+    """Sums over a whole graph at the batch it was bound to; FLOPs, bytes, counts."""
+
+    flops: float = 0.0
+    elementwise_flops: float = 0.0
+    backward_flops: float = 0.0
+    parameters: int = 0
+    parameter_bytes: float = 0.0
+    largest_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    saved_activation_bytes: float = 0.0
+    largest_activation_bytes: float = 0.0
+    bytes_moved: float = 0.0
+    nodes: int = 0
+    kernels: float = 0.0
+    depth: int = 0
+    unresolved: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+
+    def add_parameter(self, shape: Sequence[int], item_bytes: int) -> None:
+        """Count one weight tensor."""
+        elements = math.prod(shape)
+        self.parameters += elements
+        self.parameter_bytes += float(elements) * item_bytes
+        self.largest_bytes = max(self.largest_bytes, float(elements) * item_bytes)
+
+
+def sum_over_graphs(graph: GraphProto, limits: GraphLimits) -> Totals:
+    """Sum over the graph and the bodies of its control flow, each as often as it runs.
+
+    Every branch of an If counts, since which of them runs is not known: an upper bound.
+    """
+    totals = Totals()
+    waiting: list[tuple[GraphProto, float, ChainMap[str, _Value]]] = [(graph, 1.0, ChainMap())]
+    while waiting:
+        body, runs, outer = waiting.pop()
+        walk = _Walk(body, runs, outer, limits, totals)
+        for node in body.node:
+            walk.add(node)
+            bodies = subgraphs(node)
+            if bodies:
+                times = runs * walk.trips(node)
+                waiting.extend((inner, times, walk.values) for inner in bodies)
+    return totals
+
+
+class _Walk:
+    """Goes through one graph in order, knowing every value made so far."""
+
+    def __init__(
+        self,
+        graph: GraphProto,
+        runs: float,
+        outer: ChainMap[str, _Value],
+        limits: GraphLimits,
+        totals: Totals,
+    ) -> None:
+        self._runs = runs
+        self._limits = limits
+        self._totals = totals
+        self._declared = {value.name: value for value in (*graph.value_info, *graph.output)}
+        self.values = outer.new_child()
+        for tensor in graph.initializer:
+            self.values[tensor.name] = self._weight(tensor, tensor.dims)
+        for sparse in graph.sparse_initializer:
+            self.values[sparse.values.name] = self._weight(sparse.values, sparse.dims)
+        for value in graph.input:
+            if value.name not in self.values.maps[0]:
+                self.values[value.name] = _declared_value(value)
+
+    def add(self, node: NodeProto) -> None:
+        """Count one node and note what it makes."""
+        totals, runs = self._totals, self._runs
+        totals.ops[node.op_type[:64]] += 1
+        inputs = [self._read(node, name) for name in node.input if name]
+        constant = all(v.constant for v in inputs) and (bool(inputs) or node.op_type in _CONSTANTS)
+        depth = max((v.depth for v in inputs), default=0)
+        if constant and node.op_type in _CONSTANTS:
+            self._make(node, [self._constant(node, inputs)])
+            return
+        depth = 0 if constant else depth + 1
+        outputs = [self._output(name, constant, depth) for name in node.output]
+        self._make(node, outputs)
+        written = [value for value, name in zip(outputs, node.output, strict=True) if name]
+        totals.nodes += not constant
+        totals.depth = max(totals.depth, depth)
+        size = sum(value.size_bytes for value in written)
+        totals.activation_bytes += size * runs
+        totals.largest_activation_bytes = max(totals.largest_activation_bytes, size)
+        if node.op_type not in VIEWS and not constant:
+            if node.op_type not in _IN_PLACE:
+                totals.saved_activation_bytes += size * runs
+            read = size if node.op_type in _LOOKUPS else sum(v.size_bytes for v in inputs)
+            totals.bytes_moved += (read + size) * runs
+        self._count_flops(node, constant)
+
+    def trips(self, node: NodeProto) -> float:
+        """Return how often a body runs: the length that a Scan reads, otherwise once."""
+        if node.op_type != "Scan":
+            return 1.0
+        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)
+        if not 0 < scanned <= len(node.input):
+            return 1.0
+        shape = self.values[node.input[-scanned]].shape
+        return float(shape[0]) if shape else 1.0
+
+    def _count_flops(self, node: NodeProto, constant: bool) -> None:
+        totals, runs = self._totals, self._runs
+        shapes = NodeShapes(
+            node.op_type if node.domain in _STANDARD_DOMAINS else f"{node.domain}.{node.op_type}",
+            [self.values[name].shape if name else None for name in node.input],
+            [self.values[name].shape if name else None for name in node.output],
+            {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if _plain(a)},
+        )
+        try:
+            multiply_adds = multiply_add_flops(shapes)
+            others = elementwise_flops(shapes)
+        except UnknownShapeError:
+            totals.unresolved += not constant
+            return
+        totals.flops += multiply_adds * runs
+        totals.elementwise_flops += others * runs
+        # Backward, a multiply-add operator makes a gradient for its input and one for its weight.
+        totals.backward_flops += (2 * multiply_adds + others) * runs
+        if node.op_type not in VIEWS and not constant:
+            steps = shapes.input(0)[0] if node.op_type in _RECURRENT else 1
+            totals.kernels += steps * runs
+
+    def _read(self, node: NodeProto, name: str) -> _Value:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise GraphError(
+                Refusal.MALFORMED,
+                f"Node {(node.name or node.op_type)[:80]!r} reads {name[:80]!r}, which nothing "
+                "before it makes: the nodes are out of order, or form a cycle.",
+            ) from None
+
+    def _make(self, node: NodeProto, outputs: Sequence[_Value]) -> None:
+        own = self.values.maps[0]
+        for name, value in zip(node.output, outputs, strict=False):
+            if not name:
+                continue
+            if name in own:
+                raise GraphError(Refusal.MALFORMED, f"The value {name[:80]!r} is made twice.")
+            own[name] = value
+
+    def _output(self, name: str, constant: bool, depth: int) -> _Value:
+        declared = self._declared.get(name)
+        value = _declared_value(declared) if declared is not None else _Value(None)
+        if value.shape is not None and math.prod(value.shape) > self._limits.elements_per_tensor:
+            raise GraphError(
+                Refusal.TOO_LARGE,
+                f"The value {name[:80]!r} has more than "
+                f"{self._limits.elements_per_tensor:,} elements.",
+            )
+        return _Value(value.shape, value.item_bytes, constant, False, depth)
+
+    def _weight(self, tensor: TensorProto, dims: Sequence[int]) -> _Value:
+        check_tensor(tensor, self._limits)
+        item_bytes = ITEM_BYTES.get(tensor.data_type, 1)
+        # Scalars are the constants of a formula, not what training learns.
+        if tensor.data_type in _WEIGHT_TYPES and tensor.dims:
+            self._totals.add_parameter(tensor.dims, item_bytes)
+        return _Value(tuple(dims), item_bytes, constant=True, origin=True)
+
+    def _constant(self, node: NodeProto, inputs: Sequence[_Value]) -> _Value:
+        """Note a Constant, or the weights that a ConstantOfShape makes of a spelled-out shape."""
+        tensors = [a.t for a in node.attribute if a.type == onnx.AttributeProto.TENSOR]
+        if node.op_type == "Constant":
+            if tensors:
+                return self._weight(tensors[0], tensors[0].dims)
+            value = self._output(node.output[0] if node.output else "", True, 0)
+            return _Value(value.shape, value.item_bytes, constant=True, origin=True)
+        made = self._output(node.output[0] if node.output else "", True, 0)
+        data_type = tensors[0].data_type if tensors else TensorProto.FLOAT
+        if data_type in _WEIGHT_TYPES and made.shape and all(v.origin for v in inputs):
+            self._totals.add_parameter(made.shape, ITEM_BYTES[data_type])
+        return made
+
+
+def _declared_value(value: ValueInfoProto) -> _Value:
+    return _Value(shape_of(value), ITEM_BYTES.get(value.type.tensor_type.elem_type, 4))
+
+
+def _plain(attribute: onnx.AttributeProto) -> bool:
+    """Whether the value is a number, a string or a list of them: all that counting needs."""
+    kinds = onnx.AttributeProto
+    return attribute.type in (kinds.INT, kinds.INTS, kinds.FLOAT, kinds.STRING)

@@ -1,0 +1,135 @@
+"""A job's load on one GPU, from the best source that there is.
+
+The first source that answers counts, in this order: what was observed of the model before, a
+learned model, the formula, what the user declared, the whole GPU. Learned estimates come in from
+outside: none is shipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from predictor.gpus import find_gpu
+from predictor.observed import find
+from predictor.sources import (
+    Memory,
+    MemorySource,
+    Question,
+    Utilisation,
+    UtilisationSource,
+    declared_memory,
+    declared_utilisation,
+    formula_memory,
+    formula_utilisation,
+    gib,
+    observed_memory,
+    observed_utilisation,
+    whole_memory,
+    whole_utilisation,
+)
+from tandem.contracts.prediction import Prediction, PredictRequest
+from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
+
+_MAX_BYTES = 2**62  # the sum of two still fits 64 bits
+
+_Estimate = TypeVar("_Estimate", Memory, Utilisation)
+
+
+class Predictor:
+    """Answers requests; `memory` and `utilisation` are better sources to try before the formula."""
+
+    def __init__(
+        self,
+        memory: Sequence[MemorySource] = (),
+        utilisation: Sequence[UtilisationSource] = (),
+    ) -> None:
+        self._memory = (observed_memory, *memory, formula_memory, declared_memory)
+        self._utilisation = (
+            observed_utilisation,
+            *utilisation,
+            formula_utilisation,
+            declared_utilisation,
+        )
+
+    def predict(
+        self,
+        request: PredictRequest,
+        features: GraphFeatures | None,
+        feature_hash: str = "",
+        observed: Sequence[Observation] = (),
+    ) -> Prediction:
+        """Return the load of one worker of the job, and a sentence on where it comes from.
+
+        `observed` is what is known of earlier runs of the model, of any kind.
+        """
+        seen = find(observed, feature_hash, request.gpu_model, request.batch_size)
+        question = _question(request, features, seen)
+        memory = _first(self._memory, question) or whole_memory(question)
+        memory = _at_least_declared(memory, question.declared_memory_bytes)
+        utilisation = _first(self._utilisation, question) or whole_utilisation(question)
+        parts = [memory.why, utilisation.why]
+        if features is not None and request.batch_size is None:
+            parts.append("without a batch size the model's graph says nothing of either")
+        if Source.FORMULA in (memory.source, utilisation.source):
+            parts.append("not measured, so the bounds are wide")
+        step = utilisation.step
+        versions = dict.fromkeys(v for v in (memory.version, utilisation.version) if v)
+        load = Load(
+            utilisation_percent=utilisation.mean,
+            utilisation_p95_percent=utilisation.p95,
+            memory_base_bytes=_whole(memory.base),
+            memory_peak_extra_bytes=_whole(memory.peak_extra),
+            peak_probability=memory.peak_probability,
+            memory_p95_bytes=_whole(memory.p95),
+            utilisation_source=utilisation.source,
+            memory_source=memory.source,
+            model_version=" ".join(versions),
+            out_of_distribution=memory.out_of_distribution or utilisation.out_of_distribution,
+            feature_hash=feature_hash,
+            iteration_s=step.seconds if step else None,
+            compute_share=step.compute_share if step else None,
+            bandwidth_share=step.bandwidth_share if step else None,
+        )
+        explanation = "; ".join(parts) + "."
+        return Prediction(load=load, explanation=explanation[0].upper() + explanation[1:])
+
+
+def _question(
+    request: PredictRequest, features: GraphFeatures | None, observed: Observation | None
+) -> Question:
+    gpu = find_gpu(request.gpu_model)
+    capacity = request.gpu_memory_bytes
+    return Question(
+        features=features,
+        batch_size=request.batch_size,
+        gpu=gpu,
+        gpu_memory_bytes=capacity if capacity is not None or gpu is None else gpu.memory_bytes,
+        declared_memory_bytes=request.declared_memory_bytes,
+        declared_utilisation_percent=request.declared_utilisation_percent,
+        observed=observed,
+    )
+
+
+def _whole(number_of_bytes: float) -> int:
+    return min(round(number_of_bytes), _MAX_BYTES)
+
+
+def _first(
+    sources: Sequence[Callable[[Question], _Estimate | None]], question: Question
+) -> _Estimate | None:
+    return next((e for source in sources if (e := source(question)) is not None), None)
+
+
+def _at_least_declared(memory: Memory, declared: int | None) -> Memory:
+    """Raise an estimate to what the user declared; a lower declaration changes nothing."""
+    if declared is None or declared <= memory.peak or memory.source is Source.DECLARED:
+        return memory
+    return replace(
+        memory,
+        base=declared - memory.peak_extra,
+        p95=max(memory.p95, declared),
+        source=Source.DECLARED,
+        why=f"{memory.why}; raised to the {gib(declared)} declared",
+    )

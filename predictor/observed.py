@@ -1,0 +1,82 @@
+"""What was observed of a model before: the best source of a load, and how runs are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from predictor.gpus import find_gpu
+from tandem.contracts.prediction import Feedback
+from tandem.contracts.resources import ModelProfileStatus, Observation
+
+#: Weight of the newest run in what is averaged.
+_NEWEST_WEIGHT = 0.3
+#: Kinds of runs (type of GPU, batch size) that are kept; the one unseen for longest goes first.
+_MAX_KINDS = 64
+
+
+def find(
+    observed: Sequence[Observation],
+    feature_hash: str,
+    gpu_model: str | None,
+    batch_size: int | None,
+) -> Observation | None:
+    """Return what was seen of this graph at this batch size on this type of GPU."""
+    if gpu_model is None or batch_size is None:
+        return None
+    return next(
+        (
+            seen
+            for seen in observed
+            if seen.feature_hash == feature_hash
+            and seen.batch_size == batch_size
+            and _same_type(seen.gpu_model, gpu_model)
+        ),
+        None,
+    )
+
+
+def add_run(
+    status: ModelProfileStatus, feature_hash: str, run: Feedback, now: str
+) -> ModelProfileStatus:
+    """Return the status with one more run in it; `now` is RFC 3339."""
+    known = find(status.observed, feature_hash, run.gpu_model, run.batch_size)
+    peak = max(run.memory_peak_bytes, run.memory_base_bytes)
+    if known is None:
+        seen = Observation(
+            gpu_model=run.gpu_model,
+            batch_size=run.batch_size,
+            feature_hash=feature_hash,
+            runs=1,
+            memory_base_bytes=run.memory_base_bytes,
+            memory_peak_bytes=peak,
+            peak_probability=run.peak_probability,
+            utilisation_percent=run.utilisation_percent,
+            last_observed_at=now,
+        )
+    else:
+        seen = known.model_copy(
+            update={
+                "runs": known.runs + 1,
+                "memory_base_bytes": round(_mean(known.memory_base_bytes, run.memory_base_bytes)),
+                "memory_peak_bytes": max(known.memory_peak_bytes, peak),
+                "peak_probability": _mean(known.peak_probability, run.peak_probability),
+                "utilisation_percent": _mean(known.utilisation_percent, run.utilisation_percent),
+                "last_observed_at": now,
+            }
+        )
+    others = [o for o in status.observed if o is not known and o.feature_hash == feature_hash]
+    others.sort(key=lambda o: o.last_observed_at, reverse=True)
+    return ModelProfileStatus(
+        observations=status.observations + 1,
+        last_observed_at=now,
+        observed=[seen, *others[: _MAX_KINDS - 1]],
+    )
+
+
+def _mean(before: float, newest: float) -> float:
+    return before + _NEWEST_WEIGHT * (newest - before)
+
+
+def _same_type(one: str, other: str) -> bool:
+    known = find_gpu(one)
+    return one == other or (known is not None and known is find_gpu(other))

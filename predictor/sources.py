@@ -1,0 +1,230 @@
+"""The sources of a load: each is a function that answers a question or passes (None)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from predictor.equations import (
+    START_UP_BYTES,
+    Step,
+    horus_memory_bytes,
+    training_step,
+    two_levels,
+)
+from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
+from tandem.contracts.resources import GraphFeatures, Observation, Source
+
+FORMULA_VERSION = "formula/1"
+
+# Weights, their gradients, and the optimiser's state: one copy (momentum), two in the bound (Adam).
+_PARAMETER_COPIES = 3
+_PARAMETER_COPIES_P95 = 4
+# Live at once in the backward pass: the gradient of a layer's output and that of its input.
+_GRADIENT_COPIES = 2
+# The bound is wide, since nothing was measured: all activations kept, a quarter more, 2 GiB start.
+_MEMORY_P95_FACTOR = 1.25
+_START_UP_P95_BYTES = 2 * GIB
+# What was seen is near what will be seen; a tenth more for data that differ.
+_OBSERVED_MEMORY_P95_FACTOR = 1.1
+_PEAK_LEVEL = 0.75
+_UTILISATION_P95_FACTOR = 1.3
+_UTILISATION_P95_MARGIN = 10.0  # percent
+_DECLARED_UTILISATION_P95_FACTOR = 1.25
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, with all that is known: `gpu_memory_bytes` is None where nobody knows it."""
+
+    features: GraphFeatures | None
+    batch_size: int | None
+    gpu: GpuType | None
+    gpu_memory_bytes: int | None
+    declared_memory_bytes: int | None
+    declared_utilisation_percent: float | None
+    observed: Observation | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU; see Load."""
+
+    base: float
+    peak_extra: float
+    peak_probability: float
+    p95: float
+    source: Source
+    why: str
+    version: str = ""
+    out_of_distribution: bool = False
+
+    @property
+    def peak(self) -> float:
+        """The level in the peak."""
+        return self.base + self.peak_extra
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Share of time in which the GPU computes, percent."""
+
+    mean: float
+    p95: float
+    source: Source
+    why: str
+    version: str = ""
+    out_of_distribution: bool = False
+    step: Step | None = None
+
+
+MemorySource = Callable[[Question], Memory | None]
+UtilisationSource = Callable[[Question], Utilisation | None]
+
+
+def observed_memory(question: Question) -> Memory | None:
+    """Take what earlier runs of the same graph, batch and type of GPU used; passes without."""
+    seen = question.observed
+    if seen is None:
+        return None
+    p95 = _OBSERVED_MEMORY_P95_FACTOR * seen.memory_peak_bytes
+    if question.gpu_memory_bytes is not None:
+        p95 = max(min(p95, question.gpu_memory_bytes), seen.memory_peak_bytes)
+    return Memory(
+        seen.memory_base_bytes,
+        seen.memory_peak_bytes - seen.memory_base_bytes,
+        seen.peak_probability,
+        p95,
+        Source.OBSERVED,
+        f"memory as observed in {seen.runs} run(s)",
+    )
+
+
+def observed_utilisation(question: Question) -> Utilisation | None:
+    """Take what earlier runs of the same graph, batch and type of GPU showed; passes without."""
+    seen = question.observed
+    if seen is None:
+        return None
+    return Utilisation(
+        seen.utilisation_percent,
+        min(100.0, seen.utilisation_percent + _UTILISATION_P95_MARGIN),
+        Source.OBSERVED,
+        f"utilisation as observed in {seen.runs} run(s)",
+        step=_step(question),
+    )
+
+
+def formula_memory(question: Question) -> Memory | None:
+    """Estimate memory by [Horus] Eq. (2); passes without a graph or a batch size.
+
+    Differs: A is what training keeps of the activations, G the working set of one layer's
+    gradients (G = A overstates CNNs more than twofold), and P counts gradients and optimiser state.
+    """
+    features, batch = question.features, question.batch_size
+    if features is None or batch is None:
+        return None
+    gradients = _GRADIENT_COPIES * features.largest_activation_bytes
+    fixed = horus_memory_bytes(0, 0, _PARAMETER_COPIES * features.parameter_bytes, 0)
+    varying = batch * (features.saved_activation_bytes + gradients)
+    base, extra, probability = two_levels(fixed, varying, _PEAK_LEVEL)
+    p95 = _MEMORY_P95_FACTOR * horus_memory_bytes(
+        batch,
+        features.activation_bytes,
+        _PARAMETER_COPIES_P95 * features.parameter_bytes,
+        gradients,
+        _START_UP_P95_BYTES / _MEMORY_P95_FACTOR,
+    )
+    why = (
+        f"memory by the formula of Horus, batch {batch}: {gib(fixed)} for weights, gradients, "
+        f"optimiser and {gib(START_UP_BYTES)} of start-up, {gib(varying)} for activations"
+    )
+    capacity = question.gpu_memory_bytes
+    if capacity is not None and fixed + varying > capacity:
+        # Either it runs out of memory or the formula is wrong: alone on a GPU nobody else suffers.
+        return Memory(
+            capacity, 0, 0, capacity, Source.FORMULA, f"{why}: more than the GPU's "
+            f"{gib(capacity)}, so all of it", FORMULA_VERSION, out_of_distribution=True,
+        )  # fmt: skip
+    return Memory(
+        base,
+        extra,
+        probability,
+        max(p95 if capacity is None else min(p95, capacity), base + extra),
+        Source.FORMULA,
+        why,
+        FORMULA_VERSION,
+        _unsure(question),
+    )
+
+
+def formula_utilisation(question: Question) -> Utilisation | None:
+    """Estimate utilisation by the roofline and launch overhead; passes without graph or batch."""
+    step = _step(question)
+    if step is None:
+        return None
+    mean = step.utilisation_percent
+    return Utilisation(
+        mean,
+        min(100.0, _UTILISATION_P95_FACTOR * mean + _UTILISATION_P95_MARGIN),
+        Source.FORMULA,
+        f"utilisation by roofline and launch overhead on {_gpu_name(question.gpu)}",
+        FORMULA_VERSION,
+        question.gpu is None or _unsure(question),
+        step,
+    )
+
+
+def declared_memory(question: Question) -> Memory | None:
+    """Take what the user declared: a flat level, since it says nothing of its course."""
+    declared = question.declared_memory_bytes
+    if declared is None:
+        return None
+    return Memory(
+        declared, 0, 0, declared, Source.DECLARED, f"memory as declared ({gib(declared)})"
+    )
+
+
+def declared_utilisation(question: Question) -> Utilisation | None:
+    """Take what the user declared, with a margin above it."""
+    declared = question.declared_utilisation_percent
+    if declared is None:
+        return None
+    p95 = min(100.0, declared * _DECLARED_UTILISATION_P95_FACTOR)
+    return Utilisation(
+        declared, p95, Source.DECLARED, f"utilisation as declared ({declared:.0f} %)"
+    )
+
+
+def whole_memory(question: Question) -> Memory:
+    """Give the job the whole GPU; its source says so, also where no capacity is known (0)."""
+    capacity = question.gpu_memory_bytes or 0
+    return Memory(
+        capacity, 0, 0, capacity, Source.WHOLE_GPU, "nothing known of its memory: the whole GPU"
+    )
+
+
+def whole_utilisation(question: Question) -> Utilisation:
+    """Assume that the job keeps the GPU busy all the time."""
+    del question
+    return Utilisation(
+        100.0, 100.0, Source.WHOLE_GPU, "nothing known of its utilisation: taken as 100 %"
+    )
+
+
+def _step(question: Question) -> Step | None:
+    if question.features is None or question.batch_size is None:
+        return None
+    return training_step(question.features, question.batch_size, question.gpu or UNKNOWN_GPU)
+
+
+def _unsure(question: Question) -> bool:
+    return question.features is not None and question.features.unresolved_nodes > 0
+
+
+def _gpu_name(gpu: GpuType | None) -> str:
+    return "a GPU of a type not in the table" if gpu is None else gpu.name
+
+
+def gib(number_of_bytes: float) -> str:
+    """Return a size for people."""
+    return f"{number_of_bytes / GIB:.1f} GiB"

@@ -1,0 +1,156 @@
+"""Measured pairs in, a trained model of interference out, or the reason why none was published.
+
+A file of pairs has one JSON object a line (`MeasuredPair`): two loads that ran beside one another
+on a GPU, and the speed of each as a share of its speed alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from predictor.artifacts import Artifacts, Card
+from predictor.gpus import find_gpu
+from predictor.interference import (
+    KIND,
+    PAIR_FEATURES,
+    has_shares,
+    load_features,
+    pair_features,
+)
+from predictor.selection import (
+    QUADRATIC,
+    Pairs,
+    candidates,
+    mean_absolute_error,
+    random_folds,
+    unseen_models,
+    unseen_pairs,
+)
+from tandem.contracts.base import Message
+from tandem.contracts.resources import Load
+from tandem.errors import TandemError, UsageError
+
+#: The candidate that is published: the others serve for comparison, or cannot be stored as data.
+PUBLISHED = "xgboost"
+#: Fewer families than this, and an error on unseen ones says nothing.
+MIN_FAMILIES = 4
+MIN_PAIRS = 50
+#: Below this, a published model must beat the quadratic on unseen models; 2 % above is a tie.
+_TIE = 1.02
+
+Speed = Annotated[float, Field(gt=0)]
+
+
+class MeasuredJob(Message):
+    """One side of a pair. `family` names the architecture: ResNet-50 at any batch is one family."""
+
+    name: str
+    family: str
+    load: Load
+    speed: Speed
+
+
+class MeasuredPair(Message):
+    """Two jobs beside one another; `speed` of each is t_solo / t_colocated."""
+
+    gpu_model: str
+    first: MeasuredJob
+    second: MeasuredJob
+
+
+def read_pairs(file: Path) -> list[MeasuredPair]:
+    """Read a file of pairs; raises UsageError naming the first bad line."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {file}: {error}.") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            pair = MeasuredPair.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the line"
+            raise UsageError(f"{file}, line {number}: {where}: {first['msg']}.") from None
+        if not (has_shares(pair.first.load) and has_shares(pair.second.load)):
+            raise UsageError(
+                f"{file}, line {number}: a load lacks iterationS, computeShare or bandwidthShare.",
+                "Predict the loads from the models' graphs: `tandem predict FILE.onnx --json`.",
+            )
+        found.append(pair)
+    return found
+
+
+def table(measured: Iterable[MeasuredPair]) -> Pairs:
+    """Return both directions of every pair as rows."""
+    rows: list[tuple[Any, ...]] = []
+    for pair in measured:
+        label = " + ".join(sorted((pair.first.name, pair.second.name)))
+        gpu = find_gpu(pair.gpu_model)
+        for job, partner in ((pair.first, pair.second), (pair.second, pair.first)):
+            own, others = (np.array([load_features(side.load)]) for side in (job, partner))
+            (features,) = pair_features(own, others, gpu)
+            speed = min(job.speed, 1.0)
+            rows.append((features, speed, job.family, partner.family, label, pair.gpu_model))
+    return Pairs(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def compare(pairs: Pairs) -> dict[str, dict[str, float]]:
+    """Return each candidate's mean absolute error of speed, on each split."""
+    return {
+        name: {
+            "random": mean_absolute_error(make, pairs, random_folds(pairs)),
+            "unseen_pair": mean_absolute_error(make, pairs, unseen_pairs(pairs)),
+            "unseen_model": mean_absolute_error(make, pairs, unseen_models(pairs)),
+        }
+        for name, make in candidates().items()
+    }
+
+
+def train(measured: list[MeasuredPair], artifacts: Artifacts) -> Card:
+    """Train on all pairs and publish, if that beats Horus' quadratic where it has not seen.
+
+    It must be better on unseen pairs, and not worse by more than 2 % on unseen models.
+    Raises TandemError when it is not, or when there is too little data.
+    """
+    families = {job.family for pair in measured for job in (pair.first, pair.second)}
+    if len(measured) < MIN_PAIRS or len(families) < MIN_FAMILIES:
+        raise TandemError(
+            f"{len(measured)} pairs of {len(families)} families are too few to learn from.",
+            f"Measure at least {MIN_PAIRS} pairs of {MIN_FAMILIES} families.",
+        )
+    pairs = table(measured)
+    errors = compare(pairs)
+    _check_better(errors)
+    learner: Any = candidates()[PUBLISHED]()
+    learner.fit(pairs.features, pairs.speed)
+    model = bytes(learner.get_booster().save_raw("ubj"))
+    gpus = Counter(pair.gpu_model for pair in measured)
+    card = {
+        "features": list(PAIR_FEATURES),
+        "trained_on": dict(gpus) | {"pairs": len(measured), "families": len(families)},
+        "errors": errors,
+        "chosen": PUBLISHED,
+    }
+    return artifacts.publish(KIND, model, card)
+
+
+def _check_better(errors: dict[str, dict[str, float]]) -> None:
+    ours, bar = errors[PUBLISHED], errors[QUADRATIC]
+    if ours["unseen_pair"] >= bar["unseen_pair"] or (
+        ours["unseen_model"] > _TIE * bar["unseen_model"]
+    ):
+        raise TandemError(
+            "The trained model is no better than the quadratic in total utilisation "
+            f"(unseen pairs {ours['unseen_pair']:.3f} and {bar['unseen_pair']:.3f}, unseen models "
+            f"{ours['unseen_model']:.3f} and {bar['unseen_model']:.3f}), so it was not published.",
+            "Measure more pairs, of more families.",
+        )

@@ -1,0 +1,1 @@
+"""The scheduler extender: verbs, queue controller, webhook."""

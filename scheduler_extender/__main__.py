@@ -1,0 +1,37 @@
+"""`python -m scheduler_extender --config FILE`: run the extender."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import uvloop
+
+from scheduler_extender.app import serve
+from scheduler_extender.config import read_config
+from tandem.errors import TandemError
+
+
+def main() -> int:
+    """Run until stopped; 0, or 1 with a sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="scheduler_extender", description=__doc__)
+    parser.add_argument("--config", type=Path, help="a YAML file; the defaults without one")
+    arguments = parser.parse_args()
+    try:
+        config = read_config(arguments.config)
+        logging.basicConfig(
+            level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
+        uvloop.run(serve(config))
+    except TandemError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"  {error.hint}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

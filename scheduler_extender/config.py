@@ -1,0 +1,153 @@
+"""The extender's configuration: one YAML file, refused with the path of whatever is wrong in it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from scheduler_extender.admission import AdmissionConfig
+from tandem.contracts import names
+from tandem.errors import TandemError
+from tandem.policy.catalog import Profile, load_profile
+
+_SHOWN = 80  # characters of a wrong value that are repeated
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Listen(Section):
+    """Where kube-scheduler calls; port 0 takes a free one, which is logged."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8880
+
+
+class Public(Listen):
+    """The port for others: webhook, read-only API, metrics, probes.
+
+    TLS with the files where they are named; otherwise, in a cluster, with a certificate of our own
+    that all replicas share in a Secret, made for `service_names`, and installed in the webhook's
+    configuration. The in-memory API has no webhook and needs none.
+    """
+
+    host: str = "0.0.0.0"  # noqa: S104 - the API server and Prometheus come from elsewhere
+    port: Port = 8443
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    namespace: str = names.NAMESPACE
+    service_names: tuple[str, ...] = (f"tandem-webhook.{names.NAMESPACE}.svc", "localhost")
+
+
+class Leader(Section):
+    """Whose Lease says that this replica acts: that of the kube-scheduler beside it.
+
+    `hostname` is the holder's name before the underscore; the machine's own where it is empty.
+    With `always`, there is one replica and it always acts.
+    """
+
+    always: bool = False
+    namespace: str = names.NAMESPACE
+    lease: str = names.LEASE_NAME
+    hostname: str = ""
+
+
+class QueueConfig(Section):
+    """What an operator may choose about the queue, beside the profile's order.
+
+    `min_run_s`: a gang that runs is left alone for so long. `preemption_cost_s`: what a preemption
+    costs; whoever is to give way must have had more service than who waits by that times its GPUs.
+    `partial_gang_s`: a gang of which only a part has got a place is released whole after that.
+    `history_jobs`: finished jobs from which a Gittins order learns.
+    """
+
+    plan_life_s: Seconds = 30.0
+    min_run_s: Annotated[float, Field(ge=0)] = 300.0
+    max_preemptions_per_hour: Annotated[int, Field(ge=0, le=100)] = 4
+    preemption_cost_s: Annotated[float, Field(ge=0)] = 60.0
+    partial_gang_s: Seconds = 60.0
+    history_jobs: Annotated[int, Field(ge=0, le=5000)] = 1000
+
+
+def _by_name(value: object) -> object:
+    return load_profile(value) if isinstance(value, str) else value
+
+
+class ExtenderConfig(Section):
+    """Everything that can be set."""
+
+    api: Literal["cluster", "memory"] = "cluster"
+    kubeconfig: Path | None = None
+    verbs: Listen = Listen()
+    public: Public = Public()
+    profile: Annotated[Profile, BeforeValidator(_by_name)] = Field(
+        default_factory=lambda: load_profile("tandem"),
+        description="the name of a shipped profile, or one spelt out",
+    )
+    max_jobs_per_gpu: Annotated[int, Field(ge=1, le=64)] = 2
+    stale_after_s: Seconds = 150.0
+    predictor_url: str | None = None
+    leader: Leader = Leader()
+    queue: QueueConfig = QueueConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+
+class ConfigError(TandemError):
+    """The file cannot be used; the message has one line per mistake."""
+
+
+def read_config(path: Path | None) -> ExtenderConfig:
+    """Return the configuration in a file; the defaults where none is named.
+
+    Raises:
+        ConfigError: the file is missing, is no YAML, or has mistakes; each with its path.
+    """
+    if path is None:
+        return ExtenderConfig()
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "name a file that can be read") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}", "this is no YAML") from error
+    try:
+        return ExtenderConfig.model_validate(document or {})
+    except ValidationError as error:
+        lines = [f"{path}: {_said(mistake)}" for mistake in error.errors()]
+        raise ConfigError("\n".join(lines), "docs/extender.md says what can be set") from error
+
+
+def _said(mistake: ErrorDetails) -> str:
+    """Say a mistake with its path and, for an unknown key, the nearest known ones."""
+    where = mistake["loc"]
+    path = ".".join(map(str, where)) or "the file"
+    if mistake["type"] != "extra_forbidden":
+        shown = "" if mistake["type"] == "missing" else f", not {mistake['input']!r}"
+        return f"{path}: {mistake['msg'].removeprefix('Value error, ')}{shown[:_SHOWN]}"
+    known = _keys(where[:-1])
+    near = get_close_matches(str(where[-1]), known, n=2) or known
+    return f"{path}: there is no such key; nearest: {', '.join(near)}"
+
+
+def _keys(where: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the section at a path, none where it is no section of ours."""
+    model: type[BaseModel] = ExtenderConfig
+    for part in where:
+        field = model.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

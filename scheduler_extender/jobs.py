@@ -1,0 +1,84 @@
+"""From the messages to the policy core's Job: what a gang demands, what is predicted of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source
+from tandem.policy.job import Job, gib
+
+
+def unpredicted_load(demand: Demand) -> Load:
+    """Return the load of a job when no predictor answers: what was declared, or the whole GPU.
+
+    A job that declared its memory may share by it; its utilisation, unless declared, counts as
+    100 %. A job of which nothing is known takes whole GPUs and has no figures of its own.
+    """
+    known = demand.declared_memory_bytes is not None
+    memory = demand.declared_memory_bytes or 0
+    utilisation = demand.declared_utilisation_percent
+    return Load(
+        utilisation_percent=100.0 if utilisation is None else utilisation,
+        utilisation_p95_percent=100.0 if utilisation is None else utilisation,
+        memory_base_bytes=memory,
+        memory_peak_extra_bytes=0,
+        peak_probability=0.0,
+        memory_p95_bytes=memory,
+        utilisation_source=Source.WHOLE_GPU if utilisation is None else Source.DECLARED,
+        memory_source=Source.DECLARED if known else Source.WHOLE_GPU,
+    )
+
+
+def policy_job(
+    job_id: str,
+    demand: Demand,
+    load: Load,
+    *,
+    pods: int | None = None,
+    queued_at_s: float = 0.0,
+    attained_gpu_seconds: float = 0.0,
+) -> Job:
+    """Return the job as policies see it; memory is the upper estimate, so that sharing is safe.
+
+    `pods` is how many start now (a gang, or one replacement); by default the whole gang.
+    """
+    base = gib(load.memory_base_bytes)
+    peak = max(
+        gib(load.memory_base_bytes + load.memory_peak_extra_bytes), gib(load.memory_p95_bytes)
+    )
+    return Job(
+        id=job_id,
+        pods=demand.gang_size if pods is None else pods,
+        gpus_per_pod=demand.gpus_per_pod,
+        memory_base_gib=base,
+        memory_peak_extra_gib=peak - base,
+        peak_probability=load.peak_probability,
+        gpu_utilisation=load.utilisation_percent,
+        exclusive=demand.exclusive or load.memory_source is Source.WHOLE_GPU,
+        checkpointable=demand.checkpoint,
+        queued_at_s=queued_at_s,
+        attained_gpu_seconds=attained_gpu_seconds,
+        model=demand.model or "",
+    )
+
+
+def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | None = None) -> Job:
+    """Return the policy core's job of a GPUJob."""
+    return policy_job(
+        job_id,
+        spec.demand,
+        status.load or unpredicted_load(spec.demand),
+        pods=pods,
+        queued_at_s=seconds(status.queued_at) if status.queued_at else 0.0,
+        attained_gpu_seconds=status.attained_gpu_seconds,
+    )
+
+
+def seconds(time: str) -> float:
+    """Return the Unix time of an RFC 3339 time."""
+    return datetime.fromisoformat(time).timestamp()
+
+
+def rfc3339(unix_s: float) -> str:
+    """Return a Unix time as Kubernetes writes it, with microseconds."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,85 @@
+"""Whether this replica acts: kube-scheduler's own Lease says so, there is no second election.
+
+The extender stands beside its kube-scheduler in one pod, so it is active exactly while that
+scheduler holds the Lease. A lost API server ends activity when the last seen renewal has expired.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from scheduler_extender.jobs import seconds
+from tandem.kube.api import ClusterApi
+from tandem.kube.errors import KubeError
+from tandem.kube.resource import LEASES
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+
+
+class LeaseWatch:
+    """Reads the Lease every second in a thread; `active()` is cheap and never blocks.
+
+    kube-scheduler's holder identity is `HOSTNAME_UUID`; `hostname` is that of our pod.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        namespace: str,
+        name: str,
+        hostname: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._hostname = hostname
+        self._clock = clock
+        self._active_until_s = 0.0
+        self._term = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; activity ends."""
+        self._stop.set()
+        self._active_until_s = 0.0
+
+    def active(self) -> bool:
+        """Return True while the scheduler beside us holds the Lease."""
+        return self._clock() < self._active_until_s
+
+    def term(self) -> str:
+        """Return the name of the term that we are in, '' while another leads."""
+        return self._term if self.active() else ""
+
+    def look(self) -> None:
+        """Read the Lease once."""
+        try:
+            spec = self._api.get(LEASES, self._name, self._namespace).get("spec") or {}
+        except KubeError as error:
+            log.warning("lease not read error=%s", error)
+            return
+        host = str(spec.get("holderIdentity") or "").rpartition("_")[0]
+        was_active = self.active()
+        self._active_until_s = (
+            seconds(spec["renewTime"]) + float(spec.get("leaseDurationSeconds") or 0)
+            if host == self._hostname and spec.get("renewTime")
+            else 0.0
+        )
+        holder, transitions = spec.get("holderIdentity"), spec.get("leaseTransitions")
+        self._term = f"{holder}.{transitions}"
+        if self.active() is not was_active:
+            log.info("active=%s holder=%s", self.active(), holder)
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self.look()

@@ -1,0 +1,190 @@
+"""A pod, trimmed to the fields that Tandem uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.contracts import names
+from tandem.contracts.quantity import parse_quantity
+
+_TERMINAL = ("Succeeded", "Failed")
+#: Parts of a pod that nobody here reads; dropped before anything keeps the object.
+_KEPT_METADATA = (
+    "name", "namespace", "uid", "resourceVersion", "labels", "annotations",
+    "ownerReferences", "creationTimestamp", "deletionTimestamp",
+)  # fmt: skip
+_KEPT_SPEC = (
+    "nodeName", "schedulerName", "schedulingGates", "nodeSelector", "tolerations", "affinity",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The controller of a pod."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """One pod; `gpus` is 0 for pods that ask for none of ours."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    node_name: str = ""
+    phase: str = "Pending"
+    gates: tuple[str, ...] = ()
+    deleting: bool = False
+    created_at: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    owner: Owner | None = None
+    gpus: int = 0
+    cpu: float = 0.0  # cores
+    memory_bytes: int = 0
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def gated(self) -> bool:
+        """True while our gate holds it back."""
+        return names.SCHEDULING_GATE in self.gates
+
+    @property
+    def finished(self) -> bool:
+        """True when it has ended and holds nothing any more."""
+        return self.phase in _TERMINAL
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that it was given; empty before it is bound."""
+        text = self.annotations.get(names.VISIBLE_DEVICES, "")
+        return tuple(part for part in text.split(",") if part)
+
+
+def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pod with only those parts that `pod_info` reads; still a pod object."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    status = pod.get("status") or {}
+    trimmed_spec: dict[str, Any] = {key: spec[key] for key in _KEPT_SPEC if key in spec}
+    for kind in ("containers", "initContainers"):
+        if spec.get(kind):
+            trimmed_spec[kind] = [
+                {"name": c.get("name", ""), "resources": c.get("resources") or {}}
+                | ({"restartPolicy": c["restartPolicy"]} if "restartPolicy" in c else {})
+                for c in spec[kind]
+            ]
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {key: metadata[key] for key in _KEPT_METADATA if key in metadata},
+        "spec": trimmed_spec,
+        "status": {
+            "phase": status.get("phase", "Pending"),
+            "startedAt": _first_time(status, "startedAt", min),
+            "finishedAt": _first_time(status, "finishedAt", max),
+        },
+    }
+
+
+def pod_info(pod: Mapping[str, Any]) -> PodInfo:
+    """Return the trimmed pod of a raw (or already trimmed) pod object."""
+    metadata, spec = pod["metadata"], pod.get("spec") or {}
+    status = pod.get("status") or {}
+    cpu, memory_bytes = _requests(spec)
+    return PodInfo(
+        namespace=metadata.get("namespace", "default"),
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
+        node_name=spec.get("nodeName") or "",
+        phase=status.get("phase") or "Pending",
+        gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
+        deleting="deletionTimestamp" in metadata,
+        created_at=metadata.get("creationTimestamp") or "",
+        started_at=status.get("startedAt") or _first_time(status, "startedAt", min),
+        finished_at=status.get("finishedAt") or _first_time(status, "finishedAt", max),
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+        owner=_controller(metadata.get("ownerReferences") or ()),
+        gpus=gpus_wanted(spec),
+        cpu=cpu,
+        memory_bytes=memory_bytes,
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=tuple(spec.get("tolerations") or ()),
+        affinity=spec.get("affinity") or {},
+    )
+
+
+def gpus_wanted(spec: Mapping[str, Any]) -> int:
+    """Return how many GPUs (shares of different ones) a pod spec asks for."""
+    return sum(
+        int(((c.get("resources") or {}).get("limits") or {}).get(names.RESOURCE) or 0)
+        for c in spec.get("containers") or ()
+    )
+
+
+def _requests(spec: Mapping[str, Any]) -> tuple[float, int]:
+    """Return CPU cores and memory bytes as the scheduler counts them.
+
+    The sum over containers (and sidecars), or the largest init container where that is more.
+    """
+    totals = {"cpu": 0.0, "memory": 0.0}
+    largest_init = {"cpu": 0.0, "memory": 0.0}
+    for container in spec.get("containers") or ():
+        for name in totals:
+            totals[name] += _request(container, name)
+    for container in spec.get("initContainers") or ():
+        for name in totals:
+            if container.get("restartPolicy") == "Always":
+                totals[name] += _request(container, name)
+            else:
+                largest_init[name] = max(largest_init[name], _request(container, name))
+    return (
+        max(totals["cpu"], largest_init["cpu"]),
+        int(max(totals["memory"], largest_init["memory"])),
+    )
+
+
+def _request(container: Mapping[str, Any], name: str) -> float:
+    resources = container.get("resources") or {}
+    value = (resources.get("requests") or {}).get(name, (resources.get("limits") or {}).get(name))
+    return float(parse_quantity(value)) if value is not None else 0.0
+
+
+def _controller(references: Iterable[Mapping[str, Any]]) -> Owner | None:
+    for reference in references:
+        if reference.get("controller"):
+            return Owner(
+                reference["apiVersion"], reference["kind"], reference["name"], reference["uid"]
+            )
+    return None
+
+
+def _first_time(status: Mapping[str, Any], what: str, choose: Callable[[list[str]], str]) -> str:
+    """Return the earliest start or the latest end among the containers' states, or ''.
+
+    RFC 3339 in UTC with seconds sorts as text.
+    """
+    times = [
+        str(part[what])
+        for container in status.get("containerStatuses") or ()
+        for part in (container.get("state") or {}).values()
+        if isinstance(part, dict) and part.get(what)
+    ]
+    return choose(times) if times else ""

@@ -1,0 +1,97 @@
+"""What the queue tells Prometheus about itself."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem.contracts.resources import Phase
+
+if TYPE_CHECKING:
+    from scheduler_extender.queue import Controller
+
+_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class QueueMetrics:
+    """Counters of one controller, in the registry of its service."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._registry = registry or CollectorRegistry()
+        self._planning = Histogram(
+            "tandem_queue_cycle_duration_seconds",
+            "Time to plan one cycle of admission, beside the event loop.",
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._promotions = Counter(
+            "tandem_queue_promotions_total",
+            "Jobs that had starved and were put back into the first queue.",
+            registry=self._registry,
+        )
+
+    def planned(self, seconds: float) -> None:
+        """Count one cycle."""
+        self._planning.observe(seconds)
+
+    def promoted(self) -> None:
+        """Count one promotion."""
+        self._promotions.inc()
+
+    def watch(self, controller: Controller) -> None:
+        """Report on a controller at each scrape (on the event loop)."""
+        self._registry.register(_OfQueue(controller))
+
+
+class _OfQueue(Collector):
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        controller = self._controller
+        records = [gang.record for gang in controller.registry.gangs.values()]
+        tally = Tally(record.status.phase for record in records if record is not None)
+        phases = GaugeMetricFamily("tandem_queue_jobs", "GPUJobs by phase.", labels=["phase"])
+        for phase in Phase:
+            phases.add_metric([phase.value], tally[phase])
+        yield phases
+        longest, starving = controller.waits()
+        yield GaugeMetricFamily(
+            "tandem_queue_longest_wait_seconds",
+            "Time for which the job that waits longest has waited since it last ran or came.",
+            value=longest,
+        )
+        yield GaugeMetricFamily(
+            "tandem_queue_preempted_longest_wait_seconds",
+            "The same among jobs that were preempted: what the promotion bounds.",
+            value=starving,
+        )
+        yield CounterMetricFamily(
+            "tandem_queue_preemptions",
+            "Running jobs that were told to give up their GPUs for others.",
+            value=controller.preemptions,
+        )
+        yield GaugeMetricFamily(
+            "tandem_queue_backlog",
+            "Jobs whose picture has changed and who have not been looked at yet.",
+            value=controller.work.pending,
+        )
+        yield CounterMetricFamily(
+            "tandem_queue_failures",
+            "Decisions and acts that were broken off by an error of ours.",
+            value=controller.work.failures,
+        )
+        evictions = CounterMetricFamily(
+            "tandem_queue_guard_evictions",
+            "Evictions that agents asked for because a pod outgrew its prediction, by outcome.",
+            labels=["outcome"],
+        )
+        for outcome, count in controller.evictions.outcomes.items():
+            evictions.add_metric([outcome], count)
+        yield evictions

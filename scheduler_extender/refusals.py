@@ -1,0 +1,52 @@
+"""What was refused and still is: nobody is tried again before there is more room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+import numpy as np
+
+from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.decision import Waits
+from tandem.policy.units import Bools
+
+_KEPT = 20_000
+
+
+class Refusals:
+    """Refusals by what was asked for (`of`), dropped as soon as they might no longer hold."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[object, ...], Waits] = {}
+        self._seen: Snapshot | None = None
+        self._eligible: dict[tuple[object, ...], Bools] = {}
+
+    def forget(self) -> None:
+        """Drop all refusals; the next cycle tries everybody."""
+        self.of.clear()
+
+    def look(self, snapshot: Snapshot, eligible: Mapping[tuple[object, ...], Bools]) -> None:
+        """Compare the cluster with how it last was; forget where it may take more than then."""
+        seen, self._seen = self._seen, snapshot
+        known, self._eligible = self._eligible, dict(eligible)
+        if (
+            seen is None
+            or seen.gpu_ids != snapshot.gpu_ids
+            or len(self.of) > _KEPT
+            or _roomier(seen.gpus, snapshot.gpus)
+            or any(
+                shape in known and (mask & ~known[shape]).any() for shape, mask in eligible.items()
+            )
+        ):
+            self.forget()
+
+
+def _roomier(before: GpuArrays, after: GpuArrays) -> bool:
+    """Return False only where each row is as it was, or has got residents beside its own."""
+    changed = np.zeros(len(before), dtype=np.bool_)
+    for field in fields(GpuArrays):
+        differs = getattr(before, field.name) != getattr(after, field.name)
+        changed |= differs if differs.ndim == 1 else differs.any(axis=1)
+    fuller = after.jobs > before.jobs
+    return bool((changed & ~fuller).any())

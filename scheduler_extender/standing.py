@@ -1,0 +1,215 @@
+"""Where each gang stands in the order: its service, its queue, its rank.
+
+The order itself is the policy core's, the same object as in the simulator; here is only what it
+asks for, kept gang by gang as events change it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduler_extender.accounting import gpus_running, with_service
+from scheduler_extender.jobs import job_of, seconds
+from scheduler_extender.records import GpuJobRecord, Key
+from scheduler_extender.registry import Gang
+from tandem.contracts.resources import Phase
+from tandem.policy.job import Job
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.base import KeyOrder
+from tandem.policy.ordering.queues import Queues
+
+_NOBODY = Job(id="")  # stands in a row that is free
+
+
+@dataclass(slots=True)
+class Standing:
+    """One gang as the order sees it. Times are Unix seconds, services GPU-seconds."""
+
+    row: int
+    job: Job
+    attained: float  # lifetime, as of `since_s`
+    promoted: float  # lifetime when last promoted
+    rate: int  # GPUs that run, by which the service grows per second
+    since_s: float
+    placed: bool  # holds GPUs, or has a plan
+    waiting_since_s: float
+    first_started_s: float
+    prioritized_s: float  # moved to the front then; infinite if never
+    gives_way_s: float  # may be preempted from then on; infinite if never
+    holders: tuple[str, ...]  # uids of the pods that hold its GPUs
+    leaving: tuple[str, ...]  # those of them that are on their way out
+    next_level: float  # priority service at which its place changes
+
+    def service(self, now_s: float) -> float:
+        """Return the priority service."""
+        return self.attained - self.promoted + self.rate * max(0.0, now_s - self.since_s)
+
+
+class Standings:
+    """All open gangs in the order's memory. Rows stay a gang's own as long as it is here."""
+
+    def __init__(self, order: KeyOrder) -> None:
+        self.order = order
+        self.of: dict[Key, Standing] = {}
+        self.placed: set[Key] = set()
+        self._state = order.state()
+        self._rows: list[Key | None] = []
+        self._free: list[int] = []
+
+    def put(self, gang: Gang, now_s: float, gives_way_s: float) -> bool:
+        """Take in a gang as it is now; True where jobs now compete anew."""
+        record = gang.record
+        assert record is not None
+        known = self.of.get(gang.key)
+        row = known.row if known else self._row(gang.key)
+        standing = _standing(gang, record, now_s, row, gives_way_s)
+        if standing.placed:
+            self.placed.add(gang.key)
+        else:
+            self.placed.discard(gang.key)
+        self.of[gang.key] = standing
+        if known is None:
+            service = standing.service(now_s)
+            standing.next_level = self.order.next_level_gpu_s(service)
+            self._state.add(standing.row, service)
+            return True
+        # A promotion counts from when it was decided, a threshold until `cross` has seen it.
+        standing.promoted = max(standing.promoted, known.promoted)
+        standing.next_level = known.next_level
+        return known.placed and not standing.placed
+
+    def drop(self, key: Key) -> bool:
+        """Forget a gang that has ended; True where it was here."""
+        standing = self.of.pop(key, None)
+        if standing is None:
+            return False
+        self.placed.discard(key)
+        self._state.remove(standing.row)
+        self._rows[standing.row] = None
+        self._free.append(standing.row)
+        return True
+
+    def place(self, key: Key) -> None:
+        """Note that a gang has just been given a place."""
+        self.of[key].placed = True
+        self.placed.add(key)
+
+    def cross(self, now_s: float) -> list[Key]:
+        """Demote those whose service has come to a threshold; return them."""
+        crossed = [
+            key
+            for key in self.placed
+            if self.of[key].rate and self.of[key].service(now_s) >= self.of[key].next_level
+        ]
+        for key in crossed:
+            standing = self.of[key]
+            service = standing.service(now_s)
+            standing.next_level = self.order.next_level_gpu_s(service)
+            self._state.cross(standing.row, service)
+        return crossed
+
+    def starving(self, now_s: float) -> list[Key]:
+        """Return those that were preempted and have waited for as long as promotes them."""
+        return [
+            key
+            for key, standing in self.of.items()
+            if not standing.placed
+            and standing.attained > standing.promoted
+            and now_s - standing.waiting_since_s
+            >= self.order.promote_after_s(standing.service(now_s) / standing.job.gpus)
+        ]
+
+    def promote(self, key: Key) -> None:
+        """Put a gang back into the first queue, its priority service at nothing."""
+        standing = self.of[key]
+        standing.promoted = standing.attained
+        standing.next_level = self.order.next_level_gpu_s(0.0)
+        self._state.cross(standing.row, 0.0)
+
+    def rank(self, now_s: float, history: History) -> list[Key]:
+        """Return all gangs, first to be tried first; those moved to the front before all others."""
+        arrays = self._arrays(now_s)
+        ranked = [self._rows[row] for row in self._state.rank(arrays, now_s, history).tolist()]
+        keys = [key for key in ranked if key is not None]
+        front = sorted(
+            (key for key in keys if self.of[key].prioritized_s < np.inf),
+            key=lambda key: self.of[key].prioritized_s,
+        )
+        return [*front, *(key for key in keys if self.of[key].prioritized_s == np.inf)]
+
+    def queue_of(self, key: Key, now_s: float) -> int | None:
+        """Return the queue that a gang is in, 0 first; None where the order has none."""
+        standing = self.of.get(key)
+        if standing is None or not isinstance(self.order, Queues):
+            return None
+        return int(self.order.level(standing.service(now_s)))
+
+    def settle(self) -> None:
+        """Let the order note who has a place after a round."""
+        placed = np.zeros(len(self._rows), dtype=np.bool_)
+        placed[[self.of[key].row for key in self.placed]] = True
+        self._state.settle(placed)
+
+    def _row(self, key: Key) -> int:
+        if self._free:
+            row = self._free.pop()
+            self._rows[row] = key
+            return row
+        self._rows.append(key)
+        return len(self._rows) - 1
+
+    def _arrays(self, now_s: float) -> JobArrays:
+        rows = [None if key is None else self.of[key] for key in self._rows]
+        arrays = JobArrays.of([_NOBODY if s is None else s.job for s in rows])
+        count = len(rows)
+        attained, service = np.zeros(count), np.zeros(count)
+        waiting_since, first_started = np.zeros(count), np.full(count, np.inf)
+        placed = np.zeros(count, dtype=np.bool_)
+        for row, standing in enumerate(rows):
+            if standing is None:
+                continue
+            service[row] = standing.service(now_s)
+            attained[row] = service[row] + standing.promoted
+            waiting_since[row] = standing.waiting_since_s
+            first_started[row] = standing.first_started_s
+            placed[row] = standing.placed
+        if np.isfinite(self.order.slice_s):
+            # Decisions are made once a slice: what differs by less than half of one (the time in
+            # which pods start and stop, the clocks of nodes) is a tie.
+            step = self.order.slice_s * arrays.gpus / 2
+            service = np.round(service / step) * step
+        return replace(
+            arrays,
+            running=placed,
+            since_s=np.full(count, now_s),
+            attained_at_since=attained,
+            service_at_since=service,
+            waiting_since_s=waiting_since,
+            first_started_s=first_started,
+        )
+
+
+def _standing(
+    gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float
+) -> Standing:
+    status = with_service(record.status, gang, now_s)
+    spec, holders = record.spec, gang.holders()
+    leaves = status.phase is Phase.PREEMPTING
+    return Standing(
+        row=row,
+        job=job_of(f"{record.namespace}/{record.name}", spec, status),
+        attained=status.attained_gpu_seconds,
+        promoted=status.promoted_gpu_seconds,
+        rate=gpus_running(gang),
+        since_s=now_s,
+        placed=status.phase in (Phase.ADMITTED, Phase.RUNNING) or bool(holders),
+        waiting_since_s=seconds(status.waiting_since) if status.waiting_since else now_s,
+        first_started_s=seconds(status.started_at) if status.started_at else np.inf,
+        prioritized_s=seconds(spec.prioritized_at) if spec.prioritized_at else np.inf,
+        gives_way_s=gives_way_s,
+        holders=tuple(pod.uid for pod in holders),
+        leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
+        next_level=np.inf,
+    )

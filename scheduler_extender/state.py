@@ -1,0 +1,315 @@
+"""The one mutable object of the extender: the cluster as its event loop knows it.
+
+Fed by events in any order, it depends on what the API server last said of each object, on the
+clock and on the Bindings under way, and on nothing else. The event loop alone touches it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scheduler_extender.gangs import gpujob_name
+from scheduler_extender.ledger import Claim, Hold, Ledger
+from scheduler_extender.nodes import NodeBook
+from scheduler_extender.pods import PodInfo
+from scheduler_extender.records import (
+    PARSERS,
+    GpuJobRecord,
+    GpuNodeRecord,
+    Key,
+    NodeRecord,
+    PodRecord,
+    Record,
+    worker_by_annotations,
+)
+from scheduler_extender.table import GpuKind, GpuTable, LiveSnapshot
+from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.job import Job
+from tandem.policy.units import Bools, Ints
+
+KINDS = tuple(PARSERS)
+_GRAVES = 20_000  # uids of objects that are gone: an answer read before the deletion may come after
+
+
+class ClusterState:
+    """Nodes, GPUs, pods, gangs, and who holds what.
+
+    `max_jobs_per_gpu` caps the shares that agents offer; a report older than `stale_after_s` makes
+    its GPUs stale. `now_s` (Unix time) only moves by `tick`.
+    """
+
+    def __init__(
+        self, *, now_s: float, max_jobs_per_gpu: int = 2, stale_after_s: float = 150.0
+    ) -> None:
+        self.now_s = now_s
+        self._max_jobs_per_gpu = max_jobs_per_gpu
+        self._stale_after_s = stale_after_s
+        self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
+        self.ledger = Ledger(self.table)
+        self.nodes = NodeBook()
+        self._objects: dict[str, dict[Key, Record]] = {kind: {} for kind in KINDS}
+        self._graves: OrderedDict[str, None] = OrderedDict()
+        self._pods: dict[str, PodRecord] = {}  # by uid
+        self._members: dict[Key, set[str]] = {}  # GPUJob -> uids of its pods
+        self._plans: dict[str, dict[Key, Claim]] = {}  # uid -> claims of plans that have not ended
+        self._deadlines: dict[Key, float] = {}  # GPUJob -> end of its plan
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> GpuArrays:
+        """All GPUs, live and read-only; see GpuTable for its rows."""
+        return self.table.gpus
+
+    @property
+    def generation(self) -> int:
+        """Grows with each change to a row."""
+        return self.table.generation
+
+    def snapshot(self) -> LiveSnapshot:
+        """Return frozen copies for planning, nodes in the order of their names."""
+        return self.table.snapshot()
+
+    def unchanged(self, snapshot: Snapshot, rows: Iterable[int]) -> bool:
+        """Say whether `rows` of a snapshot of ours still are what they were when it was taken."""
+        assert isinstance(snapshot, LiveSnapshot)
+        return self.table.unchanged(snapshot, rows)
+
+    def eligible_nodes(self, pod: PodInfo) -> Bools:
+        """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
+        return self.nodes.eligible(pod, self.table.sorted_names)
+
+    def node_rows(self, node: str) -> Ints:
+        """Return the rows of a node's GPUs."""
+        return self.table.rows(node)
+
+    def rows_of(self, node: str, gpus: Iterable[str]) -> Ints:
+        """Return the rows of GPUs by UUID; those that are not there are left out."""
+        found = (self.table.row_of.get((node, gpu)) for gpu in gpus)
+        return np.array([row for row in found if row is not None], dtype=np.int64)
+
+    def pod(self, uid: str) -> PodRecord | None:
+        """Return a pod by its uid."""
+        return self._pods.get(uid)
+
+    def pod_named(self, namespace: str, name: str) -> PodRecord | None:
+        """Return a pod by its name."""
+        record = self._objects["pods"].get((namespace, name))
+        return record if isinstance(record, PodRecord) else None
+
+    def pods(self) -> Iterable[PodRecord]:
+        """Return all pods; for those of a gang see `members`."""
+        return self._pods.values()
+
+    def gpu_jobs(self) -> Mapping[Key, GpuJobRecord]:
+        """Return the gangs by (namespace, name)."""
+        return self._objects["gpujobs"]  # type: ignore[return-value] # kinds are kept apart
+
+    def gpu_nodes(self) -> Mapping[Key, GpuNodeRecord]:
+        """Return the agents' reports by ('', node)."""
+        return self._objects["gpunodes"]  # type: ignore[return-value] # kinds are kept apart
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the commonest type of GPU, None without GPUs."""
+        return self.table.commonest_kind()
+
+    def claims(self) -> dict[str, Claim]:
+        """Return by which claim each pod counts, by uid; a copy."""
+        return self.ledger.counting()
+
+    def members(self, gpujob: Key) -> list[PodRecord]:
+        """Return the pods of a gang by name."""
+        found = (self._pods[uid] for uid in self._members.get(gpujob, ()))
+        return sorted(found, key=lambda record: record.name)
+
+    def worker(self, pod: PodInfo) -> Job:
+        """Return the load of the pod's worker on each of its GPUs: its GPUJob's, or its own."""
+        gang = self.gpu_jobs().get((pod.namespace, gpujob_name(pod)))
+        job = gang.worker if gang else worker_by_annotations(pod)
+        return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
+
+    # --- what the API server says ---------------------------------------------------------------
+
+    def upsert(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """Take over an object as the API server has it; an older version changes nothing."""
+        self.apply(kind, PARSERS[kind](raw))
+
+    def apply(self, kind: str, record: Record) -> None:
+        """Take over an object that has been read already."""
+        if record.uid in self._graves:
+            return
+        known = self._objects[kind].get(record.key)
+        if known is not None and known.version >= record.version:
+            if known.uid != record.uid:  # a predecessor of that name, told late
+                self.forget(kind, record.key, record.uid)
+            return
+        if known is not None and known.uid != record.uid:
+            self._bury(kind, known)
+        self._objects[kind][record.key] = record
+        self._follow(record, gone=False)
+
+    def delete(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """Forget an object (only the one with this uid); it never comes back."""
+        metadata = raw["metadata"]
+        self.forget(
+            kind, (metadata.get("namespace") or "", metadata["name"]), metadata.get("uid") or ""
+        )
+
+    def forget(self, kind: str, key: Key, uid: str) -> None:
+        """Forget an object by its name and uid."""
+        known = self._objects[kind].get(key)
+        if known is not None and known.uid == uid:
+            self._bury(kind, known)
+            return
+        self._remember_grave(uid)
+        if kind == "pods":
+            self._derive(uid)
+
+    def replace_all(self, kind: str, raws: Iterable[Mapping[str, Any]]) -> None:
+        """Take over a whole collection: what is not in it is gone."""
+        seen = set()
+        for raw in raws:
+            record = PARSERS[kind](raw)
+            seen.add(record.key)
+            self.apply(kind, record)
+        for key, record in list(self._objects[kind].items()):
+            if key not in seen:
+                self._bury(kind, record)
+
+    def tick(self, now_s: float) -> None:
+        """Let the clock advance (Unix time): reports grow stale, plans end."""
+        self.now_s = now_s
+        self.table.tick(now_s, self._stale_after_s)
+        for key in [key for key, end in self._deadlines.items() if end <= now_s]:
+            self._drop_plan(key)
+
+    # --- Bindings under way -------------------------------------------------------------------
+
+    def reserve(self, uid: str, claim: Claim) -> None:
+        """Hold GPUs while a Binding is under way: until the watch shows it, or `release`."""
+        self.ledger.put(uid, Hold.RESERVED, claim)
+        self._derive(uid)
+
+    def release(self, uid: str) -> None:
+        """Give back what a failed Binding held."""
+        self.ledger.put(uid, Hold.RESERVED, None)
+        self._derive(uid)
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def _bury(self, kind: str, record: Record) -> None:
+        del self._objects[kind][record.key]
+        self._remember_grave(record.uid)
+        self._follow(record, gone=True)
+
+    def _remember_grave(self, uid: str) -> None:
+        self._graves[uid] = None
+        while len(self._graves) > _GRAVES:
+            self._graves.popitem(last=False)
+
+    def _follow(self, record: Record, *, gone: bool) -> None:
+        match record:
+            case NodeRecord():
+                self.nodes.put(record.name, None if gone else record)
+            case GpuNodeRecord():
+                self._follow_gpu_node(record, gone=gone)
+            case GpuJobRecord():
+                self._follow_gpu_job(record, gone=gone)
+            case PodRecord():
+                self._follow_pod(record, gone=gone)
+
+    def _follow_gpu_node(self, record: GpuNodeRecord, *, gone: bool) -> None:
+        if gone:
+            self.table.remove_node(record.name)
+            return
+        # Where memory is about to end, and until it is not, nobody joins those who are there.
+        full = {request.gpu for request in record.status.eviction_requests}
+        most = self._max_jobs_per_gpu
+        capped = [
+            replace(g, shares=min(g.shares, 1 if g.uuid in full else most)) for g in record.gpus
+        ]
+        self.ledger.sum_rows(self.table.put_node(record.name, capped))
+        self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)
+
+    def _follow_gpu_job(self, record: GpuJobRecord, *, gone: bool) -> None:
+        self._drop_plan(record.key)
+        if not gone and record.plan and record.plan_deadline_s > self.now_s:
+            self._deadlines[record.key] = record.plan_deadline_s
+            for pod in record.plan:
+                claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), record.worker)
+                self._plans.setdefault(pod.uid, {})[record.key] = claim
+                self._derive(pod.uid)
+        for uid in self._members.get(record.key, ()):
+            self._derive(uid)
+
+    def _follow_pod(self, record: PodRecord, *, gone: bool) -> None:
+        known = self._pods.get(record.uid)
+        if known is not None and known.ours:
+            members = self._members[known.gpujob]
+            members.discard(record.uid)
+            if not members:
+                del self._members[known.gpujob]
+        if gone:
+            self._pods.pop(record.uid, None)
+        else:
+            self._pods[record.uid] = record
+            if record.ours:
+                self._members.setdefault(record.gpujob, set()).add(record.uid)
+        self._derive(record.uid)
+
+    def _drop_plan(self, key: Key) -> None:
+        if self._deadlines.pop(key, None) is None:
+            return
+        for uid in [uid for uid, plans in self._plans.items() if key in plans]:
+            del self._plans[uid][key]
+            if not self._plans[uid]:
+                del self._plans[uid]
+            self._derive(uid)
+
+    def _derive(self, uid: str) -> None:
+        """Work out anew what a pod holds and what it takes of its node."""
+        record = self._pods.get(uid)
+        plans = self._plans.get(uid)
+        planned = plans[min(plans)] if plans else None
+        bound = None
+        settled = record is None and uid in self._graves
+        if record is not None:
+            pod = record.pod
+            settled = bool(pod.node_name) or pod.finished
+            if record.bound and pod.devices and record.ours:
+                devices = tuple(dict.fromkeys(pod.devices))
+                bound = Claim(pod.node_name, devices, self.worker(pod))
+        if settled or (record is not None and record.pod.deleting):
+            planned = None
+        # The stronger first, so that a pod whose Binding has come through changes nothing.
+        self.ledger.put(uid, Hold.BOUND, bound)
+        self.ledger.put(uid, Hold.PLANNED, planned)
+        if settled:
+            self.ledger.put(uid, Hold.RESERVED, None)
+        self.nodes.use(uid, self._use(record))
+
+    def _use(self, record: PodRecord | None) -> tuple[str, float, int] | None:
+        if record is None:
+            return None
+        pod = record.pod
+        if record.bound:
+            return pod.node_name, pod.cpu, pod.memory_bytes
+        held = self.ledger.held(record.uid)
+        return held and (held[1].node, pod.cpu, pod.memory_bytes)
+
+    # --- what must hold -----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything derived agrees with the objects. For tests."""
+        self.ledger.check()
+        for uid, record in self._pods.items():
+            assert self._objects["pods"][record.key] is record
+            assert not record.ours or uid in self._members[record.gpujob]
+        assert len(self._pods) == len(self._objects["pods"])
+        assert {node for _, node in self.gpu_nodes()} == set(self.table.slot_of)
+        assert not any(uid in self._graves for uid in self.nodes.uses())

@@ -1,0 +1,227 @@
+"""filter, prioritize and preempt: questions about the state, answered without side effects.
+
+kube-scheduler asks them of nodes that its plugins let through, possibly of one nominated node
+alone and possibly in vain, so that nothing may be reserved here: that is bind's (binding.py).
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import repeat
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler_extender.ledger import Hold
+from scheduler_extender.pods import PodInfo, pod_info
+from scheduler_extender.reasons import node_reason, reason_of_many
+from scheduler_extender.state import ClusterState
+from scheduler_extender.wire import (
+    MAX_SCORE,
+    ExtenderArgs,
+    ExtenderPreemptionArgs,
+    HostPriority,
+    MetaVictims,
+    Pod,
+    asked_nodes,
+    asked_victims,
+    filter_answer,
+)
+from tandem.policy.job import Job
+from tandem.policy.pipeline import Evaluation, Pipeline, evaluate
+from tandem.policy.units import Floats, Ints
+
+NO_AGENT = "no Tandem node agent reports here"
+#: Below the planned node's score: a plan is outvoted by the plugins' refusal alone.
+BEST_UNPLANNED = 8
+#: Nodes whose refusal is told GPU by GPU; an event has room for a few at most.
+_TOLD_IN_FULL = 4
+
+
+class MalformedPodError(ValueError):
+    """A pod that no API server would have sent."""
+
+
+def read_pod(pod: Pod | None) -> PodInfo:
+    """Return the pod of a request.
+
+    Raises:
+        MalformedPodError: it has no uid, or its requests are no quantities.
+    """
+    if not pod or not pod.get("metadata", {}).get("uid"):
+        raise MalformedPodError("Pod.metadata.uid: missing")
+    try:
+        return pod_info(pod)
+    except (ValueError, KeyError) as error:
+        raise MalformedPodError(f"Pod: {error}") from error
+
+
+class Verbs:
+    """The questions of kube-scheduler about one state and one pipeline."""
+
+    def __init__(self, state: ClusterState, pipeline: Pipeline) -> None:
+        self._state = state
+        self._pipeline = pipeline
+        self._known: tuple[object, Evaluation] | None = None
+        self._passed: tuple[int, list[str], Ints] = -1, [], np.zeros(0, dtype=np.int64)
+
+    def filter(self, args: ExtenderArgs) -> bytes:
+        """Return the nodes with enough GPUs that may take the pod, and why the others may not."""
+        pod, names = read_pod(args.get("Pod")), asked_nodes(args)
+        if pod.gpus == 0:
+            return filter_answer(json.dumps(names).encode()[1:-1])
+        table = self._state.table
+        slots = self._slots(names)
+        known = slots >= 0
+        here = slots[known]
+        evaluation = self._evaluate(self._state.worker(pod), pod.uid)
+        fits = _by_node(evaluation.allowed, False, table.matrix[here]).sum(axis=1) >= pod.gpus
+        fitting = here[fits]
+        all_fit = len(fitting) == len(names)
+        self._passed = (
+            table.layout,
+            names if all_fit else [table.node_names[slot] for slot in fitting.tolist()],
+            fitting,
+        )
+        fitting_names = table.lines.names(fitting)
+        if all_fit:
+            return filter_answer(fitting_names)
+        enough = table.gpus_of_slot[here] >= pod.gpus
+        hopeless = {
+            **{table.node_names[slot]: f"has fewer than {pod.gpus} GPUs in all"
+               for slot in here[~fits & ~enough].tolist()},
+            **{names[index]: NO_AGENT for index in np.flatnonzero(~known).tolist()},
+        }  # fmt: skip
+        return filter_answer(
+            fitting_names,
+            self._refusals(pod, here[~fits & enough], evaluation),
+            json.dumps(hopeless).encode()[1:-1],
+        )
+
+    def prioritize(self, args: ExtenderArgs) -> bytes:
+        """Return 10 for the planned node, for others the policy's score between 0 and 8."""
+        pod, names = read_pod(args.get("Pod")), asked_nodes(args)
+        slots = self._slots(names)
+        known = slots >= 0
+        here = slots[known]
+        scores = np.zeros(len(here), dtype=np.int64)
+        table = self._state.table
+        if pod.gpus > 0 and len(here):
+            job = self._state.worker(pod)
+            allowed = self._evaluate(job, pod.uid).allowed
+            score = evaluate(job, self._state.gpus, (), self._pipeline.scorers).score
+            score[~allowed] = -np.inf
+            scores = _whole_scores(_best_of_nodes(score, table.matrix[here], pod.gpus))
+            plan = self._state.ledger.claim(pod.uid, Hold.PLANNED)
+            if plan is not None:
+                scores[here == table.slot_of.get(plan.node, -2)] = MAX_SCORE
+        others: list[HostPriority] = [
+            {"Host": names[index], "Score": 0} for index in np.flatnonzero(~known).tolist()
+        ]
+        parts = (table.lines.scored(here, scores), json.dumps(others).encode()[1:-1])
+        return b"[%s]" % b",".join(filter(None, parts))
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
+        """Return those nodes (with the victims given) on which the pod would then have its GPUs."""
+        pod, proposed = read_pod(args.get("Pod")), asked_victims(args)
+        if pod.gpus == 0:
+            return proposed
+        job = self._state.worker(pod)
+        kept = {}
+        for node, victims in proposed.items():
+            rows = self._state.node_rows(node)
+            going = frozenset(victim["UID"] for victim in victims.get("Pods") or ())
+            left = self._state.ledger.without(rows, going | {pod.uid})
+            if int(self._pipeline.evaluate(job, left).allowed.sum()) >= pod.gpus:
+                kept[node] = victims
+        return kept
+
+    def _slots(self, names: list[str]) -> Ints:
+        """Return (names,): the slot of each node, -1 where no agent reports.
+
+        Prioritize asks for the nodes that filter has just let through: comparing is cheaper than
+        looking all up again.
+        """
+        table = self._state.table
+        layout, passed, slots = self._passed
+        if layout == table.layout and names == passed:
+            return slots
+        return np.fromiter(map(table.slot_of.get, names, repeat(-1)), np.int64, len(names))
+
+    def _evaluate(self, job: Job, uid: str) -> Evaluation:
+        """Return which GPUs may take a worker of the pod, its own claims left out.
+
+        Prioritize follows filter for the same pod at once, mostly in the same state: the answer is
+        kept until the state changes.
+        """
+        state = self._state
+        key = (uid, job, state.generation, len(state.gpus))
+        if self._known is not None and self._known[0] == key:
+            return self._known[1]
+        evaluation = evaluate(job, state.gpus, self._pipeline.constraints)
+        held = state.ledger.held(uid)
+        if held is not None:
+            own = state.rows_of(held[1].node, held[1].gpus)
+            alone = evaluate(
+                job, state.ledger.without(own, frozenset((uid,))), self._pipeline.constraints
+            )
+            evaluation.allowed[own] = alone.allowed
+            evaluation.refused_by[own] = alone.refused_by
+        self._known = (key, evaluation)
+        return evaluation
+
+    def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> bytes:
+        """Return why nodes were refused, as members: the first few by GPU, the rest in common."""
+        if len(slots) == 0:
+            return b""
+        table, constraints = self._state.table, self._pipeline.constraints
+        job = self._state.worker(pod)
+        in_full = []
+        for slot in slots[:_TOLD_IN_FULL].tolist():
+            node = table.node_names[slot]
+            rows = table.rows(node)
+            gpus = self._state.ledger.without(rows, frozenset((pod.uid,)))
+            ids = [f"{node}/{table.gpu_ids[row]}" for row in rows.tolist()]
+            in_full.append(node_reason(job, gpus, ids, constraints))
+        first = table.lines.members(
+            slots[:_TOLD_IN_FULL], in_full, np.arange(len(in_full), dtype=np.int64)
+        )
+        rest = slots[_TOLD_IN_FULL:]
+        refused_by = _by_node(evaluation.refused_by, -1, table.matrix[rest])
+        mostly = np.argmax(
+            [(refused_by == index).sum(axis=1) for index in range(len(constraints))], axis=0
+        )
+        in_common = [reason_of_many(constraint.kind, pod.gpus) for constraint in constraints]
+        return b",".join(filter(None, (first, table.lines.members(rest, in_common, mostly))))
+
+
+_Value = TypeVar("_Value", np.bool_, np.int64, np.float64)
+
+
+def _by_node(values: NDArray[_Value], filler: float, matrix: Ints) -> NDArray[_Value]:
+    """Return (nodes, widest node): the values of each node's rows, `filler` where it has fewer."""
+    return np.append(values, np.array([filler], dtype=values.dtype))[matrix]
+
+
+def _best_of_nodes(score: Floats, matrix: Ints, wanted: int) -> Floats:
+    """Return (nodes,): the mean score of the `wanted` best GPUs; -inf where fewer are allowed."""
+    by_node = _by_node(score, -np.inf, matrix)
+    if wanted > by_node.shape[1]:
+        return np.full(len(matrix), -np.inf)
+    if wanted == 1:
+        best: Floats = by_node.max(axis=1)
+        return best
+    mean: Floats = -np.partition(-by_node, wanted - 1, axis=1)[:, :wanted].mean(axis=1)
+    return mean
+
+
+def _whole_scores(best: Floats) -> Ints:
+    """Return (nodes,) whole numbers: 8 for the best, 0 for the worst and for the impossible."""
+    scores = np.zeros(len(best), dtype=np.int64)
+    possible = np.isfinite(best)
+    if possible.any():
+        low, high = best[possible].min(), best[possible].max()
+        share = (best[possible] - low) / (high - low) if high > low else 1.0
+        scores[possible] = np.rint(BEST_UNPLANNED * share)
+    return scores

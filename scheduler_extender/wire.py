@@ -1,0 +1,203 @@
+"""The extender protocol, v1, as kube-scheduler speaks it: keys are Go field names.
+
+Requests are validated from bytes, and only the fields that we use are kept. Answers with a line
+per node are put together from ready-made pieces: they are the larger part of a verb's time.
+Source: k8s.io/kube-scheduler/extender/v1/types.go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+MAX_SCORE = 10  # extenderv1.MaxExtenderPriority
+_IGNORE = ConfigDict(extra="ignore")
+
+Text = Annotated[str, Field(max_length=4096)]
+Pairs = dict[str, str]
+
+
+@with_config(_IGNORE)
+class Owner(TypedDict, total=False):
+    """metav1.OwnerReference."""
+
+    apiVersion: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool | None
+
+
+@with_config(_IGNORE)
+class Metadata(TypedDict, total=False):
+    """metav1.ObjectMeta, as far as a verb reads it."""
+
+    name: str
+    namespace: str
+    uid: str
+    resourceVersion: str
+    labels: Pairs | None
+    annotations: Pairs | None
+    ownerReferences: list[Owner] | None
+
+
+@with_config(_IGNORE)
+class Resources(TypedDict, total=False):
+    """corev1.ResourceRequirements."""
+
+    limits: dict[str, str | int | float] | None
+    requests: dict[str, str | int | float] | None
+
+
+@with_config(_IGNORE)
+class Container(TypedDict, total=False):
+    """corev1.Container."""
+
+    name: str
+    resources: Resources | None
+
+
+@with_config(_IGNORE)
+class PodSpec(TypedDict, total=False):
+    """corev1.PodSpec."""
+
+    nodeName: str
+    containers: list[Container] | None
+
+
+@with_config(_IGNORE)
+class Pod(TypedDict, total=False):
+    """corev1.Pod."""
+
+    metadata: Metadata
+    spec: PodSpec
+
+
+@with_config(_IGNORE)
+class Named(TypedDict, total=False):
+    """An object of which only the metadata matters."""
+
+    metadata: Metadata
+
+
+@with_config(_IGNORE)
+class NodeList(TypedDict, total=False):
+    """corev1.NodeList."""
+
+    items: list[Named] | None
+
+
+@with_config(_IGNORE)
+class ExtenderArgs(TypedDict, total=False):
+    """What filter and prioritize are asked. NodeNames where `nodeCacheCapable`, else Nodes."""
+
+    Pod: Pod
+    NodeNames: list[str] | None
+    Nodes: NodeList | None
+
+
+@with_config(_IGNORE)
+class ExtenderBindingArgs(TypedDict):
+    """What bind is asked."""
+
+    PodName: Text
+    PodNamespace: Text
+    PodUID: Text
+    Node: Text
+
+
+@with_config(_IGNORE)
+class Victims(TypedDict, total=False):
+    """Victims as whole pods: what is sent where not `nodeCacheCapable`."""
+
+    Pods: list[Named] | None
+    NumPDBViolations: int
+
+
+@with_config(_IGNORE)
+class MetaPod(TypedDict):
+    """A victim by uid."""
+
+    UID: str
+
+
+@with_config(_IGNORE)
+class MetaVictims(TypedDict, total=False):
+    """Victims by uid."""
+
+    Pods: list[MetaPod] | None
+    NumPDBViolations: int
+
+
+@with_config(_IGNORE)
+class ExtenderPreemptionArgs(TypedDict, total=False):
+    """What preempt is asked: per node, who would have to go."""
+
+    Pod: Pod
+    NodeNameToVictims: dict[str, Victims] | None
+    NodeNameToMetaVictims: dict[str, MetaVictims] | None
+
+
+class HostPriority(TypedDict):
+    """One line of prioritize's answer; the score is a whole number from 0 to 10."""
+
+    Host: str
+    Score: Annotated[int, Field(ge=0, le=MAX_SCORE)]
+
+
+class ExtenderFilterResult(TypedDict):
+    """What filter answers. A null NodeNames says that no node fits."""
+
+    Nodes: None
+    NodeNames: list[str] | None
+    FailedNodes: dict[str, str]
+    FailedAndUnresolvableNodes: dict[str, str]
+    Error: str
+
+
+FILTER = TypeAdapter(ExtenderArgs)
+BIND = TypeAdapter(ExtenderBindingArgs)
+PREEMPT = TypeAdapter(ExtenderPreemptionArgs)
+
+
+def asked_nodes(args: ExtenderArgs) -> list[str]:
+    """Return the names of the nodes in question, whichever way they were sent."""
+    names = args.get("NodeNames")
+    if names is not None:
+        return names
+    nodes = args.get("Nodes") or {}
+    return [item.get("metadata", {}).get("name", "") for item in nodes.get("items") or ()]
+
+
+def asked_victims(args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
+    """Return the proposed victims per node by uid, whichever way they were sent."""
+    named = args.get("NodeNameToMetaVictims")
+    if named is not None:
+        return named
+    whole = args.get("NodeNameToVictims") or {}
+    return {
+        node: {
+            "Pods": [
+                {"UID": pod.get("metadata", {}).get("uid", "")} for pod in victims.get("Pods") or ()
+            ],
+            "NumPDBViolations": victims.get("NumPDBViolations", 0),
+        }
+        for node, victims in whole.items()
+    }
+
+
+def filter_answer(fitting: bytes, failed: bytes = b"", unresolvable: bytes = b"") -> bytes:
+    """Return filter's answer from names (`"a","b"`) and members (`"c":"why"`) that are JSON."""
+    return (
+        b'{"Nodes":null,"NodeNames":%s,"FailedNodes":{%s},"FailedAndUnresolvableNodes":{%s},'
+        b'"Error":""}' % (b"[%s]" % fitting if fitting else b"null", failed, unresolvable)
+    )
+
+
+def encode(answer: Mapping[str, Any]) -> bytes:
+    """Return any answer as JSON."""
+    return json.dumps(answer, separators=(",", ":")).encode()

@@ -1,0 +1,58 @@
+"""The `tandem` command: gathers the commands that each package contributes."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points, version
+
+import typer
+from rich.markup import escape
+
+from tandem.cli.output import err
+from tandem.errors import TandemError, UsageError
+
+ENTRY_POINTS = "tandem.commands"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tandem {version('tandem-gpu')}")
+        raise typer.Exit
+
+
+def build_app() -> typer.Typer:
+    """Return the whole command tree. A Typer app becomes a group, a function a command."""
+    app = typer.Typer(
+        name="tandem",
+        help="Share GPUs between training jobs on Kubernetes where it is safe.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback()
+    def root(
+        show_version: bool = typer.Option(
+            False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ) -> None:
+        """Share GPUs between training jobs on Kubernetes where it is safe."""
+
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
+        command = entry.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=entry.name)
+        else:
+            app.command(name=entry.name)(command)
+    return app
+
+
+def main() -> None:
+    """Run the command line; exit codes: 0, 1 (failed), 2 (usage)."""
+    try:
+        build_app()()
+    except TandemError as error:
+        err.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
+        if error.hint:
+            err.print(f"  {escape(error.hint)}", highlight=False, soft_wrap=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -1,0 +1,131 @@
+"""`tandem simulate`: replay a trace under any profile before switching anything on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import typer
+
+from tandem.cli.output import err, print_json, print_table
+
+if TYPE_CHECKING:
+    from tandem.simulator.run import Result
+
+_TRACE = typer.Option(None, "--trace", help="Jobs to replay: a CSV, or see --format.")
+_CLUSTER = typer.Option([], "--cluster", help="NODESxGPUS:TYPE, such as 8x8:V100; repeat to add.")
+_PROFILE = typer.Option([], "--profile", help="Name or YAML file; repeat to compare.")
+_SET = typer.Option([], "--set", help="Change a profile's value: order.slice_s=60.")
+_TRUTH = typer.Option("none", "--truth", help="none, or a file of measured pair throughputs.")
+_JSON = typer.Option(None, "--json", help="Write the figures there; - is stdout.")
+_PLOTS = typer.Option(None, "--plots", help="Write pictures into this folder.")
+
+
+class _Progress:
+    """One bar a profile on a terminal; nothing elsewhere."""
+
+    def __init__(self, names: Sequence[str], jobs: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+        self._progress = Progress(
+            "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            console=err, disable=not err.is_terminal,
+        )  # fmt: skip
+        self._tasks = {name: self._progress.add_task(name, total=jobs) for name in names}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, name: str, ended: int) -> None:
+        """Show how many jobs of a profile have ended."""
+        self._progress.update(self._tasks[name], completed=ended)
+
+
+def _list_profiles() -> None:
+    from tandem.policy.catalog import load_profile, profile_names
+
+    rows = [(name, load_profile(name).description) for name in profile_names()]
+    print_table("Profiles", ["name", "what it is"], rows)
+
+
+def _print_table(results: Sequence[Result]) -> None:
+    columns = ["profile", "mean JCT s", "p99 s", "makespan s", "preempt", "OOM", "speed", "took s"]
+    rows = [
+        (
+            r.profile,
+            round(r.report.avg_jct_s),
+            round(r.report.p99_jct_s),
+            round(r.report.makespan_s),
+            r.report.preemptions,
+            r.report.ooms,
+            r.report.mean_speed,
+            r.report.wall_s,
+        )
+        for r in results
+    ]
+    print_table("", columns, rows)
+
+
+def simulate(
+    trace: Path | None = _TRACE,
+    cluster: list[str] = _CLUSTER,
+    profile: list[str] = _PROFILE,
+    set_: list[str] = _SET,
+    truth: str = _TRUTH,
+    preemption_cost: float = typer.Option(60.0, min=0, help="Seconds; not with --truth none."),
+    belief_error: float | None = typer.Option(
+        None, min=0, help="Tell policies the truth with this mean error, not a trained model's."
+    ),
+    seed: int = typer.Option(0, min=0, help="Of all that is drawn."),
+    format_: str = typer.Option("csv", "--format", help="csv, philly, alibaba or helios."),
+    strict: bool = typer.Option(False, "--strict", help="Stop at the first bad row."),
+    jobs: int = typer.Option(1, min=1, help="Profiles run at a time, each in its own process."),
+    json_: Path | None = _JSON,
+    plots: Path | None = _PLOTS,
+    plot_format: str = typer.Option("svg", help="svg or png."),
+    list_: bool = typer.Option(False, "--list", help="List the profiles and stop."),
+) -> None:
+    """Replay a trace of jobs on a simulated cluster, under one profile or several."""
+    if list_:
+        _list_profiles()
+        return
+    from tandem.errors import UsageError
+    from tandem.simulator.cluster import parse_cluster
+    from tandem.simulator.run import Setup, run_profiles
+    from tandem.simulator.settings import read_profile
+    from tandem.simulator.traces import read_trace
+
+    if trace is None or not cluster:
+        raise UsageError("--trace and --cluster are needed", "See tandem simulate --help.")
+    if plot_format not in ("svg", "png"):
+        raise UsageError(f"--plot-format {plot_format!r} is not svg or png")
+    profiles = [read_profile(name, set_) for name in profile or ["tandem"]]
+    nodes = tuple(parse_cluster(spec) for spec in cluster)
+    read = read_trace(trace, format_, strict=strict)
+    for line, reason in read.skipped[:5]:
+        err.print(f"line {line}: {reason}", highlight=False, markup=False)
+    if read.skipped:
+        err.print(f"{len(read.skipped)} row(s) left out, {len(read.jobs)} jobs kept.")
+    truth_file = None if truth == "none" else Path(truth)
+    setup = Setup(read.jobs, nodes, truth_file, seed, preemption_cost, belief_error)
+    with _Progress([p.name for p in profiles], len(read.jobs)) as progress:
+        results = run_profiles(setup, profiles, processes=jobs, progress=progress.show)
+    if plots is not None:
+        from tandem.simulator.plots import write_plots
+
+        for path in write_plots(results, plots, plot_format):
+            err.print(f"wrote {path}", highlight=False)
+    document = {"profiles": {r.profile: r.report.as_json() for r in results}}
+    if json_ is not None and str(json_) != "-":
+        import json
+
+        json_.write_text(json.dumps(document, indent=2) + "\n")
+    if json_ is not None and str(json_) == "-":
+        print_json(document)
+    else:
+        _print_table(results)

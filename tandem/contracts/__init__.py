@@ -1,0 +1,1 @@
+"""Names, custom resources and messages that the services share."""

@@ -1,0 +1,41 @@
+"""How our messages look on the wire: lowerCamel keys, as everywhere in Kubernetes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+
+@cache
+def _all_fields(kind: type[BaseModel]) -> set[str]:
+    return set(kind.model_fields)
+
+
+class Message(BaseModel):
+    """A message or a part of a custom resource; frozen, unknown keys ignored.
+
+    Unknown keys are ignored because the other side may be one version ahead of us
+    (an upgrade rolls one component at a time).
+    """
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="ignore",
+        protected_namespaces=(),
+    )
+
+    def model_post_init(self, _: object, /) -> None:
+        """Let all messages of a kind share one set of field names.
+
+        Which fields were given is of no use to anyone here, and a set in each message takes as
+        much memory as its values: an extender holds hundreds of thousands of them.
+        """
+        object.__setattr__(self, "__pydantic_fields_set__", _all_fields(type(self)))
+
+    def wire(self) -> dict[str, object]:
+        """Return the JSON object as it goes over the wire; absent values are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,48 @@
+"""The name of the GPUJob that a pod belongs to: what every service derives in the same way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from tandem.contracts import names
+
+_MAX_NAME = 253
+
+
+def gpujob_name(
+    pod: str,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    owner: tuple[str, str] | None,
+) -> str:
+    """Return the name of the GPUJob, in the pod's namespace, that the pod belongs to.
+
+    `pod` is the pod's name, `owner` the (kind, name) of its controller. Our own annotation first,
+    then the groups of other schedulers, then a workload above the controller (a JobSet, a group of
+    a LeaderWorkerSet), then the owner; a bare pod is a workload of its own. The kind is part of the
+    name: a Job and a PyTorchJob may share one.
+    """
+    gang = annotations.get(names.GANG)
+    if gang:
+        return _fit(f"gang-{gang}")
+    for label in (names.COSCHEDULING_GROUP_LABEL, names.COSCHEDULING_LEGACY_LABEL):
+        if labels.get(label):
+            return _fit(f"group-{labels[label]}")
+    if labels.get(names.JOBSET_LABEL):
+        return _fit(f"jobset-{labels[names.JOBSET_LABEL]}")
+    if labels.get(names.LEADER_WORKER_SET_LABEL):
+        group = labels.get(names.LEADER_WORKER_SET_GROUP_LABEL, "0")
+        return _fit(f"leaderworkerset-{labels[names.LEADER_WORKER_SET_LABEL]}-{group}")
+    if owner is not None:
+        kind, name = owner
+        return _fit(f"{kind.lower()}-{name}")
+    return _fit(f"pod-{pod}")
+
+
+def _fit(name: str) -> str:
+    """Return `name`, with the end replaced by a hash where it is too long for an object."""
+    name = name.lower()
+    if len(name) <= _MAX_NAME:
+        return name
+    return f"{name[: _MAX_NAME - 11]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"

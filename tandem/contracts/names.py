@@ -1,0 +1,69 @@
+"""Every name that users, the API server and our services share. Nothing else defines one."""
+
+from __future__ import annotations
+
+GROUP = "tandem.gpu"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+#: Each unit is a share of a different GPU. Never advertised in node status: the ledger counts.
+RESOURCE = f"{GROUP}/gpu"
+#: What stock manifests ask for; ours takes its place in adopted namespaces.
+NVIDIA_RESOURCE = "nvidia.com/gpu"
+
+SCHEDULER_NAME = "tandem-scheduler"
+LEASE_NAME = "tandem-scheduler"
+NAMESPACE = "tandem-system"
+AGENT_NAMESPACE = "tandem-agents"
+PRIORITY_CLASS = "tandem-training"
+SCHEDULING_GATE = f"{GROUP}/queue"
+ADOPT_LABEL = f"{GROUP}/adopt"
+GPU_TAINT = f"{GROUP}/gpu"
+
+# Annotations that users set on the pod (or its template).
+MODEL = f"{GROUP}/model"
+BATCH_SIZE = f"{GROUP}/batch-size"
+ITERATIONS = f"{GROUP}/iterations"
+MEMORY = f"{GROUP}/memory"
+UTILIZATION = f"{GROUP}/utilization"
+EXCLUSIVE = f"{GROUP}/exclusive"
+CHECKPOINT = f"{GROUP}/checkpoint"
+ACCUMULATION = f"{GROUP}/accumulation"
+GANG = f"{GROUP}/gang"
+GANG_SIZE = f"{GROUP}/gang-size"
+USER_ANNOTATIONS = (
+    MODEL,
+    BATCH_SIZE,
+    ITERATIONS,
+    MEMORY,
+    UTILIZATION,
+    EXCLUSIVE,
+    CHECKPOINT,
+    ACCUMULATION,
+    GANG,
+    GANG_SIZE,
+)
+
+# Annotations that Tandem alone sets: absent at creation, guarded by admission policies.
+VISIBLE_DEVICES = f"{GROUP}/visible-devices"
+ACCUMULATION_STEPS = f"{GROUP}/accumulation-steps"
+EPOCH = f"{GROUP}/epoch"
+WAKE = f"{GROUP}/wake"
+OWN_ANNOTATIONS = (VISIBLE_DEVICES, ACCUMULATION_STEPS, EPOCH, WAKE)
+
+#: Label on a pod that names its GPUJob, set by the webhook where the gang is known at creation.
+GPUJOB_LABEL = f"{GROUP}/job"
+
+VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
+ACCUMULATION_STEPS_ENV = "TANDEM_ACCUMULATION_STEPS"
+#: Given to containers that ask for no GPU: CUDA images bake in "all" otherwise.
+NO_DEVICES = "void"
+
+# Groups that others use to say who belongs together; accepted beside our own annotation.
+COSCHEDULING_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+COSCHEDULING_LEGACY_LABEL = "pod-group.scheduling.sigs.k8s.io"
+#: Set by JobSet and LeaderWorkerSet on pods whose direct controller is only a part of the workload.
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+LEADER_WORKER_SET_LABEL = "leaderworkerset.sigs.k8s.io/name"
+LEADER_WORKER_SET_GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-index"
+JOB_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"

@@ -1,0 +1,118 @@
+"""Messages of the predictor service."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tandem.contracts.base import Message
+from tandem.contracts.resources import (
+    Bytes,
+    GraphFeatures,
+    Load,
+    Observation,
+    Percent,
+    Probability,
+    Source,
+)
+
+#: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
+Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
+BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class ModelSummary(Message):
+    """The answer to a push, and one row of the list of models."""
+
+    namespace: str
+    name: str
+    feature_hash: str
+    file_sha256: str
+    file_bytes: Bytes
+    features: GraphFeatures
+    observed: list[Observation] = []
+
+
+class ModelList(Message):
+    """The models of one namespace, or of all; sorted by namespace and name."""
+
+    models: list[ModelSummary]
+
+
+class PredictRequest(Message):
+    """Predict the load of one worker of a job on one GPU.
+
+    `model` names a ModelProfile in `namespace`; without it only what the user declared is known,
+    and without that the answer is the whole GPU.
+    """
+
+    namespace: str = "default"
+    model: str | None = None
+    batch_size: BatchSize | None = None
+    gpu_model: str | None = None
+    gpu_memory_bytes: Size | None = None
+    declared_memory_bytes: Size | None = None
+    declared_utilisation_percent: Percent | None = None
+
+
+class Prediction(Message):
+    """A predicted load, with a sentence for people on where it comes from."""
+
+    load: Load
+    explanation: str
+
+
+class Feedback(Message):
+    """What one run of a model was measured to use, per worker and GPU, by the node agent."""
+
+    namespace: str = "default"
+    model: str
+    batch_size: BatchSize
+    gpu_model: Annotated[str, Field(min_length=1, max_length=128)]
+    memory_base_bytes: Size
+    memory_peak_bytes: Size
+    peak_probability: Probability = 0.0
+    utilisation_percent: Percent
+
+
+class PredictBatch(Message):
+    """Many requests in one call."""
+
+    requests: Annotated[list[PredictRequest], Field(max_length=1000)]
+
+
+class PredictionBatch(Message):
+    """The answers to a PredictBatch, in its order."""
+
+    predictions: list[Prediction]
+
+
+class InterferenceRequest(Message):
+    """Asks how a job and each of many candidates would slow one another down on one GPU."""
+
+    job: Load
+    candidates: Annotated[list[Load], Field(max_length=4096)]
+    gpu_model: str | None = None
+
+
+class PairSlowdown(Message):
+    """Slowdown (t_colocated / t_solo - 1, at least 0) of the job and of its partner."""
+
+    job_slowdown: Annotated[float, Field(ge=0)]
+    partner_slowdown: Annotated[float, Field(ge=0)]
+
+
+class InterferenceAnswer(Message):
+    """One entry for each candidate, in order; `source` is `model` or `formula` for all."""
+
+    pairs: list[PairSlowdown]
+    source: Source
+    model_version: str = ""
+
+
+class ErrorBody(Message):
+    """Every error of our services: what is wrong, and what to do about it."""
+
+    error: str
+    hint: str = ""

@@ -1,0 +1,160 @@
+"""How each program of the control plane is called: flags only, nothing is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.controlplane import binaries
+
+SERVICE_CIDR = "10.96.0.0/16"
+POD_CIDR = "10.128.0.0/9"
+#: Between a client that is throttled and a machine with two cores, let the machine be the limit.
+CLIENT_QPS, CLIENT_BURST = 1_000, 2_000
+#: kwok renews a node's Lease four times in this time. With the usual 40 s, 5,000 nodes cost 500
+#: writes a second, all that two cores can do.
+NODE_LEASE_S = 240
+#: Controllers for volumes, autoscaling and kubelets' caches, none of which a plane on kwok has.
+_IDLE_CONTROLLERS = (
+    "endpointslice-mirroring-controller",
+    "ephemeral-volume-controller",
+    "horizontal-pod-autoscaler-controller",
+    "persistentvolume-attach-detach-controller",
+    "persistentvolume-binder-controller",
+    "persistentvolume-expander-controller",
+    "persistentvolume-protection-controller",
+    "persistentvolumeclaim-protection-controller",
+    "ttl-controller",
+    "volumeattributesclass-protection-controller",
+)
+
+DEFAULT_SCHEDULER_CONFIGURATION: Mapping[str, Any] = {
+    "apiVersion": "kubescheduler.config.k8s.io/v1",
+    "kind": "KubeSchedulerConfiguration",
+    "leaderElection": {"leaderElect": False},
+    "clientConnection": {"qps": CLIENT_QPS, "burst": CLIENT_BURST},
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a plane keeps its files, and the port of its API server."""
+
+    folder: Path
+    api_port: int
+
+    @property
+    def url(self) -> str:
+        """The API server's address."""
+        return f"https://127.0.0.1:{self.api_port}"
+
+    @property
+    def etcd_url(self) -> str:
+        """Where etcd listens: a socket file, so that there is no port to lose a race for."""
+        return f"unix://{self.folder}/etcd.sock"
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file of the plane."""
+        return self.folder / name
+
+    @property
+    def logs(self) -> Path:
+        """Where the logs are."""
+        return self.folder / "logs"
+
+    def log(self, name: str) -> Path:
+        """Return the path of a program's log."""
+        return self.logs / f"{name}.log"
+
+
+def etcd(program: Path, layout: Layout) -> list[str]:
+    """One member, on tmpfs where there is one, that syncs nothing: its data dies with the plane."""
+    peer_url = f"unix://{layout.folder}/etcd-peer.sock"
+    return [
+        str(program),
+        f"--data-dir={layout.file('etcd')}",
+        "--unsafe-no-fsync=true",
+        f"--listen-client-urls={layout.etcd_url}",
+        f"--advertise-client-urls={layout.etcd_url}",
+        f"--listen-peer-urls={peer_url}",
+        f"--initial-advertise-peer-urls={peer_url}",
+        f"--initial-cluster=default={peer_url}",
+        f"--quota-backend-bytes={8 << 30}",
+        "--log-level=warn",
+    ]
+
+
+def apiserver(program: Path, layout: Layout, extra: Sequence[str]) -> list[str]:
+    """RBAC on, and admission as in a cluster but for one plugin that costs a write per node."""
+    return [
+        str(program),
+        f"--etcd-servers={layout.etcd_url}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={layout.api_port}",
+        f"--tls-cert-file={layout.file('apiserver.crt')}",
+        f"--tls-private-key-file={layout.file('apiserver.key')}",
+        f"--client-ca-file={layout.file('ca.crt')}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-signing-key-file={layout.file('service-accounts.key')}",
+        f"--service-account-key-file={layout.file('service-accounts.key')}",
+        f"--service-cluster-ip-range={SERVICE_CIDR}",
+        "--authorization-mode=RBAC",
+        "--allow-privileged=true",
+        # It taints each new node as not ready until the controllers take that away again, which
+        # for 5,000 nodes that are ready as they are made takes minutes.
+        "--disable-admission-plugins=TaintNodesByCondition",
+        # A loopback address cannot stand in the `kubernetes` Service's endpoints.
+        "--endpoint-reconciler-type=none",
+        "--profiling=false",
+        *extra,
+    ]
+
+
+def controller_manager(program: Path, layout: Layout, kubeconfig: Path) -> list[str]:
+    """Everything but what needs volumes, clouds or metrics."""
+    return [
+        str(program),
+        f"--kubeconfig={kubeconfig}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--use-service-account-credentials=true",
+        f"--service-account-private-key-file={layout.file('service-accounts.key')}",
+        f"--root-ca-file={layout.file('ca.crt')}",
+        f"--kube-api-qps={CLIENT_QPS}",
+        f"--kube-api-burst={CLIENT_BURST}",
+        "--controllers=" + ",".join(["*", *(f"-{name}" for name in _IDLE_CONTROLLERS)]),
+        f"--node-monitor-grace-period={NODE_LEASE_S + 40}s",
+        "--profiling=false",
+    ]
+
+
+def kwok(program: Path, kubeconfig: Path) -> list[str]:
+    """Plays the kubelet of every node, by our own stages alone."""
+    stages = sorted((binaries.recipes() / "stages").glob("*.yaml"))
+    return [
+        str(program),
+        f"--kubeconfig={kubeconfig}",
+        "--manage-all-nodes=true",
+        "--node-ip=127.0.0.1",
+        f"--cidr={POD_CIDR}",
+        f"--node-lease-duration-seconds={NODE_LEASE_S}",
+        "-v=WARN",
+        *(f"--config={stage}" for stage in stages),
+    ]
+
+
+def scheduler(program: Path, config: Path, port: int, extra: Sequence[str]) -> list[str]:
+    """Given a configuration; its health and metrics may be read by anyone on loopback."""
+    return [
+        str(program),
+        f"--config={config}",
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        f"--cert-dir={config.parent}/{config.stem}-serving",
+        "--authentication-skip-lookup=true",
+        "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+        "--profiling=false",
+        *extra,
+    ]

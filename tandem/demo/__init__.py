@@ -1,0 +1,1 @@
+"""The demo: real services on simulated GPUs, without a cluster."""

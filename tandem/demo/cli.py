@@ -1,0 +1,92 @@
+"""`tandem demo`: twelve jobs on simulated GPUs, without a cluster."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.cli.output import err, out, print_json
+from tandem.errors import UsageError
+
+if TYPE_CHECKING:
+    from tandem.demo.result import Result
+    from tandem.demo.view import View
+
+MAX_GPUS = 16
+#: Where there is no terminal whose width counts.
+PIPE_WIDTH = 110
+
+
+def demo(
+    gpus: Annotated[int, typer.Option(min=1, max=MAX_GPUS, help="How many GPUs there are.")] = 4,
+    speed: Annotated[
+        float, typer.Option(min=0.1, max=50, help="How much faster than real time jobs run.")
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live/--no-live", help="Show tables that move, on a terminal.")
+    ] = True,
+    keep_logs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the services' logs and configuration there."),
+    ] = None,
+) -> None:
+    """Run twelve jobs on simulated GPUs through the real extender, predictor and node agents."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if keep_logs is None:
+        from tandem.controlplane.scratch import Scratch
+
+        # In shared memory, its usual place, a library may not be executable.
+        scratch = Scratch(Path(tempfile.gettempdir()))
+        try:
+            result = _run(gpus, speed, scratch.path, live=live and not as_json)
+        finally:
+            scratch.remove()
+    else:
+        if keep_logs.exists() and (not keep_logs.is_dir() or any(keep_logs.iterdir())):
+            raise UsageError(f"{keep_logs} is not an empty folder.", "Name one that is not there.")
+        keep_logs.mkdir(parents=True, exist_ok=True)
+        result = _run(gpus, speed, keep_logs.resolve(), live=live and not as_json)
+        _say(f"Logs and configuration: {keep_logs}")
+    if as_json:
+        print_json(result.wire())
+    else:
+        from rich.console import Console
+
+        from tandem.demo.screen import outcome
+
+        console = out if out.is_terminal else Console(width=PIPE_WIDTH)
+        console.print(outcome(result))
+
+
+def _run(gpus: int, speed: float, folder: Path, *, live: bool) -> Result:
+    from tandem.demo.run import run
+    from tandem.demo.screen import moment
+
+    if not (live and out.is_terminal):
+        return run(gpus, speed, folder, _say, lambda _: None)
+
+    from rich.live import Live
+
+    began = False
+
+    def show(view: View) -> None:
+        nonlocal began
+        began = True
+        screen.update(moment(view, out.width))
+
+    def say_until_then(line: str) -> None:
+        if not began:
+            screen.update(line)
+
+    with Live(console=out, refresh_per_second=5, transient=True) as screen:
+        return run(gpus, speed, folder, say_until_then, show)
+
+
+def _say(line: str) -> None:
+    err.print(line, highlight=False, markup=False, soft_wrap=True)

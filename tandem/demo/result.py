@@ -1,0 +1,128 @@
+"""What came out of a run, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tandem.demo.kubelet import Run
+from tandem.demo.physics import FORMULA, Outcome, exclusive_fifo
+from tandem.demo.view import Viewer
+from tandem.demo.workload import DemoJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """One job; times in seconds of the demo's clock, `slowdown` as a ratio of times.
+
+    `measured_memory_gib` is the most that an agent has seen, `predicted_memory_gib` the bound.
+    """
+
+    name: str
+    model: str
+    batch_size: int
+    exclusive: bool
+    gpu: str
+    submitted_s: float
+    waited_s: float
+    ran_s: float
+    alone_s: float
+    slowdown: float
+    predicted_memory_gib: float | None
+    measured_memory_gib: float | None
+    shared_with: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole run beside the calculation for one GPU each."""
+
+    gpus: int
+    speed: float
+    tandem: Outcome
+    exclusive_fifo: Outcome
+    jobs: tuple[JobResult, ...]
+    shared_jobs: int
+    max_jobs_on_a_gpu: int
+    bindings: int
+    refusals: int
+    wall_s: float
+    notes: tuple[str, ...]
+
+    def wire(self) -> dict[str, Any]:
+        """Return the result as JSON values; milliseconds and MiB are as fine as they mean."""
+        rounded: dict[str, Any] = _rounded(asdict(self))
+        return rounded
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON values
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return value
+
+
+def notes(speed: float) -> tuple[str, ...]:
+    """Return what a reader must know to read the figures."""
+    scale = "1 s of the clock is 1 s" if speed == 1 else f"{speed:g} s of the clock pass in 1 s"
+    return (
+        "The extender, the predictor and the agents are the real ones; the GPUs are simulated.",
+        f"Loads were chosen by hand; sharing slows jobs by {FORMULA}.",
+        f"Times are in seconds of the demo's clock; {scale}.",
+    )
+
+
+def collect(
+    jobs: Sequence[DemoJob],
+    runs: Mapping[str, Run],
+    viewer: Viewer,
+    *,
+    gpus: int,
+    speed: float,
+    max_jobs_on_a_gpu: int,
+    bindings: int,
+    refusals: int,
+    wall_s: float,
+) -> Result:
+    """Return the result of a run in which every job has finished."""
+    rows = []
+    for job in jobs:
+        run = runs[job.name]
+        assert run.started_s is not None
+        assert run.finished_s is not None
+        ran_s = run.finished_s - run.started_s
+        rows.append(
+            JobResult(
+                name=job.name,
+                model=job.model,
+                batch_size=job.batch_size,
+                exclusive=job.exclusive,
+                gpu=viewer.place(run.gpu),
+                submitted_s=run.submitted_s,
+                waited_s=run.started_s - run.submitted_s,
+                ran_s=ran_s,
+                alone_s=job.solo_s,
+                slowdown=ran_s / job.solo_s,
+                predicted_memory_gib=viewer.predicted_gib.get(job.name),
+                measured_memory_gib=viewer.measured_gib.get(job.name),
+                shared_with=tuple(sorted(run.neighbours)),
+            )
+        )
+    times = [(row.submitted_s, row.submitted_s + row.waited_s + row.ran_s) for row in rows]
+    return Result(
+        gpus=gpus,
+        speed=speed,
+        tandem=Outcome.of(times),
+        exclusive_fifo=exclusive_fifo(jobs, gpus),
+        jobs=tuple(rows),
+        shared_jobs=sum(bool(row.shared_with) for row in rows),
+        max_jobs_on_a_gpu=max_jobs_on_a_gpu,
+        bindings=bindings,
+        refusals=refusals,
+        wall_s=wall_s,
+        notes=notes(speed),
+    )

@@ -1,0 +1,231 @@
+"""An API server in memory: the demo's and the fast tests' stand-in for a real one.
+
+It keeps what Tandem relies on (resourceVersions, uid preconditions, atomic Bindings, gates, status
+subresources, watch order) and nothing else: no admission but `admit`, no garbage collection.
+The suite on a real control plane holds the two together.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from tandem.kube.client import Object, Page, PatchType
+from tandem.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
+from tandem.kube.reflector import EventType, OnEvent
+from tandem.kube.resource import PODS, Resource
+
+Admit = Callable[[Object], Object]
+_Key = tuple[str, str]
+
+
+class MemoryCluster:
+    """The objects, and who is told of their changes. Safe to use from many threads."""
+
+    def __init__(self, admit: Admit | None = None) -> None:
+        self._admit = admit
+        self._objects: dict[Resource, dict[_Key, Object]] = {}
+        self._watchers: dict[Resource, list[OnEvent]] = {}
+        self._version = 0
+        self._lock = threading.RLock()
+
+    def watch(self, resource: Resource, on_event: OnEvent) -> None:
+        """Tell `on_event` of everything that is there and of every change from now on."""
+        with self._lock:
+            for item in self._of(resource).values():
+                on_event(EventType.ADDED, copy.deepcopy(item))
+            self._watchers.setdefault(resource, []).append(on_event)
+
+    # --- what a client does -------------------------------------------------------------------
+
+    def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
+        """Read one object."""
+        with self._lock:
+            return copy.deepcopy(self._find(resource, name, namespace))
+
+    def pages(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        page_size: int = 0,
+    ) -> Iterator[Page]:
+        """Read a collection as one page. Selectors are not supported."""
+        if label_selector or field_selector:
+            raise Invalid(400, "the in-memory API server has no selectors")
+        with self._lock:
+            items = [
+                copy.deepcopy(item)
+                for (where, _), item in self._of(resource).items()
+                if namespace is None or where == namespace
+            ]
+            yield Page(items, str(self._version))
+
+    def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
+        """Read a whole collection."""
+        return [item for page in self.pages(resource, namespace) for item in page.items]
+
+    def create(self, resource: Resource, body: Object, namespace: str | None = None) -> Object:
+        """Create an object; pods go through `admit` first."""
+        with self._lock:
+            item = copy.deepcopy(body)
+            metadata = item.setdefault("metadata", {})
+            if resource.namespaced:
+                metadata["namespace"] = namespace or metadata.get("namespace") or "default"
+            if "name" not in metadata:
+                metadata["name"] = metadata.get("generateName", "") + uuid4().hex[:5]
+            if resource == PODS and self._admit is not None:
+                item = self._admit(item)
+                metadata = item["metadata"]
+            item |= {"apiVersion": resource.api_version, "kind": resource.kind}
+            key = (metadata.get("namespace", ""), metadata["name"])
+            if key in self._of(resource):
+                raise AlreadyExists(409, f"{resource.plural} {key[1]!r} already exists")
+            metadata["uid"] = str(uuid4())
+            metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            return self._store(resource, item, EventType.ADDED)
+
+    def replace(
+        self,
+        resource: Resource,
+        body: Object,
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+    ) -> Object:
+        """Replace an object, or its `status` only."""
+        with self._lock:
+            name = body["metadata"]["name"]
+            known = self._find(resource, name, namespace or body["metadata"].get("namespace"))
+            _check(known, body["metadata"])
+            if subresource == "status":
+                item = copy.deepcopy(known) | {"status": copy.deepcopy(body.get("status") or {})}
+            else:
+                item = copy.deepcopy(body) | {"status": known.get("status") or body.get("status")}
+                item["metadata"]["uid"] = known["metadata"]["uid"]
+            return self._store(resource, item, EventType.MODIFIED)
+
+    def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: object,
+        namespace: str | None = None,
+        *,
+        kind: PatchType = "merge",
+        subresource: str = "",
+        field_manager: str = "tandem",
+        force: bool = False,
+    ) -> Object:
+        """Apply a JSON merge patch (RFC 7396)."""
+        if kind != "merge" or not isinstance(body, dict):
+            raise Invalid(400, "the in-memory API server knows merge patches only")
+        with self._lock:
+            known = self._find(resource, name, namespace)
+            _check(known, body.get("metadata") or {})
+            item = _merge(copy.deepcopy(known), body)
+            if subresource == "status":
+                item = copy.deepcopy(known) | {"status": item.get("status")}
+            return self._store(resource, item, EventType.MODIFIED)
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        grace_period_s: int | None = None,
+    ) -> Object:
+        """Delete an object, at once."""
+        with self._lock:
+            known = self._find(resource, name, namespace)
+            _check(known, {"uid": uid} if uid else {})
+            metadata = known["metadata"]
+            del self._of(resource)[metadata.get("namespace", ""), name]
+            self._tell(resource, EventType.DELETED, known)
+            return copy.deepcopy(known)
+
+    def bind(
+        self,
+        namespace: str,
+        pod: str,
+        node: str,
+        *,
+        uid: str,
+        resource_version: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
+        """Put a pod on a node, with the annotations, in one update."""
+        with self._lock:
+            known = self._find(PODS, pod, namespace)
+            _check(known, {"uid": uid, "resourceVersion": resource_version})
+            if known["spec"].get("nodeName"):
+                raise Conflict(409, f"pod {pod} is already assigned to a node")
+            if known["spec"].get("schedulingGates"):
+                raise Conflict(409, f"pod {pod} has scheduling gates")
+            item = copy.deepcopy(known)
+            item["spec"]["nodeName"] = node
+            item["metadata"].setdefault("annotations", {}).update(annotations or {})
+            self._store(PODS, item, EventType.MODIFIED)
+
+    def evict(
+        self, namespace: str, pod: str, *, uid: str, grace_period_s: int | None = None
+    ) -> None:
+        """Delete a pod, if it is still that one."""
+        self.delete(PODS, pod, namespace, uid=uid)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _of(self, resource: Resource) -> dict[_Key, Object]:
+        return self._objects.setdefault(resource, {})
+
+    def _find(self, resource: Resource, name: str, namespace: str | None) -> Object:
+        where = (namespace or "default") if resource.namespaced else ""
+        found = self._of(resource).get((where, name))
+        if found is None:
+            raise NotFound(404, f"{resource.plural} {name!r} not found")
+        return found
+
+    def _store(self, resource: Resource, item: Object, event: EventType) -> Object:
+        self._version += 1
+        metadata = item["metadata"]
+        metadata["resourceVersion"] = str(self._version)
+        self._of(resource)[metadata.get("namespace", ""), metadata["name"]] = item
+        self._tell(resource, event, item)
+        return copy.deepcopy(item)
+
+    def _tell(self, resource: Resource, event: EventType, item: Object) -> None:
+        for on_event in self._watchers.get(resource, ()):
+            on_event(event, copy.deepcopy(item))
+
+
+def _check(known: Object, wanted: Mapping[str, Any]) -> None:
+    """Raise Conflict unless the preconditions in `wanted` hold."""
+    for field in ("uid", "resourceVersion"):
+        value = wanted.get(field)
+        if value and value != known["metadata"][field]:
+            raise Conflict(
+                409, f"precondition failed: {field} is {known['metadata'][field]}, not {value}"
+            )
+
+
+def _merge(target: Any, patch: Any) -> Any:  # noqa: ANN401 - JSON values
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    result = target if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merge(result.get(key), value)
+    return result

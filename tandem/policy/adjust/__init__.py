@@ -1,0 +1,1 @@
+"""Repair after placement, by what is measured."""

@@ -1,0 +1,186 @@
+"""The cluster as arrays: one row a GPU, grouped by node; a decision is a few numpy lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+
+from tandem.policy.job import NOBODY, Job
+from tandem.policy.units import Bools, Floats, Ints
+
+_NO_RESIDENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuArrays:
+    """All GPUs, one column a field; rows of a node stand together. Read-only.
+
+    What several jobs on one GPU need together is kept as sums that a new job extends in constant
+    time: no column walks the jobs. `none_in_peak` and `one_in_peak` are the probabilities that no
+    resident, and exactly one, is in its memory peak, which is all that [OJPP] Eq. (4) needs.
+    """
+
+    node: Ints  # (gpus,) index of the node
+    gpu_type: Ints  # (gpus,) index of the GPU's type
+    memory_capacity_gib: Floats  # (gpus,) what may be given out: total less reserved and foreign
+    memory_base_gib: Floats  # (gpus,) sum over residents, predicted or observed
+    memory_peak_extra_gib: Floats  # (gpus,) largest over residents
+    memory_peak_sum_gib: Floats  # (gpus,) what the peaks of all residents add together
+    none_in_peak: Floats  # (gpus,) probability
+    one_in_peak: Floats  # (gpus,) probability
+    gpu_utilisation: Floats  # (gpus,) sum over residents, percent; may exceed 100
+    jobs: Ints  # (gpus,) residents
+    shares: Ints  # (gpus,) residents allowed
+    exclusive: Bools  # (gpus,) held by a job that does not share
+    healthy: Bools  # (gpus,) may take new work
+    fresh: Bools  # (gpus,) the agent's report is recent enough to share by
+    residents: Ints  # (gpus, slots) handle of each resident job, -1 where none
+    resident_class: Ints  # (gpus, slots) interference class of each, 0 where none
+    resident_slowdown: Floats  # (gpus, slots) predicted for each beside the others, summed
+
+    def __post_init__(self) -> None:
+        """Check that all columns have one row a GPU, and freeze them."""
+        rows = len(self.node)
+        for field in fields(self):
+            column: Floats | Ints | Bools = getattr(self, field.name)
+            if len(column) != rows:
+                raise ValueError(f"column {field.name} has {len(column)} rows, node has {rows}")
+            column.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+    @classmethod
+    def empty(
+        cls, node: Ints, memory_capacity_gib: Floats, *, shares: int = 2, slots: int = 2
+    ) -> Self:
+        """Return healthy GPUs without residents, at the given nodes and capacities."""
+        rows = len(node)
+        return cls(
+            node=np.array(node, dtype=np.int64),
+            gpu_type=np.zeros(rows, dtype=np.int64),
+            memory_capacity_gib=np.array(memory_capacity_gib, dtype=np.float64),
+            memory_base_gib=np.zeros(rows),
+            memory_peak_extra_gib=np.zeros(rows),
+            memory_peak_sum_gib=np.zeros(rows),
+            none_in_peak=np.ones(rows),
+            one_in_peak=np.zeros(rows),
+            gpu_utilisation=np.zeros(rows),
+            jobs=np.zeros(rows, dtype=np.int64),
+            shares=np.full(rows, shares, dtype=np.int64),
+            exclusive=np.zeros(rows, dtype=np.bool_),
+            healthy=np.ones(rows, dtype=np.bool_),
+            fresh=np.ones(rows, dtype=np.bool_),
+            residents=np.full((rows, slots), _NO_RESIDENT, dtype=np.int64),
+            resident_class=np.full((rows, slots), NOBODY, dtype=np.int64),
+            resident_slowdown=np.zeros((rows, slots)),
+        )
+
+    def take(self, rows: Ints) -> Self:
+        """Return the given rows only, in the given order."""
+        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def with_job(self, job: Job, rows: Iterable[int], handle: int = _NO_RESIDENT) -> Self:
+        """Return the arrays after one worker of `job` has been put on each of `rows`."""
+        at = np.fromiter(rows, dtype=np.int64)
+        names = (
+            "memory_base_gib", "memory_peak_extra_gib", "memory_peak_sum_gib", "none_in_peak",
+            "one_in_peak", "gpu_utilisation", "jobs", "exclusive", "residents", "resident_class",
+            "resident_slowdown",
+        )  # fmt: skip
+        new = {name: getattr(self, name).copy() for name in names}
+        add_worker(new, job, at, handle)
+        return replace(self, **new)
+
+
+def add_worker(
+    columns: dict[str, Floats | Ints | Bools], job: Job, rows: Ints, handle: int
+) -> None:
+    """Put one worker of `job` on each of `rows` of writable `columns` (named as in GpuArrays).
+
+    The one place where a resident changes the sums, so that the live state, the planner's copy and
+    the simulator cannot differ. `rows` must be distinct. Removing a resident is done by resetting
+    the row and adding those that remain: the product over (1 - p) has no safe inverse at p = 1.
+    """
+    p = job.peak_probability
+    none = columns["none_in_peak"][rows]
+    columns["one_in_peak"][rows] = columns["one_in_peak"][rows] * (1 - p) + none * p
+    columns["none_in_peak"][rows] = none * (1 - p)
+    columns["memory_base_gib"][rows] += job.memory_base_gib
+    columns["memory_peak_extra_gib"][rows] = np.maximum(
+        columns["memory_peak_extra_gib"][rows], job.memory_peak_extra_gib
+    )
+    columns["memory_peak_sum_gib"][rows] += job.memory_peak_extra_gib
+    columns["gpu_utilisation"][rows] += job.gpu_utilisation
+    if job.exclusive:
+        columns["exclusive"][rows] = True
+    slot = np.minimum(columns["jobs"][rows], columns["residents"].shape[1] - 1)
+    if job.own_slowdown is not None and job.caused_slowdown is not None:
+        others = columns["resident_class"][rows]
+        columns["resident_slowdown"][rows] += job.caused_slowdown[others]
+        columns["resident_slowdown"][rows, slot] = job.own_slowdown[others].sum(axis=1)
+    columns["residents"][rows, slot] = handle
+    columns["resident_class"][rows, slot] = job.interference_class
+    columns["jobs"][rows] += 1
+
+
+def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
+    """Remove every resident of `rows` from writable `columns` (named as in GpuArrays)."""
+    for name in (
+        "memory_base_gib", "memory_peak_extra_gib", "memory_peak_sum_gib", "one_in_peak",
+        "gpu_utilisation",
+    ):  # fmt: skip
+        columns[name][rows] = 0.0
+    columns["none_in_peak"][rows] = 1.0
+    columns["jobs"][rows] = 0
+    columns["exclusive"][rows] = False
+    columns["residents"][rows] = _NO_RESIDENT
+    columns["resident_class"][rows] = NOBODY
+    columns["resident_slowdown"][rows] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A frozen picture of the cluster on which one decision is made.
+
+    `node_names` and `gpu_ids` are in row order; a GPU's id is its UUID. Rows of one node stand
+    together, and within a node in the order of their ids, so that ties break by (node, id).
+    """
+
+    gpus: GpuArrays
+    node_names: tuple[str, ...]
+    gpu_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Check that names and rows agree."""
+        if len(self.gpu_ids) != len(self.gpus):
+            raise ValueError(f"{len(self.gpu_ids)} ids for {len(self.gpus)} GPUs")
+        node = self.gpus.node
+        if len(node) and (np.diff(node) < 0).any():
+            raise ValueError("the rows of a node must stand together, nodes in ascending order")
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[tuple[str, str, float]], *, shares: int = 2, slots: int = 2
+    ) -> Self:
+        """Return an empty cluster from rows (node, GPU id, memory in GiB), in any order."""
+        ordered = sorted(rows)
+        names = tuple(dict.fromkeys(node for node, _, _ in ordered))
+        index = {name: i for i, name in enumerate(names)}
+        return cls(
+            gpus=GpuArrays.empty(
+                np.array([index[node] for node, _, _ in ordered], dtype=np.int64),
+                np.array([memory for _, _, memory in ordered], dtype=np.float64),
+                shares=shares,
+                slots=slots,
+            ),
+            node_names=names,
+            gpu_ids=tuple(gpu for _, gpu, _ in ordered),
+        )
+
+    def with_job(self, job: Job, rows: Iterable[int], handle: int = _NO_RESIDENT) -> Self:
+        """Return the snapshot after one worker of `job` has been put on each of `rows`."""
+        return replace(self, gpus=self.gpus.with_job(job, rows, handle))

@@ -1,0 +1,1 @@
+"""Where a job may go: one mask a file."""

@@ -1,0 +1,39 @@
+"""New work goes to GPUs that are well and, where it would share, recently measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.ports import Policy
+from tandem.policy.units import Bools
+
+
+class Healthy(Policy):
+    """The GPU is not quarantined."""
+
+    kind: Literal["healthy"] = "healthy"
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where new work may go at all."""
+        return gpus.healthy
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        return "quarantined"
+
+
+class Fresh(Policy):
+    """The agent's report is recent, or the GPU is empty: nobody is joined on stale measurements."""
+
+    kind: Literal["fresh_telemetry"] = "fresh_telemetry"
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where the job would be alone or the report is fresh."""
+        alone: Bools = gpus.jobs == 0
+        return gpus.fresh | alone
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        return "its agent has not reported recently, so it is not shared"

@@ -1,0 +1,61 @@
+"""A bound on how much a job and its neighbours slow each other down."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.ports import Policy
+from tandem.policy.units import Bools, Floats
+
+
+class Interference(Policy):
+    """The largest predicted slowdown on the GPU stays within a bound. Source: [OJPP] Eq. (6), (7).
+
+    Among three or more it is the sum of the pairwise ones (ours). Where nothing is predicted at
+    all, nothing is refused: memory and utilisation must do.
+    """
+
+    kind: Literal["interference"] = "interference"
+    max_interference: Annotated[float, Field(ge=0)] = 0.2
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where everyone's slowdown stays within the bound."""
+        within: Bools = self._worst(job, gpus) <= self.max_interference
+        return within
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        worst = self._worst(job, gpus)[row]
+        return f"one would be slowed down by {worst:.0%}, bound {self.max_interference:.0%}"
+
+    def _worst(self, job: Job, gpus: GpuArrays) -> Floats:
+        if job.own_slowdown is None or job.caused_slowdown is None:
+            return np.zeros(len(gpus))
+        mine = job.own_slowdown[gpus.resident_class].sum(axis=1)
+        caused = job.caused_slowdown[gpus.resident_class]
+        theirs = np.where(gpus.residents >= 0, gpus.resident_slowdown + caused, 0.0)
+        worst: Floats = np.maximum(mine, theirs.max(axis=1))
+        return worst
+
+
+class Utilisation(Policy):
+    """The compute demands on a GPU stay within its capacity. Source: [OJPP] Eq. (1), (11)."""
+
+    kind: Literal["utilisation"] = "utilisation"
+    max_percent: Annotated[float, Field(gt=0)] = 100.0
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where the sum stays within the bound, or the GPU is empty."""
+        within: Bools = gpus.gpu_utilisation + job.gpu_utilisation <= self.max_percent
+        alone: Bools = gpus.jobs == 0
+        return within | alone
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        total = gpus.gpu_utilisation[row] + job.gpu_utilisation
+        return f"utilisation would be {total:.0f} %, bound {self.max_percent:.0f} %"

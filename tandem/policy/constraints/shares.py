@@ -1,0 +1,52 @@
+"""How many jobs a GPU holds, and who never shares."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.ports import Policy
+from tandem.policy.units import Bools, Ints
+
+
+class Shares(Policy):
+    """A GPU holds at most its number of shares ([SJF-BSBF]: two), and at most `at_most` jobs."""
+
+    kind: Literal["shares"] = "shares"
+    at_most: Annotated[int, Field(ge=1)] | None = None
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where a share is free."""
+        return gpus.jobs < self._offered(gpus)
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        if gpus.shares[row] == 0:
+            return "not offered for sharing or whole use"
+        taken, offered = gpus.jobs[row], self._offered(gpus)[row]
+        if taken > offered:
+            return f"takes nobody else for now: {taken} jobs there, {offered} share(s) offered"
+        return f"{taken} of {offered} shares taken"
+
+    def _offered(self, gpus: GpuArrays) -> Ints:
+        return gpus.shares if self.at_most is None else np.minimum(gpus.shares, self.at_most)
+
+
+class Exclusive(Policy):
+    """Jobs that never share need an empty GPU, and keep it to themselves."""
+
+    kind: Literal["exclusive"] = "exclusive"
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where neither side would be made to share."""
+        return gpus.jobs == 0 if job.exclusive else ~gpus.exclusive
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        if gpus.exclusive[row]:
+            return "held by a job that does not share"
+        return f"needs a whole GPU; {gpus.jobs[row]} job(s) there"

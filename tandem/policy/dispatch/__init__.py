@@ -1,0 +1,1 @@
+"""What one round does with the ordered jobs: one way a file."""

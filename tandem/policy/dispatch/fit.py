@@ -1,0 +1,26 @@
+"""Who fits when jobs are taken in order and those that do not fit are skipped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tandem.policy.units import Bools, Ints
+
+
+def fits_in_order(wanted: Ints, free: int) -> Bools:
+    """Return (jobs,), True for each job that is taken: in order, skipping what does not fit.
+
+    The same as walking the jobs one by one, in a few steps over arrays: all up to the first that
+    does not fit are taken at once, then all that are too large for what is left are dropped.
+    """
+    taken = np.zeros(len(wanted), dtype=np.bool_)
+    left = np.arange(len(wanted))
+    while True:
+        left = left[wanted[left] <= free]
+        if len(left) == 0:
+            return taken
+        total = np.cumsum(wanted[left])
+        count = int(np.searchsorted(total, free, side="right"))
+        taken[left[:count]] = True
+        free -= int(total[count - 1])
+        left = left[count:]

@@ -1,0 +1,84 @@
+"""[OJPP] workers are placed one by one, on GPUs in use if they all fit there."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Literal
+
+import numpy as np
+
+from tandem.policy.board import Board
+from tandem.policy.cluster import GpuArrays, add_worker
+from tandem.policy.job import Job, Placing
+from tandem.policy.pipeline import Evaluation, Pipeline
+from tandem.policy.ports import Policy
+from tandem.policy.units import Ints
+
+
+class Greedy(Policy):
+    """Each job in order: first on GPUs in use only, then with empty ones, or it waits.
+
+    Each worker takes the best scored GPU that all constraints allow, those of its own job already
+    placed counted in; several of one job may share a GPU. With the order `decreasing` it is [OJPP]
+    Alg. 1, with `gregarious` Alg. 3; the placement of one job is Alg. 2.
+
+    Differs: a job that fits nowhere waits and holds up nobody, since a real cluster has no further
+    GPU to open.
+    """
+
+    kind: Literal["greedy"] = "greedy"
+
+    @property
+    def preempts(self) -> bool:
+        """False: running jobs keep their GPUs."""
+        return False
+
+    def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
+        """Start what fits of `ranked`, waiting jobs in order; equal demands are tried once."""
+        refused: set[tuple[object, ...]] = set()
+        for index in ranked.tolist():
+            demand = board.jobs[index].demand
+            if demand in refused:
+                continue
+            rows = _place_all(board.jobs[index], index, board.gpus, pipeline)
+            if rows is not None:
+                board.start(index, rows)
+            elif blocks:
+                return
+            else:
+                refused.add(demand)
+
+
+def _place_all(job: Job, handle: int, gpus: GpuArrays, pipeline: Pipeline) -> Ints | None:
+    """Return the rows of all workers of `job`, or None."""
+    trying = replace(job, placing=Placing(handle))
+    rows = _place(trying, gpus, pipeline, empty=False)
+    if rows is None:
+        # Some worker will be alone, so that the others may be slowed down by the bound: line 11.
+        alone = Placing(handle, least_slowdown=0.0)
+        rows = _place(replace(job, placing=alone), gpus, pipeline, empty=True)
+    return rows
+
+
+def _place(job: Job, gpus: GpuArrays, pipeline: Pipeline, *, empty: bool) -> Ints | None:
+    """Return the rows of all workers of `job`, or None; on empty GPUs only if `empty`."""
+    assert job.placing is not None
+    columns = {f.name: getattr(gpus, f.name).copy() for f in fields(GpuArrays)}
+    trial = GpuArrays(**{name: column.view() for name, column in columns.items()})
+    rows: list[int] = []
+    while len(rows) < job.gpus:
+        evaluation = pipeline.evaluate(job, trial)
+        row = _best(evaluation, trial, in_use=True)
+        if row is None and empty:
+            row = _best(evaluation, trial, in_use=False)
+        if row is None:
+            return None
+        add_worker(columns, job, np.array([row]), job.placing.handle)
+        rows.append(row)
+    return np.array(rows, dtype=np.int64)
+
+
+def _best(evaluation: Evaluation, gpus: GpuArrays, *, in_use: bool) -> int | None:
+    """Return the best allowed row among those in use, or among the empty ones; ties: first."""
+    rows = np.flatnonzero(evaluation.allowed & ((gpus.jobs > 0) == in_use))
+    return int(rows[np.argmax(evaluation.score[rows])]) if len(rows) else None

@@ -1,0 +1,81 @@
+"""[Xonar] the head of the queue starts, and picks its partner from the whole queue."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from tandem.policy.board import Board
+from tandem.policy.equations.xonar import active_idle_misfit
+from tandem.policy.pipeline import Pipeline
+from tandem.policy.ports import Policy
+from tandem.policy.units import Ints
+
+
+class Pairs(Policy):
+    """Running jobs that are alone pick a partner; then the head takes whole GPUs, and picks.
+
+    The partner is the waiting job with the least |r_a r_n - 1| among those that the constraints
+    allow on the GPUs of the one that picks; a job that is never idle is nobody's. A job for which
+    there is none runs alone. The survivor of a pair picks again (ours: the paper does not say).
+
+    Source: [Xonar] 3.2, Eq. (1).
+    """
+
+    kind: Literal["pairs"] = "pairs"
+
+    @property
+    def preempts(self) -> bool:
+        """False: running jobs keep their GPUs."""
+        return False
+
+    def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
+        """Start what finds a partner or whole GPUs of `ranked`, waiting jobs in order."""
+        waiting = ranked.tolist()
+        arrays = board.arrays
+        first_started_first = sorted(board.rows_of, key=lambda k: (arrays.first_started_s[k], k))
+        for job in first_started_first:
+            self._pick(board, job, waiting, pipeline)
+        refused: set[tuple[object, ...]] = set()
+        for job in ranked.tolist():
+            if job not in waiting:
+                continue
+            demand = board.jobs[job].demand
+            rows = None if demand in refused else self._whole(board, job, pipeline)
+            if rows is not None:
+                waiting.remove(job)
+                board.start(job, rows)
+                self._pick(board, job, waiting, pipeline)
+            elif blocks:
+                return
+            else:
+                refused.add(demand)
+
+    def _whole(self, board: Board, job: int, pipeline: Pipeline) -> Ints | None:
+        evaluation = pipeline.evaluate(board.jobs[job], board.gpus)
+        empty = evaluation.allowed & (board.gpus.jobs == 0)
+        return pipeline.gather(board.jobs[job], board.gpus, empty, evaluation.score)
+
+    def _pick(self, board: Board, job: int, waiting: list[int], pipeline: Pipeline) -> None:
+        """Start the best partner of `job` beside it, and take it from `waiting`."""
+        held = board.rows_of[job]
+        if board.partners(job) or not waiting:
+            return
+        busy = np.array([board.jobs[other].gpu_utilisation for other in waiting]) / 100
+        misfit = active_idle_misfit(
+            np.minimum(busy, 1.0), min(board.jobs[job].gpu_utilisation / 100, 1.0)
+        )
+        gpus = board.gpus.take(held)
+        for index in np.argsort(misfit, kind="stable").tolist():
+            other = waiting[index]
+            candidate = board.jobs[other]
+            if np.isinf(misfit[index]):
+                return
+            if candidate.gpus > len(held):
+                continue
+            allowed = np.flatnonzero(pipeline.evaluate(candidate, gpus).allowed)
+            if len(allowed) >= candidate.gpus:
+                board.start(other, held[allowed[: candidate.gpus]])
+                waiting.remove(other)
+                return

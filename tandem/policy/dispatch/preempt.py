@@ -1,0 +1,39 @@
+"""[Tiresias] the jobs at the front of the order run, whoever runs now."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from tandem.policy.board import Board
+from tandem.policy.dispatch.fit import fits_in_order
+from tandem.policy.pipeline import Pipeline
+from tandem.policy.ports import Policy
+from tandem.policy.units import Ints
+
+
+class Preempt(Policy):
+    """Take jobs in order onto whole GPUs, all or nothing.
+
+    A job that does not fit is skipped, and preempted if it runs. Source: [Tiresias] 3.2, 4.
+    """
+
+    kind: Literal["preempt"] = "preempt"
+
+    @property
+    def preempts(self) -> bool:
+        """True: running jobs compete with waiting ones."""
+        return True
+
+    def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
+        """Make the front of `ranked`, all jobs in order, run. `blocks` has no meaning here."""
+        running = board.arrays.running[ranked]
+        offered = int(np.count_nonzero(board.gpus.healthy & (board.gpus.shares > 0)))
+        wanted = fits_in_order(board.arrays.gpus[ranked], offered)
+        for index in ranked[running & ~wanted].tolist():
+            board.stop(index)
+        for index in ranked[wanted & ~running].tolist():
+            rows = pipeline.choose(board.jobs[index], board.gpus)
+            if rows is not None:
+                board.start(index, rows)

@@ -1,0 +1,98 @@
+"""A job as the policies see it: one gang, its demand and its history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tandem.policy.units import BYTES_PER_GIB, Floats
+
+#: Classes of interference that no table of predictions describes.
+NOBODY = 0
+UNKNOWN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """A way to run the user's batch in `steps` micro-batches by gradient accumulation."""
+
+    steps: int
+    memory_base_gib: float
+    memory_peak_extra_gib: float
+    stretch: float  # time of an iteration, as a multiple of that with the batch as submitted
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """What is known of a gang while its workers are placed one by one."""
+
+    handle: int  # its name among the residents
+    least_slowdown: float = float("inf")  # that one of its workers is sure to have in the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A gang of `pods` pods that start together; each takes `gpus_per_pod` GPUs of one node.
+
+    The load is that of one worker on one GPU, in the upper estimate wherever a constraint must be
+    safe. `exclusive` jobs, and jobs about which nothing is known, never share a GPU.
+    """
+
+    id: str
+    pods: int = 1
+    gpus_per_pod: int = 1
+    memory_base_gib: float = 0.0  # level outside peaks; [OJPP] gamma
+    memory_peak_extra_gib: float = 0.0  # what a peak adds; [OJPP] delta
+    peak_probability: float = 0.0  # chance of being in the peak; [OJPP] p
+    gpu_utilisation: float = 100.0  # percent of one GPU
+    exclusive: bool = False
+    checkpointable: bool = False
+    queued_at_s: float = 0.0
+    attained_gpu_seconds: float = 0.0
+    model: str = ""
+    remaining_s: float | None = None  # time left when run alone, only where it is known
+    skewed: bool = True  # one tensor dominates the model, so spreading costs; unknown counts so
+    # Predicted interference. The class is a row of the table of predictions; the vectors are that
+    # row and that column: (classes,) slowdown of this job beside each class, and of each beside
+    # it. Class 0 is nobody (slowdown 0), class 1 an unknown model (infinite). None: no predictions.
+    interference_class: int = UNKNOWN
+    own_slowdown: Floats | None = field(default=None, compare=False, repr=False)
+    caused_slowdown: Floats | None = field(default=None, compare=False, repr=False)
+    # What gradient accumulation offers, fewest steps first; memory falls, the stretch does not.
+    sub_batches: tuple[SubBatch, ...] = ()
+    accumulation_steps: int = 1  # as it runs
+    stretch: float = 1.0
+    placing: Placing | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs (shares of different ones) that the whole gang takes."""
+        return self.pods * self.gpus_per_pod
+
+    @property
+    def memory_peak_gib(self) -> float:
+        """Memory in the peak."""
+        return self.memory_base_gib + self.memory_peak_extra_gib
+
+    def with_sub_batch(self, chosen: SubBatch) -> Job:
+        """Return the job as it is when it runs in micro-batches."""
+        return replace(
+            self,
+            memory_base_gib=chosen.memory_base_gib,
+            memory_peak_extra_gib=chosen.memory_peak_extra_gib,
+            accumulation_steps=chosen.steps,
+            stretch=chosen.stretch,
+        )
+
+    @property
+    def demand(self) -> tuple[object, ...]:
+        """All that decides where the job may go: equal demands get equal answers."""
+        return (
+            self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
+            self.peak_probability, self.gpu_utilisation, self.exclusive, self.skewed,
+            self.interference_class, self.sub_batches,
+        )  # fmt: skip
+
+
+def gib(number_of_bytes: float) -> float:
+    """Convert bytes to GiB."""
+    return number_of_bytes / BYTES_PER_GIB

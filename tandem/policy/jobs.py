@@ -1,0 +1,103 @@
+"""All jobs as arrays: what an order sorts by, as of any moment between two changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from tandem.policy.equations.gittins import GittinsIndex
+from tandem.policy.job import Job
+from tandem.policy.units import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobArrays:
+    """One row a job. Between two changes a running job's service and work are straight lines.
+
+    Whoever owns the arrays (the simulator, the queue controller) writes a row when its job starts,
+    stops or changes speed; policies read them as of `now_s` through the methods.
+    """
+
+    gpus: Ints  # (jobs,) GPUs of the whole gang
+    arrived_s: Floats  # (jobs,) time of submission
+    running: Bools  # (jobs,)
+    speed: Floats  # (jobs,) progress per second as a share of solo speed; 0 where not running
+    since_s: Floats  # (jobs,) when the row was last written
+    attained_at_since: Floats  # (jobs,) lifetime service in GPU-seconds
+    service_at_since: Floats  # (jobs,) priority service in GPU-seconds: reset on promotion
+    remaining_at_since: Floats  # (jobs,) solo seconds of work left; NaN where not known
+    waiting_since_s: Floats  # (jobs,) when it last began to wait
+    first_started_s: Floats  # (jobs,) infinite where it never ran
+    gpu_utilisation: Floats  # (jobs,) predicted, percent of one GPU
+    memory_gib: Floats  # (jobs,) predicted peak, of one worker
+    peak_probability: Floats  # (jobs,) predicted chance of being in the memory peak
+    interference_class: Ints  # (jobs,) row of the table of predictions
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> Self:
+        """Return the arrays of waiting jobs, each column an array of its own."""
+        count = len(jobs)
+        attained = np.array([job.attained_gpu_seconds for job in jobs])
+        arrived = np.array([job.queued_at_s for job in jobs])
+        left = [np.nan if job.remaining_s is None else job.remaining_s for job in jobs]
+        return cls(
+            gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
+            arrived_s=arrived,
+            running=np.zeros(count, dtype=np.bool_),
+            speed=np.zeros(count),
+            since_s=arrived.copy(),
+            attained_at_since=attained,
+            service_at_since=attained.copy(),
+            remaining_at_since=np.array(left),
+            waiting_since_s=arrived.copy(),
+            first_started_s=np.where(attained > 0, arrived, np.inf),
+            gpu_utilisation=np.array([job.gpu_utilisation for job in jobs]),
+            memory_gib=np.array([job.memory_peak_gib for job in jobs]),
+            peak_probability=np.array([job.peak_probability for job in jobs]),
+            interference_class=np.array([job.interference_class for job in jobs], dtype=np.int64),
+        )
+
+    def attained_gpu_s(self, rows: Ints, now_s: float) -> Floats:
+        """Return the lifetime service in GPU-seconds, (rows,)."""
+        return self.attained_at_since[rows] + self._gained_gpu_s(rows, now_s)
+
+    def service_gpu_s(self, rows: Ints, now_s: float) -> Floats:
+        """Return the priority service in GPU-seconds, (rows,)."""
+        return self.service_at_since[rows] + self._gained_gpu_s(rows, now_s)
+
+    def remaining_s(self, rows: Ints, now_s: float) -> Floats:
+        """Return the work left in seconds of a solo run, (rows,); NaN where not known."""
+        left: Floats = self.remaining_at_since[rows] - self.speed[rows] * (
+            now_s - self.since_s[rows]
+        )
+        return left
+
+    def _gained_gpu_s(self, rows: Ints, now_s: float) -> Floats:
+        gained: Floats = np.where(
+            self.running[rows], self.gpus[rows] * (now_s - self.since_s[rows]), 0.0
+        )
+        return gained
+
+
+@dataclass(frozen=True)
+class History:
+    """What finished jobs teach: their total service, GPU-seconds."""
+
+    service_gpu_s: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @cached_property
+    def sorted_service(self) -> Floats:
+        """The samples in ascending order."""
+        return np.sort(self.service_gpu_s)
+
+    @cached_property
+    def gittins(self) -> GittinsIndex | None:
+        """The index of that distribution; None before the first job has finished."""
+        return GittinsIndex.of(self.service_gpu_s) if len(self.service_gpu_s) else None

@@ -1,0 +1,1 @@
+"""Who is tried first: one order a file."""

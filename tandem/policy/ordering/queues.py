@@ -1,0 +1,110 @@
+"""[Tiresias] discretised orders: a few queues between which jobs are demoted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tandem.policy.equations.gittins import fixed_quantum_index
+from tandem.policy.equations.tiresias import queue_level
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.base import KeyOrder
+from tandem.policy.ports import OrderState
+from tandem.policy.units import Bools, Floats, Ints
+
+
+class Queues(KeyOrder):
+    """K queues; a job is demoted when its service crosses a threshold. Source: [Tiresias] 3.3.
+
+    Inside a queue: `list` appends arrivals and demotions, and after each round a stable partition
+    puts running jobs before waiting ones; `first_start` is FIFO by first start; `gittins` is by
+    the index whose quantum is the queue's upper bound, the last queue FIFO.
+    """
+
+    kind: Literal["queues"] = "queues"
+    thresholds_gpu_s: Annotated[tuple[float, ...], Field(min_length=1)] = (3200.0,)
+    within: Literal["list", "first_start", "gittins"] = "list"
+    promote_knob: Annotated[float, Field(gt=0)] | None = None
+    starve_limit_s: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Queues:
+        if list(self.thresholds_gpu_s) != sorted(set(self.thresholds_gpu_s)):
+            raise ValueError("thresholds_gpu_s must ascend")
+        return self
+
+    def level(self, service_gpu_s: Floats | float) -> Ints:
+        """Return the queue of a service, 0 first, (jobs,)."""
+        return queue_level(np.asarray(service_gpu_s), np.array(self.thresholds_gpu_s))
+
+    def next_level_gpu_s(self, service_gpu_s: float) -> float:
+        """Return the next threshold; infinite in the last queue."""
+        return next((t for t in self.thresholds_gpu_s if t > service_gpu_s), float("inf"))
+
+    def promote_after_s(self, executed_s: float) -> float:
+        """Return how long a preempted job waits before it goes back to the first queue.
+
+        Source: [Tiresias] 3.3.3, waiting >= promote_knob x executed, but at least STARVELIMIT.
+        """
+        if self.promote_knob is None:
+            return float("inf")
+        return max(self.promote_knob * executed_s, self.starve_limit_s)
+
+    def keys(
+        self, jobs: JobArrays, rows: Ints, now_s: float, history: History
+    ) -> tuple[Floats | Ints, ...]:
+        """Return queue, then place in it; a list's place is kept by its state, not here."""
+        service = jobs.service_gpu_s(rows, now_s)
+        level = self.level(service)
+        if self.within == "list":
+            return (level,)
+        if self.within == "first_start" or not len(history.service_gpu_s):
+            return (level, jobs.first_started_s[rows])
+        bounds = np.array([*self.thresholds_gpu_s, np.inf])[level]
+        index = fixed_quantum_index(
+            history.sorted_service, service, np.where(np.isinf(bounds), 1.0, bounds)
+        )
+        return (level, np.where(np.isinf(bounds), 0.0, -index), jobs.first_started_s[rows])
+
+    def state(self) -> OrderState:
+        """Return lists where the place is a list's, else the plain set."""
+        return QueueLists(self) if self.within == "list" else super().state()
+
+
+class QueueLists:
+    """The queues as lists, kept from round to round."""
+
+    def __init__(self, order: Queues) -> None:
+        self._order = order
+        self._lists: list[Ints] = [
+            np.zeros(0, dtype=np.int64) for _ in range(len(order.thresholds_gpu_s) + 1)
+        ]
+        self._level: dict[int, int] = {}
+
+    def add(self, row: int, level_service_gpu_s: float) -> None:
+        """Append a job to the queue of its service."""
+        level = int(self._order.level(level_service_gpu_s))
+        self._lists[level] = np.append(self._lists[level], row)
+        self._level[row] = level
+
+    def remove(self, row: int) -> None:
+        """Take a job out."""
+        queue = self._lists[level := self._level.pop(row)]
+        self._lists[level] = queue[queue != row]
+
+    def cross(self, row: int, level_service_gpu_s: float) -> None:
+        """Move a job to the end of the queue of its service."""
+        self.remove(row)
+        self.add(row, level_service_gpu_s)
+
+    def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
+        """Return the lists one after the other."""
+        return np.concatenate(self._lists)
+
+    def settle(self, running: Bools) -> None:
+        """Put running jobs before waiting ones in each list; both keep their order."""
+        for level, queue in enumerate(self._lists):
+            on = running[queue]
+            self._lists[level] = np.concatenate((queue[on], queue[~on]))

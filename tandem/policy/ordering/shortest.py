@@ -1,0 +1,32 @@
+"""Orders by size or by what is left of it; those by time know the future."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.base import KeyOrder
+from tandem.policy.units import Floats, Ints
+
+
+class Shortest(KeyOrder):
+    """Least of `by` first.
+
+    `remaining_time` is SRTF (or SJF, where running jobs are left alone); `remaining_service` is
+    SRSF, GPUs x remaining time; `gpus` is smallest first (SF). Source: [Tiresias] 3.2, Table 5.
+    Jobs whose remaining time is not known come last.
+    """
+
+    kind: Literal["shortest"] = "shortest"
+    by: Literal["remaining_time", "remaining_service", "gpus"]
+
+    def keys(
+        self, jobs: JobArrays, rows: Ints, now_s: float, history: History
+    ) -> tuple[Floats | Ints, ...]:
+        """Return what is compared: seconds, GPU-seconds, or GPUs."""
+        if self.by == "gpus":
+            return (jobs.gpus[rows],)
+        left = np.nan_to_num(jobs.remaining_s(rows, now_s), nan=np.inf)
+        return (left * jobs.gpus[rows] if self.by == "remaining_service" else left,)

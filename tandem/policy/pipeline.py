@@ -1,0 +1,179 @@
+"""The pipeline: masks -> scores -> choice; a gang goes as a whole or waits with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.decision import Decision, Placement, PodPlacement, Refusal, Waits
+from tandem.policy.gather import BestScored
+from tandem.policy.job import Job
+from tandem.policy.ports import Constraint, Gather, Scorer
+from tandem.policy.units import Bools, Floats, Ints
+
+_BEST_SCORED = BestScored()
+_EXAMPLES = 3  # GPUs named in a refusal; the rest are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the pipeline says of one worker of a job on each GPU."""
+
+    allowed: Bools  # (gpus,)
+    refused_by: Ints  # (gpus,) index of the first constraint that refuses, -1 where allowed
+    score: Floats  # (gpus,) in [0, 1]; meaningful where allowed
+
+
+def evaluate(
+    job: Job,
+    gpus: GpuArrays,
+    constraints: Sequence[Constraint],
+    scorers: Sequence[Scorer] = (),
+) -> Evaluation:
+    """Evaluate one worker of `job` on every row of `gpus`.
+
+    The first constraint that says no is the reason. Scores are the weighted mean of the scorers.
+    """
+    refused_by = np.full(len(gpus), -1, dtype=np.int64)
+    allowed = np.ones(len(gpus), dtype=np.bool_)
+    for index, constraint in enumerate(constraints):
+        mask = constraint(job, gpus)
+        refused_by[allowed & ~mask] = index
+        allowed &= mask
+    score = np.zeros(len(gpus))
+    total = sum(scorer.weight for scorer in scorers)
+    for scorer in scorers:
+        score += scorer(job, gpus) * (scorer.weight / total)
+    return Evaluation(allowed, refused_by, score)
+
+
+def best_rows(evaluation: Evaluation, rows: Ints, wanted: int) -> Ints | None:
+    """Return the `wanted` best allowed of `rows` (ties: earlier row), or None if too few."""
+    allowed = rows[evaluation.allowed[rows]]
+    if len(allowed) < wanted:
+        return None
+    order = np.argsort(-evaluation.score[allowed], kind="stable")
+    return allowed[order[:wanted]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Constraints and scorers of a profile, and how a gang is placed with them."""
+
+    constraints: tuple[Constraint, ...]
+    scorers: tuple[Scorer, ...] = ()
+    gather: Gather = _BEST_SCORED
+
+    def evaluate(self, job: Job, gpus: GpuArrays) -> Evaluation:
+        """Evaluate one worker of `job` on every row of `gpus`."""
+        return evaluate(job, gpus, self.constraints, self.scorers)
+
+    def allowed(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where every constraint allows one worker of `job`."""
+        return evaluate(job, gpus, self.constraints).allowed
+
+    def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
+        """Return rows for a gang whose pods take one GPU each, or None if it must wait."""
+        evaluation = self.evaluate(job, gpus)
+        return self.gather(job, gpus, evaluation.allowed, evaluation.score)
+
+    def place(self, job: Job, snapshot: Snapshot, eligible_nodes: Bools | None = None) -> Decision:
+        """Find a place for every pod of `job`, or say why there is none.
+
+        `eligible_nodes` (nodes,) is False where the pods cannot run for reasons of their own
+        (taints, selectors, CPU, memory). Pods go one after another to the node whose chosen GPUs
+        score best (mean; ties: first node), each worker of the gang on a GPU of its own.
+        """
+        gpus = snapshot.gpus
+        evaluation = self.evaluate(job, gpus)
+        if eligible_nodes is not None:
+            evaluation = _restrict(evaluation, eligible_nodes[gpus.node])
+        if job.gpus_per_pod == 1:
+            gang = self.gather(job, gpus, evaluation.allowed, evaluation.score)
+            if gang is None:
+                placed = int(evaluation.allowed.sum())
+                return self._waits(job, snapshot, evaluation, placed, eligible_nodes)
+            return Placement(
+                job.id, tuple(_pod(snapshot, gang[i : i + 1]) for i in range(job.pods))
+            )
+        allowed = evaluation.allowed.copy()
+        pods: list[PodPlacement] = []
+        for _ in range(job.pods):
+            rows = _best_node_rows(gpus.node, allowed, evaluation.score, job.gpus_per_pod)
+            if rows is None:
+                return self._waits(job, snapshot, evaluation, len(pods), eligible_nodes)
+            allowed[rows] = False
+            pods.append(_pod(snapshot, rows))
+        return Placement(job.id, tuple(pods))
+
+    def _waits(
+        self,
+        job: Job,
+        snapshot: Snapshot,
+        evaluation: Evaluation,
+        placed: int,
+        eligible_nodes: Bools | None,
+    ) -> Waits:
+        refusals = self.refusals(job, snapshot, evaluation)
+        kept_off = 0 if eligible_nodes is None else int((~eligible_nodes).sum())
+        parts = [
+            f"{refusal.count} GPU(s) refused by {refusal.constraint}"
+            f" ({', '.join(refusal.gpus)}{', ...' if refusal.count > len(refusal.gpus) else ''}):"
+            f" {refusal.example}"
+            for refusal in refusals
+        ]
+        if kept_off:
+            parts.append(f"{kept_off} node(s) cannot run its pods")
+        free = int(evaluation.allowed.sum())
+        want = f"{job.gpus_per_pod} GPU(s) on one node"
+        if job.pods > 1:
+            want = f"{job.pods} times {want} ({placed} placed)"
+        head = f"wants {want}; {free} of {len(snapshot.gpus)} GPU(s) can take it"
+        return Waits(job.id, "; ".join([head, *parts]), refusals)
+
+    def refusals(self, job: Job, snapshot: Snapshot, evaluation: Evaluation) -> tuple[Refusal, ...]:
+        """Return the constraints that refuse GPUs, most refusing first, with examples."""
+        found = []
+        for index, constraint in enumerate(self.constraints):
+            rows = np.flatnonzero(evaluation.refused_by == index)
+            if len(rows) == 0:
+                continue
+            names = tuple(
+                f"{snapshot.node_names[snapshot.gpus.node[row]]}/{snapshot.gpu_ids[row]}"
+                for row in rows[:_EXAMPLES]
+            )
+            example = constraint.sentence(job, snapshot.gpus, int(rows[0]))
+            found.append(Refusal(constraint.kind, names, len(rows), example))
+        return tuple(sorted(found, key=lambda refusal: -refusal.count))
+
+
+def _pod(snapshot: Snapshot, rows: Ints) -> PodPlacement:
+    return PodPlacement(
+        snapshot.node_names[snapshot.gpus.node[rows[0]]],
+        tuple(snapshot.gpu_ids[row] for row in rows),
+        tuple(int(row) for row in rows),
+    )
+
+
+def _restrict(evaluation: Evaluation, mask: Bools) -> Evaluation:
+    refused_by = np.where(mask, evaluation.refused_by, -1)
+    return Evaluation(evaluation.allowed & mask, refused_by, evaluation.score)
+
+
+def _best_node_rows(node: Ints, allowed: Bools, score: Floats, wanted: int) -> Ints | None:
+    """Return the `wanted` best allowed rows of the best node, or None. Ties: first node, row."""
+    rows = np.flatnonzero(allowed)
+    # Best rows of each node first, nodes kept together: the first `wanted` of each are its choice.
+    rows = rows[np.lexsort((-score[rows], node[rows]))]
+    _, start, count = np.unique(node[rows], return_index=True, return_counts=True)
+    enough = count >= wanted
+    if not enough.any():
+        return None
+    running = np.concatenate(([0.0], np.cumsum(score[rows])))
+    starts = start[enough]
+    means = (running[starts + wanted] - running[starts]) / wanted
+    best = starts[int(np.argmax(np.round(means, 12)))]  # rounding: sums differ in the last bits
+    return rows[best : best + wanted]

@@ -1,0 +1,102 @@
+"""The kinds of policy. Each is a frozen pydantic model whose fields are its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.units import Bools, Floats, Ints
+
+
+class Policy(BaseModel):
+    """Base of all policies: frozen, unknown parameters refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class QueueOrder(Protocol):
+    """Says in which order waiting gangs are tried."""
+
+    @property
+    def blocks(self) -> bool:
+        """True where a gang that does not fit holds up those behind it (head-of-line blocking)."""
+        ...
+
+    def __call__(self, jobs: Sequence[Job], now_s: float) -> list[int]:
+        """Return the indices of `jobs` in the order in which they are tried."""
+        ...
+
+
+class OrderState(Protocol):
+    """An order's memory of the jobs in the system, where running jobs compete with waiting ones.
+
+    Jobs are named by their row in `JobArrays`.
+    """
+
+    def add(self, row: int, level_service_gpu_s: float) -> None:
+        """Take in a job that arrived."""
+        ...
+
+    def remove(self, row: int) -> None:
+        """Forget a job that ended."""
+        ...
+
+    def cross(self, row: int, level_service_gpu_s: float) -> None:
+        """Note that a job's priority service has come to a threshold, or was reset."""
+        ...
+
+    def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
+        """Return all jobs in the order in which they are tried."""
+        ...
+
+    def settle(self, running: Bools) -> None:
+        """Note which jobs run after a round, (jobs,)."""
+        ...
+
+
+class Constraint(Protocol):
+    """Says on which GPUs a job may go. One mask a constraint; the first False is the reason."""
+
+    @property
+    def kind(self) -> str:
+        """Name in configuration, reasons and metrics."""
+        ...
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where one worker of `job` may be added."""
+        ...
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say in words, with value and bound, why `row` may not take `job`."""
+        ...
+
+
+class Gather(Protocol):
+    """Says which of the allowed GPUs the workers of a gang take together."""
+
+    def __call__(self, job: Job, gpus: GpuArrays, allowed: Bools, score: Floats) -> Ints | None:
+        """Return as many rows as `job` has GPUs, or None if there is no place for all."""
+        ...
+
+
+class Scorer(Protocol):
+    """Says how good a GPU is for a job."""
+
+    @property
+    def kind(self) -> str:
+        """Name in configuration."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """Weight beside the other scorers."""
+        ...
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
+        """Return (gpus,) in [0, 1], higher is better."""
+        ...

@@ -1,0 +1,1 @@
+"""How good a GPU is for a job: one score a file."""

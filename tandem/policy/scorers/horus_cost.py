@@ -1,0 +1,37 @@
+"""[Horus]: prefer the GPU on which memory and utilisation cost least."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.equations.horus import placement_cost
+from tandem.policy.job import Job
+from tandem.policy.ports import Policy
+from tandem.policy.units import Floats
+
+
+class HorusCost(Policy):
+    """1 / (1 + cost), with the cost of [Horus] Eq. (7)-(10) after the job is added."""
+
+    kind: Literal["horus_cost"] = "horus_cost"
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    memory_weight: Annotated[float, Field(ge=0)] = 0.5
+    utilisation_weight: Annotated[float, Field(ge=0)] = 0.5
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
+        """Return (gpus,) in (0, 1], higher is better."""
+        used = gpus.memory_base_gib + job.memory_base_gib
+        peak = np.maximum(gpus.memory_peak_extra_gib, job.memory_peak_extra_gib)
+        capacity = np.maximum(gpus.memory_capacity_gib, 1e-9)
+        cost = placement_cost(
+            (used + peak) / capacity,
+            gpus.gpu_utilisation + job.gpu_utilisation,
+            self.memory_weight,
+            self.utilisation_weight,
+        )
+        score: Floats = 1 / (1 + cost)
+        return score

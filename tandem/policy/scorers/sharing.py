@@ -1,0 +1,23 @@
+"""Prefer GPUs in use: an empty one stays free for a job that needs it whole ([OJPP] Alg. 2)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.ports import Policy
+from tandem.policy.units import Floats
+
+
+class InUseFirst(Policy):
+    """1 where the GPU already has a job, else 0."""
+
+    kind: Literal["in_use_first"] = "in_use_first"
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
+        """Return (gpus,): 1 in use, 0 empty."""
+        return (gpus.jobs > 0).astype(float)

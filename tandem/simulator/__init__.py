@@ -1,0 +1,1 @@
+"""Replay a trace of jobs against the very policies that run in the cluster."""

@@ -1,0 +1,68 @@
+"""The simulated cluster: typed GPUs in nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.errors import UsageError
+from tandem.policy.cluster import GpuArrays
+
+#: Memory of the GPU types that may be named, GiB.
+MEMORY_GIB = {"V100": 16.0, "P100": 16.0, "RTX2080TI": 11.0, "GTX1080": 8.0, "RTX2080": 8.0,
+              "T4": 16.0, "A100": 40.0, "H100": 80.0, "H200": 141.0}  # fmt: skip
+_SPEC = re.compile(r"(\d+)x(\d+)(?::([A-Za-z0-9-]+?)(?:-(\d+)GB?)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """`count` nodes of `gpus` GPUs of one type each."""
+
+    count: int
+    gpus: int
+    gpu_type: str = "V100"
+    memory_gib: float = 16.0
+
+
+def parse_cluster(spec: str) -> Nodes:
+    """Read `8x8:V100`, `4x8` (V100s) or `2x4:A100-80G`; raises UsageError."""
+    match = _SPEC.fullmatch(spec.strip())
+    if not match or int(match[1]) < 1 or int(match[2]) < 1:
+        raise UsageError(
+            f"--cluster {spec!r} is not NODESxGPUS:TYPE", "For example 8x8:V100 or 2x4:A100-80G."
+        )
+    kind = (match[3] or "V100").upper()
+    if match[4]:
+        memory = float(match[4])
+    elif kind in MEMORY_GIB:
+        memory = MEMORY_GIB[kind]
+    else:
+        known = ", ".join(MEMORY_GIB)
+        raise UsageError(
+            f"--cluster {spec!r}: the memory of a {match[3]} is not known",
+            f"Add it, as in {kind}-24G, or use one of {known}.",
+        )
+    return Nodes(int(match[1]), int(match[2]), kind, memory)
+
+
+def gpu_arrays(nodes: Sequence[Nodes], *, shares: int = 2) -> GpuArrays:
+    """Return empty GPUs, node by node; `shares` jobs may be on one GPU."""
+    node: list[int] = []
+    memory: list[float] = []
+    kinds: list[int] = []
+    types = {kind: i for i, kind in enumerate(dict.fromkeys(n.gpu_type for n in nodes))}
+    at = 0
+    for group in nodes:
+        for _ in range(group.count):
+            node += [at] * group.gpus
+            memory += [group.memory_gib] * group.gpus
+            kinds += [types[group.gpu_type]] * group.gpus
+            at += 1
+    empty = GpuArrays.empty(np.array(node), np.array(memory), shares=shares, slots=shares)
+    return GpuArrays(
+        **{name: getattr(empty, name) for name in empty.__slots__ if name != "gpu_type"},
+        gpu_type=np.array(kinds, dtype=np.int64),
+    )

@@ -1,0 +1,109 @@
+"""Measured co-location ([Gavel]'s throughput oracles) as the truth about pairs of jobs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tandem.errors import TandemError
+from tandem.policy.units import Bools, Floats
+from tandem.simulator.truth import MemoryCourse
+
+#: Room that pairs without a measurement lack at least, and measured ones have, GiB.
+_MARGIN_GIB = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PairMatrix:
+    """Slowdown of each one-GPU configuration beside each other one, measured."""
+
+    names: tuple[str, ...]
+    slowdown: Floats  # (models, models) of row beside column, clipped at 0; inf: out of memory
+
+    @property
+    def fits(self) -> Bools:
+        """True where the pair has been measured, (models, models)."""
+        return np.isfinite(self.slowdown)
+
+
+def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
+    """Read `{gpu: {a: {"null": solo, b: [a's, b's]}}}`, rates in steps/s; 0 is out of memory.
+
+    Raises TandemError, naming file and field, where the file is something else.
+    """
+    try:
+        table = json.loads(path.read_text())[gpu]
+        names = tuple(name for name in table if not name.startswith("(") or name.endswith(", 1)"))
+        slowdown = np.full((len(names), len(names)), np.inf)
+        for i, name in enumerate(names):
+            solo = float(table[name]["null"])
+            for j, other in enumerate(names):
+                own, theirs = (float(rate) for rate in table[name].get(other, (0, 0)))
+                if own > 0 and theirs > 0:
+                    # Rates are capped in the file, and noisy: nobody is sped up by a neighbour.
+                    slowdown[i, j] = max(solo / own - 1, 0.0)
+    except OSError as error:
+        raise TandemError(f"cannot read {path}: {error.strerror}", "Check --truth.") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise TandemError(
+            f"{path} is no table of pair throughputs for {gpu!r}: {error!r}",
+            'Wanted: {"v100": {"model a": {"null": solo, "model b": [a\'s, b\'s]}}}, steps/s.',
+        ) from error
+    # A pair is out of memory on both sides or on none.
+    slowdown[np.isinf(slowdown.T)] = np.inf
+    return PairMatrix(names, slowdown)
+
+
+def draw_memory(
+    matrix: PairMatrix, capacity_gib: float, rng: np.random.Generator
+) -> list[MemoryCourse]:
+    """Draw a memory course for each model, consistent with which pairs could be measured.
+
+    Synthetic: the files have no memory. Peaks start at 1-3 GiB, larger for models that fail beside
+    many, and are moved until each pair that is out of memory exceeds the capacity with both peaks,
+    and as many measured ones as possible stay within it (all cannot: the file's zeros, some of
+    them unmeasured, obey no threshold).
+    The level outside peaks is 60-90 % of the peak, the chance of a peak 0.05-0.3.
+    """
+    count = len(matrix.names)
+    bad = ~matrix.fits
+    # Models that fail beside many are the large ones.
+    large = bad.sum(axis=1) / max(int(bad.sum(axis=1).max()), 1)
+    peak = rng.uniform(1.0, 3.0, size=count) + 0.7 * capacity_gib * large
+    step = 0.5
+    for _ in range(400):
+        total = peak[:, None] + peak[None, :]
+        short = np.where(bad, np.maximum(capacity_gib + _MARGIN_GIB - total, 0), 0)
+        over = np.where(~bad, np.maximum(total - capacity_gib + _MARGIN_GIB, 0), 0)
+        if not short.any() and not over.any():
+            break
+        step *= 0.99
+        peak += step * (short.max(axis=1) - 0.5 * over.max(axis=1))
+        peak = peak.clip(0.5, capacity_gib - _MARGIN_GIB)
+    for i, j in zip(*np.nonzero(np.triu(bad)), strict=True):
+        lacking = capacity_gib + _MARGIN_GIB - peak[i] - peak[j]
+        if lacking > 0:
+            smaller = i if peak[i] < peak[j] else j
+            peak[smaller] += lacking
+    level = rng.uniform(0.6, 0.9, size=count)
+    chance = rng.uniform(0.05, 0.3, size=count)
+    return [
+        MemoryCourse(float(p * f), float(p * (1 - f)), float(c))
+        for p, f, c in zip(peak, level, chance, strict=True)
+    ]
+
+
+def draw_utilisation(matrix: PairMatrix, rng: np.random.Generator) -> Floats:
+    """Return a GPU utilisation for each model in percent, (models,).
+
+    Synthetic: what a model does to its neighbours on average, ranked, spread over 25-95 %, with
+    noise of 5 points. A model that disturbs much is one that uses the GPU much.
+    """
+    caused = np.where(matrix.fits, matrix.slowdown, np.nan)
+    harm = np.nanmean(caused, axis=0)
+    rank = np.argsort(np.argsort(harm)) / max(len(harm) - 1, 1)
+    drawn: Floats = (25 + 70 * rank + rng.normal(0, 5, size=len(harm))).clip(5, 100)
+    return drawn

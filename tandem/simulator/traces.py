@@ -1,0 +1,223 @@
+"""Readers of traces: the canonical CSV, and what three public clusters published."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tandem.errors import TandemError, UsageError
+from tandem.simulator.jobs import TraceJob
+
+REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
+OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memory_peak_gib",
+            "peak_probability", "iteration_s")  # fmt: skip
+
+Row = tuple[int, TraceJob | str]  # line or number of the record, and the job or what is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The jobs of a trace by time of submission, from 0 on, and what was left out."""
+
+    jobs: tuple[TraceJob, ...]
+    skipped: tuple[tuple[int, str], ...] = ()
+
+
+def read_trace(path: Path, format_name: str = "csv", *, strict: bool = False) -> Trace:
+    """Read a trace; raises TandemError with the line where `strict` meets a bad row.
+
+    Times start at the first submission. Ties keep the order of the file.
+    """
+    if format_name not in FORMATS:
+        near = get_close_matches(format_name, FORMATS, n=1) or sorted(FORMATS)
+        raise UsageError(f"--format {format_name!r} is not known", f"Nearest: {', '.join(near)}.")
+    jobs: list[TraceJob] = []
+    skipped: list[tuple[int, str]] = []
+    try:
+        for line, found in FORMATS[format_name](path):
+            if isinstance(found, TraceJob):
+                jobs.append(found)
+            elif strict:
+                raise TandemError(f"{path}, line {line}: {found}", "Mend it or leave out --strict.")
+            else:
+                skipped.append((line, found))
+    except OSError as error:
+        raise TandemError(f"cannot read {path}: {error.strerror}", "Check --trace.") from error
+    except UnicodeDecodeError as error:
+        raise TandemError(f"{path} is not text in UTF-8", "Is it compressed? Unpack it.") from error
+    if not jobs:
+        first = f"; the first: line {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        raise TandemError(
+            f"{path} has no usable job ({len(skipped)} row(s) left out{first})", "Check --format."
+        )
+    start = min(job.submit_s for job in jobs)
+    jobs = [replace(job, submit_s=job.submit_s - start) for job in jobs]
+    return Trace(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(skipped))
+
+
+def _canonical(path: Path) -> Iterator[Row]:
+    """`job_id,submit_time_s,num_gpus,duration_s` and any of the optional columns."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        names = tuple(reader.fieldnames or ())
+        for name in names:
+            if name not in REQUIRED + OPTIONAL:
+                near = get_close_matches(name, REQUIRED + OPTIONAL, n=2)
+                hint = f"Nearest: {', '.join(near)}." if near else ""
+                raise TandemError(
+                    f"{path}: unknown column {name!r}",
+                    f"{hint} Columns: {', '.join(REQUIRED + OPTIONAL)}.".strip(),
+                )
+        if absent := [name for name in REQUIRED if name not in names]:
+            raise TandemError(
+                f"{path}: no column {', '.join(absent)}", f"Columns: {', '.join(REQUIRED)}."
+            )
+        seen: set[str] = set()
+        for row in reader:
+            yield reader.line_num, _attempt(_canonical_job, row, seen)
+
+
+def _canonical_job(row: dict[str, str], seen: set[str]) -> TraceJob:
+    if row.get("duration_s") is None or None in row:
+        raise ValueError("the number of fields differs from the header")
+    if row["job_id"] in seen:
+        raise ValueError(f"job_id {row['job_id']!r} came before")
+    job = TraceJob(
+        id=row["job_id"],
+        submit_s=_number(row, "submit_time_s", 0.0),
+        gpus=_whole(row, "num_gpus", 1),
+        duration_s=_number(row, "duration_s", 0.0, above=True),
+        model=row.get("model") or None,
+        batch_size=_whole(row, "batch_size", 1) if row.get("batch_size") else None,
+        iterations=_whole(row, "iterations", 1) if row.get("iterations") else None,
+        iteration_s=_optional(row, "iteration_s"),
+        gpu_utilisation=_optional(row, "gpu_util", 100.0),
+        memory_base_gib=_optional(row, "memory_gib"),
+        memory_peak_gib=_optional(row, "memory_peak_gib"),
+        peak_probability=_optional(row, "peak_probability", 1.0),
+    )
+    if (job.memory_peak_gib or math.inf) < (job.memory_base_gib or 0.0):
+        raise ValueError("memory_peak_gib is below memory_gib")
+    seen.add(job.id)
+    return job
+
+
+def _philly(path: Path) -> Iterator[Row]:
+    """`cluster_job_log` of philly-traces: a JSON list of jobs with their attempts."""
+    try:
+        records = json.loads(path.read_text())
+    except ValueError as error:
+        raise TandemError(f"{path} is not JSON: {error}", "Check --format.") from error
+    if not isinstance(records, list):
+        raise TandemError(f"{path} is not a list of jobs", "Check --format.")
+    for number, record in enumerate(records, 1):
+        yield number, _attempt(_philly_job, record)
+
+
+def _philly_job(record: dict[str, Any]) -> TraceJob:
+    attempts = [a for a in record["attempts"] if a.get("start_time") and a.get("end_time")]
+    if not attempts:
+        raise ValueError("no attempt with a start and an end")
+    ran = sum(_moment(a["end_time"]) - _moment(a["start_time"]) for a in attempts)
+    gpus = sum(len(machine["gpus"]) for machine in attempts[0]["detail"])
+    return _checked(record["jobid"], _moment(record["submitted_time"]), gpus, ran)
+
+
+def _alibaba(path: Path) -> Iterator[Row]:
+    """`pai_task_table` of cluster-trace-gpu-v2020: one task a row, with or without a header."""
+    names = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
+             "plan_mem", "plan_gpu", "gpu_type")  # fmt: skip
+    with path.open(newline="") as file:
+        reader = csv.reader(file)
+        for fields in reader:
+            if fields[:1] != ["job_name"]:
+                row = dict(zip(names, fields, strict=False))
+                yield reader.line_num, _attempt(_alibaba_job, row)
+
+
+def _alibaba_job(row: dict[str, str]) -> TraceJob:
+    start, end = _number(row, "start_time", 0.0), _number(row, "end_time", 0.0)
+    # plan_gpu is in percent of a GPU; a share of one still holds one.
+    gpus = round(float(row["inst_num"])) * math.ceil(float(row["plan_gpu"] or 0) / 100)
+    return _checked(f"{row['job_name']}/{row['task_name']}", start, gpus, end - start)
+
+
+def _helios(path: Path) -> Iterator[Row]:
+    """`cluster_log.csv` of HeliosData."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            yield reader.line_num, _attempt(_helios_job, row)
+
+
+def _helios_job(row: dict[str, str]) -> TraceJob:
+    return _checked(
+        row["job_id"],
+        _moment(row["submit_time"]),
+        int(float(row["gpu_num"])),
+        _number(row, "duration", 0.0),
+    )
+
+
+FORMATS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    "csv": _canonical,
+    "philly": _philly,
+    "alibaba": _alibaba,
+    "helios": _helios,
+}
+
+
+def _attempt(parse: Callable[..., TraceJob], *args: Any) -> TraceJob | str:  # noqa: ANN401 - passed through
+    try:
+        return parse(*args)
+    except KeyError as error:
+        return f"no field {error}"
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error)
+
+
+def _checked(job_id: str, submit_s: float, gpus: int, duration_s: float) -> TraceJob:
+    if gpus < 1:
+        raise ValueError("asks for no GPU")
+    if not duration_s > 0:
+        raise ValueError("ran for no time")
+    return TraceJob(job_id, submit_s, gpus, duration_s)
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _number(row: dict[str, str], name: str, least: float, *, above: bool = False) -> float:
+    try:
+        value = float(row[name])
+    except ValueError:
+        raise ValueError(f"{name} {row[name]!r} is not a number") from None
+    if not math.isfinite(value) or value < least or (above and value <= least):
+        raise ValueError(
+            f"{name} {row[name]!r} must be {'above' if above else 'at least'} {least:g}"
+        )
+    return value
+
+
+def _whole(row: dict[str, str], name: str, least: int) -> int:
+    value = _number(row, name, least)
+    if value != int(value):
+        raise ValueError(f"{name} {row[name]!r} is not a whole number")
+    return int(value)
+
+
+def _optional(row: dict[str, str], name: str, most: float = math.inf) -> float | None:
+    if not row.get(name):
+        return None
+    value = _number(row, name, 0.0)
+    if value > most:
+        raise ValueError(f"{name} {row[name]!r} must be at most {most:g}")
+    return value

@@ -1,0 +1,134 @@
+"""One simulated world: the trace, what is true of its jobs, and what the policies are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import NOBODY, UNKNOWN, Job
+from tandem.policy.units import Floats, Ints
+from tandem.simulator.belief import cross_fitted, noisy
+from tandem.simulator.gavel import PairMatrix, draw_memory, draw_utilisation
+from tandem.simulator.jobs import TraceJob
+from tandem.simulator.truth import MemoryCourse, Truth, no_truth
+
+_KNOWN = 2  # classes before the first model: nobody, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Truth and belief about one trace."""
+
+    trace: Sequence[TraceJob]
+    truth: Truth
+    believed: Sequence[Job]
+    prediction_error: float | None = None  # mean relative, of the time beside a neighbour
+
+
+def plain_world(trace: Sequence[TraceJob], gpus: GpuArrays) -> World:
+    """Return `--truth none`: orderings alone, GPUs that nobody shares to his harm."""
+    return World(
+        trace,
+        no_truth(len(trace), len(gpus)),
+        [
+            Job(id=job.id, pods=job.gpus, queued_at_s=job.submit_s, remaining_s=job.duration_s)
+            for job in trace
+        ],
+    )
+
+
+def measured_world(
+    trace: Sequence[TraceJob],
+    gpus: GpuArrays,
+    matrix: PairMatrix,
+    *,
+    seed: int,
+    preemption_cost_s: float = 60.0,
+    belief_error: float | None = None,
+    memory_margin: float = 0.05,
+) -> World:
+    """Return a world in which pairs slow each other down as measured.
+
+    Models are drawn from the matrix with `seed` unless the trace names one of it; memory and
+    utilisation are synthetic, drawn with the same seed where the trace has none. The policies are
+    told slowdowns by a model trained without the pair concerned, or the truth with a mean relative
+    error of `belief_error`, and memory with `memory_margin` on top, as an upper estimate has.
+    """
+    rng = np.random.default_rng(seed)
+    names = {name: i for i, name in enumerate(matrix.names)}
+    drawn = rng.integers(len(names), size=len(trace))
+    model = np.array(
+        [names.get(job.model or "", int(d)) for job, d in zip(trace, drawn, strict=True)]
+    )
+    courses = draw_memory(matrix, float(gpus.memory_capacity_gib.min()), rng)
+    utilisation = draw_utilisation(matrix, rng)
+    memory = [
+        MemoryCourse(
+            job.memory_base_gib,
+            max((job.memory_peak_gib or job.memory_base_gib) - job.memory_base_gib, 0.0),
+            job.peak_probability if job.peak_probability is not None else 0.0,
+        )
+        if job.memory_base_gib is not None
+        else courses[model[i]]
+        for i, job in enumerate(trace)
+    ]
+    busy = np.array(
+        [
+            utilisation[model[i]] if job.gpu_utilisation is None else job.gpu_utilisation
+            for i, job in enumerate(trace)
+        ]
+    )
+    if belief_error is None:
+        prediction = cross_fitted(matrix.slowdown, _families(matrix.names), seed=seed)
+    else:
+        prediction = noisy(matrix.slowdown, belief_error, rng)
+    told = with_reserved_classes(prediction.slowdown, unknown=np.inf)
+    truth = Truth(
+        class_names=("nobody", "undisturbed", *matrix.names),
+        slowdown=with_reserved_classes(matrix.slowdown, unknown=0.0),
+        job_class=model + _KNOWN,
+        memory=memory,
+        memory_gib=np.array(gpus.memory_capacity_gib),
+        gpu_utilisation=busy,
+        preemption_cost_s=preemption_cost_s,
+    )
+    believed = [
+        Job(
+            id=job.id,
+            pods=job.gpus,
+            memory_base_gib=memory[i].base_gib * (1 + memory_margin),
+            memory_peak_extra_gib=memory[i].peak_extra_gib * (1 + memory_margin),
+            peak_probability=memory[i].peak_probability,
+            gpu_utilisation=float(busy[i]),
+            checkpointable=True,
+            queued_at_s=job.submit_s,
+            model=matrix.names[model[i]],
+            remaining_s=job.duration_s,
+            interference_class=int(model[i]) + _KNOWN,
+            own_slowdown=told[model[i] + _KNOWN],
+            caused_slowdown=told[:, model[i] + _KNOWN],
+        )
+        for i, job in enumerate(trace)
+    ]
+    return World(trace, truth, believed, prediction.mean_relative_error)
+
+
+def with_reserved_classes(slowdown: Floats, *, unknown: float) -> Floats:
+    """Return the matrix with the classes nobody (slowdown 0) and unknown in front."""
+    count = len(slowdown) + _KNOWN
+    out = np.full((count, count), unknown)
+    out[_KNOWN:, _KNOWN:] = slowdown
+    out[:, NOBODY] = 0.0
+    out[NOBODY, :] = 0.0
+    assert out[UNKNOWN, NOBODY] == 0.0
+    return out
+
+
+def _families(names: Sequence[str]) -> Ints:
+    """Return an index for each name without its batch size: ResNet-50 (batch size 16) and (32)."""
+    stems = [name.strip("('").split(" (")[0] for name in names]
+    index = {stem: i for i, stem in enumerate(dict.fromkeys(stems))}
+    return np.array([index[stem] for stem in stems], dtype=np.int64)

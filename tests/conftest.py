@@ -1,0 +1,79 @@
+"""What all tests share: one real control plane for a test process, and a word on who used it."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tandem.controlplane import ControlPlane
+
+MARK = "controlplane"
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """A control plane with a default kube-scheduler and no nodes; each test adds its own."""
+    # Imported here and not by every test run: it takes half a second.
+    from tandem.controlplane import ControlPlane, binaries
+
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    with ControlPlane.start(scheduler=True) as plane:
+        yield plane
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """A namespace of the test's own, whose default service account exists."""
+    from tandem.controlplane import wait_until
+
+    name = f"test-{secrets.token_hex(4)}"
+    control_plane.kubectl("create", "namespace", name)
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    wait_until(lambda: control_plane.http.get(account).is_success, f"{name} is set up")
+    yield name
+    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that share the plane in one worker, and mark their reports."""
+    for item in items:
+        if item.get_closest_marker(MARK):
+            item.user_properties.append((MARK, True))
+            if not item.get_closest_marker("xdist_group"):
+                item.add_marker(pytest.mark.xdist_group(MARK))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Show the ends of the plane's logs beside a test that failed on it."""
+    report = yield
+    plane = getattr(item, "funcargs", {}).get("control_plane")
+    if report.failed and plane is not None:
+        for process in plane.processes.values():
+            report.sections.append((f"log of {process.name}", process.log_tail()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests ran on the control plane, and why others did not."""
+    ran, skipped = 0, Counter[str]()
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            if (MARK, True) not in map(tuple, getattr(report, "user_properties", ())):
+                continue
+            if outcome == "skipped":
+                skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+            else:
+                ran += 1
+    if ran:
+        terminalreporter.write_line(f"{ran} tests ran on a real control plane")
+    for reason, count in skipped.items():
+        terminalreporter.write_line(f"{count} control-plane tests were skipped: {reason}")

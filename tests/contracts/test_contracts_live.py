@@ -1,0 +1,141 @@
+"""The custom resource definitions in a real API server."""
+
+import pytest
+
+from tandem.contracts import crds
+from tandem.controlplane import wait_until
+from tandem.errors import TandemError
+
+pytestmark = [pytest.mark.controlplane]
+
+GPU_JOB = {
+    "apiVersion": "tandem.gpu/v1alpha1",
+    "kind": "GPUJob",
+    "metadata": {"name": "job-bert"},
+    "spec": {
+        "workload": {"apiVersion": "batch/v1", "kind": "Job", "name": "bert", "uid": "u"},
+        "demand": {"gpusPerPod": 2, "gangSize": 4, "model": "bert"},
+    },
+}
+NOW = "2026-01-01T00:00:00.123456Z"
+
+
+@pytest.fixture(scope="session")
+def definitions(control_plane):
+    for definition in crds.DEFINITIONS:
+        control_plane.apply(definition.manifest())
+        control_plane.kubectl(
+            "wait",
+            "--for=condition=Established",
+            "--timeout=30s",
+            f"crd/{definition.manifest()['metadata']['name']}",
+        )
+    return control_plane
+
+
+def set_status(plane, path, status):
+    answer = plane.http.patch(
+        f"/apis/tandem.gpu/v1alpha1/{path}/status",
+        json={"status": status},
+        headers={"Content-Type": "application/merge-patch+json"},
+    )
+    assert answer.is_success, answer.text
+
+
+def test_schemas_are_accepted_as_structural(definitions):
+    for definition in crds.DEFINITIONS:
+        name = definition.manifest()["metadata"]["name"]
+        conditions = definitions.get("crd", name)["status"]["conditions"]
+        assert not [each for each in conditions if each["type"] == "NonStructuralSchema"]
+
+
+def test_columns_of_a_gpujob_answer_where_it_stands(definitions, namespace):
+    definitions.apply({**GPU_JOB, "metadata": {"name": "job-bert", "namespace": namespace}})
+    path = f"namespaces/{namespace}/gpujobs/job-bert"
+    set_status(
+        definitions,
+        path,
+        {
+            "phase": "Queued",
+            "queue": 1,
+            "position": 3,
+            "reason": "MemoryCollision",
+            "waitingSince": NOW,
+            "attainedGpuSeconds": 7200.5,
+        },
+    )
+    header, row = definitions.kubectl("get", "gj", "-n", namespace).splitlines()
+    assert header.split() == [
+        *("NAME", "PHASE", "QUEUE", "POSITION", "PODS", "GPUS"),
+        *("ATTAINED", "WAITING", "REASON", "AGE"),
+    ]
+    *words, _waiting, reason, _age = row.split()
+    assert words == ["job-bert", "Queued", "1", "3", "4", "2", "7200.5"]
+    assert reason == "MemoryCollision"
+
+
+def test_columns_of_a_gpunode_answer_what_it_has(definitions):
+    definitions.apply(
+        {"apiVersion": "tandem.gpu/v1alpha1", "kind": "GPUNode", "metadata": {"name": "columns"}}
+    )
+    status = crds.GPUNodeStatus.model_validate(
+        {
+            "observedAt": NOW,
+            "gpus": [
+                {"uuid": "GPU-1", "index": 0, "model": "V100", "memoryBytes": 2**34},
+                {
+                    "uuid": "GPU-2",
+                    "index": 1,
+                    "model": "V100",
+                    "memoryBytes": 2**34,
+                    "health": "Quarantined",
+                    "pods": [{"pod": "p", "uid": "u"}],
+                },
+            ],
+        }
+    )
+    set_status(definitions, "gpunodes/columns", status.wire())
+    header, row = definitions.kubectl("get", "gn", "columns").splitlines()
+    assert header.split() == ["NAME", "GPUS", "HEALTHY", "PODS", "MODEL", "REPORTED", "AGE"]
+    assert row.split()[:5] == ["columns", "2", "1", "1", "V100"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"demand": {"gpusPerPod": 0}}, "spec.demand.gpusPerPod"),
+        ({"demand": {}}, "spec.demand.gpusPerPod"),
+        (
+            {"demand": {"gpusPerPod": 1, "declaredUtilisationPercent": 101}},
+            "spec.demand.declaredUtilisationPercent",
+        ),
+        ({"workload": {"kind": "Job"}}, "spec.workload.uid"),
+    ],
+)
+def test_an_invalid_object_is_refused_with_the_field(definitions, namespace, change, field):
+    invalid = {
+        **GPU_JOB,
+        "metadata": {"name": "wrong", "namespace": namespace},
+        "spec": {**GPU_JOB["spec"], **change},
+    }
+    with pytest.raises(TandemError, match=field.replace(".", r"\.")):
+        definitions.apply(invalid)
+
+
+def test_an_unknown_phase_is_refused(definitions, namespace):
+    definitions.apply({**GPU_JOB, "metadata": {"name": "phase", "namespace": namespace}})
+    answer = definitions.http.patch(
+        f"/apis/tandem.gpu/v1alpha1/namespaces/{namespace}/gpujobs/phase/status",
+        json={"status": {"phase": "Lost"}},
+        headers={"Content-Type": "application/merge-patch+json"},
+    )
+    assert answer.status_code == 422
+    assert "status.phase" in answer.json()["message"]
+    assert "Queued" in answer.json()["message"], "it says what is allowed"
+
+
+def test_kubectl_explain_tells_what_a_field_is(definitions):
+    text = wait_until(
+        lambda: definitions.kubectl("explain", "gpujob.spec.demand"), "explain answers"
+    )
+    assert "What the user asked for" in text

@@ -1,0 +1,131 @@
+"""Child processes: stopped and started at will, and gone when their parent is."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.controlplane import Node, Process, free_port, wait_until
+from tandem.controlplane.scratch import Scratch
+from tandem.errors import TandemError
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from tandem.controlplane import Process
+child = Process("child", ["sleep", "600"], Path(sys.argv[1]))
+child.start()
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def state(pid: int) -> str:
+    """Return the state letter of /proc/PID/stat, or "" when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Process:
+    process = Process("sleeper", ["sleep", "600"], tmp_path / "log")
+    process.start()
+    yield process
+    process.kill()
+
+
+def test_a_child_dies_with_its_parent_however_that_dies(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, tmp_path / "log"], stdout=subprocess.PIPE, text=True
+    )
+    child = int(parent.stdout.readline())
+    assert state(child) != ""
+    parent.kill()
+    parent.communicate()
+    wait_until(lambda: state(child) in ("", "Z"), "the child is dead", timeout_s=20)
+
+
+def test_pause_stops_and_resume_lets_go_on(sleeper: Process) -> None:
+    sleeper.pause()
+    wait_until(lambda: state(sleeper.pid) == "T", "it is stopped")
+    assert sleeper.running
+    sleeper.resume()
+    wait_until(lambda: state(sleeper.pid) == "S", "it sleeps again")
+
+
+def test_restart_makes_a_new_process_and_keeps_the_log(tmp_path: Path) -> None:
+    process = Process("talker", ["sh", "-c", "echo hello; sleep 600"], tmp_path / "log")
+    process.start()
+    first = process.pid
+    wait_until(lambda: process.log_tail() == "hello", "it has spoken")
+    process.restart()
+    assert process.pid != first
+    wait_until(lambda: process.log_tail() == "hello\nhello", "it has spoken twice")
+    process.kill()
+    assert process.exit_code == -signal.SIGKILL
+
+
+def test_terminate_reaches_a_paused_process(sleeper: Process) -> None:
+    sleeper.pause()
+    sleeper.terminate()
+    assert sleeper.exit_code == -signal.SIGTERM
+
+
+def test_kill_takes_the_whole_group(tmp_path: Path) -> None:
+    script = "sleep 600 & echo $!; wait"
+    process = Process("group", ["sh", "-c", script], tmp_path / "log")
+    process.start()
+    wait_until(lambda: process.log_tail().isdigit(), "it names its child")
+    child = int(process.log_tail())
+    process.kill()
+    wait_until(lambda: state(child) in ("", "Z"), "the child's child is dead")
+
+
+def test_a_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
+    process = Process("broken", ["sh", "-c", "echo no such flag; exit 3"], tmp_path / "log")
+    process.start()
+    wait_until(lambda: not process.running, "it has ended")
+    failure = process.failure(f"ended with status {process.exit_code}")
+    assert failure.message == "broken ended with status 3; the end of its log:\nno such flag"
+
+
+def test_a_free_port_is_outside_the_range_of_outgoing_connections() -> None:
+    port = free_port()
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if ephemeral.exists():
+        assert port < int(ephemeral.read_text().split()[0])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+
+
+def test_waiting_in_vain_tells_for_what_and_what_was_seen() -> None:
+    with pytest.raises(TandemError, match=r"waited 0 s in vain until x is 1; last seen: \[\]"):
+        wait_until(list, "x is 1", timeout_s=0)
+
+
+def test_a_folder_whose_owner_died_is_removed_by_the_next(tmp_path: Path) -> None:
+    living = Scratch(tmp_path)
+    dead = Scratch(tmp_path)
+    dead._lock.close()  # as the kernel does when the owner dies
+    following = Scratch(tmp_path)
+    assert living.path.exists()
+    assert not dead.path.exists()
+    following.remove()
+    following.remove()
+    assert not following.path.exists()
+
+
+def test_a_node_reads_taints_as_kubectl_writes_them() -> None:
+    node = Node("n", taints=("tandem.gpu/gpu:NoSchedule", "team=a:NoExecute"), cpu=4).manifest()
+    assert node["spec"]["taints"] == [
+        {"key": "tandem.gpu/gpu", "effect": "NoSchedule"},
+        {"key": "team", "effect": "NoExecute", "value": "a"},
+    ]
+    assert node["status"]["allocatable"] == {"cpu": "4", "memory": "256Gi", "pods": "110"}

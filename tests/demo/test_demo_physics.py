@@ -1,0 +1,46 @@
+"""How long jobs take on simulated GPUs, and the calculation that a run is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.demo.physics import Outcome, Running, advance, exclusive_fifo, slowdown
+from tandem.demo.workload import JOBS
+
+FIRST, SECOND = (
+    replace(JOBS[0], name="first", submit_s=0.0, solo_s=10, utilisation=60),
+    replace(JOBS[1], name="second", submit_s=1.0, solo_s=20, utilisation=50),
+)
+
+
+def test_a_job_alone_takes_its_own_time():
+    assert slowdown(60, 60) == 1.0
+    running = {"a": Running(FIRST, "gpu", FIRST.solo_s)}
+    assert advance(running, 9.9) == []
+    assert advance(running, 0.2) == ["a"]
+
+
+def test_two_beside_each_other_are_slowed_down_by_horus_curve():
+    # f(110) = 1.16664 - 0.00302 * 110 + 4e-5 * 110^2 = 1.31844; f(60) = 1.15878, f(50) = 1.13232.
+    assert slowdown(60, 110) == pytest.approx(1.31844 / 1.158784, rel=1e-5)
+    running = {"a": Running(FIRST, "gpu", 10.0), "b": Running(SECOND, "gpu", 20.0)}
+    advance(running, 5.0)
+    assert running["a"].remaining_s == pytest.approx(10 - 5 * 1.158784 / 1.31844)
+    assert running["b"].remaining_s == pytest.approx(20 - 5 * 1.13232 / 1.31844)
+
+
+def test_jobs_on_different_gpus_do_not_disturb_each_other():
+    running = {"a": Running(FIRST, "gpu-0", 10.0), "b": Running(SECOND, "gpu-1", 20.0)}
+    assert advance(running, 10.0) == ["a"]
+    assert running["b"].remaining_s == pytest.approx(10.0)
+
+
+def test_fifo_with_one_gpu_each_by_hand():
+    assert exclusive_fifo([SECOND, FIRST], 1) == Outcome(
+        mean_completion_s=(10 + 29) / 2, makespan_s=30.0
+    )
+    assert exclusive_fifo([FIRST, SECOND], 2) == Outcome(
+        mean_completion_s=(10 + 20) / 2, makespan_s=21.0
+    )

@@ -1,0 +1,24 @@
+"""A whole Tandem on a real control plane: two nodes of one simulated 80 GiB GPU each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_cluster import TandemCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
+    """A control plane with Tandem installed; the namespaces are the tests' own."""
+    from tandem.controlplane import ControlPlane, Node, binaries
+
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    folder: Path = tmp_path_factory.mktemp("tandem")
+    with ControlPlane.start(nodes=[Node("n0", cpu=32), Node("n1", cpu=32)]) as plane:
+        cluster = TandemCluster(plane, folder)
+        cluster.start(gpus_per_node=1)
+        yield cluster

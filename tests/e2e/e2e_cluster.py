@@ -1,0 +1,243 @@
+"""What the stories say and see: jobs given by kubectl, pods read back from the API server."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import yaml
+
+from node_agent.stub.stub import StubGpu, StubState, build, environment
+from tandem.controlplane import ControlPlane, wait_until
+from tandem.controlplane.installation import Installation
+from tandem.errors import TandemError
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+MODELS = {
+    "resnet50": LIGHT / "light_resnet50.onnx",
+    "squeezenet": LIGHT / "light_squeezenet.onnx",
+}
+#: Three may share a GPU here, so that it is the memory that keeps the third one out.
+SETTINGS = {"max_jobs_per_gpu": 3}
+DEVICES = "tandem.gpu/visible-devices"
+
+
+class TandemCluster:
+    """Tandem on a control plane, and the GPUs that its agents see."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane = plane
+        self.installation = Installation(plane, folder)
+        self._folder = folder
+
+    def start(
+        self,
+        gpus_per_node: int,
+        nodes: tuple[str, ...] = ("n0", "n1"),
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self.installation.install(settings or SETTINGS)
+        library = build(self._folder)
+        for node in nodes:
+            state = self._folder / f"{node}.gpus"
+            StubState(gpus=[StubGpu(uuid=f"GPU-{node}-{i}") for i in range(gpus_per_node)]).write(
+                state
+            )
+            self.installation.start_agent(node, environment(library, state), {"shares": 3})
+
+    # --- what a user does ---------------------------------------------------------------------
+
+    def namespace(self, **labels: str) -> str:
+        name = f"story-{secrets.token_hex(4)}"
+        self.plane.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        )
+        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+        wait_until(lambda: self.plane.http.get(account).is_success, f"{name} is set up")
+        return name
+
+    def remove(self, namespace: str) -> None:
+        """Delete a namespace and wait until nothing of it holds a GPU."""
+        self.plane.kubectl("delete", "namespace", namespace, "--wait=false")
+        wait_until(lambda: not self.pods(namespace), f"the pods of {namespace} are gone")
+
+    def tandem(self, *args: str) -> str:
+        """Run the command line as a user would."""
+        return subprocess.run(
+            [str(Path(sys.executable).with_name("tandem")), *args],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def push(self, namespace: str, *models: str) -> None:
+        for model in models:
+            self.tandem(
+                "model", "push", str(MODELS[model]), "--name", model,
+                "--namespace", namespace, "--server", self.installation.predictor_url,
+            )  # fmt: skip
+
+    def apply_job(self, namespace: str, job: dict[str, Any]) -> None:
+        self.plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(job))
+
+    def accepts(self, namespace: str, job: dict[str, Any]) -> bool:
+        """Apply a job; False where it was refused because our webhook is not there."""
+        try:
+            self.apply_job(namespace, job)
+        except TandemError as error:
+            if "failed calling webhook" in error.message:
+                return False
+            raise
+        return True
+
+    def let_end(self, namespace: str, job: str) -> None:
+        """Let the pod of a job come to its end, as a training run does."""
+        pod = self.pod_of(namespace, job)
+        assert pod is not None
+        self.plane.kubectl(
+            "annotate", "pod", "-n", namespace, pod["metadata"]["name"],
+            "kwok.tandem.gpu/run-duration=10ms",
+        )  # fmt: skip
+        wait_until(
+            lambda: (self.pod_of(namespace, job) or pod)["status"].get("phase") == "Succeeded",
+            f"{job} has ended",
+        )
+
+    @contextlib.contextmanager
+    def without_webhook(self) -> Iterator[None]:
+        """Take away for a while what gives pods their gate, and what refuses pods without one."""
+        kinds = [
+            ("mutatingwebhookconfiguration", "tandem"),
+            ("validatingadmissionpolicybinding", "tandem-pods"),
+        ]
+        saved = [self.plane.get(kind, name) for kind, name in kinds]
+        for kind, name in kinds:
+            self.plane.kubectl("delete", kind, name)
+        wait_until(lambda: self._admits(ungated_pod("default", "probe", {})), "both are gone")
+        try:
+            yield
+        finally:
+            for (_, name), one in zip(kinds, saved, strict=True):
+                one["metadata"] = {"name": name}
+                self.plane.apply(one)
+
+    def _admits(self, pod: dict[str, Any]) -> bool:
+        """Ask whether a pod would be let through as it is."""
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
+        return self.plane.http.post(path, params={"dryRun": "All"}, json=pod).is_success
+
+    # --- what the API server says -------------------------------------------------------------
+
+    def pods(self, namespace: str) -> list[dict[str, Any]]:
+        return self.plane.get("pods", "-n", namespace)["items"]
+
+    def pod_of(self, namespace: str, job: str) -> dict[str, Any] | None:
+        pods = self.plane.get("pods", "-n", namespace, "-l", f"job-name={job}")["items"]
+        return pods[0] if pods else None
+
+    def running(self, namespace: str, job: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        def now() -> dict[str, Any] | None:
+            pod = self.pod_of(namespace, job)
+            return pod if pod and pod["status"].get("phase") == "Running" else None
+
+        return wait_until(now, f"the pod of {job} runs", timeout_s=timeout_s)
+
+    def waiting_reason(self, namespace: str, job: str) -> str:
+        """Return why a job waits, once its GPUJob says so."""
+
+        def reason() -> str:
+            jobs = self.plane.get("gpujobs", "-n", namespace)["items"]
+            status = next(
+                (j.get("status") or {} for j in jobs if j["metadata"]["name"] == f"job-{job}"), {}
+            )
+            return status.get("message", "") if status.get("reason") == "Waiting" else ""
+
+        return wait_until(reason, f"{job} is told why it waits")
+
+    def holders(self) -> dict[str, list[str]]:
+        """Count, from the API server alone, who holds which GPU."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for pod in self.plane.get("pods", "-A")["items"]:
+            if pod["status"].get("phase") in ("Succeeded", "Failed"):
+                continue
+            devices = (pod["metadata"].get("annotations") or {}).get(DEVICES, "")
+            for gpu in filter(None, devices.split(",")):
+                found[gpu].append(pod["metadata"]["name"])
+        return found
+
+
+def job(
+    name: str,
+    *,
+    annotations: dict[str, str] | None = None,
+    resource: str = "tandem.gpu/gpu",
+    gpus: int = 1,
+    sidecar: bool = False,
+) -> dict[str, Any]:
+    """Return a Job as a user writes it."""
+    containers: list[dict[str, Any]] = [
+        {"name": "train", "image": "train:1", "resources": {"limits": {resource: gpus}}}
+    ]
+    if sidecar:
+        containers.append({"name": "logs", "image": "logs:1"})
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "template": {
+                "metadata": {"annotations": annotations or {}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "initContainers": [{"name": "fetch", "image": "fetch:1"}],
+                    "containers": containers,
+                },
+            }
+        },
+    }
+
+
+def ungated_pod(namespace: str, name: str, annotations: dict[str, str]) -> dict[str, Any]:
+    """Return a pod as it would stand there without our webhook."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+        "spec": {
+            "schedulerName": "tandem-scheduler",
+            "containers": [
+                {
+                    "name": "train",
+                    "image": "train:1",
+                    "resources": {
+                        "requests": {"tandem.gpu/gpu": 1},
+                        "limits": {"tandem.gpu/gpu": 1},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def resolved_environment(pod: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the environment that a kubelet would give each container, downward API included."""
+    found = {}
+    spec = pod["spec"]
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        env = {}
+        for variable in container.get("env", ()):
+            path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            if path.startswith("metadata.annotations['"):
+                key = path.removeprefix("metadata.annotations['").removesuffix("']")
+                env[variable["name"]] = pod["metadata"].get("annotations", {}).get(key, "")
+            else:
+                env[variable["name"]] = variable.get("value", "")
+        found[container["name"]] = env
+    return found

@@ -1,0 +1,423 @@
+"""What nobody may do, tried on a real API server without our webhook: the policies stand alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.contracts import names
+from tandem.contracts.resources import (
+    Demand,
+    GPUJobSpec,
+    GPUJobStatus,
+    GPUNodeStatus,
+    GraphFeatures,
+    ModelProfileSpec,
+    WorkloadRef,
+)
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import KubeError
+
+pytestmark = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("policies"),
+]
+
+Object = dict[str, Any]
+
+PODS = "/api/v1/namespaces/tenant/pods"
+BINDINGS = "/api/v1/namespaces/tenant/bindings"
+CUSTOM = "/apis/tandem.gpu/v1alpha1"
+JOBS = f"{CUSTOM}/namespaces/tenant/gpujobs"
+PROFILES = f"{CUSTOM}/namespaces/tenant/modelprofiles"
+NODES = f"{CUSTOM}/gpunodes"
+
+ASSIGNMENTS, SHAPE, DEVICES, RESOURCES, OWN_NODE = (
+    "tandem-assignments",
+    "tandem-pods",
+    "tandem-devices",
+    "tandem-resources",
+    "tandem-agent-own-node",
+)
+VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+CHOSEN = {
+    "name": VARIABLE,
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['tandem.gpu/visible-devices']"}},
+}
+VOID = {"name": VARIABLE, "value": "void"}
+ALL = {"name": VARIABLE, "value": "all"}
+
+#: Everything that a careless administrator might grant, short of every verb.
+RIGHTS = """
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: careless}
+rules:
+  - apiGroups: [""]
+    resources: [pods, pods/status, pods/binding, bindings, pods/ephemeralcontainers, pods/resize]
+    verbs: &most [get, list, watch, create, update, patch, delete]
+  - {apiGroups: [tandem.gpu], resources: ["*"], verbs: *most}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: careless}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: careless}
+subjects:
+  - {apiGroup: rbac.authorization.k8s.io, kind: User, name: tenant}
+  - {kind: ServiceAccount, namespace: tandem-system, name: tandem-predictor}
+  - {kind: ServiceAccount, namespace: tandem-agents, name: tandem-agent}
+"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A request, who makes it, and the policy that refuses it ('' where it is to succeed)."""
+
+    words: str
+    policy: str
+    method: str
+    path: str
+    body: object
+    who: str = "tenant"
+
+    def refusal(self, client: KubeClient) -> str:
+        """Make the request, without effect; return the API server's words if it refuses."""
+        kinds = {"PATCH": "application/merge-patch+json"}
+        try:
+            client.request(
+                self.method,
+                self.path,
+                {"dryRun": "All"},
+                self.body,
+                kinds.get(self.method, "application/json"),
+            )
+        except KubeError as error:
+            return error.message
+        return ""
+
+
+def admitted(change: Callable[[Object], object] = lambda pod: None) -> Object:
+    """Return a pod as our webhook leaves it, with a `change`."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "job",
+            "annotations": {"tandem.gpu/memory": "8Gi", "example.com/note": "mine"},
+        },
+        "spec": {
+            "schedulerName": names.SCHEDULER_NAME,
+            "schedulingGates": [{"name": names.SCHEDULING_GATE}, {"name": "example.com/data"}],
+            "priorityClassName": names.PRIORITY_CLASS,
+            "initContainers": [{"name": "fetch", "image": "fetch:1", "env": [VOID]}],
+            "containers": [
+                {
+                    "name": "train",
+                    "image": "train:1",
+                    "env": [CHOSEN, {"name": "EPOCHS", "value": "3"}],
+                    "resources": {"limits": {names.RESOURCE: "1"}},
+                },
+                {"name": "logs", "image": "logs:1", "env": [VOID]},
+            ],
+            "volumes": [
+                {"name": "shm", "hostPath": {"path": "/dev/shm"}},
+                {"name": "data", "hostPath": {"path": "/var/lib/data"}},
+            ],
+        },
+    }
+    change(pod)
+    return pod
+
+
+def plain(**spec: object) -> Object:
+    """Return a pod that asks for no GPU of ours."""
+    container = {"name": "web", "image": "web:1"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "plain"},
+        "spec": {"containers": [container], **spec},
+    }
+
+
+def creates(words: str, policy: str, change: Callable[[Object], object]) -> Attempt:
+    return Attempt(words, policy, "POST", PODS, admitted(change))
+
+
+def annotates(words: str, policy: str, pod: str, annotations: Object, sub: str = "") -> Attempt:
+    body = {"metadata": {"annotations": annotations}}
+    return Attempt(words, policy, "PATCH", f"{PODS}/{pod}{sub}", body)
+
+
+def binds(words: str, policy: str, annotations: Object, path: str) -> Attempt:
+    body = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "open", "namespace": "tenant", "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
+    }
+    return Attempt(words, policy, "POST", path, body)
+
+
+def debugs(words: str, policy: str, pod: str, **container: object) -> Attempt:
+    added = {"name": "debug", "image": "debug:1", **container}
+    path = f"{PODS}/{pod}/ephemeralcontainers"
+    return Attempt(words, policy, "PATCH", path, {"spec": {"ephemeralContainers": [added]}})
+
+
+def host_path(path: str) -> Callable[[Object], object]:
+    return lambda pod: pod["spec"]["volumes"].append({"name": "x", "hostPath": {"path": path}})
+
+
+def gates(*left: str) -> Object:
+    return {"spec": {"schedulingGates": [{"name": name} for name in left] or None}}
+
+
+def gpu_job(name: str) -> Object:
+    workload = WorkloadRef(api_version="batch/v1", kind="Job", name="j", uid="u")
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "GPUJob",
+        "metadata": {"name": name, "namespace": "tenant"},
+        "spec": GPUJobSpec(workload=workload, demand=Demand(gpus_per_pod=1)).wire(),
+    }
+
+
+def gpu_node(name: str) -> Object:
+    return {"apiVersion": names.API_VERSION, "kind": "GPUNode", "metadata": {"name": name}}
+
+
+def model_profile(name: str) -> Object:
+    features = GraphFeatures(
+        flops=1, parameters=1, parameter_bytes=4, activation_bytes=4, largest_tensor_bytes=4,
+        tensor_skew=0, nodes=1, depth=1, op_counts={}, opset=17,
+    )  # fmt: skip
+    spec = ModelProfileSpec(features=features, feature_hash="0", file_sha256="0", file_bytes=1)
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "ModelProfile",
+        "metadata": {"name": name, "namespace": "tenant"},
+        "spec": spec.wire(),
+    }
+
+
+STATUS = {"status": GPUNodeStatus(observed_at="2026-01-02T03:04:05Z").wire()}
+ATTAINED = {"status": GPUJobStatus(attained_gpu_seconds=0, phase="Queued").wire()}
+MINE = {"tandem.gpu/visible-devices": "GPU-n0-0"}
+
+
+def train(pod: Object) -> Object:
+    return pod["spec"]["containers"][0]
+
+
+FORGERIES = [
+    # An assignment of one's own.
+    creates("assignment at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update(MINE)),
+    creates("epoch at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/epoch": "9"})),
+    creates("accumulation steps at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/accumulation-steps": "1"})),
+    annotates("assignment on a waiting pod", ASSIGNMENTS, "gated", MINE),
+    annotates("another GPU after the binding", ASSIGNMENTS, "bound",
+              {"tandem.gpu/visible-devices": "GPU-n0-0,GPU-n0-1"}),
+    annotates("no GPU any more, so that it looks free", ASSIGNMENTS, "bound",
+              {"tandem.gpu/visible-devices": None}),
+    annotates("another GPU through the status", ASSIGNMENTS, "bound",
+              {"tandem.gpu/visible-devices": "GPU-n0-1"}, "/status"),
+    annotates("a wake of one's own", ASSIGNMENTS, "gated", {"tandem.gpu/wake": "now"}),
+    binds("assignment by the pod's binding", ASSIGNMENTS, MINE, f"{PODS}/open/binding"),
+    binds("assignment by a binding", ASSIGNMENTS, MINE, BINDINGS),
+    Attempt("assignment by an agent", ASSIGNMENTS, "PATCH", f"{PODS}/gated",
+            {"metadata": {"annotations": MINE}}, "agent"),
+    # Another demand than was admitted.
+    annotates("less memory after admission", ASSIGNMENTS, "bound", {"tandem.gpu/memory": "1Gi"}),
+    annotates("into another's gang", ASSIGNMENTS, "gated",
+              {"tandem.gpu/gang": "theirs", "tandem.gpu/gang-size": "1"}),
+    # Past the queue.
+    Attempt("gate removed", ASSIGNMENTS, "PATCH", f"{PODS}/gated", gates("example.com/data")),
+    Attempt("gate removed by an administrator", ASSIGNMENTS, "PATCH", f"{PODS}/gated", gates(),
+            "admin"),
+    creates("without the gate", SHAPE, lambda p: p["spec"].update(schedulingGates=[])),
+    creates("by another scheduler", SHAPE,
+            lambda p: p["spec"].update(schedulerName="default-scheduler")),
+    creates("onto a node of one's choice", SHAPE,
+            lambda p: p["spec"].update(nodeName="n0", schedulingGates=[])),
+    creates("with a higher priority", SHAPE,
+            lambda p: p["spec"].update(priorityClassName="system-cluster-critical")),
+    # Another environment.
+    creates("without the variable", SHAPE, lambda p: train(p).update(env=[])),
+    creates("with all GPUs", SHAPE, lambda p: train(p).update(env=[ALL])),
+    creates("with all GPUs, said last", SHAPE, lambda p: train(p)["env"].append(ALL)),
+    creates("from another annotation", SHAPE, lambda p: train(p).update(env=[{
+        "name": VARIABLE,
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['example.com/note']"}},
+    }])),
+    creates("with GPUs for a sidecar", SHAPE,
+            lambda p: p["spec"]["containers"][1].update(env=[CHOSEN])),
+    creates("with an init container that sees what its image bakes in", SHAPE,
+            lambda p: p["spec"]["initContainers"][0].update(env=[])),
+    creates("with GPUs for an init container", SHAPE,
+            lambda p: p["spec"]["initContainers"][0].update(
+                resources={"limits": {names.RESOURCE: "1"}}, env=[CHOSEN])),
+    # Around the environment.
+    creates("privileged", SHAPE, lambda p: train(p).update(securityContext={"privileged": True})),
+    creates("device of the node", SHAPE, host_path("/dev/nvidia0")),
+    creates("device of the node by a detour", SHAPE, host_path("//dev/./nvidia-uvm")),
+    creates("all devices of the node", SHAPE, host_path("/dev/")),
+    creates("the whole node", SHAPE, host_path("/")),
+    creates("the toolkit's socket", SHAPE, host_path("/var/run/nvidia-persistenced/socket")),
+    creates("the container runtime's socket", SHAPE, host_path("/run/containerd/containerd.sock")),
+    Attempt("mount that names GPUs", DEVICES, "POST", PODS, plain(
+        containers=[{"name": "web", "image": "web:1", "volumeMounts": [
+            {"name": "null", "mountPath": "/var/run//nvidia-container-devices/all"}]}],
+        volumes=[{"name": "null", "emptyDir": {}}])),
+    Attempt("CDI annotation", DEVICES, "POST", PODS, plain() | {"metadata": {
+        "name": "plain", "annotations": {"cdi.k8s.io/gpu": "nvidia.com/gpu=all"}}}),
+    annotates("CDI annotation on a waiting pod", DEVICES, "gated",
+              {"nvidia.cdi.k8s.io/container.train": "nvidia.com/gpu=all"}),
+    binds("CDI annotation by a binding", DEVICES,
+          {"cdi.k8s.io/gpu": "nvidia.com/gpu=all"}, f"{PODS}/open/binding"),
+    debugs("debug container with all GPUs", DEVICES, "bound", env=[ALL]),
+    debugs("debug container with all GPUs in a pod of others", DEVICES, "web", env=[ALL]),
+    debugs("debug container that sees what its image bakes in", DEVICES, "bound"),
+    debugs("privileged debug container", DEVICES, "bound", env=[VOID],
+           securityContext={"privileged": True}),
+    # Our records.
+    Attempt("GPUJob of one's own", RESOURCES, "POST", JOBS, gpu_job("mine")),
+    Attempt("attained service forgotten", RESOURCES, "PATCH", f"{JOBS}/known/status", ATTAINED),
+    Attempt("GPUJob deleted", RESOURCES, "DELETE", f"{JOBS}/known", None),
+    Attempt("GPUJob by the predictor", RESOURCES, "POST", JOBS, gpu_job("mine"), "predictor"),
+    Attempt("profile of one's own", RESOURCES, "POST", PROFILES, model_profile("mine")),
+    Attempt("GPUs invented", RESOURCES, "PATCH", f"{NODES}/n0/status", STATUS),
+    Attempt("GPUs of another node invented", OWN_NODE, "PATCH", f"{NODES}/n1/status", STATUS,
+            "agent"),
+    Attempt("another node's GPUNode", OWN_NODE, "POST", NODES, gpu_node("n2"), "agent"),
+    Attempt("GPUNode by a token of no node", OWN_NODE, "PATCH", f"{NODES}/n0/status", STATUS,
+            "stolen"),
+]  # fmt: skip
+
+RIGHTFUL = [
+    creates("a pod as admitted", "", lambda p: None),
+    Attempt("a pod that asks for nothing of ours", "", "POST", PODS, plain(
+        containers=[{"name": "web", "image": "web:1", "securityContext": {"privileged": True}}],
+        nodeName="n0", volumes=[{"name": "dev", "hostPath": {"path": "/dev"}}])),
+    annotates("an annotation of the owner's", "", "gated", {"example.com/note": "changed"}),
+    Attempt("a gate of others removed", "", "PATCH", f"{PODS}/gated", gates(names.SCHEDULING_GATE)),
+    debugs("a debug container", "", "bound", env=[VOID]),
+    debugs("a debug container in a pod of others", "", "web"),
+    binds("a binding with annotations of others", "", {"example.com/note": "b"}, BINDINGS),
+    Attempt("a status by kubelet", "", "PATCH", f"{PODS}/bound/status",
+            {"status": {"phase": "Running"}}, "admin"),
+    Attempt("a gate removed by the queue", "", "PATCH", f"{PODS}/gated",
+            gates("example.com/data") | {"metadata": {"annotations": {"tandem.gpu/wake": "1"}}},
+            "scheduler"),
+    Attempt("a GPUJob by the queue", "", "POST", JOBS, gpu_job("new"), "scheduler"),
+    Attempt("a GPUJob's status by the queue", "", "PATCH", f"{JOBS}/known/status", ATTAINED,
+            "scheduler"),
+    Attempt("a profile by the predictor", "", "POST", PROFILES, model_profile("new"), "predictor"),
+    Attempt("a report by its agent", "", "PATCH", f"{NODES}/n0/status", STATUS, "agent"),
+    Attempt("a repair by an administrator", "", "PATCH", f"{JOBS}/known/status", ATTAINED, "admin"),
+    Attempt("a GPUNode removed by an administrator", "", "DELETE", f"{NODES}/n0", None, "admin"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["manifests", "chart"])
+def callers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, KubeClient]]:
+    """Clients by who they are, on a plane with our manifests or our chart, without our services."""
+    from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+    from tandem.controlplane.installation import Installation
+
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    folder: Path = tmp_path_factory.mktemp("policies")
+    with ControlPlane.start(nodes=[Node("n0"), Node("n1")]) as plane:
+        values = {} if request.param == "chart" else None
+        installation = Installation(plane, folder, values=values)
+        installation.apply_manifests()
+        # Nobody stands behind it here: the policies are to hold alone.
+        plane.kubectl("delete", "mutatingwebhookconfiguration", "tandem", "--ignore-not-found")
+        plane.kubectl("create", "namespace", "tenant")
+        plane.apply(RIGHTS)
+        agents = names.AGENT_NAMESPACE
+        agent = installation.agent_account("n0")
+        files = {
+            "admin": plane.kubeconfig(),
+            "tenant": plane.kubeconfig("tenant"),
+            "scheduler": plane.service_account_kubeconfig(names.NAMESPACE, "tandem-scheduler"),
+            "predictor": plane.service_account_kubeconfig(names.NAMESPACE, "tandem-predictor"),
+            "agent": agent,
+            "stolen": plane.service_account_kubeconfig(agents, "tandem-agent"),
+        }
+        clients = {who: KubeClient.load(path) for who, path in files.items()}
+        account = "/api/v1/namespaces/tenant/serviceaccounts/default"
+        wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
+        _populate(clients)
+        for policy in (ASSIGNMENTS, SHAPE, DEVICES, RESOURCES, OWN_NODE):
+            first = next(each for each in FORGERIES if each.policy == policy)
+            wait_until(lambda a=first: a.refusal(clients[a.who]), f"{policy} is in force")
+        yield clients
+        for client in clients.values():
+            client.close()
+
+
+def _populate(clients: dict[str, KubeClient]) -> None:
+    """Create what is there already: pods on their way, and our records, each by its writer."""
+    admin, scheduler = clients["admin"], clients["scheduler"]
+    for name in ("gated", "open", "bound"):
+        body = admitted()
+        body["metadata"]["name"] = name
+        if name != "gated":
+            body["spec"]["schedulingGates"] = [{"name": names.SCHEDULING_GATE}]
+        admin.request("POST", PODS, body=body)
+    for name in ("open", "bound"):
+        kind = "application/merge-patch+json"
+        scheduler.request("PATCH", f"{PODS}/{name}", None, gates(), kind)
+    uid = admin.request("GET", f"{PODS}/bound")["metadata"]["uid"]
+    scheduler.bind("tenant", "bound", "n0", uid=uid, annotations=MINE)
+    web = plain(nodeName="n0")
+    web["metadata"] = {"name": "web"}
+    admin.request("POST", PODS, body=web)
+    scheduler.request("POST", JOBS, body=gpu_job("known"))
+    clients["agent"].request("POST", NODES, body=gpu_node("n0"))
+    admin.request("POST", NODES, body=gpu_node("n1"))
+
+
+@pytest.mark.parametrize("attempt", FORGERIES, ids=lambda attempt: attempt.words)
+def test_forgery_is_refused(callers: dict[str, KubeClient], attempt: Attempt) -> None:
+    assert f"ValidatingAdmissionPolicy '{attempt.policy}'" in attempt.refusal(callers[attempt.who])
+
+
+@pytest.mark.parametrize("attempt", RIGHTFUL, ids=lambda attempt: attempt.words)
+def test_rightful_request_is_let_through(callers: dict[str, KubeClient], attempt: Attempt) -> None:
+    assert attempt.refusal(callers[attempt.who]) == ""
+
+
+def test_a_write_of_the_status_changes_annotations_too(callers: dict[str, KubeClient]) -> None:
+    """That is why the policies look at pods/status; our scheduler is exempt from the first."""
+    written = callers["scheduler"].request(
+        "PATCH",
+        f"{PODS}/gated/status",
+        {"dryRun": "All"},
+        {"metadata": {"annotations": {"tandem.gpu/wake": "1"}}},
+        "application/merge-patch+json",
+    )
+    assert written["metadata"]["annotations"]["tandem.gpu/wake"] == "1"
+
+
+def test_policies_are_sound(callers: dict[str, KubeClient]) -> None:
+    """The API server itself finds no fault with their expressions."""
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    found = callers["admin"].request("GET", path)["items"]
+    assert {policy["metadata"]["name"] for policy in found} >= {
+        attempt.policy for attempt in FORGERIES
+    }
+    assert [policy["status"]["typeChecking"] for policy in found] == [{}] * len(found)

@@ -1,0 +1,239 @@
+"""The way of a training job, from `kubectl apply` onto a GPU that another job is using."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import subprocess
+
+import httpx
+import pytest
+from e2e_cluster import DEVICES, TandemCluster, job, resolved_environment, ungated_pod
+
+from tandem.controlplane import binaries, wait_until
+from tandem.errors import TandemError
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.slow]
+
+RESNET = {"tandem.gpu/model": "resnet50", "tandem.gpu/batch-size": "32"}
+SQUEEZENET = {"tandem.gpu/model": "squeezenet", "tandem.gpu/batch-size": "64"}
+
+
+def devices(pod: dict) -> list[str]:
+    return pod["metadata"]["annotations"][DEVICES].split(",")
+
+
+def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits_for_its_turn(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace()
+    cluster.push(namespace, "resnet50", "squeezenet")
+
+    # Two annotated jobs: their graphs say that they fit together.
+    cluster.apply_job(namespace, job("resnet", annotations=RESNET, sidecar=True))
+    first = cluster.running(namespace, "resnet")
+    cluster.apply_job(namespace, job("squeeze", annotations=SQUEEZENET))
+    second = cluster.running(namespace, "squeeze")
+    assert devices(first) == devices(second)
+    assert first["spec"]["nodeName"] == second["spec"]["nodeName"]
+
+    # One that never shares has the other GPU for itself.
+    cluster.apply_job(namespace, job("whole", annotations={"tandem.gpu/exclusive": "true"}))
+    third = cluster.running(namespace, "whole")
+    assert devices(third) != devices(first)
+
+    # What a kubelet resolves gives the training container exactly its GPUs, all others none.
+    for pod in (first, second, third):
+        environment = resolved_environment(pod)
+        assert environment.pop("train")["NVIDIA_VISIBLE_DEVICES"].split(",") == devices(pod)
+        assert {env["NVIDIA_VISIBLE_DEVICES"] for env in environment.values()} == {"void"}
+
+    # A fourth would make three whose memory peaks may meet: it waits, and says where and why.
+    cluster.apply_job(namespace, job("late", annotations=RESNET))
+    reason = cluster.waiting_reason(namespace, "late")
+    (shared,) = devices(first)
+    assert shared in reason
+    assert "memory peaks would collide with probability 0.16, bound 0.10" in reason
+    assert "held by a job that does not share" in reason
+    late = cluster.pod_of(namespace, "late")
+    assert late is not None
+
+    def described() -> bool:
+        text = cluster.plane.kubectl("describe", "pod", "-n", namespace, late["metadata"]["name"])
+        return shared in text and "memory peaks would collide" in text
+
+    wait_until(described, "kubectl describe pod tells the reason")
+    columns = cluster.plane.kubectl("get", "gpujobs", "-n", namespace)
+    assert "job-late" in columns
+    assert "Queued" in columns
+    assert {gpu: len(pods) for gpu, pods in cluster.holders().items()} == {
+        shared: 2,
+        devices(third)[0]: 1,
+    }
+
+    # When the first ends, the fourth takes its place within ten seconds.
+    cluster.let_end(namespace, "resnet")
+    fourth = cluster.running(namespace, "late", timeout_s=10.0)
+    assert devices(fourth) == [shared]
+    cluster.remove(namespace)
+
+
+def test_the_binding_carries_the_gpus_in_the_same_update_as_the_node(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace()
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    before = cluster.plane.http.get(path).json()["metadata"]["resourceVersion"]
+    cluster.apply_job(namespace, job("j", annotations={"tandem.gpu/memory": "8Gi"}))
+    cluster.running(namespace, "j")
+    seen = [event["object"] for event in cluster.plane.events_since(path, before)]
+    placed = [
+        ("nodeName" in pod["spec"], DEVICES in pod["metadata"].get("annotations", {}))
+        for pod in seen
+    ]
+    assert (True, True) in placed
+    assert set(placed) <= {(False, False), (True, True)}
+    cluster.remove(namespace)
+
+
+def test_a_stock_manifest_in_an_adopted_namespace_runs_on_whole_gpus(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace(**{"tandem.gpu/adopt": "true"})
+    for name in ("a", "b"):
+        cluster.apply_job(namespace, job(name, resource="nvidia.com/gpu"))
+    pods = [cluster.running(namespace, name) for name in ("a", "b")]
+    assert len({gpu for pod in pods for gpu in devices(pod)}) == 2
+    assert all(pod["spec"]["schedulerName"] == "tandem-scheduler" for pod in pods)
+    cluster.remove(namespace)
+
+
+def test_an_unreadable_annotation_is_refused_at_apply_and_nothing_is_half_created(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace()
+    with pytest.raises((TandemError, subprocess.CalledProcessError)) as refused:
+        cluster.apply_job(namespace, job("bad", annotations={"tandem.gpu/memory": "a lot"}))
+    message = str(refused.value) + str(getattr(refused.value, "hint", ""))
+    assert "spec.template.metadata.annotations[tandem.gpu/memory]" in message
+    assert "a lot" in message
+    assert "12Gi" in message
+    for kind in ("jobs", "pods", "gpujobs"):
+        assert cluster.plane.get(kind, "-n", namespace)["items"] == []
+    cluster.remove(namespace)
+
+
+def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_why(
+    cluster: TandemCluster,
+) -> None:
+    """Pods that came past the webhook have no gate: kube-scheduler takes them as they come."""
+    namespace = cluster.namespace()
+    whole = {"tandem.gpu/exclusive": "true"}
+    cluster.apply_job(namespace, job("holder", annotations=whole))
+    cluster.running(namespace, "holder")
+    scheduler = cluster.plane.processes["tandem-scheduler"]
+    extender = cluster.plane.processes["extender"]
+    with cluster.without_webhook():
+        # Both are in the scheduler's queue before it takes the first, and nobody has planned them.
+        scheduler.pause()
+        extender.pause()
+        for name in ("left", "right"):
+            cluster.plane.apply(ungated_pod(namespace, name, whole))
+        extender.resume()
+        scheduler.resume()
+
+        def one_runs() -> str:
+            pods = cluster.pods(namespace)
+            phases = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in pods}
+            running = [name for name in ("left", "right") if phases[name] == "Running"]
+            return running[0] if len(running) == 1 else ""
+
+        bound = wait_until(one_runs, "one of the two runs")
+        (other,) = {"left", "right"} - {bound}
+
+        def told() -> bool:
+            events = cluster.plane.get("events", "-n", namespace)["items"]
+            return any(
+                event["involvedObject"]["name"] == other
+                and "needs a whole GPU; 1 job(s) there" in event["message"]
+                for event in events
+            ) or any(
+                event["involvedObject"]["name"] == other
+                and "held by a job that does not share" in event["message"]
+                for event in events
+            )
+
+        wait_until(told, f"{other} is told why it waits")
+        assert all(len(pods) == 1 for pods in cluster.holders().values())
+
+    # It is still in the queue: what comes free is its.
+    cluster.plane.kubectl("delete", "pod", "-n", namespace, bound, "--grace-period=0")
+    wait_until(
+        lambda: cluster.plane.get("pod", "-n", namespace, other)["status"]["phase"] == "Running",
+        f"{other} runs in its turn",
+    )
+    cluster.remove(namespace)
+
+
+def test_the_metrics_of_all_three_services_are_as_prometheus_wants_them(
+    cluster: TandemCluster,
+) -> None:
+    promtool = binaries.find("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on this machine: it comes with Debian's package prometheus")
+    installation = cluster.installation
+    for url in (
+        installation.verbs_url,
+        installation.predictor_url,
+        installation.agent_url("n0"),
+    ):
+        text = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+        assert "tandem_" in text
+        said = subprocess.run(
+            [promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False
+        )
+        assert (said.returncode, said.stdout + said.stderr) == (0, "")
+
+
+def test_a_restart_of_any_component_at_any_moment_loses_nothing(cluster: TandemCluster) -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    order = random.Random(seed)
+    namespace = cluster.namespace()
+    declared = {"tandem.gpu/memory": "8Gi"}
+    for name in ("a", "b"):
+        cluster.apply_job(namespace, job(name, annotations=declared))
+    before = {name: cluster.running(namespace, name)["metadata"]["uid"] for name in ("a", "b")}
+    held = cluster.holders()
+    components = ["extender", "tandem-scheduler", "predictor", "agent-n0", "kube-apiserver"]
+    order.shuffle(components)
+    for number, component in enumerate(components):
+        # While the only replica of the webhook starts, our workloads are refused: apply again.
+        wait_until(
+            lambda number=number: cluster.accepts(
+                namespace, job(f"during-{number}", annotations=declared)
+            ),
+            f"during-{number} is accepted",
+        )
+        process = cluster.plane.processes[component]
+        process.kill()
+        process.restart()
+        cluster.plane.wait_ready()
+
+    def running() -> int:
+        return sum(pod["status"].get("phase") == "Running" for pod in cluster.pods(namespace))
+
+    # Two GPUs of three shares each: six run, the seventh waits for what comes free.
+    wait_until(lambda: running() == 6, "all shares are in use", timeout_s=90)
+    for name, uid in before.items():
+        pod = cluster.pod_of(namespace, name)
+        assert pod is not None
+        assert (pod["metadata"]["uid"], pod["status"]["phase"]) == (uid, "Running")
+    now = cluster.holders()
+    assert all(set(pods) <= set(now[gpu]) for gpu, pods in held.items())
+    assert sorted(len(pods) for pods in now.values()) == [3, 3]
+    for name in ("a", "b"):
+        cluster.let_end(namespace, name)
+    wait_until(lambda: running() == len(components), "the last one runs as well", timeout_s=90)
+    assert max(len(pods) for pods in cluster.holders().values()) <= 3
+    cluster.remove(namespace)

@@ -1,0 +1,316 @@
+"""bind, when everything goes well and when the API server or the network does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from extender_builders import NOW, gpu_job, gpu_node, load, pod
+
+from scheduler_extender.binding import Binder
+from scheduler_extender.ledger import Hold
+from scheduler_extender.state import ClusterState
+from tandem.contracts import names
+from tandem.kube.errors import Forbidden, TooManyRequests, unreachable
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.resource import PODS
+from tandem.policy.catalog import load_profile
+
+PIPELINE = load_profile("tandem").pipeline()
+
+
+class Faulty(MemoryCluster):
+    """An API server whose next answers to bind and patch can be spoilt, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bind_faults: list[Callable[[Callable[[], None]], None]] = []
+        self.patch_faults: list[Exception] = []
+        self.binds = 0
+
+    def bind(self, *args, **kwargs) -> None:
+        self.binds += 1
+        done = partial(super().bind, *args, **kwargs)
+        if self.bind_faults:
+            self.bind_faults.pop(0)(done)
+        else:
+            done()
+
+    def patch(self, *args, **kwargs):
+        if self.patch_faults:
+            raise self.patch_faults.pop(0)
+        return super().patch(*args, **kwargs)
+
+
+def answer_lost(done: Callable[[], None]) -> None:
+    done()
+    raise unreachable("read timed out", maybe_done=True)
+
+
+def request_lost(done: Callable[[], None]) -> None:
+    raise unreachable("read timed out", maybe_done=True)
+
+
+def refused(done: Callable[[], None]) -> None:
+    raise Forbidden(403, "no")
+
+
+class Bench:
+    """A cluster, a state that may or may not watch it, and a binder."""
+
+    def __init__(self, watching: bool = True) -> None:
+        self.cluster = Faulty()
+        self.state = ClusterState(now_s=NOW)
+        self.threads = ThreadPoolExecutor(16)
+        self.binder = Binder(
+            self.state, PIPELINE, self.cluster, self.threads, stamp=lambda: "stamp"
+        )
+        if watching:
+            loop = asyncio.get_running_loop()
+            self.cluster.watch(
+                PODS,
+                lambda kind, obj: loop.call_soon_threadsafe(
+                    self.state.delete if kind == "DELETED" else self.state.upsert, "pods", obj
+                ),
+            )
+
+    def create(self, *args, **more) -> dict:
+        return self.cluster.create(PODS, pod(*args, **more), "ml")
+
+    async def bind(self, created: dict, node: str = "n0") -> str:
+        metadata = created["metadata"]
+        return await self.binder.bind(
+            {
+                "PodName": metadata["name"],
+                "PodNamespace": "ml",
+                "PodUID": metadata["uid"],
+                "Node": node,
+            }
+        )
+
+    def assigned(self, name: str) -> tuple[str | None, str | None]:
+        found = self.cluster.get(PODS, name, "ml")
+        return (
+            found["spec"].get("nodeName"),
+            (found["metadata"].get("annotations") or {}).get(names.VISIBLE_DEVICES),
+        )
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@scenario
+async def test_a_bound_pod_has_its_gpu_and_its_node_from_one_write() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    seen = []
+    bench.cluster.watch(PODS, lambda _, obj: seen.append(obj))
+    created = bench.create("p")
+    assert await bench.bind(created) == ""
+    half = [
+        o
+        for o in seen
+        if bool(o["spec"].get("nodeName"))
+        != (names.VISIBLE_DEVICES in (o["metadata"].get("annotations") or {}))
+    ]
+    assert half == []
+    assert bench.assigned("p") == ("n0", "a")
+    await asyncio.sleep(0.01)
+    assert bench.state.ledger.held(created["metadata"]["uid"])[0] is Hold.BOUND
+
+
+@scenario
+async def test_asking_again_for_the_same_node_is_success_and_for_another_is_not() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    bench.state.upsert("gpunodes", gpu_node("n1", "b"))
+    created = bench.create("p")
+    answers = await asyncio.gather(*(bench.bind(created) for _ in range(5)))
+    assert answers == [""] * 5
+    assert bench.cluster.binds == 1
+    await asyncio.sleep(0.01)
+    assert await bench.bind(created) == ""
+    assert await bench.bind(created, "n1") == "the pod is bound to n0 already"
+    assert bench.cluster.binds == 1
+
+
+@scenario
+async def test_the_planned_gpu_is_taken_while_it_may_be_and_the_next_best_otherwise() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a", "b", "c"))
+    one, two = bench.create("one"), bench.create("two")
+    for name, created, planned in (("one", one, "b"), ("two", two, "c")):
+        plan = [(created["metadata"]["uid"], "n0", [planned])]
+        bench.state.upsert("gpujobs", gpu_job(f"pod-{name}", plan=plan, job_load=load(60)))
+    assert await bench.bind(one) == ""
+    assert bench.assigned("one") == ("n0", "b")
+    bench.state.upsert("pods", pod("sly", node_name="n0", devices="c", exclusive=True))
+    assert await bench.bind(two) == ""
+    assert bench.assigned("two") == ("n0", "a")
+
+
+@scenario
+async def test_no_gpu_is_a_reason_in_words_and_leaves_nothing_reserved() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    assert await bench.bind(bench.create("p", exclusive=True)) == ""
+    late = bench.create("late")
+    assert await bench.bind(late) == "n0/a: held by a job that does not share"
+    assert await bench.bind(bench.create("wide", 2)) == ("n0/a: held by a job that does not share")
+    assert bench.state.ledger.held(late["metadata"]["uid"]) is None
+
+
+@scenario
+async def test_a_pod_without_gpus_is_not_ours_to_bind() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    assert "asks for no tandem.gpu/gpu" in await bench.bind(bench.create("web", 0))
+    assert bench.assigned("web") == (None, None)
+
+
+@scenario
+async def test_two_pods_at_the_same_last_share_one_is_bound_the_other_told_why() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    assert await bench.bind(bench.create("there")) == ""
+    rivals = [bench.create("one"), bench.create("two")]
+    answers = sorted(await asyncio.gather(*map(bench.bind, rivals)))
+    assert answers == ["", "n0/a: 2 of 2 shares taken"]
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_an_answer_that_got_lost_is_found_out_and_the_retry_succeeds(watching: bool) -> None:
+    async def story() -> None:
+        bench = Bench(watching)
+        bench.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+        created = bench.create("p")
+        bench.cluster.bind_faults = [answer_lost]
+        bench.cluster.patch_faults = [unreachable("still away", maybe_done=True)]
+        assert await bench.bind(created) == ""
+        assert await bench.bind(created) == ""
+        assert bench.cluster.binds == 1
+        assert bench.assigned("p") == ("n0", "a")
+        assert bench.state.gpus.jobs[bench.state.node_rows("n0")].tolist() == [1, 0]
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+@scenario
+async def test_a_request_that_got_lost_is_sent_again_and_a_late_one_conflicts() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    created = bench.create("p")
+    late: list[Callable[[], None]] = []
+
+    def delayed(done: Callable[[], None]) -> None:
+        late.append(done)
+        raise unreachable("read timed out", maybe_done=True)
+
+    bench.cluster.bind_faults = [delayed, refused]
+    assert await bench.bind(created) == "the API server refused: no"
+    assert bench.state.ledger.held(created["metadata"]["uid"]) is None
+    with pytest.raises(Exception, match="precondition failed"):
+        late[0]()
+    assert bench.assigned("p") == (None, None)
+
+
+@scenario
+async def test_gpus_stay_reserved_while_the_outcome_is_unknown() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    bench.state.upsert("gpunodes", gpu_node("n1", "b"))
+    first, second = bench.create("one", exclusive=True), bench.create("two")
+    bench.cluster.bind_faults = [answer_lost]
+    bench.cluster.patch_faults = [TooManyRequests(429, "slow down")] * 2
+    under_way = asyncio.create_task(bench.bind(first))
+    await asyncio.sleep(0.1)
+    assert await bench.bind(second) == "n0/a: held by a job that does not share"
+    assert "is under way" in await bench.bind(first, "n1")
+    assert bench.binder.under_way == 1
+    assert await under_way == ""
+
+
+@scenario
+async def test_a_pod_that_changed_since_is_read_again_once() -> None:
+    bench = Bench(watching=False)
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    bench.state.upsert("pods", created)
+    bench.cluster.patch(PODS, "p", {"metadata": {"labels": {"x": "y"}}}, "ml")
+    assert await bench.bind(created) == ""
+    assert bench.assigned("p") == ("n0", "a")
+
+
+@scenario
+async def test_a_pod_that_is_gone_or_another_of_its_name_is_not_bound() -> None:
+    bench = Bench(watching=False)
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    bench.state.upsert("pods", created)
+    bench.cluster.delete(PODS, "p", "ml")
+    assert await bench.bind(created) == "the API server refused: pods 'p' not found"
+    other = bench.create("p")
+    assert await bench.bind(created) == "the pod is gone"
+    assert bench.assigned("p") == (None, None)
+    assert not bench.state.gpus.jobs[bench.state.node_rows("n0")].any()
+    assert other["metadata"]["uid"] != created["metadata"]["uid"]
+
+
+@scenario
+async def test_64_exclusive_pods_for_16_gpus_16_at_a_time_fill_each_once() -> None:
+    bench = Bench()
+    for node in range(4):
+        bench.state.upsert("gpunodes", gpu_node(f"n{node}", *[f"g{i}" for i in range(4)]))
+    pods = [bench.create(f"p{i}", exclusive=True) for i in range(64)]
+    turns = asyncio.Semaphore(16)
+
+    async def request(created: dict, index: int) -> str:
+        async with turns:
+            return await bench.bind(created, f"n{index % 4}")
+
+    answers = await asyncio.gather(*(request(p, i) for i, p in enumerate(pods)))
+    assert answers.count("") == 16
+    # The oracle reads the API server only.
+    taken = [
+        (found["spec"]["nodeName"], device)
+        for found in bench.cluster.list(PODS)
+        if found["spec"].get("nodeName")
+        for device in found["metadata"]["annotations"][names.VISIBLE_DEVICES].split(",")
+    ]
+    assert len(taken) == len(set(taken)) == 16
+    bench.state.check()
+
+
+@scenario
+async def test_whatever_fault_strikes_no_gpu_goes_over_its_shares_and_nothing_leaks() -> None:
+    bench = Bench()
+    for node in range(2):
+        bench.state.upsert("gpunodes", gpu_node(f"n{node}", "a", "b"))
+    kinds = (answer_lost, request_lost, refused, lambda done: done())
+    for number in range(40):
+        bench.cluster.bind_faults = [kinds[(number * 7 + k) % 4] for k in range(3)]
+        created = bench.create(f"p{number}")
+        answer = await bench.bind(created, f"n{number % 2}")
+        where, devices = bench.assigned(f"p{number}")
+        assert (where is not None) == (answer == ""), answer
+        assert (where is None) == (devices is None)
+        if number % 5 == 4:
+            bench.cluster.delete(PODS, f"p{number}", "ml")
+    await asyncio.sleep(0.05)
+    held: dict[tuple[str, str], int] = {}
+    for found in bench.cluster.list(PODS):
+        if found["spec"].get("nodeName"):
+            for device in found["metadata"]["annotations"][names.VISIBLE_DEVICES].split(","):
+                key = found["spec"]["nodeName"], device
+                held[key] = held.get(key, 0) + 1
+    assert max(held.values()) <= 2
+    assert bench.state.ledger.counts()[Hold.RESERVED] == 0
+    bench.state.check()

@@ -1,0 +1,251 @@
+"""filter and bind against a real API server; the oracle reads the API server only."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import pytest
+from extender_builders import gpu_node, pod
+
+from scheduler_extender.app import verbs_app
+from scheduler_extender.config import ExtenderConfig
+from scheduler_extender.ledger import Hold
+from scheduler_extender.service import Service, running
+from tandem.contracts import crds, names
+from tandem.controlplane import wait_until
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import Conflict, KubeError, unreachable
+from tandem.kube.resource import GPU_NODES, PODS
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.slow]
+
+
+class Faulty(KubeClient):
+    """A client whose Bindings can be spoilt, one after another."""
+
+    faults: list[Callable[[Callable[[], None]], None]]
+
+    def bind(self, *args, **kwargs) -> None:
+        done = partial(super().bind, *args, **kwargs)
+        if self.faults:
+            self.faults.pop(0)(done)
+        else:
+            done()
+
+
+@pytest.fixture
+def client(control_plane) -> Iterator[Faulty]:
+    for definition in crds.DEFINITIONS:
+        control_plane.apply(definition.manifest())
+        name = definition.manifest()["metadata"]["name"]
+        control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}")
+    found = Faulty.load(control_plane.kubeconfig())
+    found.faults = []
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def nodes(client: Faulty) -> Iterator[Callable[..., list[str]]]:
+    """Makes GPUNodes with names of the test's own (there need be no Node to bind a pod to one)."""
+    made: list[str] = []
+
+    def make(count: int, gpus: int) -> list[str]:
+        suffix = secrets.token_hex(3)
+        for index in range(count):
+            name = f"gpu-{suffix}-{index}"
+            ids = [f"GPU-{suffix}-{index}-{g}" for g in range(gpus)]
+            report = gpu_node(name, *ids, observed_at_s=time.time())
+            client.create(GPU_NODES, {"metadata": {"name": name}, "spec": {}})
+            client.patch(GPU_NODES, name, {"status": report["status"]}, subresource="status")
+            made.append(name)
+        return made
+
+    yield make
+    for name in made:
+        client.delete(GPU_NODES, name)
+
+
+@asynccontextmanager
+async def extender(api: KubeClient) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
+    """The service, its own watches included; its queue controller never becomes the leader.
+
+    So that only what these tests ask for happens, the binder is told that it may act all the same.
+    """
+    config = ExtenderConfig.model_validate({"leader": {"hostname": "nobody-here"}})
+    # The service closes the client that it is given; the test still needs its own.
+    async with (
+        running(config, api) as service,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(verbs_app(service)), base_url="http://verbs"
+        ) as http,
+    ):
+        await asyncio.wait_for(service.feed.wait_ready(), 20)
+        service.binder._may_bind = lambda: True
+        yield service, http
+
+
+def create(client: KubeClient, namespace: str, name: str, **more) -> dict:
+    body = pod(name, namespace=namespace, **more)
+    body["metadata"] = {"name": name, "annotations": body["metadata"]["annotations"]}
+    (container,) = body["spec"]["containers"]
+    container["image"] = "train:1"
+    container["resources"]["requests"][names.RESOURCE] = container["resources"]["limits"][
+        names.RESOURCE
+    ]
+    body["spec"]["schedulerName"] = "nobody"
+    del body["status"]
+    return client.create(PODS, body, namespace)
+
+
+async def schedule(http: httpx.AsyncClient, created: dict, nodes: list[str]) -> str:
+    """Filter, then bind to the first node that is left, as a scheduler does; '' or the reason."""
+    filtered = (await http.post("/filter", json={"Pod": created, "NodeNames": nodes})).json()
+    if not filtered["NodeNames"]:
+        return "; ".join(filtered["FailedNodes"].values())
+    metadata = created["metadata"]
+    binding = {
+        "PodName": metadata["name"],
+        "PodNamespace": metadata["namespace"],
+        "PodUID": metadata["uid"],
+        "Node": filtered["NodeNames"][0],
+    }
+    return (await http.post("/bind", json=binding)).json()["Error"]
+
+
+def assignments(client: KubeClient, namespace: str) -> list[tuple[str, str]]:
+    """(node, GPU) of every bound pod, from the API server alone."""
+    return [
+        (found["spec"]["nodeName"], device)
+        for found in client.list(PODS, namespace)
+        if found["spec"].get("nodeName")
+        for device in found["metadata"]["annotations"][names.VISIBLE_DEVICES].split(",")
+    ]
+
+
+def test_64_exclusive_pods_for_16_gpus_16_at_a_time(client, nodes, namespace, control_plane):
+    where = nodes(4, gpus=4)
+    pods = [create(client, namespace, f"p{i}", exclusive=True) for i in range(64)]
+    reader = KubeClient.load(control_plane.kubeconfig())
+
+    async def story() -> list[str]:
+        async with extender(client) as (_, http):
+            turns = asyncio.Semaphore(16)
+
+            async def request(created: dict) -> str:
+                async with turns:
+                    return await schedule(http, created, where)
+
+            return await asyncio.gather(*map(request, pods))
+
+    answers = asyncio.run(story())
+    # Those who lose the race for the last GPU of a node would be tried again on another.
+    taken = assignments(reader, namespace)
+    assert answers.count("") == len(taken) == len(set(taken))
+    assert all("held by a job that does not share" in each for each in answers if each)
+
+    async def again() -> None:
+        async with extender(KubeClient.load(control_plane.kubeconfig())) as (_, http):
+            for created, answer in zip(pods, answers, strict=True):
+                if answer:
+                    await schedule(http, created, where)
+
+    asyncio.run(again())
+    taken = assignments(reader, namespace)
+    assert len(taken) == len(set(taken)) == 16
+
+
+def test_the_last_share_goes_to_one_and_the_other_is_told_why(client, nodes, namespace):
+    (where,) = nodes(1, gpus=1)
+    pods = [create(client, namespace, f"p{i}") for i in range(3)]
+
+    async def story() -> list[str]:
+        async with extender(client) as (_, http):
+            assert await schedule(http, pods[0], [where]) == ""
+            return await asyncio.gather(*(schedule(http, each, [where]) for each in pods[1:]))
+
+    answers = sorted(asyncio.run(story()))
+    assert answers[0] == ""
+    assert "2 of 2 shares taken" in answers[1]
+
+
+def test_a_lost_answer_a_lost_request_and_a_late_one(client, nodes, namespace, control_plane):
+    (where,) = nodes(1, gpus=2)
+    reader = KubeClient.load(control_plane.kubeconfig())
+    late: list[Callable[[], None]] = []
+
+    def answer_lost(done: Callable[[], None]) -> None:
+        done()
+        raise unreachable("read timed out", maybe_done=True)
+
+    def delayed(done: Callable[[], None]) -> None:
+        late.append(done)
+        raise unreachable("read timed out", maybe_done=True)
+
+    async def story() -> None:
+        async with extender(client) as (service, http):
+            first = create(client, namespace, "first")
+            client.faults = [answer_lost]
+            assert await schedule(http, first, [where]) == ""
+            assert await schedule(http, first, [where]) == ""
+            second = create(client, namespace, "second")
+            client.faults = [delayed]
+            assert await schedule(http, second, [where]) == ""
+            # What was on its way finds the pod changed: the API server refuses it.
+            with pytest.raises(Conflict):
+                late[0]()
+            third = create(client, namespace, "third")
+            client.faults = [delayed, delayed]
+            assert "trying again later" in await schedule(http, third, [where])
+            with pytest.raises(Conflict):
+                late[1]()
+            assert service.state.ledger.claim(third["metadata"]["uid"], Hold.RESERVED) is None
+
+    asyncio.run(story())
+    assert len(assignments(reader, namespace)) == 2
+
+
+def test_a_touch_of_another_pod_of_the_same_name_is_refused(client, namespace):
+    """What settling a Binding relies on: the uid in a merge patch is a precondition."""
+    old = create(client, namespace, "p")
+    client.delete(PODS, "p", namespace, grace_period_s=0)
+    wait_until(lambda: not client.list(PODS, namespace), "the first pod is gone")
+    create(client, namespace, "p")
+    touch = {"metadata": {"uid": old["metadata"]["uid"], "annotations": {names.WAKE: "x"}}}
+    with pytest.raises(KubeError) as caught:
+        client.patch(PODS, "p", touch, namespace)
+    assert caught.value.status in (409, 422)
+
+
+def test_whoever_reads_the_api_server_anew_sees_the_same_shares(
+    client, nodes, namespace, control_plane
+):
+    """A restart at any moment loses nothing: the assignments are in the pods."""
+    where = nodes(2, gpus=2)
+    pods = [create(client, namespace, f"p{i}") for i in range(6)]
+
+    async def bind_some(api: KubeClient, some: list[dict]) -> Counter[tuple[str, str]]:
+        async with extender(api) as (service, http):
+            for each in some:
+                assert await schedule(http, each, where) == ""
+            return Counter(
+                {
+                    (node, gpu): len(service.state.ledger.holders(node, gpu))
+                    for node, gpu in service.state.table.row_of
+                    if node in where
+                }
+            )
+
+    before = asyncio.run(bind_some(client, pods[:3]))
+    fresh = KubeClient.load(control_plane.kubeconfig())
+    assert asyncio.run(bind_some(fresh, [])) == before
+    asyncio.run(bind_some(KubeClient.load(control_plane.kubeconfig()), pods[3:]))
+    reader = KubeClient.load(control_plane.kubeconfig())
+    assert max(Counter(assignments(reader, namespace)).values()) <= 2

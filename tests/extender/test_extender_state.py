@@ -1,0 +1,368 @@
+"""What the extender believes of the cluster, whatever order it is told in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from extender_builders import NOW, gpu, gpu_job, gpu_node, load, node, pod
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scheduler_extender.ledger import Claim, Hold
+from scheduler_extender.pods import pod_info
+from scheduler_extender.state import ClusterState
+from tandem.policy.job import Job
+
+
+def state(*objects: tuple[str, dict], **settings) -> ClusterState:
+    found = ClusterState(now_s=NOW, **settings)
+    for kind, obj in objects:
+        found.upsert(kind, obj)
+    found.check()
+    return found
+
+
+def jobs(found: ClusterState, where: str = "n0") -> list[int]:
+    return found.gpus.jobs[found.node_rows(where)].tolist()
+
+
+def picture(found: ClusterState) -> dict:
+    """All that is derived, by names instead of rows and handles."""
+    cluster = found.snapshot()
+    columns = {
+        name: getattr(cluster.gpus, name).tolist()
+        for name in found.table.writable
+        if name not in ("residents", "gpu_type")
+    }
+    residents = [
+        [found.ledger.job_of_handle(handle) for handle in row]
+        for row in cluster.gpus.residents.tolist()
+    ]
+    return {
+        "nodes": [cluster.node_names[n] for n in cluster.gpus.node],
+        "ids": cluster.gpu_ids,
+        "residents": residents,
+        "uses": dict(found.nodes.uses()),
+        **columns,
+    }
+
+
+def test_a_bound_pod_holds_its_gpu_until_it_has_ended() -> None:
+    found = state(
+        ("pods", pod("a", node_name="n0", devices="g1", version=1)),
+        ("gpunodes", gpu_node("n0", "g0", "g1")),
+    )
+    assert jobs(found) == [0, 1]
+    going = pod("a", node_name="n0", devices="g1", version=2)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found.upsert("pods", going)
+    assert jobs(found) == [0, 1], "a pod that is going still runs"
+    found.upsert("pods", pod("a", node_name="n0", devices="g1", phase="Succeeded", version=3))
+    assert jobs(found) == [0, 0]
+    found.check()
+
+
+def test_an_older_version_and_a_late_answer_change_nothing() -> None:
+    late = pod("a", node_name="n0", devices="g0", version=2)
+    found = state(("gpunodes", gpu_node("n0", "g0")), ("pods", late))
+    found.upsert("pods", pod("a", version=1))
+    assert jobs(found) == [1]
+    found.delete("pods", late)
+    found.upsert("pods", late)
+    assert jobs(found) == [0]
+    assert found.pod_named("ml", "a") is None
+
+
+def test_a_deletion_of_a_former_pod_spares_the_present_one_of_that_name() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("pods", pod("a", uid="new", node_name="n0", devices="g0", version=5)),
+    )
+    found.delete("pods", pod("a", uid="old", version=9))
+    assert jobs(found) == [1]
+
+
+def test_a_predecessor_told_late_does_not_displace_its_successor() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0", "g1")),
+        ("pods", pod("a", uid="new", node_name="n0", devices="g0", version=5)),
+        ("pods", pod("a", uid="old", node_name="n0", devices="g1", version=3)),
+    )
+    assert jobs(found) == [1, 0]
+
+
+def test_a_plan_holds_gpus_until_its_pod_is_bound_or_its_time_is_up() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0", "g1")),
+        ("gpujobs", gpu_job("pod-a", plan=[("u", "n0", ["g0"])], version=1)),
+    )
+    assert jobs(found) == [1, 0], "even before the pod is known"
+    found.upsert("pods", pod("a", uid="u", node_name="n0", devices="g1", version=1))
+    assert jobs(found) == [0, 1], "where it was bound counts, once"
+    found.delete("pods", pod("a", uid="u", version=2))
+    assert jobs(found) == [0, 0], "the plan of a pod that is gone is void"
+    found.upsert("gpujobs", gpu_job("pod-a", plan=[("v", "n0", ["g0"])], version=2))
+    assert jobs(found) == [1, 0]
+    found.tick(NOW + 30)
+    assert jobs(found) == [0, 0]
+    found.check()
+
+
+def test_a_reservation_goes_when_the_watch_shows_the_binding() -> None:
+    found = state(("gpunodes", gpu_node("n0", "g0")), ("pods", pod("a", uid="u", version=1)))
+    record = found.pod("u")
+    claim = Claim("n0", ("g0",), found.worker(record.pod))
+    found.reserve("u", claim)
+    before = found.generation
+    found.upsert("pods", pod("a", uid="u", node_name="n0", devices="g0", version=2))
+    assert found.ledger.held("u") == (Hold.BOUND, claim)
+    assert found.ledger.claim("u", Hold.RESERVED) is None
+    assert found.generation == before, "nothing has changed for anybody else"
+
+
+def test_a_better_prediction_changes_what_the_running_pods_of_the_gang_count_for() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("pods", pod("a", memory=None, node_name="n0", devices="g0")),
+    )
+    assert found.gpus.exclusive.tolist()[:1] == [True], "nothing known: the whole GPU"
+    found.upsert("gpujobs", gpu_job("pod-a", job_load=load(12, 4, 0.2)))
+    row = found.node_rows("n0")[0]
+    assert not found.gpus.exclusive[row]
+    assert found.gpus.memory_base_gib[row] == pytest.approx(12)
+    assert found.gpus.none_in_peak[row] == pytest.approx(0.8)
+    found.check()
+
+
+def test_reports_grow_stale_and_fresh_again() -> None:
+    found = state(("gpunodes", gpu_node("n0", "g0")))
+    found.tick(NOW + 150)
+    assert found.gpus.fresh[found.node_rows("n0")].all()
+    found.tick(NOW + 151)
+    assert not found.gpus.fresh[found.node_rows("n0")].any()
+    found.upsert("gpunodes", gpu_node("n0", "g0", observed_at_s=NOW + 151))
+    assert found.gpus.fresh[found.node_rows("n0")].all()
+
+
+def test_capacity_leaves_out_what_is_reserved_and_foreign_and_shares_are_capped() -> None:
+    found = state(
+        (
+            "gpunodes",
+            gpu_node(
+                "n0",
+                gpu("g0", 80, memoryReservedBytes=2**30, memoryForeignBytes=2**31, shares=7),
+                gpu("g1", health="Quarantined", shares=1),
+            ),
+        )
+    )
+    rows = found.node_rows("n0")
+    assert found.gpus.memory_capacity_gib[rows].tolist() == [77, 80]
+    assert found.gpus.shares[rows].tolist() == [2, 1]
+    assert found.gpus.healthy[rows].tolist() == [True, False]
+
+
+def test_a_node_that_comes_back_takes_the_hole_of_its_like_and_sums_anew() -> None:
+    bound = pod("a", node_name="n1", devices="x")
+    found = state(
+        ("gpunodes", gpu_node("n0", "a", "b")),
+        ("gpunodes", gpu_node("n1", "x", "y")),
+        ("pods", bound),
+    )
+    size = len(found.gpus)
+    found.delete("gpunodes", gpu_node("n1"))
+    found.upsert("gpunodes", gpu_node("n1", "x", "y", uid="again"))
+    assert len(found.gpus) == size
+    assert jobs(found, "n1") == [1, 0]
+    found.upsert("gpunodes", gpu_node("n1", "x", "y", "z", uid="again"))
+    assert jobs(found, "n1") == [1, 0, 0]
+    assert found.snapshot().gpu_ids == ("a", "b", "x", "y", "z")
+    found.check()
+
+
+def test_the_live_view_is_read_only_and_a_snapshot_is_a_copy() -> None:
+    found = state(("gpunodes", gpu_node("n0", "g0")))
+    live, taken = found.gpus, found.snapshot()
+    with pytest.raises(ValueError, match="read-only"):
+        live.jobs[0] = 1
+    found.upsert("pods", pod("a", node_name="n0", devices="g0"))
+    assert live.jobs[0] == 1
+    assert taken.gpus.jobs[0] == 0
+    assert not found.unchanged(taken, [0])
+    assert found.unchanged(found.snapshot(), [0])
+
+
+def test_pods_of_everybody_use_up_a_node() -> None:
+    found = state(
+        ("nodes", node("n0", cpu="4")),
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("gpunodes", gpu_node("n1", "g1")),
+        ("pods", pod("web", gpus=0, node_name="n0", cpu="2500m")),
+    )
+    asks = pod_info(pod("new", cpu="1500m"))
+    assert found.eligible_nodes(asks).tolist() == [True, False], "n1 has an agent but no Node"
+    found.upsert("gpujobs", gpu_job("pod-b", plan=[("b", "n0", ["g0"])]))
+    found.upsert("pods", pod("b", uid="b", cpu="1"))
+    assert found.eligible_nodes(asks).tolist() == [False, False], "planned pods count"
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        ({}, False),
+        ({"tolerations": [{"key": "tandem.gpu/gpu", "operator": "Exists"}]}, True),
+        ({"tolerations": [{"operator": "Exists"}]}, True),
+        ({"tolerations": [{"key": "tandem.gpu/gpu", "value": "no"}]}, False),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "b"}}, False),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "a"}}, True),
+    ],
+)
+def test_taints_and_selectors_are_heeded(spec: dict, fits: bool) -> None:
+    taint = {"key": "tandem.gpu/gpu", "effect": "NoSchedule"}
+    found = state(
+        ("nodes", node("n0", taints=[taint], labels={"zone": "a"})),
+        ("gpunodes", gpu_node("n0", "g0")),
+    )
+    assert found.eligible_nodes(pod_info(pod("p", **spec))).tolist() == [fits]
+    found.upsert("nodes", node("n0", taints=[taint], labels={"zone": "a"}, unschedulable=True))
+    assert found.eligible_nodes(pod_info(pod("p", **spec))).tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "fits"),
+    [
+        ("In", ["a", "b"], True),
+        ("NotIn", ["a"], False),
+        ("Exists", [], True),
+        ("DoesNotExist", [], False),
+        ("Gt", ["1"], False),
+    ],
+)
+def test_required_node_affinity_is_heeded(operator: str, values: list[str], fits: bool) -> None:
+    found = state(("nodes", node("n0", labels={"zone": "a"})), ("gpunodes", gpu_node("n0", "g0")))
+    term = {"matchExpressions": [{"key": "zone", "operator": operator, "values": values}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    asks = pod_info(pod("p", affinity={"nodeAffinity": required}))
+    assert found.eligible_nodes(asks).tolist() == [fits]
+
+
+NAMES, GPUS, NODES = ("a", "b", "c", "d"), ("g0", "g1", "g2"), ("n0", "n1")
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Events come late, twice, or out of order; what is believed equals what a rebuild believes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = ClusterState(now_s=NOW)
+        self.now = NOW
+        self.version = 0
+        self.truth: dict[tuple[str, str], dict] = {}
+        self.sent: list[tuple[str, dict]] = []
+        self.gone: list[tuple[str, dict]] = []
+        self.births = Counter[str]()
+
+    @initialize()
+    def two_nodes_report(self) -> None:
+        for name in NODES:
+            self.send("gpunodes", gpu_node(name, *GPUS))
+
+    def send(self, kind: str, obj: dict) -> None:
+        self.version += 1
+        known = self.truth.get((kind, obj["metadata"]["name"]))
+        if known is None:
+            self.births[kind] += 1
+        uid = f"u{self.births[kind]}" if kind == "pods" else f"{kind}-{self.births[kind]}"
+        obj["metadata"]["uid"] = known["metadata"]["uid"] if known else uid
+        obj["metadata"]["resourceVersion"] = str(self.version)
+        self.truth[kind, obj["metadata"]["name"]] = obj
+        self.sent.append((kind, obj))
+        self.live.upsert(kind, obj)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        where=st.sampled_from(("", *NODES)),
+        devices=st.lists(st.sampled_from(GPUS), max_size=3),
+        phase=st.sampled_from(("Pending", "Running", "Running", "Failed")),
+        known=st.booleans(),
+    )
+    def pod_changes(self, name, where, devices, phase, known) -> None:
+        memory = "10Gi" if known else None
+        self.send(
+            "pods",
+            pod(name, node_name=where, devices=",".join(devices), phase=phase, memory=memory),
+        )
+
+    @rule(
+        name=st.sampled_from(NODES),
+        gpus=st.sets(st.sampled_from(GPUS)),
+        shares=st.integers(0, 3),
+        age=st.sampled_from((0, 140, 200)),
+    )
+    def agent_reports(self, name, gpus, shares, age) -> None:
+        reported = [gpu(g, shares=shares) for g in sorted(gpus)]
+        self.send("gpunodes", gpu_node(name, *reported, observed_at_s=self.now - age))
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        who=st.integers(1, 12),
+        where=st.sampled_from(NODES),
+        gpus=st.sets(st.sampled_from(GPUS), min_size=1),
+        until=st.sampled_from((-1, 5, 50)),
+        p=st.sampled_from((0.0, 0.2, 1.0)),
+    )
+    def job_changes(self, name, who, where, gpus, until, p) -> None:
+        plan = [(f"u{who}", where, sorted(gpus))]
+        self.send(
+            "gpujobs",
+            gpu_job(f"pod-{name}", plan=plan, deadline_s=self.now + until, job_load=load(9, 1, p)),
+        )
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def something_goes(self, choose) -> None:
+        if self.truth:
+            kind, name = choose.choice(sorted(self.truth))
+            obj = self.truth.pop((kind, name))
+            self.gone.append((kind, obj))
+            self.live.delete(kind, obj)
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def something_old_is_told_again(self, choose) -> None:
+        if self.sent:
+            self.live.upsert(*choose.choice(self.sent))
+        if self.gone:
+            self.live.delete(*choose.choice(self.gone))
+
+    @rule(seconds=st.sampled_from((1, 10, 160)))
+    def time_passes(self, seconds) -> None:
+        self.now += seconds
+        self.live.tick(self.now)
+
+    @invariant()
+    def it_equals_a_rebuild(self) -> None:
+        self.live.check()
+        rebuilt = ClusterState(now_s=self.now)
+        for kind, obj in self.gone:
+            rebuilt.delete(kind, obj)
+        for (kind, _), obj in sorted(self.truth.items(), key=lambda item: item[0]):
+            rebuilt.upsert(kind, obj)
+        assert picture(self.live) == picture(rebuilt)
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=25, deadline=None, derandomize=True
+)
+TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_job_past_its_shares_still_counts_in_the_sums() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        *[("pods", pod(f"p{i}", node_name="n0", devices="g0")) for i in range(3)],
+    )
+    assert jobs(found) == [3]
+    assert found.gpus.memory_base_gib[0] == pytest.approx(30)
+    assert np.array_equal(found.gpus.residents.shape, (1, 2))
+    assert isinstance(found.worker(pod_info(pod("x"))), Job)

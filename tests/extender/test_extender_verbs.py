@@ -1,0 +1,208 @@
+"""filter, prioritize and preempt, as kube-scheduler asks them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from extender_builders import NOW, gpu, gpu_job, gpu_node, load, pod
+from pydantic import TypeAdapter
+
+from scheduler_extender.state import ClusterState
+from scheduler_extender.verbs import MalformedPodError, Verbs
+from scheduler_extender.wire import FILTER, PREEMPT, ExtenderFilterResult, HostPriority
+from tandem.policy.catalog import load_profile
+from tandem.policy.pipeline import Pipeline
+
+PIPELINE = load_profile("tandem").pipeline()
+
+
+def cluster(*objects: tuple[str, dict]) -> tuple[ClusterState, Verbs]:
+    state = ClusterState(now_s=NOW)
+    for kind, obj in objects:
+        state.upsert(kind, obj)
+    return state, Verbs(state, PIPELINE)
+
+
+def ask(asks: dict, *nodes: str, **more) -> dict:
+    body = {"Pod": asks, "Nodes": None, "NodeNames": list(nodes), **more}
+    return FILTER.validate_json(json.dumps(body))
+
+
+def filtered(verbs: Verbs, asks: dict, *nodes: str, **more) -> dict:
+    answer = TypeAdapter(ExtenderFilterResult).validate_json(
+        verbs.filter(ask(asks, *nodes, **more))
+    )
+    assert answer["Error"] == ""
+    return answer
+
+
+def scores(verbs: Verbs, asks: dict, *nodes: str) -> dict[str, int]:
+    answer = TypeAdapter(list[HostPriority]).validate_json(
+        verbs.prioritize(ask(asks, *nodes)), strict=True
+    )
+    return {line["Host"]: line["Score"] for line in answer}
+
+
+def running(name: str, where: str, devices: str, **more) -> tuple[str, dict]:
+    return "pods", pod(name, node_name=where, devices=devices, phase="Running", **more)
+
+
+def test_nodes_with_a_gpu_that_may_be_shared_pass() -> None:
+    _, verbs = cluster(
+        ("gpunodes", gpu_node("n0", "a")),
+        ("gpunodes", gpu_node("n1", gpu("b", memory_gib=15))),
+        running("old", "n0", "a"),
+        running("other", "n1", "b"),
+    )
+    answer = filtered(verbs, pod("new"), "n0", "n1", "n2")
+    assert answer["NodeNames"] == ["n0"]
+    assert answer["FailedNodes"] == {"n1": "n1/b: needs 20.0 GiB of memory; 15.0 GiB there"}
+    assert answer["FailedAndUnresolvableNodes"] == {"n2": "no Tandem node agent reports here"}
+
+
+def test_no_node_fits_is_null_and_each_reason_names_its_gpus_and_figures() -> None:
+    _, verbs = cluster(
+        ("gpunodes", gpu_node("n0", "a", "b", gpu("c", health="Quarantined"))),
+        running("x", "n0", "a", exclusive=True),
+        running("y", "n0", "b"),
+        running("z", "n0", "b", namespace="other"),
+    )
+    answer = filtered(verbs, pod("new"), "n0")
+    assert answer["NodeNames"] is None
+    assert answer["FailedNodes"]["n0"] == (
+        "n0/a: held by a job that does not share; n0/b: 2 of 2 shares taken; n0/c: quarantined"
+    )
+
+
+def test_a_pod_of_two_gpus_needs_both_on_one_node() -> None:
+    _, verbs = cluster(
+        ("gpunodes", gpu_node("n0", "a", "b")),
+        ("gpunodes", gpu_node("n1", "a")),
+        ("gpunodes", gpu_node("n2", "a", "b")),
+        running("x", "n2", "b", exclusive=True),
+    )
+    answer = filtered(verbs, pod("new", gpus=2), "n0", "n1", "n2")
+    assert answer["NodeNames"] == ["n0"]
+    assert answer["FailedNodes"] == {
+        "n2": "1 of the 2 GPUs wanted; n2/b: held by a job that does not share"
+    }
+    assert answer["FailedAndUnresolvableNodes"] == {"n1": "has fewer than 2 GPUs in all"}
+
+
+def test_many_refused_nodes_share_their_words() -> None:
+    nodes = [f"n{i}" for i in range(30)]
+    _, verbs = cluster(
+        *[("gpunodes", gpu_node(node, "a")) for node in nodes],
+        *[running(f"p{node}", node, "a", exclusive=True) for node in nodes],
+    )
+    reasons = filtered(verbs, pod("new"), *nodes)["FailedNodes"]
+    assert list(reasons) == nodes
+    assert reasons["n3"] == "n3/a: held by a job that does not share"
+    assert {reasons[node] for node in nodes[4:]} == {
+        "fewer than 1 GPU(s) can take it, mostly refused by exclusive"
+    }
+
+
+def test_the_pods_own_plan_does_not_stand_in_its_way_but_others_do() -> None:
+    plan = gpu_job("pod-mine", plan=[("mine", "n0", ["a"])], job_load=load(60))
+    _, verbs = cluster(("gpunodes", gpu_node("n0", "a")), ("gpujobs", plan))
+    assert filtered(verbs, pod("mine", uid="mine"), "n0")["NodeNames"] == ["n0"]
+    assert filtered(verbs, pod("other", memory="60Gi"), "n0")["NodeNames"] is None
+
+
+def test_the_planned_node_gets_ten_and_the_others_eight_at_most() -> None:
+    plan = gpu_job("pod-mine", plan=[("mine", "n2", ["c"])], job_load=load(10))
+    _, verbs = cluster(
+        *[
+            ("gpunodes", gpu_node(node, gpu_id))
+            for node, gpu_id in zip(["n0", "n1", "n2"], "abc", strict=True)
+        ],
+        ("gpujobs", plan),
+        running("old", "n0", "a"),
+    )
+    assert scores(verbs, pod("mine", uid="mine"), "n0", "n1", "n2", "n3") == {
+        "n0": 8,  # in use already, and cheap
+        "n1": 0,
+        "n2": 10,
+        "n3": 0,
+    }
+    assert scores(verbs, pod("web", gpus=0), "n0") == {"n0": 0}
+
+
+def test_scores_of_several_gpus_are_those_of_the_best_together() -> None:
+    _, verbs = cluster(
+        ("gpunodes", gpu_node("n0", "a", "b", "c")),
+        ("gpunodes", gpu_node("n1", "d", "e", "f")),
+        ("gpunodes", gpu_node("n2", "g", "h")),
+        running("x", "n0", "a"),
+        running("y", "n1", "d,e", gpus=2),
+    )
+    found = scores(verbs, pod("new", gpus=2), "n0", "n1", "n2")
+    assert found["n1"] == 8 > found["n0"] > found["n2"] == 0
+    assert scores(verbs, pod("new", gpus=3), "n0", "n1", "n2")["n2"] == 0
+
+
+def test_questions_change_nothing_and_an_answer_is_not_kept_past_a_change() -> None:
+    state, verbs = cluster(("gpunodes", gpu_node("n0", "a")))
+    before = state.generation
+    assert filtered(verbs, pod("new", uid="u"), "n0")["NodeNames"] == ["n0"]
+    assert scores(verbs, pod("new", uid="u"), "n0") == {"n0": 8}
+    assert state.generation == before
+    state.upsert(*running("x", "n0", "a", exclusive=True))
+    assert filtered(verbs, pod("new", uid="u"), "n0")["NodeNames"] is None
+
+
+def test_whole_nodes_and_pods_without_gpus_are_answered_too() -> None:
+    _, verbs = cluster(("gpunodes", gpu_node("n0", "a")))
+    nodes = {"items": [{"metadata": {"name": "n0"}}, {"metadata": {"name": "n1"}}]}
+    assert filtered(verbs, pod("new"), NodeNames=None, Nodes=nodes)["NodeNames"] == ["n0"]
+    assert filtered(verbs, pod("web", gpus=0), "n7")["NodeNames"] == ["n7"]
+    assert filtered(verbs, pod("new"))["NodeNames"] is None
+
+
+def test_a_profile_may_have_no_constraints_and_no_scorers() -> None:
+    state, _ = cluster(("gpunodes", gpu_node("n0", "a")))
+    verbs = Verbs(state, Pipeline(()))
+    answer = filtered(verbs, pod("new"), "n0", "n1")
+    assert answer["NodeNames"] == ["n0"]
+    assert list(answer["FailedAndUnresolvableNodes"]) == ["n1"]
+    assert scores(verbs, pod("new"), "n0", "n1") == {"n0": 8, "n1": 0}
+
+
+def test_names_of_any_kind_come_back_as_they_are() -> None:
+    odd = ['a"b', "ü" * 40, "x" * 250]
+    _, verbs = cluster(*[("gpunodes", gpu_node(name, "a")) for name in odd])
+    assert filtered(verbs, pod("new"), *odd)["NodeNames"] == odd
+    assert list(scores(verbs, pod("new"), *odd)) == odd
+    refused = filtered(verbs, pod("big", memory="200Gi"), *odd, "y")
+    assert list(refused["FailedNodes"]) == odd
+
+
+def test_a_pod_that_came_past_the_webhook_with_unreadable_annotations_gets_whole_gpus() -> None:
+    _, verbs = cluster(("gpunodes", gpu_node("n0", "a", "b")), running("x", "n0", "a"))
+    odd = pod("odd", memory="lots")
+    assert filtered(verbs, odd, "n0")["NodeNames"] == ["n0"]
+    assert filtered(verbs, pod("odd", 2, memory="lots"), "n0")["NodeNames"] is None
+
+
+@pytest.mark.parametrize("asks", [{}, {"metadata": {"name": "x"}}, pod("x", gpus="many")])
+def test_a_malformed_pod_is_an_error_of_the_caller(asks: dict) -> None:
+    _, verbs = cluster()
+    with pytest.raises(MalformedPodError):
+        verbs.filter(ask(asks, "n0"))
+
+
+def test_preemption_keeps_the_nodes_where_the_victims_would_free_a_gpu_that_fits() -> None:
+    _, verbs = cluster(
+        ("gpunodes", gpu_node("n0", "a")),
+        ("gpunodes", gpu_node("n1", "b")),
+        running("v0", "n0", "a", exclusive=True, uid="v0"),
+        running("v1", "n1", "b", exclusive=True, uid="v1"),
+    )
+    victims = {"n0": {"Pods": [{"UID": "v0"}], "NumPDBViolations": 1}, "n1": {"Pods": []}}
+    args = PREEMPT.validate_json(json.dumps({"Pod": pod("new"), "NodeNameToMetaVictims": victims}))
+    assert verbs.preempt(args) == {"n0": victims["n0"]}
+    whole = {"n0": {"Pods": [{"metadata": {"uid": "v0"}, "spec": {}}], "NumPDBViolations": 0}}
+    args = PREEMPT.validate_json(json.dumps({"Pod": pod("new"), "NodeNameToVictims": whole}))
+    assert verbs.preempt(args) == {"n0": {"Pods": [{"UID": "v0"}], "NumPDBViolations": 0}}

@@ -1,0 +1,36 @@
+"""The chart: rendered, and installed on a control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from helm_cluster import ChartCluster
+from helm_render import Helm, Object, render, run_helm
+
+from tandem.controlplane import binaries
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    return run_helm
+
+
+@pytest.fixture(scope="session")
+def rendered() -> list[Object]:
+    """The chart with its defaults, where the Prometheus operator is installed."""
+    return render("--api-versions", "monitoring.coreos.com/v1")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartCluster]:
+    """The chart on a real control plane; the last tests to use it uninstall it."""
+    from tandem.controlplane import ControlPlane, Node
+
+    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
+        found = ChartCluster(plane, tmp_path_factory.mktemp("chart"))
+        found.start()
+        yield found

@@ -1,0 +1,266 @@
+"""What the chart renders, without a cluster."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from helm_render import CHART, ROOT, Helm, Object, render
+
+from node_agent.config import AgentSettings
+from predictor.config import PredictorConfig
+from scheduler_extender.config import ExtenderConfig
+from tandem.controlplane import binaries
+
+#: Kubernetes knows the objects of these groups only once others have installed them.
+FOREIGN = ("monitoring.coreos.com/",)
+
+
+def test_lint_finds_nothing(helm: Helm) -> None:
+    answer = helm("lint", "--strict", str(CHART))
+    assert answer.returncode == 0, answer.stdout
+
+
+def test_what_is_made_of_code_and_chart_is_current(helm: Helm) -> None:
+    helm("version")  # or the test is skipped: the manifests cannot be rendered
+    answer = subprocess.run(
+        [sys.executable, str(ROOT / "helm" / "generate.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ("scheduler.replicas", "two"),
+        ("scheduler.replicaz", 2),
+        ("scheduler.extender.config.max_jobs_per_gpu", 0),
+        ("scheduler.extender.config.profile", "no-such-profile"),
+        ("scheduler.extender.config.admission.runtime_class", "docker"),
+        ("scheduler.extender.config.stale_after_s", -1),
+        ("predictor.config.sandbox.memory_bytes", "lots"),
+        ("agent.config.guard.mode", "shoot"),
+        ("agent.namespace", "Not A Name"),
+        ("agent.port", 70000),
+        ("image.digests.extender", "sha256:short"),
+        ("image.pullPolicy", "Sometimes"),
+        ("webhook.failurePolicy", "Maybe"),
+        ("monitoring.operator", "on"),
+        ("networkPolicies.metricsFrom", "everybody"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path(
+    helm: Helm, tmp_path: Any, path: str, wrong: object
+) -> None:
+    values: Any = wrong
+    for key in reversed(path.split(".")):
+        values = {key: values}
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    answer = helm("template", "tandem", str(CHART), "--values", str(file))
+    assert answer.returncode != 0
+    parent, _, key = path.replace(".", "/").rpartition("/")
+    assert f"at '/{parent}/{key}'" in answer.stderr or (
+        f"at '/{parent}': additional properties '{key}' not allowed" in answer.stderr
+    ), answer.stderr
+
+
+@pytest.mark.parametrize("key", ["public", "verbs", "leader", "kubeconfig", "predictor_url", "api"])
+def test_what_follows_from_the_chart_cannot_be_set_beside_it(helm: Helm, key: str) -> None:
+    answer = helm("template", "tandem", str(CHART), "--set", f"scheduler.extender.config.{key}=x")
+    assert f"additional properties '{key}' not allowed" in answer.stderr
+
+
+def test_a_profile_may_be_spelt_out(helm: Helm, tmp_path: Any) -> None:
+    shipped = ROOT / "tandem" / "policy" / "profiles" / "tandem.yaml"
+    profile = {**yaml.safe_load(shipped.read_text()), "name": "ours"}
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"scheduler": {"extender": {"config": {"profile": profile}}}}))
+    answer = helm("template", "tandem", str(CHART), "--values", str(file))
+    assert answer.returncode == 0, answer.stderr
+    del profile["constraints"][0]["kind"]
+    file.write_text(yaml.safe_dump({"scheduler": {"extender": {"config": {"profile": profile}}}}))
+    answer = helm("template", "tandem", str(CHART), "--values", str(file))
+    assert "/scheduler/extender/config/profile/constraints/0" in answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minor", ["1.35", "1.36", "1.37"])
+def test_every_object_is_valid_for_three_minors(rendered: list[Object], minor: str) -> None:
+    objects = [o for o in rendered if not o["apiVersion"].startswith(FOREIGN)]
+    definitions = [yaml.safe_load(path.read_text()) for path in sorted(CHART.glob("crds/*.yaml"))]
+    for found in objects + definitions:
+        kubernetes_validate.validate(found, minor, strict=True)
+    assert len(objects) > 30
+    broken = copy.deepcopy(objects[0])
+    broken["metadata"]["lables"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, minor, strict=True)
+
+
+def test_kube_scheduler_is_of_the_clusters_own_version() -> None:
+    for kube, tag in (
+        ("v1.33.4", "v1.33.4"),
+        ("v1.34.2-gke.1000", "v1.34.2"),
+        ("v1.35.0+k3s1", "v1.35.0"),
+    ):
+        (deployment,) = find(render(kube=kube), "Deployment", "tandem-scheduler")
+        (scheduler,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert scheduler["image"] == f"registry.k8s.io/kube-scheduler:{tag}"
+
+
+def test_everything_but_the_agent_meets_pod_security_restricted(rendered: list[Object]) -> None:
+    judged = {}
+    for found in rendered:
+        spec = (
+            found["spec"]
+            if found["kind"] == "Pod"
+            else found.get("spec", {}).get("template", {}).get("spec")
+        )
+        if spec and "containers" in spec:
+            judged[found["metadata"]["name"]] = against_restricted(spec)
+    agent = judged.pop("tandem-agent")
+    assert agent == [
+        "hostPID",
+        "runAsNonRoot: agent",
+        "hostPort: agent",
+    ]
+    assert judged == {"tandem-scheduler": [], "tandem-predictor": [], "tandem-test": []}
+
+
+def against_restricted(spec: Object) -> list[str]:
+    """Return what Pod Security `restricted` refuses in a pod, as its standard lists it."""
+    wrong = [key for key in ("hostPID", "hostNetwork", "hostIPC") if spec.get(key)]
+    allowed = {"configMap", "emptyDir", "secret", "projected", "downwardAPI"}
+    wrong += [f"volume {v['name']}" for v in spec.get("volumes", ()) if not allowed & v.keys()]
+    pod = spec.get("securityContext", {})
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        name, own = container["name"], container["securityContext"]
+        checks = {
+            "privileged": not own.get("privileged", False),
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "capabilities": own["capabilities"] == {"drop": ["ALL"]},
+            "runAsNonRoot": own.get("runAsNonRoot", pod.get("runAsNonRoot")) is True,
+            "runAsUser": own.get("runAsUser", pod.get("runAsUser")) != 0,
+            "seccompProfile": own.get("seccompProfile", {}).get("type") == "RuntimeDefault",
+            "hostPort": not any("hostPort" in port for port in container.get("ports", ())),
+        }
+        wrong += [f"{check}: {name}" for check, fine in checks.items() if not fine]
+        assert own["readOnlyRootFilesystem"] is True
+    return wrong
+
+
+def test_every_container_says_what_it_needs_and_is_probed(rendered: list[Object]) -> None:
+    for found in rendered:
+        if found["kind"] not in ("Deployment", "DaemonSet"):
+            continue
+        spec = found["spec"]["template"]["spec"]
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            assert container["livenessProbe"]
+            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+            assert ":" in container["image"]
+
+
+def test_the_services_can_read_the_settings_that_they_are_given(rendered: list[Object]) -> None:
+    def settings(name: str, file: str) -> Any:
+        (found,) = find(rendered, "ConfigMap", name)
+        return yaml.safe_load(found["data"][file])
+
+    extender = ExtenderConfig.model_validate(settings("tandem-scheduler", "extender.yaml"))
+    assert extender.public.service_names[0] == "tandem-webhook.tandem-system.svc"
+    PredictorConfig.model_validate(settings("tandem-predictor", "predictor.yaml"))
+    AgentSettings.model_validate({**settings("tandem-agent", "agent.yaml"), "node": "n0"})
+    scheduler = settings("tandem-scheduler", "scheduler.yaml")
+    assert scheduler["profiles"] == [{"schedulerName": extender.admission.scheduler_name}]
+    assert scheduler["leaderElection"]["resourceName"] == extender.leader.lease
+    assert scheduler["extenders"][0]["urlPrefix"].endswith(f":{extender.verbs.port}")
+
+
+def test_trained_models_are_mounted_where_the_predictor_looks_for_them() -> None:
+    (deployment,) = find(
+        render("--set", "predictor.artifactsClaim=models"), "Deployment", "tandem-predictor"
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert f"--artifacts={mounts['artifacts']}" in container["args"]
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "artifacts"]
+    assert volume["persistentVolumeClaim"]["claimName"] == "models"
+
+
+def test_another_namespace_is_used_everywhere() -> None:
+    text = yaml.safe_dump_all(
+        render("--namespace", "gpu-system", "--set", "agent.namespace=gpu-agents")
+    )
+    assert not re.search(r"tandem-(system|agents)", text)
+    assert "system:serviceaccount:gpu-agents:tandem-agent" in text
+    assert "tandem-webhook.gpu-system.svc" in text
+
+
+def test_objects_of_others_are_made_only_where_they_are_known() -> None:
+    assert not [o for o in render() if o["apiVersion"].startswith(FOREIGN)]
+    kinds = {o["kind"] for o in render("--set", "monitoring.operator=always")}
+    assert kinds >= {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+
+
+@pytest.mark.parametrize("overlay", ["registry", "single-replica"])
+def test_overlays_change_what_they_say(overlay: str) -> None:
+    kubectl = binaries.find("kubectl")
+    if kubectl is None:
+        pytest.skip(f"no kubectl on this machine. {binaries.how_to_get()}")
+    built = subprocess.run(
+        [kubectl, "kustomize", str(ROOT / "deploy" / "kustomize" / overlay)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    objects = list(yaml.safe_load_all(built))
+    (deployment,) = find(objects, "Deployment", "tandem-scheduler")
+    (daemons,) = find(objects, "DaemonSet", "tandem-agent")
+    agent = daemons["spec"]["template"]["spec"]
+    if overlay == "registry":
+        assert agent["containers"][0]["image"].startswith("registry.example.com/team/tandem-agent:")
+    else:
+        assert deployment["spec"]["replicas"] == 1
+        assert not {"nodeSelector", "runtimeClassName"} & agent.keys()
+    assert len(find(objects, "CustomResourceDefinition", "gpujobs.tandem.gpu")) == 1
+
+
+def test_the_development_manifests_say_the_same(rendered: list[Object]) -> None:
+    """deploy/dev, which the tests on a control plane use, and the chart are one and the same."""
+    compared = 0
+    for file in ("priority", "rbac", "webhooks", "policies", "agent-policy"):
+        for expected in yaml.safe_load_all((ROOT / "deploy" / "dev" / f"{file}.yaml").read_text()):
+            metadata = expected["metadata"]
+            found = find(rendered, expected["kind"], metadata["name"], metadata.get("namespace"))
+            assert len(found) == 1, f"{expected['kind']} {metadata['name']}"
+            ours = {**found[0], "metadata": bare(found[0])}
+            assert ours == {**expected, "metadata": bare(expected)}
+            compared += 1
+    dev = yaml.safe_load((ROOT / "deploy" / "dev" / "scheduler.yaml").read_text())
+    (config,) = find(rendered, "ConfigMap", "tandem-scheduler")
+    assert yaml.safe_load(config["data"]["scheduler.yaml"]) == dev
+    assert compared > 15
+
+
+def bare(found: Object) -> Object:
+    return {key: value for key, value in found["metadata"].items() if key != "labels"}
+
+
+def find(objects: list[Object], kind: str, name: str, namespace: str | None = None) -> list[Object]:
+    return [
+        o
+        for o in objects
+        if (o["kind"], o["metadata"]["name"]) == (kind, name)
+        and namespace in (None, o["metadata"].get("namespace"))
+    ]

@@ -1,0 +1,154 @@
+"""The Dockerfile, read as data; and its build stage taken step by step in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+import pytest
+from helm_render import ROOT
+
+#: Licences under which others may use, change and sell what they are given with the image.
+PERMISSIVE = (
+    "Apache", "MIT", "BSD", "0BSD", "ISC", "PSF", "Python Software Foundation", "Zlib", "CC0-1.0",
+)  # fmt: skip
+#: Copyleft by file, for a list of certificates that we do not change.
+BY_FILE = {"certifi": "MPL-2.0"}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return (instruction, arguments) of the Dockerfile, continued lines joined."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text()).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
+
+
+def stages() -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, arguments in instructions():
+        if name == "FROM":
+            base, _, stage = arguments.partition(" AS ")
+            found[stage] = [("FROM", base)]
+        elif found:
+            found[stage].append((name, arguments))
+    return found
+
+
+def test_images_are_built_from_one_base_and_run_as_somebody() -> None:
+    found = stages()
+    assert found.keys() == {"build", "base", "predictor", "agent", "extender"}
+    assert dict(found["base"])["USER"] == "65532:65532"
+    for target in ("predictor", "agent", "extender"):
+        keys = dict(found[target])
+        assert keys["FROM"] == "base"
+        module = json.loads(keys["ENTRYPOINT"])[-1]
+        assert (ROOT / module / "__main__.py").exists()
+        assert keys["HEALTHCHECK"].startswith("CMD [")
+        assert ("USER" in keys) == (target == "agent")
+    labels = dict(found["base"])["LABEL"]
+    for label in ("title", "description", "version", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in labels
+    assert not [name for name, _ in instructions() if name == "ADD"]
+
+
+def test_all_that_is_installed_is_locked_and_comes_ready_made() -> None:
+    installs = re.findall(r"pip install ([^&]+)", (ROOT / "Dockerfile").read_text())
+    from_index = [line for line in installs if "/wheels" not in line]
+    assert from_index
+    for line in from_index:
+        assert "--require-hashes" in line
+        assert "--only-binary=:all:" in line
+
+
+def test_only_what_is_copied_is_sent_to_the_builder() -> None:
+    kept = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")
+    }
+    copied = {
+        source
+        for name, arguments in instructions()
+        if name == "COPY" and "--from" not in arguments
+        for source in arguments.split()[:-1]
+    }
+    assert copied == kept
+    assert all((ROOT / path).exists() for path in copied)
+
+
+def test_what_the_image_holds_is_free_to_use() -> None:
+    lock = (ROOT / "requirements-run.lock").read_text()
+    checked = 0
+    for name in re.findall(r"(?m)^([A-Za-z0-9_.-]+)==", lock):
+        try:
+            found = metadata(name)
+        except PackageNotFoundError:
+            continue  # for another platform
+        said = found.get("License-Expression") or "; ".join(
+            [
+                *(c for c in found.get_all("Classifier") or [] if c.startswith("License")),
+                (found.get("License") or "").partition("\n")[0],
+            ]
+        )
+        fits = (*PERMISSIVE, BY_FILE.get(name, "MIT"))
+        assert any(licence in said for licence in fits), f"{name}: {said}"
+        assert not re.search(r"\b[AL]?GPL", said), f"{name}: {said}"
+        checked += 1
+    assert checked > 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_build_stage_makes_an_installation_that_runs(tmp_path: Path) -> None:
+    """The instructions of the stage, with every absolute path below a folder of ours."""
+
+    def moved(text: str) -> str:
+        return re.sub(r"(?<![\w.])/(opt|src|wheels)\b", rf"{tmp_path}/\1", text)
+
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    folder = tmp_path
+    for name, arguments in stages()["build"]:
+        if name == "ENV":
+            env |= dict(pair.split("=", 1) for pair in shlex.split(arguments))
+        elif name == "WORKDIR":
+            folder = Path(moved(arguments))
+            folder.mkdir()
+        elif name == "COPY":
+            *sources, target = arguments.split()
+            for source in sources:
+                copy(ROOT / source, folder / target)
+        elif name == "RUN":
+            command = moved(arguments).replace("python -m venv", f"{sys.executable} -m venv")
+            run(["sh", "-ec", command], folder, env)
+
+    python = tmp_path / "opt" / "tandem" / "bin" / "python"
+    empty = tmp_path / "elsewhere"
+    empty.mkdir()
+    for module in ("scheduler_extender", "node_agent", "predictor"):
+        assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
+        where = run([python, "-c", f"import {module}; print({module}.__file__)"], empty, env)
+        assert str(tmp_path / "opt") in where
+    assert "tandem" in run([python.with_name("tandem"), "--help"], empty, env).lower()
+    for left_out in ("pip", "pytest", "mypy", "matplotlib", "hatchling"):
+        code = f"import importlib.util as u; print(u.find_spec({left_out!r}))"
+        assert run([python, "-c", code], empty, env).strip() == "None"
+
+
+def copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__", "*.so.1")
+        shutil.copytree(source, target, ignore=ignored)
+    else:
+        shutil.copy(source, target)
+
+
+def run(command: list[str | Path], folder: Path, env: dict[str, str]) -> str:
+    answer = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout

@@ -1,0 +1,58 @@
+"""What the agent keeps of a pod."""
+
+import pytest
+
+from node_agent.kubepods import pod_info, trim
+from tandem.contracts import names
+
+
+def pod(**metadata):
+    return {
+        "metadata": {
+            "name": "train-0-x", "namespace": "team", "uid": "u", "resourceVersion": "1",
+            "managedFields": ["much"], **metadata,
+        },
+        "spec": {"schedulerName": names.SCHEDULER_NAME, "containers": [{"name": "main"}]},
+        "status": {"phase": "Running"},
+    }  # fmt: skip
+
+
+OWNER = {"kind": "Job", "name": "train-0", "controller": True}
+
+
+def test_only_what_is_used_is_kept():
+    kept = trim(pod(ownerReferences=[{"kind": "X", "name": "y"}, OWNER]))
+    assert kept == {
+        "metadata": {
+            "name": "train-0-x", "namespace": "team", "uid": "u", "resourceVersion": "1",
+            "ownerReferences": [OWNER],
+        },
+        "spec": {"schedulerName": names.SCHEDULER_NAME},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metadata", "job"),
+    [
+        ({}, "pod-train-0-x"),
+        ({"ownerReferences": [OWNER]}, "job-train-0"),
+        ({"ownerReferences": [OWNER], "annotations": {names.GANG: "g"}}, "gang-g"),
+        ({"labels": {names.COSCHEDULING_GROUP_LABEL: "pg"}}, "group-pg"),
+    ],
+)
+def test_job_of_a_pod(metadata, job):
+    info = pod_info(trim(pod(**metadata)))
+    assert (info.namespace, info.name, info.job, info.ours) == ("team", "train-0-x", job, True)
+
+
+def test_pod_belongs_on_the_gpus_that_it_was_given():
+    info = pod_info(trim(pod(annotations={names.VISIBLE_DEVICES: "GPU-1,GPU-2"})))
+    assert info.belongs_on("GPU-2")
+    assert not info.belongs_on("GPU-3")
+    assert pod_info(trim(pod())).belongs_on("GPU-3"), "not yet told"
+
+
+def test_pod_of_another_scheduler_belongs_nowhere():
+    other = pod()
+    other["spec"]["schedulerName"] = "default-scheduler"
+    assert not pod_info(trim(other)).belongs_on("GPU-1")

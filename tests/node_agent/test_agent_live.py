@@ -1,0 +1,317 @@
+"""The agent on a real API server, under its own account's rights."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from node_agent.kubepods import KubePods, refuse_beside_device_plugin
+from node_agent.progress import TokenReviewer
+from node_agent.publish import WriteError, gpu_node
+from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environment
+from node_agent.writers import KubeWriter
+from tandem.contracts import names
+from tandem.contracts.resources import GPU, GPUNodeStatus
+from tandem.controlplane import wait_until
+from tandem.errors import TandemError
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import Forbidden
+from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
+
+pytestmark = pytest.mark.controlplane
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+STAMP = "2026-01-02T03:04:05Z"
+
+
+@pytest.fixture(scope="module")
+def installed(control_plane):
+    """The definitions, the agents' account with its rights, and two nodes with an agent's pod each.
+
+    Returns kubeconfigs by node; their tokens are bound to the pods, as kubelet's are.
+    """
+    for path in sorted((ROOT / "helm/tandem/crds").glob("*.yaml")):
+        control_plane.apply(path)
+    control_plane.kubectl("wait", "--for=condition=Established", "crd/gpunodes.tandem.gpu")
+    control_plane.kubectl("wait", "--for=condition=Established", "crd/gpujobs.tandem.gpu")
+    for name in ("namespaces", "rbac", "agent-policy"):
+        control_plane.apply(ROOT / f"deploy/dev/{name}.yaml")
+    users = {}
+    for node in ("agent-a", "agent-b"):
+        control_plane.add_node(node)
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"agent-on-{node}", "namespace": names.AGENT_NAMESPACE},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": "tandem-agent",
+                "containers": [{"name": "agent", "image": "x"}],
+            },
+        }
+        control_plane.apply(pod)
+        found = control_plane.get("pod", f"agent-on-{node}", "-n", names.AGENT_NAMESPACE)
+        users[node] = control_plane.service_account_kubeconfig(
+            names.AGENT_NAMESPACE, "tandem-agent", pod=found
+        )
+    yield users
+    control_plane.kubectl("delete", "-f", str(ROOT / "deploy/dev/agent-policy.yaml"))
+    control_plane.kubectl("delete", "node", *users)
+    control_plane.kubectl("delete", "gpunodes", "--ignore-not-found", *users)
+
+
+@pytest.fixture
+def client(installed):
+    client = KubeClient.load(installed["agent-a"])
+    yield client
+    client.close()
+
+
+def status(**changes):
+    gpu = GPU(uuid="GPU-a", index=0, model="A100", memory_bytes=80 * GIB, **changes)
+    return GPUNodeStatus(observed_at=STAMP, gpus=[gpu])
+
+
+def test_status_is_created_replaced_and_read_back(client):
+    writer = KubeWriter(client)
+    assert writer.read("agent-a") is None
+    writer.write("agent-a", gpu_node("agent-a", status(temperature_celsius=40)))
+    writer.write("agent-a", gpu_node("agent-a", status(power_watts=70)))
+    (gpu,) = writer.read("agent-a")["status"]["gpus"]
+    assert gpu["powerWatts"] == 70
+    assert "temperatureCelsius" not in gpu, "what is absent now does not stay from before"
+
+
+def test_write_that_was_given_up_cannot_replace_a_newer_one(client):
+    writer, late = KubeWriter(client), KubeWriter(client)
+    late.write("agent-a", gpu_node("agent-a", status()))
+    writer.write("agent-a", gpu_node("agent-a", status(power_watts=70)))
+    with pytest.raises(WriteError, match="modified"):
+        late.write("agent-a", gpu_node("agent-a", status(power_watts=1)))
+    late.write("agent-a", gpu_node("agent-a", status(power_watts=80)))
+    assert late.read("agent-a")["status"]["gpus"][0]["powerWatts"] == 80
+
+
+def test_agent_of_one_node_cannot_write_another(client, installed):
+    def refused(node):
+        try:
+            KubeWriter(client).write(node, gpu_node(node, status()))
+        except WriteError as error:
+            return str(error)
+        return ""
+
+    # The policy takes a moment to be in force.
+    wait_until(lambda: refused("agent-c"), "the policy is in force")
+    assert "own node only, which is: agent-a" in refused("agent-c")
+    other = KubeClient.load(installed["agent-b"])
+    KubeWriter(other).write("agent-b", gpu_node("agent-b", status()))
+    other.close()
+    assert "own node only" in refused("agent-b")
+    assert refused("agent-a") == ""
+
+
+def test_token_without_a_node_writes_nothing(control_plane, client):
+    path = control_plane.service_account_kubeconfig(names.AGENT_NAMESPACE, "tandem-agent")
+    loose = KubeClient.load(path)
+
+    def refused():
+        try:
+            KubeWriter(loose).write("agent-a", gpu_node("agent-a", status()))
+        except WriteError as error:
+            return str(error)
+        return ""
+
+    wait_until(refused, "the policy is in force")
+    assert "bound to no pod" in refused()
+    loose.close()
+
+
+def test_daemon_set_is_valid(control_plane, installed):
+    control_plane.kubectl("apply", "--dry-run=server", "-f", str(ROOT / "deploy/dev/agent.yaml"))
+
+
+def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed):
+    refuse_beside_device_plugin(client, "agent-a")
+    refuse_beside_device_plugin(client, "no-such-node")
+    patch = '{"status": {"capacity": {"nvidia.com/gpu": "8"}}}'
+    node = ("patch", "node", "agent-b", "--subresource=status", "--type=merge", "-p")
+    control_plane.kubectl(*node, patch)
+    with pytest.raises(TandemError, match="hands out 8") as refusal:
+        refuse_beside_device_plugin(client, "agent-b")
+    assert "device-plugin=false" in refusal.value.hint
+    control_plane.kubectl(*node, patch.replace('"8"', "null"))
+
+
+def test_agent_may_not_evict_or_write_nodes(client):
+    pod = client.get(PODS, "agent-on-agent-b", names.AGENT_NAMESPACE)
+    with pytest.raises(Forbidden):
+        client.evict(names.AGENT_NAMESPACE, "agent-on-agent-b", uid=pod["metadata"]["uid"])
+    with pytest.raises(Forbidden):
+        client.patch(NODES, "agent-a", {"metadata": {"labels": {"x": "y"}}})
+
+
+def test_pods_of_the_node_with_what_was_predicted_for_them(control_plane, namespace, client):
+    admin = KubeClient.load(control_plane.kubeconfig())
+    load = {
+        "utilisationPercent": 50, "utilisationP95Percent": 60, "memoryBaseBytes": GIB,
+        "memoryPeakExtraBytes": 0, "peakProbability": 0, "memoryP95Bytes": 3 * GIB,
+        "utilisationSource": "formula", "memorySource": "formula",
+        "modelVersion": "", "outOfDistribution": False, "featureHash": "",
+    }  # fmt: skip
+    job = {
+        "metadata": {"name": "gang-g", "namespace": namespace},
+        "spec": {
+            "workload": {"apiVersion": "v1", "kind": "Pod", "name": "ours", "uid": "u"},
+            "demand": {"gpusPerPod": 1},
+        },
+    }
+    admin.create(GPU_JOBS, job, namespace)
+    admin.patch(
+        GPU_JOBS,
+        "gang-g",
+        {"status": {"phase": "Running", "load": load}},
+        namespace,
+        subresource="status",
+    )
+    admin.close()
+    for name, scheduler, node in (
+        ("ours", names.SCHEDULER_NAME, "agent-a"),
+        ("theirs", "default-scheduler", "agent-a"),
+        ("elsewhere", names.SCHEDULER_NAME, "agent-b"),
+    ):
+        control_plane.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": name,
+                    "namespace": namespace,
+                    "annotations": {names.GANG: "g"},
+                },
+                "spec": {
+                    "nodeName": node,
+                    "schedulerName": scheduler,
+                    "containers": [{"name": "main", "image": "x"}],
+                },
+            }
+        )
+    uids = {
+        name: control_plane.get("pod", name, "-n", namespace)["metadata"]["uid"]
+        for name in ("ours", "theirs", "elsewhere")
+    }
+    pods = KubePods(client, "agent-a")
+    pods.start()
+    wait_until(lambda: pods.find(uids["theirs"]) and pods.find(uids["ours"]), "the pods are known")
+    ours, theirs = pods.find(uids["ours"]), pods.find(uids["theirs"])
+    assert (ours.namespace, ours.name, ours.job, ours.ours) == (namespace, "ours", "gang-g", True)
+    assert ours.predicted_memory == 3 * GIB
+    assert (theirs.ours, theirs.predicted_memory) == (False, None)
+    assert pods.find(uids["elsewhere"]) is None
+    pods.stop()
+
+
+def test_token_of_a_pod_says_which_pod_it_is(control_plane, namespace, client):
+    control_plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "train", "namespace": namespace},
+            "spec": {"nodeName": "agent-a", "containers": [{"name": "main", "image": "x"}]},
+        }
+    )
+    uid = control_plane.get("pod", "train", "-n", namespace)["metadata"]["uid"]
+    create = ("create", "token", "default", "-n", namespace, "--bound-object-kind=Pod")
+    bound = (*create, "--bound-object-name=train", f"--bound-object-uid={uid}")
+    ours = control_plane.kubectl(*bound, "--audience=tandem-agent").strip()
+    others = control_plane.kubectl(*bound, "--audience=something-else").strip()
+    reviewer = TokenReviewer(client)
+    wait_until(lambda: reviewer.pod_uid(ours) == uid, "the token is reviewed")
+    assert TokenReviewer(client).pod_uid(others) is None
+    assert TokenReviewer(client).pod_uid("nonsense") is None
+
+
+@pytest.fixture
+def agent(installed, stub_library, tmp_path, proc):
+    """Start the agent of node agent-a on a state of the simulated GPUs."""
+    started = []
+
+    def start(state):
+        state.write(tmp_path / "gpus")
+        config = tmp_path / "agent.yaml"
+        config.write_text(yaml.safe_dump({"node": "agent-a", "proc": str(proc.root)}))
+        command = [sys.executable, "-m", "node_agent", "--config", str(config)]
+        command += ["--listen", "127.0.0.1:0", "--kubeconfig", str(installed["agent-a"])]
+        env = os.environ | environment(stub_library, tmp_path / "gpus")
+        started.append(subprocess.Popen(command, env=env))
+
+    yield start
+    for process in started:
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def reported(plane):
+    """Return the one GPU of agent-a as it is reported; nothing before the first report."""
+    answer = plane.http.get(GPU_NODES.path(name="agent-a"))
+    gpus = (answer.json().get("status") or {}).get("gpus") if answer.is_success else None
+    return gpus[0] if gpus else {"pods": [], "health": ""}
+
+
+def test_agent_process_reports_names_and_health(control_plane, namespace, agent, tmp_path, proc):
+    control_plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "train", "namespace": namespace},
+            "spec": {
+                "nodeName": "agent-a",
+                "schedulerName": names.SCHEDULER_NAME,
+                "containers": [{"name": "main", "image": "x"}],
+            },
+        }
+    )
+    uid = control_plane.get("pod", "train", "-n", namespace)["metadata"]["uid"]
+    state = StubState(gpus=[StubGpu("GPU-a")], processes=[StubProcess(0, 7, 4 * GIB, sm=50)])
+    proc.add(7, uid)
+    agent(state)
+    wait_until(
+        lambda: [use["pod"] for use in reported(control_plane)["pods"]] == ["train"],
+        "the pod is reported",
+    )
+    assert (reported(control_plane)["health"], reported(control_plane)["shares"]) == ("Healthy", 2)
+    state.errors = [StubError("*", 15, gpu=0)]
+    state.write(tmp_path / "gpus")
+    wait_until(
+        lambda: reported(control_plane)["health"] == "Quarantined",
+        "the lost GPU is out",
+        timeout_s=15,
+    )
+
+
+@pytest.mark.slow
+def test_api_server_that_comes_back_sees_what_is_now_and_no_burst(control_plane, agent, tmp_path):
+    state = StubState(gpus=[StubGpu("GPU-a")])
+    agent(state)
+    wait_until(lambda: reported(control_plane)["health"] == "Healthy", "the agent reports")
+    path = GPU_NODES.path()
+    version = control_plane.http.get(path).json()["metadata"]["resourceVersion"]
+    server = control_plane.processes["kube-apiserver"]
+    server.pause()
+    try:
+        for gib in range(1, 25):
+            state.processes = [StubProcess(0, 7, 3 * gib * GIB)]
+            state.write(tmp_path / "gpus")
+            time.sleep(1)
+    finally:
+        server.resume()
+    wait_until(
+        lambda: reported(control_plane).get("memoryUsedBytes") == 72 * GIB,
+        "what the agent saw last is written",
+    )
+    writes = control_plane.events_since(path, version)
+    assert len(writes) <= 4, "a few attempts may have been under way, 24 changes are not told"

@@ -1,0 +1,438 @@
+"""The node over time on simulated GPUs: pods, health, guard; times are moved by hand."""
+
+import random
+
+import pynvml
+import pytest
+
+from node_agent.config import AgentSettings
+from node_agent.monitor import Monitor
+from node_agent.pods import PodInfo
+from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
+from tandem.contracts.resources import GPU, GPUNodeStatus
+
+GIB = 1 << 30
+STAMP = "2026-01-02T03:04:05Z"
+
+
+def uid(n):
+    return f"00000000-1111-2222-3333-{n:012x}"
+
+
+class Pods(dict):
+    """A directory of pods by UID."""
+
+    def find(self, uid):
+        return self.get(uid)
+
+
+class Node:
+    """A monitor on the simulated driver, and the time they share."""
+
+    def __init__(self, driver, proc, pods=None, **settings):
+        self.driver, self.proc = driver, proc
+        self.settings = AgentSettings(node="n0", proc=proc.root, **settings)
+        self.monitor = Monitor(self.settings, pods=pods)
+        self.random = random.Random(1)
+
+    def run(self, seconds):
+        """Let time pass, reading as the agent does."""
+        end = self.driver.now_s + seconds
+        while self.driver.now_s < end - 1e-6:
+            step = self.settings.memory_interval_s * self.random.uniform(0.8, 1.2)
+            self.driver.advance(min(step, end - self.driver.now_s))
+            self.monitor.tick(self.driver.now_s, STAMP)
+        return self.report()
+
+    def report(self) -> GPUNodeStatus:
+        return self.monitor.status(self.driver.now_s, STAMP)
+
+    def gpu(self, index=0) -> GPU:
+        return self.report().gpus[index]
+
+
+@pytest.fixture
+def node(driver, proc):
+    driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-b")]
+    driver.apply()
+    made = []
+
+    def make(pods=None, **settings):
+        made.append(Node(driver, proc, pods, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.monitor.close()
+
+
+def test_a_pod_and_a_process_of_nobody(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB, sm=50), StubProcess(1, 8, 2 * GIB, sm=10)]
+    proc.add(7, uid(1))
+    proc.add(8, None)
+    status = node().run(3)
+    ours, theirs = status.gpus
+    assert [(use.uid, use.memory_bytes, use.foreign) for use in ours.pods] == [
+        (uid(1), 4 * GIB, False)
+    ]
+    assert (ours.shares, ours.memory_foreign_bytes, ours.memory_used_bytes) == (2, 0, 4 * GIB)
+    assert [(use.uid, use.memory_bytes, use.foreign) for use in theirs.pods] == [
+        ("", 2 * GIB, True)
+    ]
+    assert (theirs.shares, theirs.memory_foreign_bytes) == (1, 2 * GIB)
+    assert "not ours" in theirs.shares_reason
+    assert ours.utilisation_percent == pytest.approx(50)
+
+
+def test_pod_that_went_past_the_scheduler_is_foreign(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
+    proc.add(7, uid(1))
+    gpu = node(Pods({uid(1): PodInfo("ns", "sneak", ours=False)})).run(2).gpus[0]
+    assert [(use.pod, use.foreign) for use in gpu.pods] == [("sneak", True)]
+    assert (gpu.memory_foreign_bytes, gpu.shares) == (4 * GIB, 1)
+
+
+def test_foreign_memory_that_is_hidden_is_what_ours_leave(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB), StubProcess(0, 8, None)]
+    driver.state.processes.append(StubProcess(0, 9, 3 * GIB))
+    proc.add(7, uid(1))
+    proc.add(8, None)
+    proc.add(9, None)
+    assert node().run(2).gpus[0].memory_foreign_bytes == 3 * GIB
+
+
+def test_pod_on_a_gpu_that_it_was_not_given_shows_that_assignments_are_ignored(node, driver, proc):
+    driver.state.processes = [StubProcess(i, 7 + i, 4 * GIB) for i in range(2)]
+    proc.add(7, uid(1))
+    proc.add(8, uid(1))
+    pods = Pods({uid(1): PodInfo("ns", "train", assigned=frozenset({"GPU-a"}))})
+    status = node(pods).run(2)
+    given, taken = status.gpus
+    assert ([use.foreign for use in given.pods], given.shares) == ([False], 2)
+    assert ([use.foreign for use in taken.pods], taken.shares) == ([True], 1)
+    condition = {c.type: c for c in status.conditions}["AssignmentHonoured"]
+    assert condition.status == "False"
+    assert "ns/train runs on GPU-b" in condition.message
+
+
+def test_hidden_memory_is_absent_not_zero(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB), StubProcess(0, 9, None)]
+    proc.add(7, uid(1))
+    proc.add(9, uid(1))
+    gpu = node().run(3).gpus[0]
+    assert gpu.pods[0].memory_bytes is None
+    assert gpu.pods[0].memory_peak_bytes is None
+
+
+def test_process_that_just_ended_is_nobodys_yet_but_one_that_stays_hidden_is_foreign(node, driver):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
+    one = node()
+    assert one.run(2).gpus[0].pods == []
+    gpu = one.run(6).gpus[0]
+    assert (gpu.memory_foreign_bytes, gpu.shares) == (4 * GIB, 1)
+
+
+def test_pod_that_left_is_remembered_for_a_while(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
+    proc.add(7, uid(1))
+    one = node()
+    one.run(2)
+    driver.state.processes = []
+    (use,) = one.run(2).gpus[0].pods
+    assert (use.memory_bytes, use.memory_peak_bytes) == (0, 4 * GIB)
+    assert one.run(60).gpus[0].pods == []
+
+
+def test_a_peak_of_two_samples_is_not_missed(node, driver, proc):
+    peak = Wave(period_us=60_000_000, high_us=600_000, phase_us=5_000_000)
+    driver.state.processes = [StubProcess(0, 7, GIB, extra=3 * GIB, peaks=peak)]
+    proc.add(7, uid(1))
+    assert node().run(61).gpus[0].pods[0].memory_peak_bytes == 4 * GIB
+
+
+@pytest.mark.slow
+def test_eight_gpus_and_32_processes_on_scripted_courses(node, driver, proc):
+    """Every process to its pod; levels within 5 % of the script after a minute of training."""
+    driver.state.gpus = [StubGpu(f"GPU-{i}", gpm=0.5 if i % 2 else None) for i in range(8)]
+    script = {}
+    for i in range(32):
+        period, share = 6 + i % 5, 0.3 + 0.1 * (i % 4)
+        wave = Wave(int(period * 1e6), int(period * share * 1e6), i * 777_777)
+        course = StubProcess(
+            i % 8, 1000 + i, (2 + i % 6) * GIB, extra=(1 + i % 3) * GIB, peaks=wave, sm=10 + i % 15
+        )
+        driver.state.processes.append(course)
+        proc.add(course.pid, uid(i))
+        script[uid(i)] = (course, share)
+    status = node().run(61)
+    seen = {use.uid: (gpu.index, use) for gpu in status.gpus for use in gpu.pods}
+    assert seen.keys() == script.keys()
+    wrong = []
+    for pod, (course, share) in script.items():
+        gpu, use = seen[pod]
+        assert gpu == course.gpu
+        assert use.memory_base_bytes == pytest.approx(course.memory, rel=0.05)
+        assert use.memory_peak_extra_bytes == pytest.approx(course.extra, rel=0.05)
+        assert use.peak_probability == pytest.approx(share, rel=0.15)
+        assert use.utilisation_percent == pytest.approx(course.sm, abs=1)
+        wrong.append(abs(use.peak_probability / share - 1))
+    assert sorted(wrong)[len(wrong) // 2] < 0.05
+
+
+def test_activity_of_a_pod_that_is_alone(node, driver, proc):
+    wave = Wave(period_us=2_000_000, high_us=800_000)
+    driver.state.processes = [StubProcess(0, 7, GIB, sm=100, active=wave)]
+    proc.add(7, uid(1))
+    (use,) = node().run(60).gpus[0].pods
+    assert use.activity_source == "samples"
+    assert use.active_seconds / use.idle_seconds == pytest.approx(0.8 / 1.2, rel=0.1)
+    assert use.iteration_seconds == pytest.approx(2, rel=0.05)
+
+
+def test_activity_beside_another_pod_comes_from_the_process(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, GIB, sm=70), StubProcess(0, 8, GIB, sm=20)]
+    proc.add(7, uid(1))
+    proc.add(8, uid(2))
+    first, second = node().run(20).gpus[0].pods
+    assert first.activity_source == second.activity_source == "process-utilisation"
+    assert (first.active_seconds, second.active_seconds) == pytest.approx((0.7, 0.2), abs=0.02)
+
+
+# --- health -----------------------------------------------------------------------------------
+
+
+def test_lost_gpu_is_quarantined_alone_and_comes_back(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB), StubProcess(1, 8, GIB)]
+    proc.add(7, uid(1))
+    proc.add(8, uid(2))
+    one = node()
+    one.run(2)
+    driver.state.errors = [StubError("*", 15, gpu=0)]
+    lost, well = one.run(2).gpus
+    assert (lost.health, lost.shares) == ("Quarantined", 0)
+    assert "lost" in lost.health_reason
+    assert lost.memory_used_bytes is None
+    assert lost.pods[0].memory_bytes is None
+    assert (well.health, well.shares, well.memory_used_bytes) == ("Healthy", 2, GIB)
+    lost, _ = one.run(120).gpus
+    assert (lost.uuid, lost.health_reason) == ("GPU-a", "the GPU is lost"), "remembered, said once"
+    driver.state.errors = []
+    assert one.run(35).gpus[0].health == "Quarantined", "not well for long enough"
+    back = one.run(60).gpus[0]
+    assert (back.health, back.shares, back.memory_used_bytes) == ("Healthy", 2, 4 * GIB)
+
+
+def test_gpu_that_vanishes_from_the_bus_stays_in_the_report(node, driver):
+    one = node()
+    one.run(2)
+    del driver.state.gpus[1]
+    gone = one.run(40).gpus[1]
+    assert (gone.uuid, gone.health, gone.shares) == ("GPU-b", "Quarantined", 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "health"), [(79, "Quarantined"), (48, "Quarantined"), (31, "Healthy")]
+)
+def test_xid(node, driver, code, health):
+    one = node()
+    one.run(2)
+    driver.state.xids = [StubXid(0, code, seq=1)]
+    assert one.run(2).gpus[0].health == health
+    assert one.monitor.boards["GPU-a"].xids == {code: 1}
+    assert one.run(65).gpus[0].health == "Healthy"
+
+
+@pytest.mark.parametrize("trouble", [{"pending": 1}, {"failure": 1}])
+def test_memory_repair(node, driver, trouble):
+    driver.state.gpus = [StubGpu("GPU-a", **trouble)]
+    gpu = node().run(2).gpus[0]
+    assert gpu.health == "Quarantined"
+    assert "memory" in gpu.health_reason
+
+
+@pytest.mark.parametrize(
+    ("board", "reason"),
+    [({"mig": 1}, "MIG"), ({"mode": 3}, "ExclusiveProcess"), ({"mode": 2}, "Prohibited")],
+)
+def test_gpu_that_cannot_be_shared_is_not_offered(node, driver, board, reason):
+    driver.state.gpus = [StubGpu("GPU-a", **board)]
+    gpu = node().run(2).gpus[0]
+    assert (gpu.shares, gpu.health) == (0, "Healthy")
+    assert reason in gpu.shares_reason
+
+
+def test_display_takes_memory_but_no_share(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, GIB, kind="graphics")]
+    proc.add(7, None)
+    gpu = node().run(2).gpus[0]
+    assert (gpu.shares, gpu.memory_foreign_bytes) == (2, GIB)
+
+
+def test_nvml_that_is_gone_quarantines_all_and_recovers(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, GIB)]
+    proc.add(7, uid(1))
+    one = node()
+    one.run(2)
+    driver.state.errors = [StubError("*", pynvml.NVML_ERROR_UNINITIALIZED)]
+    status = one.run(5)
+    assert [gpu.health for gpu in status.gpus] == ["Healthy"] * 2, (
+        "a hiccup is no trouble of theirs"
+    )
+    assert status.gpus[0].memory_used_bytes is None
+    status = one.run(20)
+    assert [gpu.health for gpu in status.gpus] == ["Quarantined"] * 2
+    assert status.conditions[0].status == "False"
+    assert one.monitor.gone_for_s(driver.now_s) == pytest.approx(25, abs=2)
+    driver.state.errors = []
+    status = one.run(70)
+    assert [gpu.health for gpu in status.gpus] == ["Healthy"] * 2
+    assert (status.conditions[0].status, status.gpus[0].memory_used_bytes) == ("True", GIB)
+
+
+def test_gpus_of_an_earlier_report_are_not_forgotten(node, driver):
+    earlier = node().run(2).gpus
+    driver.state.driver = ""
+    one = node()
+    one.monitor.remember(earlier)
+    gpus = one.run(15).gpus
+    assert [(gpu.uuid, gpu.health) for gpu in gpus] == [
+        ("GPU-a", "Quarantined"),
+        ("GPU-b", "Quarantined"),
+    ]
+
+
+# --- memory guard -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(driver, proc):
+    """Two pods on an 80 GiB GPU: the first outgrew its prediction, the second did not."""
+    driver.state.processes = [StubProcess(0, 7, 50 * GIB), StubProcess(0, 8, 28 * GIB)]
+    proc.add(7, uid(1))
+    proc.add(8, uid(2))
+    return Pods(
+        {
+            uid(1): PodInfo("a", "greedy", predicted_memory=30 * GIB),
+            uid(2): PodInfo("b", "innocent", predicted_memory=30 * GIB),
+        }
+    )
+
+
+def test_guard_asks_for_who_outgrew_its_prediction(node, driver, crowded):
+    one = node(crowded, guard={"mode": "evict"})
+    (request,) = one.run(1).eviction_requests
+    assert (request.namespace, request.pod, request.uid) == ("a", "greedy", uid(1))
+    assert (request.gpu, request.memory_bytes) == ("GPU-a", 50 * GIB)
+    assert "50.0 GiB where 30.0 GiB were predicted" in request.reason
+    assert one.run(5).eviction_requests == [request], "asked once"
+    driver.state.processes = driver.state.processes[1:]
+    assert one.run(1).eviction_requests == []
+
+
+@pytest.mark.parametrize("mode", ["off", "warn"])
+def test_guard_that_may_not_ask(node, crowded, mode):
+    one = node(crowded, guard={"mode": mode})
+    assert one.run(1).eviction_requests == []
+    assert one.monitor.nearly_full["outgrown"] == (mode == "warn")
+
+
+def test_guard_blames_nobody_without_a_prediction(node, crowded):
+    crowded[uid(1)] = PodInfo("a", "greedy")
+    one = node(crowded, guard={"mode": "evict"})
+    assert one.run(1).eviction_requests == []
+    assert one.monitor.nearly_full == {"nobody": 1}
+
+
+def test_guard_leaves_a_pod_that_is_alone(node, driver, crowded):
+    driver.state.processes = [StubProcess(0, 7, 79 * GIB)]
+    assert node(crowded, guard={"mode": "evict"}).run(1).eviction_requests == []
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+CALLS = sorted(
+    {
+        "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlDeviceGetProcessUtilization", "nvmlDeviceGetSamples", "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetComputeMode", "nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature",
+        "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlSystemGetDriverVersion",
+        "nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2",
+        "nvmlEventSetFree", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc",
+        "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree", "nvmlInitWithFlags",
+        "nvmlShutdown", "*",
+    }
+)  # fmt: skip
+CODES = [*range(1, 31), 999]
+
+
+def check_absent_not_zero(status, driver):
+    """Whatever is told is the truth; what cannot be read is not told."""
+    for gpu in status.gpus:
+        if gpu.memory_used_bytes is not None:
+            assert gpu.memory_used_bytes in (4 * GIB, 4 * GIB + (600 << 20))
+        if gpu.temperature_celsius is not None:
+            assert gpu.temperature_celsius == 40
+        if gpu.power_watts is not None:
+            assert gpu.power_watts == 70
+        for use in gpu.pods:
+            if use.memory_bytes is not None:
+                assert use.memory_bytes == 4 * GIB
+
+
+def busy_pair(driver, proc):
+    driver.state.gpus = [StubGpu("GPU-a", gpm=0.5), StubGpu("GPU-b")]
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB, sm=50), StubProcess(1, 8, 4 * GIB, sm=50)]
+    proc.add(7, uid(1))
+    proc.add(8, uid(2))
+
+
+def assert_well_again(one):
+    status = one.run(110)
+    assert [gpu.health for gpu in status.gpus] == ["Healthy"] * 2
+    for gpu in status.gpus:
+        assert (gpu.memory_used_bytes, gpu.shares, len(gpu.pods)) == (4 * GIB, 2, 1)
+        assert gpu.utilisation_percent == pytest.approx(25 if gpu.uuid == "GPU-a" else 50)
+        assert gpu.temperature_celsius == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", CALLS)
+def test_every_code_at_a_call(node, driver, proc, call):
+    busy_pair(driver, proc)
+    one = node(memory_interval_s=1.0)
+    one.run(3)
+    for code in CODES:
+        driver.state.errors = [StubError(call, code)]
+        check_absent_not_zero(one.run(2), driver)
+    driver.state.errors = []
+    assert_well_again(one)
+
+
+@pytest.mark.slow
+def test_random_errors_for_ten_thousand_steps(node, driver, proc):
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    busy_pair(driver, proc)
+    one = node(memory_interval_s=1.0)
+    for step in range(10_000):
+        if step % 3 == 0:
+            driver.state.errors = [
+                StubError(
+                    dice.choice(CALLS),
+                    dice.choice(CODES),
+                    dice.choice([None, 0, 1]),
+                    dice.choice(["any", "size", "fill"]),
+                )
+                for _ in range(dice.randrange(4))
+            ]
+        driver.advance(1)
+        one.monitor.tick(driver.now_s, STAMP)
+        if step % 10 == 0:
+            check_absent_not_zero(one.report(), driver)
+    driver.state.errors = []
+    assert_well_again(one)

@@ -1,0 +1,194 @@
+"""Jobs tell their progress to the agent of their node: from step() to the rate of a pod."""
+
+import importlib
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from node_agent import progress
+from node_agent.progress import Progress, TokenReviewer, Told
+from node_agent.server import AgentServer
+from tandem.kube.errors import Unavailable
+
+TOKENS = {"token-of-a": "uid-a", "token-of-b": "uid-b"}
+
+
+class Authenticator:
+    def pod_uid(self, token):
+        return TOKENS.get(token)
+
+
+class Away:
+    def pod_uid(self, token):
+        raise Unavailable(0, "away")
+
+
+@pytest.fixture(scope="module")
+def service():
+    taken = Progress(Authenticator())
+    server = AgentServer("127.0.0.1", 0, lambda: "", CollectorRegistry(), taken)
+    server.start()
+    yield taken, f"http://127.0.0.1:{server.port}"
+    server.stop()
+
+
+@pytest.fixture
+def served(service):
+    """What is told, empty at first, and the agent's URL."""
+    service[0]._rates.clear()
+    return service
+
+
+def post(url, body, token="token-of-a", path="/v1/progress"):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url + path, body, headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def told(iterations=50, seconds=10):
+    return json.dumps({"iterations": iterations, "seconds": seconds}).encode()
+
+
+def test_rate_of_the_pod_that_tells_and_of_no_other(served):
+    taken, url = served
+    assert post(url, told())[0] == 200
+    assert taken.rates() == {"uid-a": 5.0}
+    assert post(url, told(10), token="token-of-b")[0] == 200
+    assert taken.rates() == {"uid-a": 5.0, "uid-b": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("body", "token", "path", "status"),
+    [
+        (told(), "forged", "/v1/progress", 401),
+        (told(), "", "/v1/progress", 401),
+        (told(seconds=0), "token-of-a", "/v1/progress", 400),
+        (told(iterations=-1), "token-of-a", "/v1/progress", 400),
+        (b'{"iterations": NaN, "seconds": 1}', "token-of-a", "/v1/progress", 400),
+        (b"\xff\x00", "token-of-a", "/v1/progress", 400),
+        (b"[" * 4000, "token-of-a", "/v1/progress", 400),
+        (b"x" * 5000, "token-of-a", "/v1/progress", 413),
+        (told(), "token-of-a", "/v2", 404),
+    ],
+)
+def test_bad_requests_are_answered_in_words(served, body, token, path, status):
+    taken, url = served
+    code, answer = post(url, body, token, path)
+    assert code == status
+    assert answer["error"]
+    assert answer["hint"]
+    assert taken.rates() == {}
+
+
+def test_nobody_is_believed_while_tokens_cannot_be_reviewed():
+    assert Progress(Away()).take("token-of-a", Told(iterations=1, seconds=1)) is False
+    assert Progress(None).take("token-of-a", Told(iterations=1, seconds=1)) is False
+
+
+def test_rate_that_is_old_is_forgotten(served, monkeypatch):
+    taken, url = served
+    post(url, told())
+    monkeypatch.setattr(progress, "FRESH_S", -1)
+    assert taken.rates() == {}
+
+
+class CountingApi:
+    """Reviews every token as one of pod `uid-TOKEN`, and counts."""
+
+    def __init__(self):
+        self.reviews = 0
+
+    def create(self, resource, body):
+        self.reviews += 1
+        extra = {progress.POD_UID: [f"uid-{body['spec']['token']}"]}
+        return {
+            "status": {
+                "authenticated": True,
+                "audiences": [progress.AUDIENCE],
+                "user": {"extra": extra},
+            }
+        }
+
+
+def test_token_is_reviewed_once(monkeypatch):
+    api = CountingApi()
+    reviewer = TokenReviewer(api)
+    assert [reviewer.pod_uid("a") for _ in range(5)] == ["uid-a"] * 5
+    assert api.reviews == 1
+    monkeypatch.setattr(progress, "TRUST_S", -1)
+    monkeypatch.setattr(progress, "REVIEW_EVERY_S", 0)
+    reviewer.pod_uid("a")
+    assert api.reviews == 2
+
+
+def test_flood_of_new_tokens_does_not_reach_the_api_server(monkeypatch):
+    monkeypatch.setattr(progress, "REVIEW_EVERY_S", 3600)
+    api = CountingApi()
+    reviewer = TokenReviewer(api)
+    assert sum(reviewer.pod_uid(str(i)) is not None for i in range(2000)) == 1
+    assert api.reviews == 1
+
+
+@pytest.fixture
+def helper(monkeypatch):
+    """A fresh `tandem.progress`, as in a process of its own."""
+    module = importlib.reload(importlib.import_module("tandem.progress"))
+    monkeypatch.setattr(module, "EVERY_S", 0.05)
+    return module
+
+
+def test_step_off_our_nodes_starts_nothing(helper, monkeypatch):
+    monkeypatch.delenv(helper.AGENT_URL, raising=False)
+    before = threading.active_count()
+    helper.step()
+    assert threading.active_count() == before
+
+
+def test_step_reaches_the_agent(helper, served, monkeypatch, tmp_path):
+    taken, url = served
+    (tmp_path / "token").write_text("token-of-a\n")
+    monkeypatch.setenv(helper.AGENT_URL, url)
+    monkeypatch.setenv(helper.TOKEN_FILE, str(tmp_path / "token"))
+    arrived = threading.Event()
+    original = taken.take
+
+    def take(token, told):
+        done = original(token, told)
+        if told.iterations:
+            arrived.set()
+        return done
+
+    monkeypatch.setattr(taken, "take", take)
+    for _ in range(100):
+        helper.step()
+    helper.step(20)
+    assert arrived.wait(10)
+    assert "uid-a" in taken.rates()
+
+
+def test_step_survives_an_agent_that_is_away_and_a_missing_token(helper, monkeypatch):
+    monkeypatch.setenv(helper.AGENT_URL, "http://127.0.0.1:9")
+    monkeypatch.setenv(helper.TOKEN_FILE, "/nowhere")
+    tried = threading.Event()
+    original = helper._post
+
+    def post_and_note(*arguments):
+        try:
+            original(*arguments)
+        finally:
+            tried.set()
+
+    monkeypatch.setattr(helper, "_post", post_and_note)
+    helper.step()
+    assert tried.wait(10)
+    tried.clear()
+    assert tried.wait(10), "it goes on trying"
+    helper.step()

@@ -1,0 +1,126 @@
+"""Scenarios: each reads like the sentence it proves."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.policy.catalog import UnknownProfileError, load_profile
+from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.decision import Placement, Waits
+from tandem.policy.equations.collision import collision_probability
+from tandem.policy.equations.horus import GTX_1080, RTX_2080, slowdown_over_commit
+from tandem.policy.job import Job
+
+PIPELINE = load_profile("tandem").pipeline()
+
+
+def cluster(*jobs_by_gpu: tuple[str, str, float, list[Job]]) -> Snapshot:
+    snapshot = Snapshot.from_rows([(node, gpu, memory) for node, gpu, memory, _ in jobs_by_gpu])
+    for _, gpu, _, jobs in jobs_by_gpu:
+        for job in jobs:
+            snapshot = snapshot.with_job(job, [snapshot.gpu_ids.index(gpu)])
+    return snapshot
+
+
+def job(name: str, base: float = 10, extra: float = 2, p: float = 0.2, **more: object) -> Job:
+    values = {"gpu_utilisation": 40.0, **more}
+    return Job(
+        id=name,
+        memory_base_gib=base,
+        memory_peak_extra_gib=extra,
+        peak_probability=p,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def test_a_job_that_fits_beside_another_shares_its_gpu() -> None:
+    decision = PIPELINE.place(
+        job("new"), cluster(("n0", "a", 80, [job("old")]), ("n0", "b", 80, []))
+    )
+    assert isinstance(decision, Placement)
+    assert decision.pods[0].gpu_ids == ("a",)
+
+
+def test_would_collide_with_its_neighbours_so_waits_and_names_them() -> None:
+    decision = PIPELINE.place(
+        job("gpt2", 40, 50, 0.5),
+        cluster(("n0", "a", 160, [job("bert", 50, 8, 0.3)]), ("n1", "b", 160, [job("r", p=0.5)])),
+    )
+    assert isinstance(decision, Waits)
+    (refusal,) = decision.refusals
+    assert (refusal.constraint, refusal.gpus) == ("memory_collision", ("n0/a", "n1/b"))
+    assert "probability 0.15, bound 0.10" in decision.message
+
+
+def test_too_little_memory_for_every_base_and_one_peak_so_waits() -> None:
+    decision = PIPELINE.place(job("new", 10, 5, 0.0), cluster(("n0", "a", 24, [job("old", 10, 2)])))
+    assert isinstance(decision, Waits)
+    assert "needs 25.0 GiB of memory; 24.0 GiB there" in decision.message
+
+
+def test_an_exclusive_job_takes_an_empty_gpu_and_keeps_it() -> None:
+    snapshot = cluster(("n0", "a", 80, [job("old")]), ("n0", "b", 80, []))
+    whole = job("whole", exclusive=True)
+    decision = PIPELINE.place(whole, snapshot)
+    assert isinstance(decision, Placement)
+    assert decision.pods[0].gpu_ids == ("b",)
+    after = snapshot.with_job(whole, decision.rows)
+    second = PIPELINE.place(job("second", exclusive=True), after)
+    assert isinstance(second, Waits)
+
+
+def test_a_gang_goes_as_a_whole_or_waits() -> None:
+    snapshot = cluster(*[(f"n{i}", f"g{i}", 80, []) for i in range(3)])
+    assert isinstance(PIPELINE.place(job("gang", pods=3), snapshot), Placement)
+    waits = PIPELINE.place(job("gang", pods=4), snapshot)
+    assert isinstance(waits, Waits)
+    assert "4 times 1 GPU(s) on one node (3 placed)" in waits.message
+
+
+def test_the_gpus_of_one_pod_are_distinct_and_of_one_node() -> None:
+    snapshot = cluster(("n0", "a", 80, []), ("n1", "b", 80, []), ("n1", "c", 80, []))
+    decision = PIPELINE.place(job("two", gpus_per_pod=2), snapshot)
+    assert isinstance(decision, Placement)
+    assert decision.pods[0].node == "n1"
+    assert decision.pods[0].gpu_ids == ("b", "c")
+
+
+def test_a_node_that_cannot_run_the_pods_is_left_out() -> None:
+    snapshot = cluster(("n0", "a", 80, []), ("n1", "b", 80, []))
+    decision = PIPELINE.place(job("j"), snapshot, np.array([False, True]))
+    assert isinstance(decision, Placement)
+    assert decision.pods[0].node == "n1"
+
+
+def test_worked_numbers_of_the_papers() -> None:
+    gpus = GpuArrays.empty(np.array([0]), np.array([80.0]), shares=4, slots=4)
+    peaky = job("p", p=0.2)
+    chances = []
+    for _ in range(3):
+        chances.append(collision_probability(gpus.none_in_peak, gpus.one_in_peak, 0.2)[0])
+        gpus = gpus.with_job(peaky, [0])
+    assert chances == pytest.approx([0.0, 0.04, 0.104])
+    at_200 = np.array([200.0])
+    assert slowdown_over_commit(at_200, GTX_1080)[0] == pytest.approx(2.27, abs=0.005)
+    assert slowdown_over_commit(at_200, RTX_2080)[0] == pytest.approx(2.16, abs=0.005)
+    assert slowdown_over_commit(np.array([100.0]), GTX_1080)[0] == pytest.approx(1.194, abs=5e-4)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_collision_agrees_with_summing_over_all_outcomes(ps: list[float]) -> None:
+    gpus = GpuArrays.empty(np.array([0]), np.array([80.0]), shares=9, slots=9)
+    for p in ps[:-1]:
+        gpus = gpus.with_job(job("j", p=p), [0])
+    slow = 0.0
+    for outcome in range(2 ** len(ps)):
+        hit = [outcome >> i & 1 for i in range(len(ps))]
+        if sum(hit) >= 2:
+            slow += np.prod([p if h else 1 - p for p, h in zip(ps, hit, strict=True)])
+    fast = collision_probability(gpus.none_in_peak, gpus.one_in_peak, ps[-1])[0]
+    assert fast == pytest.approx(slow, abs=1e-9)
+
+
+def test_an_unknown_profile_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(UnknownProfileError, match="nearest: tandem"):
+        load_profile("tandme")

@@ -1,0 +1,109 @@
+"""`tandem model` and `tandem predict` against a live service, as users run them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import uvicorn
+from predictor_graphs import LIGHT, light
+from typer.testing import CliRunner
+
+from predictor.app import create_app
+from predictor.config import PredictorConfig
+from predictor.store import ClusterProfileStore
+from tandem.cli.main import build_app
+from tandem.errors import TandemError, UsageError
+from tandem.kube.memory import MemoryCluster
+
+RESNET = str(LIGHT / "light_resnet50.onnx")
+
+
+@pytest.fixture(scope="module")
+def server():
+    config = PredictorConfig(upload_bytes=1 << 20)
+    app = create_app(config, ClusterProfileStore(MemoryCluster()))
+    service = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    while not service.started:
+        time.sleep(0.01)
+    port = service.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    service.should_exit = True
+    thread.join()
+
+
+def tandem(*arguments, server=None):
+    result = CliRunner().invoke(
+        build_app(), list(arguments), env={"TANDEM_PREDICTOR": server, "COLUMNS": "120"}
+    )
+    if isinstance(result.exception, TandemError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_model_goes_in_and_comes_out(server):
+    assert "25.61 M" in tandem("model", "push", RESNET, "--name", "resnet-50", server=server)
+    listed = json.loads(tandem("model", "list", "--json", server=server))
+    assert [model["name"] for model in listed] == ["resnet-50"]
+    assert "resnet-50" in tandem("model", "list", server=server)
+    shown = json.loads(tandem("model", "show", "resnet-50", "--json", server=server))
+    assert shown["fileBytes"] == len(light("resnet50"))
+    options = ["--batch-size", "32", "--gpu", "Tesla V100-SXM2-16GB", "--json"]
+    asked = json.loads(tandem("predict", "--model", "resnet-50", *options, server=server))
+    here = json.loads(tandem("predict", RESNET, *options))
+    assert asked == here
+    tandem("model", "delete", "resnet-50", server=server)
+    assert json.loads(tandem("model", "list", "--json", server=server)) == []
+
+
+def test_a_file_is_named_after_itself(server):
+    pushed = json.loads(tandem("model", "push", RESNET, "--json", server=server))
+    assert pushed["name"] == "light-resnet50"
+
+
+def test_predict_prints_a_table_with_its_sources():
+    printed = tandem("predict", RESNET, "--batch-size", "32", "--memory", "12Gi")
+    assert "declared" in printed
+    assert "formula" in printed
+    assert "12.0 GiB" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (["predict", "nowhere.onnx"], UsageError, "Cannot read nowhere.onnx"),
+        (["predict", "."], UsageError, "is a directory"),
+        (["predict", __file__], TandemError, "not an ONNX file"),
+        (["predict", RESNET, "--model", "m"], UsageError, "not both"),
+        (["predict", "--memory", "a lot"], UsageError, "is not a quantity"),
+        (["predict", "--memory", "-1"], UsageError, "less than nothing"),
+        (["model", "push", "nowhere.onnx"], UsageError, "Cannot read"),
+        (["model", "push", __file__], TandemError, "not an ONNX file"),
+        (["model", "push", RESNET, "--name", "Bad_Name"], TandemError, "Bad_Name"),
+        (["model", "show", "nope"], TandemError, "no model 'nope'"),
+        (["model", "show", "../../healthz"], TandemError, "Not Found"),
+        (["model", "delete", "nope"], TandemError, "no model 'nope'"),
+    ],
+)
+def test_mistakes_are_explained(server, arguments, kind, words):
+    with pytest.raises(kind, match=words):
+        tandem(*arguments, server=server)
+
+
+def test_a_file_over_the_servers_limit_is_explained(server, tmp_path):
+    big = tmp_path / "big.onnx"
+    big.write_bytes(bytes(8 << 20))
+    with pytest.raises(TandemError, match="larger than 1048576 bytes"):
+        tandem("model", "push", str(big), server=server)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "nonsense", "ftp://x"])
+def test_a_server_that_is_not_there_is_explained(url):
+    with pytest.raises(TandemError, match="cannot be reached") as caught:
+        tandem("model", "list", server=url)
+    assert "--server" in caught.value.hint

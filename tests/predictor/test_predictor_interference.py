@@ -1,0 +1,326 @@
+"""Pricing pairs: the quadratic, a trained model, its files, and how learners are compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from predictor_graphs import measured_matrix
+from typer.testing import CliRunner
+
+from predictor import selection, training
+from predictor.app import create_app
+from predictor.artifacts import ArtifactError, Artifacts
+from predictor.config import PredictorConfig
+from predictor.interference import (
+    KIND,
+    PAIR_FEATURES,
+    HorusInterference,
+    load_features,
+    open_interference,
+    pair_features,
+)
+from predictor.selection import (
+    Pairs,
+    across_gpus,
+    candidates,
+    choose,
+    mean_absolute_error,
+    random_folds,
+    unseen_models,
+    unseen_pairs,
+)
+from predictor.store import ClusterProfileStore
+from predictor.training import MeasuredJob, MeasuredPair, read_pairs, table, train
+from tandem.cli.main import build_app
+from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
+from tandem.contracts.resources import Load, Source
+from tandem.errors import TandemError, UsageError
+from tandem.kube.memory import MemoryCluster
+
+
+def load(utilisation: float, compute: float | None = 0.3, bandwidth: float = 0.2) -> Load:
+    return Load(
+        utilisation_percent=utilisation, utilisation_p95_percent=100,
+        memory_base_bytes=0, memory_peak_extra_bytes=0, peak_probability=0, memory_p95_bytes=0,
+        utilisation_source=Source.FORMULA, memory_source=Source.FORMULA,
+        iteration_s=0.1, compute_share=compute, bandwidth_share=bandwidth,
+    )  # fmt: skip
+
+
+def synthetic_pairs() -> list[MeasuredPair]:
+    """Six families; two jobs slow down by how far their compute shares exceed the GPU together."""
+    rng = np.random.default_rng(0)
+    families = {f"net-{i}": share for i, share in enumerate(np.linspace(0.2, 0.9, 6))}
+    found = []
+    for gpu in ("Tesla V100-SXM2-16GB", "Tesla P100-PCIE-16GB"):
+        for a, share_a in families.items():
+            for b, share_b in families.items():
+                speed = 1 / max(1.0, share_a + share_b) - rng.uniform(0, 0.01)
+                jobs = [
+                    MeasuredJob(name=f, family=f, load=load(95, compute=share), speed=speed)
+                    for f, share in ((a, share_a), (b, share_b))
+                ]
+                found.append(MeasuredPair(gpu_model=gpu, first=jobs[0], second=jobs[1]))
+    return found
+
+
+def few() -> dict:
+    """The whole list takes seconds; the quadratic and a small one of what is published suffice."""
+    from xgboost import XGBRegressor
+
+    return {
+        "mean": selection._Mean,
+        "quadratic": selection._Quadratic,
+        "xgboost": lambda: XGBRegressor(n_estimators=15, max_depth=3, n_jobs=1),
+    }
+
+
+@pytest.fixture
+def few_candidates(monkeypatch):
+    monkeypatch.setattr(training, "candidates", few)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "candidates", few)
+        train(synthetic_pairs(), Artifacts(directory))
+    return directory
+
+
+# --- pricing ----------------------------------------------------------------------------------
+
+
+def test_the_quadratic_worked():
+    # 60 + 140 = 200 % in total: 1.16664 - 0.00302 x 200 + 4e-5 x 200^2 = 2.16264 times as long.
+    slowdowns = HorusInterference().slowdowns(load(60), [load(100), load(0)], None)
+    assert slowdowns[0] == pytest.approx(1.16664 - 0.00302 * 160 + 4e-5 * 160**2 - 1)
+    assert slowdowns[1] == pytest.approx((1.26464 - 1) * 0.6)
+
+
+def test_features_of_a_pair_have_their_columns():
+    own, other = (np.array([load_features(each)]) for each in (load(60), load(30, 0.1, 0.5)))
+    (features,) = pair_features(own, other, None)
+    row = dict(zip(PAIR_FEATURES, features, strict=True))
+    assert (row["job_utilisation"], row["partner_bandwidth"]) == (60, 0.5)
+    assert row["total_utilisation"] == 90
+    assert row["total_compute"] == pytest.approx(0.4)
+    assert row["log_step_ratio"] == 0
+
+
+def test_without_a_trained_model_the_quadratic_answers():
+    answer = open_interference(None).answer(
+        InterferenceRequest(job=load(60), candidates=[load(50), load(90)])
+    )
+    assert answer.source is Source.FORMULA
+    assert answer.pairs[0].job_slowdown < answer.pairs[1].job_slowdown
+
+
+@pytest.mark.slow
+def test_a_trained_model_answers_where_both_loads_came_from_graphs(trained):
+    pricing = open_interference(trained)
+    light, heavy, unknown = load(95, 0.2), load(95, 0.9), load(95, None)
+    answer = pricing.answer(
+        InterferenceRequest(job=light, candidates=[light, heavy], gpu_model="Tesla V100")
+    )
+    assert answer.source is Source.MODEL
+    assert answer.pairs[0].job_slowdown < 0.1 < answer.pairs[1].job_slowdown
+    both = pricing.answer(InterferenceRequest(job=light, candidates=[heavy, unknown]))
+    assert both.source is Source.FORMULA
+    assert pricing.answer(InterferenceRequest(job=light, candidates=[])).pairs == []
+
+
+@pytest.mark.slow
+def test_the_job_and_its_partner_are_not_confused(trained):
+    pricing = open_interference(trained)
+    light, heavy = load(95, 0.2), load(95, 0.9)
+    one = pricing.answer(InterferenceRequest(job=light, candidates=[heavy])).pairs[0]
+    other = pricing.answer(InterferenceRequest(job=heavy, candidates=[light])).pairs[0]
+    assert one.job_slowdown == pytest.approx(other.partner_slowdown)
+    assert one.partner_slowdown == pytest.approx(other.job_slowdown)
+
+
+@pytest.mark.slow
+def test_over_http_with_its_metric(trained):
+    app = create_app(PredictorConfig(artifacts=trained), ClusterProfileStore(MemoryCluster()))
+    body = InterferenceRequest(job=load(95), candidates=[load(95)] * 64).wire()
+    with TestClient(app) as client:
+        answer = InterferenceAnswer.model_validate(
+            client.post("/v1/interference", json=body).json()
+        )
+        assert len(answer.pairs) == 64
+        counted = 'tandem_predictor_pairs_priced_total{source="model"} 64.0'
+        assert counted in client.get("/metrics").text
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+CARD = {"features": [], "trained_on": {}, "errors": {}, "chosen": "x"}
+
+
+def test_versions_follow_and_roll_back(tmp_path):
+    artifacts = Artifacts(tmp_path / "new")
+    assert artifacts.load(KIND) is None
+    versions = [artifacts.publish(KIND, model, CARD).version for model in (b"one", b"two", b"two")]
+    assert artifacts.load(KIND)[0] == b"two"
+    assert artifacts.rollback(KIND) == versions[0]
+    assert artifacts.load(KIND)[0] == b"one"
+    with pytest.raises(ArtifactError, match="no earlier"):
+        artifacts.rollback(KIND)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "card", "pointer"])
+def test_a_damaged_model_is_never_served(tmp_path, damage):
+    artifacts = Artifacts(tmp_path)
+    version = artifacts.publish(KIND, b"model", CARD).version
+    model = tmp_path / f"{KIND}-{version}.ubj"
+    match damage:
+        case "truncate":
+            model.write_bytes(b"mod")
+        case "remove":
+            model.unlink()
+        case "card":
+            (tmp_path / f"{KIND}-{version}.json").write_text("{")
+        case _:
+            (tmp_path / f"{KIND}-current.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="missing or damaged"):
+        artifacts.load(KIND)
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_kill_while_storing_leaves_the_old_model(tmp_path, monkeypatch, step):
+    artifacts = Artifacts(tmp_path)
+    artifacts.publish(KIND, b"old", CARD)
+    replace, left = Path.replace, [step]
+
+    class Killed(BaseException):
+        pass
+
+    def until(self, target):
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", until)
+    with pytest.raises(Killed):
+        artifacts.publish(KIND, b"new", CARD)
+    assert artifacts.load(KIND)[0] == b"old"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_model_of_other_features_is_refused(tmp_path):
+    Artifacts(tmp_path).publish(KIND, b"", CARD)
+    with pytest.raises(ArtifactError, match="other features"):
+        open_interference(tmp_path)
+
+
+# --- training ---------------------------------------------------------------------------------
+
+
+def test_splits_hold_out_what_they_say():
+    pairs = table(synthetic_pairs())
+    for train_rows, test_rows in unseen_models(pairs):
+        seen = {*pairs.job[train_rows], *pairs.partner[train_rows]}
+        assert len(seen) == 5
+        sides = zip(pairs.job[test_rows], pairs.partner[test_rows], strict=True)
+        assert all(set(side) - seen for side in sides)
+    for train_rows, test_rows in unseen_pairs(pairs):
+        assert not set(pairs.pair[train_rows]) & set(pairs.pair[test_rows])
+    tested = np.concatenate([test for _, test in random_folds(pairs)])
+    assert sorted(tested) == list(range(len(pairs.speed)))
+    ((train_rows, test_rows),) = across_gpus(pairs, "Tesla V100-SXM2-16GB")
+    assert set(pairs.gpu[train_rows]) == {"Tesla V100-SXM2-16GB"}
+    assert set(pairs.gpu[test_rows]) == {"Tesla P100-PCIE-16GB"}
+
+
+def test_the_fitted_quadratic_finds_a_quadratic():
+    x = np.linspace(20, 200, 50)
+    features = np.zeros((50, len(PAIR_FEATURES)))
+    features[:, PAIR_FEATURES.index("total_utilisation")] = x
+    names = np.array([f"m{i % 5}" for i in range(50)])
+    speed = 1 - 0.1 * x / 100 - 0.05 * (x / 100) ** 2
+    pairs = Pairs(features, speed, names, names, names, names)
+    assert mean_absolute_error(selection._Quadratic, pairs, random_folds(pairs)) < 1e-9
+    assert mean_absolute_error(selection._Mean, pairs, random_folds(pairs)) > 0.02
+
+
+def test_the_choice_falls_on_unseen_models_and_ties_on_the_quadratic():
+    assert choose({"forest": 0.066, "xgboost": 0.07, "quadratic": 0.07}) == "forest"
+    assert choose({"forest": 0.07, "quadratic": 0.07}) == "quadratic"
+
+
+@pytest.mark.slow
+def test_what_is_no_better_than_the_quadratic_is_not_published(tmp_path, few_candidates):
+    rng = np.random.default_rng(1)
+    noise = [
+        pair.model_copy(
+            update={"first": pair.first.model_copy(update={"speed": s}),
+                    "second": pair.second.model_copy(update={"speed": t})}
+        )
+        for pair in synthetic_pairs()
+        for s, t in [rng.uniform(0.3, 1, 2)]
+    ]  # fmt: skip
+    with pytest.raises(TandemError, match="not published"):
+        train(noise, Artifacts(tmp_path))
+    assert Artifacts(tmp_path).load(KIND) is None
+
+
+def test_too_little_data_is_refused(tmp_path):
+    with pytest.raises(TandemError, match="too few"):
+        train(synthetic_pairs()[:5], Artifacts(tmp_path))
+
+
+@pytest.mark.slow
+def test_train_and_rollback_on_the_command_line(tmp_path, few_candidates):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(json.dumps(pair.wire()) for pair in synthetic_pairs()) + "\n\n")
+    out = tmp_path / "artifacts"
+    run = CliRunner().invoke(
+        build_app(), ["train", "interference", str(file), "--out", str(out), "--json"]
+    )
+    assert run.exit_code == 0, run.output
+    card = json.loads(run.stdout)
+    assert card["trained_on"]["pairs"] == 72
+    assert card["errors"]["xgboost"]["unseen_pair"] < card["errors"]["quadratic"]["unseen_pair"]
+    assert Artifacts(out).load(KIND)[1].version == card["version"]
+    again = CliRunner().invoke(build_app(), ["train", "rollback", "--out", str(out)])
+    assert isinstance(again.exception, ArtifactError)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2: the line"),
+        ('{"gpuModel": "V100"}', "line 2: first"),
+        ("no shares", "lacks iterationS"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, line, words):
+    pair = synthetic_pairs()[0]
+    bare = pair.first.model_copy(update={"load": load(50, None)})
+    without = json.dumps(pair.model_copy(update={"first": bare}).wire())
+    file = tmp_path / "pairs.jsonl"
+    good = json.dumps(pair.wire())
+    file.write_text(good + "\n" + (without if line == "no shares" else line))
+    with pytest.raises(UsageError, match=words):
+        read_pairs(file)
+
+
+@pytest.mark.slow
+def test_on_measured_pairs_the_published_learner_beats_the_quadratic(monkeypatch):
+    matrix = measured_matrix()
+    from benchmarks.interference import measured_pairs
+
+    pairs = table(measured_pairs(matrix, measured_solo=False))
+    kept = {name: candidates()[name] for name in ("quadratic", "xgboost")}
+    monkeypatch.setattr(training, "candidates", lambda: kept)
+    errors = training.compare(pairs)
+    assert errors["xgboost"]["unseen_pair"] < 0.5 * errors["quadratic"]["unseen_pair"]
+    assert errors["xgboost"]["unseen_model"] < errors["quadratic"]["unseen_model"]

@@ -1,0 +1,309 @@
+"""From features to a load: the formulas' worked numbers, and which source wins."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predictor_graphs import REFERENCE, light, measured_matrix
+
+from predictor.equations import horus_memory_bytes, training_step, two_levels
+from predictor.gpus import GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
+from predictor.graph.features import extract_features
+from predictor.load import Predictor
+from predictor.observed import add_run
+from predictor.sources import Memory, Utilisation
+from tandem.contracts.prediction import Feedback, PredictRequest
+from tandem.contracts.resources import ModelProfileStatus, Observation, Source
+
+V100 = "Tesla V100-SXM2-16GB"
+MIB = 2**20
+
+
+@functools.cache
+def features_of(name):
+    return extract_features(light(name))
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return features_of("resnet50")
+
+
+def predict(features=None, **request):
+    return Predictor().predict(PredictRequest(**request), features)
+
+
+# --- equations --------------------------------------------------------------------------------
+
+
+def test_memory_of_horus_worked():
+    # Batch 32, 100 MiB of activations and 50 MiB of gradients a sample, 400 MiB of parameters.
+    expected = (32 * 100 + 400 + 32 * 50 + 1536) * MIB
+    assert horus_memory_bytes(32, 100 * MIB, 400 * MIB, 50 * MIB, 1536 * MIB) == expected
+
+
+def test_two_levels_of_a_triangle_worked():
+    # 2 GiB always, up to 8 more: above three quarters of the 8 for a quarter of the time.
+    assert two_levels(2 * GIB, 8 * GIB, 0.75) == (8 * GIB, 2 * GIB, 0.25)
+
+
+def test_two_levels_against_a_sampled_triangle():
+    base, extra, probability = two_levels(2.0, 8.0, 0.75)
+    course = [2 + 8 * (t / 300 if t < 300 else (900 - t) / 600) for t in range(900)]
+    assert max(course) == pytest.approx(base + extra, rel=0.01)
+    above = sum(level > base for level in course) / len(course)
+    assert above == pytest.approx(probability, abs=0.01)
+
+
+def test_time_of_a_step_worked(resnet):
+    step = training_step(resnet, 32, find_gpu(V100))
+    # 32 x (8.18 + 0.04 + 16.40) GFLOP at half of 15.7 TFLOP/s.
+    assert step.busy_seconds == pytest.approx(32 * 24.61e9 / (0.5 * 15.7e12), rel=0.01)
+    assert step.seconds == pytest.approx(step.busy_seconds + 1e-3)
+    assert step.compute_share == pytest.approx(0.5, rel=0.02)
+    assert 0 < step.bandwidth_share < 0.7
+
+
+def test_small_batches_wait_for_the_host(resnet):
+    step = training_step(resnet, 1, find_gpu("NVIDIA H100 80GB HBM3"))
+    kernels = 3 * resnet.kernels + 40
+    assert step.busy_seconds == pytest.approx(kernels * 3e-6)
+    assert step.seconds == pytest.approx(kernels * 10e-6 + 1e-3)
+
+
+def test_a_measured_step_counts_as_it_is(resnet):
+    formula = training_step(resnet, 32, find_gpu(V100))
+    measured = training_step(resnet, 32, find_gpu(V100), measured_seconds=2 * formula.seconds)
+    assert measured.compute_share == pytest.approx(formula.compute_share / 2)
+    assert measured.utilisation_percent == pytest.approx(formula.utilisation_percent / 2)
+
+
+@pytest.mark.parametrize("gpu", ["v100", "p100"])
+def test_steps_of_resnet50_are_near_the_measured_ones(resnet, gpu):
+    measured = measured_matrix()[gpu]
+    for batch in (16, 32, 64, 128):
+        steps_per_second = measured[f"ResNet-50 (batch size {batch})"]["null"]
+        step = training_step(resnet, batch, find_gpu(gpu))
+        assert 0.65 < step.seconds * steps_per_second < 1.3
+
+
+# --- GPU types --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla V100-SXM2-32GB", "V100 32GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
+        ("NVIDIA H100 PCIe", "H100 PCIE"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce GTX 1080 Ti", "GTX 1080 TI"),
+        ("NVIDIA GeForce RTX 2080", "RTX 2080"),
+        ("Quantum 9000", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_products_are_found_by_the_words_of_their_name(product, name):
+    found = find_gpu(product)
+    assert (found.name if found else None) == name
+
+
+def test_each_type_in_the_table_can_be_found():
+    for gpu in GPU_TYPES:
+        assert find_gpu(f"NVIDIA {gpu.name}") is gpu
+
+
+# --- precedence -------------------------------------------------------------------------------
+
+
+def test_nothing_known_is_the_whole_gpu():
+    load = predict(gpu_model=V100).load
+    assert load.memory_source is load.utilisation_source is Source.WHOLE_GPU
+    assert load.memory_base_bytes == load.memory_p95_bytes == 16 * GIB
+    assert load.utilisation_percent == 100
+
+
+def test_declared_values_count_without_a_model():
+    load = predict(declared_memory_bytes=12 * GIB, declared_utilisation_percent=40).load
+    assert load.memory_source is load.utilisation_source is Source.DECLARED
+    assert (load.memory_base_bytes, load.memory_peak_extra_bytes) == (12 * GIB, 0)
+    assert (load.utilisation_percent, load.utilisation_p95_percent) == (40, 50)
+
+
+def test_the_formula_comes_before_what_was_declared(resnet):
+    answer = predict(resnet, batch_size=32, gpu_model=V100, declared_utilisation_percent=5)
+    assert answer.load.utilisation_source is answer.load.memory_source is Source.FORMULA
+    assert answer.load.model_version == "formula/1"
+    assert not answer.load.out_of_distribution
+    assert "not measured, so the bounds are wide" in answer.explanation
+
+
+def test_without_a_batch_size_a_model_says_nothing(resnet):
+    answer = predict(resnet, declared_memory_bytes=GIB)
+    assert answer.load.memory_source is Source.DECLARED
+    assert answer.load.utilisation_source is Source.WHOLE_GPU
+    assert "batch size" in answer.explanation
+
+
+def test_a_higher_declaration_raises_memory(resnet):
+    without = predict(resnet, batch_size=32, gpu_model=V100).load
+    load = predict(resnet, batch_size=32, gpu_model=V100, declared_memory_bytes=15 * GIB).load
+    assert load.memory_base_bytes + load.memory_peak_extra_bytes == 15 * GIB
+    assert load.memory_p95_bytes >= 15 * GIB
+    assert load.memory_source is Source.DECLARED
+    assert load.memory_peak_extra_bytes == without.memory_peak_extra_bytes
+
+
+def test_a_lower_declaration_changes_nothing(resnet):
+    without = predict(resnet, batch_size=32, gpu_model=V100)
+    with_it = predict(resnet, batch_size=32, gpu_model=V100, declared_memory_bytes=GIB)
+    assert with_it == without
+
+
+def test_better_sources_come_first_and_may_pass(resnet):
+    predictor = Predictor(
+        memory=[lambda _: None, lambda _: Memory(1, 2, 0.5, 3, Source.OBSERVED, "seen", "v7")],
+        utilisation=[lambda _: Utilisation(50, 60, Source.MODEL, "learned", "v8")],
+    )
+    load = predictor.predict(PredictRequest(batch_size=1, gpu_model=V100), resnet).load
+    assert (load.memory_source, load.utilisation_source) == (Source.OBSERVED, Source.MODEL)
+    assert load.model_version == "v7 v8"
+    assert (load.memory_base_bytes, load.memory_peak_extra_bytes, load.memory_p95_bytes) == (
+        1,
+        2,
+        3,
+    )
+
+
+def observation(**changed):
+    return Observation(
+        **{
+            "gpu_model": V100, "batch_size": 32, "feature_hash": "h", "runs": 1,
+            "memory_base_bytes": 3 * GIB, "memory_peak_bytes": 4 * GIB, "peak_probability": 0.2,
+            "utilisation_percent": 70, "last_observed_at": "2026-01-01T00:00:00Z",
+        } | changed
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "source"),
+    [
+        ({}, Source.OBSERVED),
+        ({"gpu_model": "Tesla V100-PCIE-16GB"}, Source.OBSERVED),
+        ({"gpu_model": "NVIDIA A100-SXM4-40GB"}, Source.FORMULA),
+        ({"batch_size": 64}, Source.FORMULA),
+        ({"feature_hash": "another graph under the same name"}, Source.FORMULA),
+    ],
+)
+def test_only_runs_of_the_same_kind_are_taken(resnet, changed, source):
+    request = PredictRequest(batch_size=32, gpu_model=V100)
+    answer = Predictor().predict(request, resnet, "h", [observation(**changed)])
+    assert answer.load.memory_source is answer.load.utilisation_source is source
+    assert answer.load.iteration_s
+
+
+def test_a_higher_declaration_raises_also_what_was_observed(resnet):
+    request = PredictRequest(batch_size=32, gpu_model=V100, declared_memory_bytes=6 * GIB)
+    load = Predictor().predict(request, resnet, "h", [observation()]).load
+    assert load.memory_base_bytes + load.memory_peak_extra_bytes == 6 * GIB
+
+
+def run_of(**changed):
+    return Feedback(
+        **{
+            "model": "m", "batch_size": 32, "gpu_model": V100, "memory_base_bytes": 3 * GIB,
+            "memory_peak_bytes": 4 * GIB, "utilisation_percent": 70,
+        } | changed
+    )  # fmt: skip
+
+
+def test_the_highest_peak_counts_and_the_rest_is_averaged():
+    status = add_run(ModelProfileStatus(), "h", run_of(memory_peak_bytes=5 * GIB), "t1")
+    status = add_run(status, "h", run_of(utilisation_percent=80, memory_base_bytes=2 * GIB), "t2")
+    (seen,) = status.observed
+    assert (seen.runs, seen.memory_peak_bytes) == (2, 5 * GIB)
+    assert seen.utilisation_percent == pytest.approx(73)
+    assert seen.memory_base_bytes == round(2.7 * GIB)
+    assert (status.observations, status.last_observed_at) == (2, "t2")
+
+
+def test_what_was_seen_longest_ago_is_forgotten_first():
+    status = ModelProfileStatus()
+    for batch in range(1, 70):
+        status = add_run(status, "h", run_of(batch_size=batch), f"t{batch:03}")
+    assert [seen.batch_size for seen in status.observed] == list(range(69, 5, -1))
+    assert status.observations == 69
+
+
+def test_runs_of_a_graph_that_was_replaced_are_forgotten():
+    status = add_run(ModelProfileStatus(), "old", run_of(), "t1")
+    status = add_run(status, "new", run_of(), "t2")
+    assert [seen.feature_hash for seen in status.observed] == ["new"]
+
+
+def test_more_than_the_gpu_holds_takes_all_of_it_and_says_so(resnet):
+    answer = predict(resnet, batch_size=4096, gpu_model=V100)
+    assert answer.load.memory_base_bytes == answer.load.memory_p95_bytes == 16 * GIB
+    assert answer.load.memory_peak_extra_bytes == 0
+    assert answer.load.out_of_distribution
+    assert "all of it" in answer.explanation
+
+
+def test_an_unknown_gpu_is_flagged_and_taken_as_slow(resnet):
+    unknown = predict(resnet, batch_size=8, gpu_model="Quantum 9000").load
+    fast = predict(resnet, batch_size=8, gpu_model="NVIDIA H200").load
+    assert unknown.out_of_distribution
+    assert not fast.out_of_distribution
+    assert unknown.utilisation_percent > fast.utilisation_percent
+    assert UNKNOWN_GPU.training_flops <= sorted(g.training_flops for g in GPU_TYPES)[13]
+
+
+def test_resnet50_is_near_what_is_known_of_it(resnet):
+    # Training in single precision at batch 32 is known to take 3.5 to 5.5 GiB on a V100.
+    load = predict(resnet, batch_size=32, gpu_model=V100).load
+    peak = load.memory_base_bytes + load.memory_peak_extra_bytes
+    assert 3.5 * GIB < peak < 5.5 * GIB < load.memory_p95_bytes
+    assert load.utilisation_percent > 90
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["squeezenet", "vgg19", "bvlc_alexnet", "zfnet512"]),
+    batch=st.integers(1, 10_000),
+    gpu=st.sampled_from([None, "x", *(g.name for g in GPU_TYPES)]),
+    capacity=st.none() | st.integers(1, 200 * GIB),
+    declared=st.none() | st.integers(0, 200 * GIB),
+    utilisation=st.none() | st.floats(0, 100),
+)
+def test_every_answer_makes_sense(name, batch, gpu, capacity, declared, utilisation):
+    load = predict(
+        features_of(name), batch_size=batch, gpu_model=gpu, gpu_memory_bytes=capacity,
+        declared_memory_bytes=declared, declared_utilisation_percent=utilisation,
+    ).load  # fmt: skip
+    peak = load.memory_base_bytes + load.memory_peak_extra_bytes
+    assert peak <= load.memory_p95_bytes + 1
+    assert peak >= (declared or 0)
+    assert 0 < load.utilisation_percent <= load.utilisation_p95_percent <= 100
+    if capacity is not None and declared is None:
+        assert load.memory_p95_bytes <= capacity
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCE))
+def test_memory_and_utilisation_grow_with_the_batch(name):
+    loads = [
+        predict(features_of(name), batch_size=b, gpu_memory_bytes=10**15).load for b in (1, 8, 64)
+    ]
+    for smaller, larger in itertools.pairwise(loads):
+        assert smaller.memory_base_bytes < larger.memory_base_bytes
+        assert smaller.memory_p95_bytes < larger.memory_p95_bytes
+        assert smaller.utilisation_percent <= larger.utilisation_percent

@@ -1,0 +1,94 @@
+"""Pods and gangs for the queue's tests: only what a scenario says differs from the default."""
+
+from scheduler_extender.pods import PodInfo, pod_info
+from scheduler_extender.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.registry import Gang
+from tandem.contracts.resources import (
+    Demand,
+    GPUJobSpec,
+    GPUJobStatus,
+    Load,
+    Phase,
+    Source,
+    WorkloadRef,
+)
+
+GIB = 1 << 30
+
+
+def raw_pod(
+    name: str,
+    *,
+    gpus: int = 1,
+    annotations: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    owner: tuple[str, str] | None = None,
+    gated: bool = True,
+    **spec: object,
+) -> dict:
+    metadata: dict = {
+        "name": name,
+        "namespace": "default",
+        "annotations": annotations or {},
+        "labels": labels or {},
+    }
+    if owner:
+        kind, owner_name = owner
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": "batch/v1",
+                "kind": kind,
+                "name": owner_name,
+                "uid": f"uid-{owner_name}",
+                "controller": True,
+            }
+        ]
+    pod: dict = {
+        "metadata": metadata,
+        "spec": {
+            "containers": [{"name": "main", "resources": {"limits": {"tandem.gpu/gpu": gpus}}}],
+            **spec,
+        },
+    }
+    if gated:
+        pod["spec"]["schedulingGates"] = [{"name": "tandem.gpu/queue"}]
+    return pod
+
+
+def pod(name: str, *, uid: str = "", **more: object) -> PodInfo:
+    raw = raw_pod(name, **more)  # type: ignore[arg-type]
+    raw["metadata"] |= {"uid": uid or f"uid-{name}", "resourceVersion": "1"}
+    return pod_info(raw)
+
+
+def load(base_gib: float = 10, extra_gib: float = 2, p: float = 0.2) -> Load:
+    return Load(
+        utilisation_percent=40,
+        utilisation_p95_percent=60,
+        memory_base_bytes=int(base_gib * GIB),
+        memory_peak_extra_bytes=int(extra_gib * GIB),
+        peak_probability=p,
+        memory_p95_bytes=int((base_gib + extra_gib) * GIB),
+        utilisation_source=Source.FORMULA,
+        memory_source=Source.FORMULA,
+    )
+
+
+def gang(*pods: PodInfo, size: int = 1, phase: Phase = Phase.QUEUED, **status: object) -> Gang:
+    spec = GPUJobSpec(
+        workload=WorkloadRef(api_version="batch/v1", kind="Job", name="j", uid="uid-j"),
+        demand=Demand(gpus_per_pod=1, gang_size=size),
+    )
+    record: GpuJobRecord = parse_gpu_job(
+        {
+            "metadata": {
+                "namespace": "default",
+                "name": "job-j",
+                "uid": "u",
+                "resourceVersion": "1",
+            },
+            "spec": spec.wire(),
+            "status": GPUJobStatus(phase=phase, load=load(), **status).wire(),  # type: ignore[arg-type]
+        }
+    )
+    return Gang(("default", "job-j"), record, {pod.uid: pod for pod in pods})

@@ -1,0 +1,227 @@
+"""What agents ask to evict: checked, carried out once, and remembered in the job's next need."""
+
+import pytest
+from queue_builders import GIB, load, raw_pod
+from test_queue_controller import NOW, SHARED, Cluster, run
+
+from scheduler_extender.evictions import HEADROOM, RETRY_S, raised
+from tandem.contracts.resources import Source
+from tandem.kube.errors import NotFound, TooManyRequests, Unavailable
+from tandem.kube.resource import GPU_NODES, PODS
+
+STAMP = "2027-01-15T08:00:00Z"  # NOW
+BUDGET = TooManyRequests(
+    429,
+    "the budget allows no disruption",
+    details={"causes": [{"reason": "DisruptionBudget", "message": "needs 1, has 1"}]},
+)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Two pods that share the one GPU of n0; each is thought to need 12 GiB."""
+    cluster = Cluster()
+    cluster.add_node("n0")
+    for name in ("greedy", "innocent"):
+        cluster.api.create(PODS, raw_pod(name, annotations=SHARED))
+        run(cluster.cycle)
+        cluster.bind_as_planned(name)
+    run(cluster.cycle)
+    return cluster
+
+
+def ask(cluster: Cluster, pod: str = "greedy", node: str = "n0", **changes: object) -> None:
+    request = {
+        "namespace": "default",
+        "pod": pod,
+        "uid": cluster.pod(pod)["metadata"]["uid"],
+        "gpu": "GPU-n0-0",
+        "reason": "holds 60.0 GiB where 12.0 GiB were predicted",
+        "requestedAt": STAMP,
+        "memoryBytes": 60 * GIB,
+        **changes,
+    }
+    report(cluster, node, [request])
+
+
+def report(cluster: Cluster, node: str, requests: list, observed_at: str = STAMP) -> None:
+    status = {"observedAt": observed_at, "evictionRequests": requests}
+    cluster.api.patch(GPU_NODES, node, {"status": status}, subresource="status")
+
+
+def exists(cluster: Cluster, pod: str) -> bool:
+    try:
+        cluster.pod(pod)
+    except NotFound:
+        return False
+    return True
+
+
+def test_pod_that_outgrew_goes_and_both_are_told(cluster: Cluster) -> None:
+    ask(cluster)
+    run(cluster.cycle)
+    assert not exists(cluster, "greedy")
+    assert exists(cluster, "innocent")
+    said = {(pod, reason): note for pod, reason, note in cluster.said}
+    assert "60.0 GiB where 12.0 GiB" in said["greedy", "MemoryOutgrown"]
+    assert "default/greedy" in said["innocent", "NeighbourEvicted"]
+
+
+def test_need_is_raised_before_the_pod_goes(cluster: Cluster, monkeypatch) -> None:
+    needs = []
+
+    def evict(namespace, pod, *, uid, grace_period_s=None):
+        needs.append(cluster.gpujob("pod-greedy")["status"]["load"])
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    ask(cluster)
+    run(cluster.cycle)
+    assert [need["memoryP95Bytes"] for need in needs] == [round(60 * GIB * (1 + HEADROOM))]
+    assert needs[0]["memorySource"] == "observed"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"uid": "of-another-pod"},
+        {"gpu": "GPU-n1-0"},
+        {"node": "n1"},
+    ],
+)
+def test_agent_cannot_ask_for_what_is_not_on_its_gpu(cluster: Cluster, changes) -> None:
+    cluster.add_node("n1")
+    ask(cluster, **changes)
+    run(cluster.cycle)
+    assert exists(cluster, "greedy")
+    assert cluster.gpujob("pod-greedy")["status"]["load"]["memorySource"] == "formula"
+
+
+def test_stale_request_is_not_carried_out(cluster: Cluster) -> None:
+    ask(cluster)
+    cluster.now = NOW + 151
+    run(cluster.cycle)
+    assert exists(cluster, "greedy")
+
+
+def test_request_that_is_withdrawn_is_forgotten(cluster: Cluster) -> None:
+    ask(cluster)
+    report(cluster, "n0", [])
+    run(cluster.cycle)
+    assert exists(cluster, "greedy")
+
+
+def test_disruption_budget_is_respected_told_and_tried_again(cluster: Cluster, monkeypatch) -> None:
+    tried = []
+
+    def evict(namespace, pod, *, uid, grace_period_s=None):
+        tried.append(pod)
+        raise BUDGET
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    ask(cluster)
+    for _ in range(3):
+        run(cluster.cycle)
+    assert tried == ["greedy"]
+    cluster.now += RETRY_S
+    run(cluster.cycle)
+    assert tried == ["greedy"] * 2
+    notes = [note for pod, reason, note in cluster.said if reason == "EvictionForbidden"]
+    assert "the budget allows no disruption" in notes[0]
+
+
+def test_no_one_else_is_put_beside_a_pod_that_may_not_be_evicted(
+    cluster: Cluster, monkeypatch
+) -> None:
+    def evict(namespace, pod, *, uid, grace_period_s=None):
+        raise BUDGET
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    ask(cluster, memoryBytes=75 * GIB)
+    cluster.set_phase("innocent", "Succeeded")
+    cluster.api.create(PODS, raw_pod("late", annotations=SHARED))
+    run(cluster.cycle)
+    run(cluster.cycle)
+    assert cluster.gated("late"), "75 GiB and 10 GiB do not fit into 80 GiB"
+
+
+def test_nobody_joins_a_gpu_until_what_is_asked_of_it_is_done(
+    cluster: Cluster, monkeypatch
+) -> None:
+    """Though memory and shares would suffice by what is predicted."""
+
+    def evict(namespace, pod, *, uid, grace_period_s=None):
+        raise BUDGET
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    ask(cluster, memoryBytes=13 * GIB)
+    cluster.set_phase("innocent", "Succeeded")
+    cluster.api.create(PODS, raw_pod("late", annotations=SHARED))
+    run(cluster.cycle)
+    run(cluster.cycle)
+    assert cluster.gated("late")
+    report(cluster, "n0", [])
+    run(cluster.cycle)
+    run(cluster.cycle)
+    assert not cluster.gated("late")
+
+
+def test_neighbour_in_a_budgets_way_is_told_and_what_became_of_it_is_counted(
+    cluster: Cluster, monkeypatch
+) -> None:
+    answers = [BUDGET, Unavailable(500, "more than one budget")]
+
+    def evict(namespace, pod, *, uid, grace_period_s=None):
+        if answers:
+            raise answers.pop(0)
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    outcomes = cluster.controller.evictions.outcomes
+    ask(cluster)
+    for _ in range(4):
+        run(cluster.cycle)
+        cluster.now += RETRY_S
+    assert outcomes == {"evicted": 1, "forbidden": 1, "failed": 1, "refused": 0}
+    reasons = [reason for pod, reason, _ in cluster.said if pod == "innocent"]
+    assert reasons.count("MemoryAtRisk") == 1
+    ask(cluster, uid="of-another-pod")
+    for _ in range(2):
+        run(cluster.cycle)
+        cluster.now += RETRY_S
+    assert outcomes["refused"] == 1
+
+
+def test_failed_eviction_does_not_hold_up_the_queue(cluster: Cluster, monkeypatch) -> None:
+    def evict(namespace, pod, *, uid, grace_period_s=None):
+        raise Unavailable(0, "no answer")
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    ask(cluster)
+    cluster.add_node("n1")
+    cluster.api.create(PODS, raw_pod("late", annotations=SHARED))
+    run(cluster.cycle)
+    run(cluster.cycle)
+    assert not cluster.gated("late")
+
+
+def test_next_run_is_placed_by_what_the_last_one_showed(cluster: Cluster) -> None:
+    owned = raw_pod("first", annotations=SHARED, owner=("ReplicaSet", "grows"))
+    cluster.add_node("n1")
+    cluster.api.create(PODS, owned)
+    run(cluster.cycle)
+    cluster.bind_as_planned("first")
+    run(cluster.cycle)
+    ask(cluster, "first", "n1", gpu="GPU-n1-0")
+    run(cluster.cycle)
+    report(cluster, "n1", [])
+    cluster.api.create(PODS, owned | {"metadata": owned["metadata"] | {"name": "second"}})
+    for _ in range(3):
+        run(cluster.cycle)
+    assert cluster.gpujob("replicaset-grows")["status"]["load"]["memoryP95Bytes"] > 60 * GIB
+
+
+def test_need_is_never_lowered_and_ends_at_what_the_gpu_has() -> None:
+    assert raised(load(), 1 * GIB, 80 * GIB) == load()
+    assert raised(load(), 79 * GIB, 80 * GIB).memory_p95_bytes == 80 * GIB
+    more = raised(load(base_gib=10, extra_gib=2), 40 * GIB, 80 * GIB)
+    assert more.memory_base_bytes + more.memory_peak_extra_bytes == 40 * GIB
+    assert more.memory_source is Source.OBSERVED

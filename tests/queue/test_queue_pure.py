@@ -1,0 +1,183 @@
+"""The queue's pure parts: who belongs together, who starts, what becomes of a GPUJob."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from queue_builders import gang, load, pod, raw_pod
+
+from scheduler_extender import lifecycle
+from scheduler_extender.gangs import gang_size, gpujob_name
+from scheduler_extender.jobs import policy_job, rfc3339, unpredicted_load
+from scheduler_extender.planning import Question, Start, plan_cycle
+from scheduler_extender.pods import pod_info, trim_pod
+from scheduler_extender.refusals import Refusals
+from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source
+from tandem.policy.catalog import load_profile
+from tandem.policy.cluster import Snapshot
+from tandem.policy.decision import Placement, PodPlacement, Waits
+from tandem.policy.ordering.fifo import Fifo
+
+PIPELINE = load_profile("tandem").pipeline()
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({}, "pod-p"),
+        ({"owner": ("Job", "train")}, "job-train"),
+        ({"owner": ("Job", "train"), "annotations": {"tandem.gpu/gang": "g"}}, "gang-g"),
+        ({"labels": {"scheduling.x-k8s.io/pod-group": "g"}}, "group-g"),
+        ({"owner": ("Job", "x" * 250)}, None),
+    ],
+)
+def test_a_gpujob_is_named_after_whom_its_pods_belong_to(more: dict, name: str | None) -> None:
+    got = gpujob_name(pod("p", **more))
+    assert len(got) <= 253
+    if name is not None:
+        assert got == name
+
+
+@pytest.mark.parametrize(
+    ("annotations", "spec", "size"),
+    [
+        ({}, {"parallelism": 4}, 1),
+        ({}, {"parallelism": 4, "completionMode": "Indexed", "completions": 4}, 4),
+        ({}, {"parallelism": 4, "completionMode": "Indexed", "completions": 2}, 2),
+        ({"tandem.gpu/gang-size": "3"}, {"parallelism": 4}, 3),
+    ],
+)
+def test_who_must_start_together(annotations: dict, spec: dict, size: int) -> None:
+    workload = {"kind": "Job", "spec": spec}
+    assert gang_size(pod("p", annotations=annotations), workload) == size
+
+
+def test_a_trimmed_pod_says_the_same_as_the_whole_one() -> None:
+    raw = raw_pod("p", gpus=2, owner=("Job", "j"), nodeSelector={"a": "b"})
+    raw["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": [{"x": 1}]}
+    raw["spec"]["containers"][0]["env"] = [{"name": "A"}]
+    raw["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "500m", "memory": "1Gi"}
+    raw["spec"]["initContainers"] = [
+        {"name": "i", "resources": {"requests": {"cpu": "2"}}},
+        {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}},
+    ]
+    raw["status"] = {
+        "phase": "Running",
+        "containerStatuses": [{"state": {"running": {"startedAt": "2026-01-01T00:00:01Z"}}}],
+    }
+    whole = pod_info(raw)
+    assert pod_info(trim_pod(raw)) == whole
+    assert (whole.gpus, whole.cpu, whole.memory_bytes) == (2, 2.0, 1 << 30)
+    assert whole.started_at == "2026-01-01T00:00:01Z"
+    assert "managedFields" not in str(trim_pod(raw))
+
+
+def test_nothing_known_takes_the_whole_gpu_and_declared_memory_may_share() -> None:
+    nothing = Demand(gpus_per_pod=1)
+    assert policy_job("j", nothing, unpredicted_load(nothing)).exclusive
+    declared = Demand(gpus_per_pod=1, declared_memory_bytes=12 << 30)
+    job = policy_job("j", declared, unpredicted_load(declared))
+    assert not job.exclusive
+    assert job.memory_peak_gib == 12
+    assert job.gpu_utilisation == 100
+
+
+def test_constraints_see_the_upper_estimate_of_memory() -> None:
+    careful = load(10, 2).model_copy(update={"memory_p95_bytes": 15 << 30})
+    job = policy_job("j", Demand(gpus_per_pod=1), careful)
+    assert (job.memory_base_gib, job.memory_peak_extra_gib) == (10, 5)
+
+
+def test_a_gang_starts_with_its_size_and_the_rest_alone() -> None:
+    pods = [pod(f"p{i}") for i in range(3)]
+    assert lifecycle.pods_to_start(gang(*pods[:1], size=2), 0) == []
+    assert lifecycle.pods_to_start(gang(*pods, size=2), 0) == [pods[:2], [pods[2]]]
+    assert lifecycle.pods_to_start(gang(*pods), 0) == [[p] for p in pods]
+
+
+def test_a_replacement_in_a_running_gang_starts_alone() -> None:
+    bound = replace(pod("p0", gated=False), node_name="n0", phase="Running")
+    new = pod("p1")
+    assert lifecycle.pods_to_start(gang(bound, new, size=2, phase=Phase.RUNNING), 0) == [[new]]
+
+
+def test_a_pod_under_a_plan_that_holds_is_not_planned_again_until_it_expires() -> None:
+    waiting = pod("p0")
+    plan = Plan(
+        pods=[PodPlan(pod="p0", uid="uid-p0", node="n0", gpus=["a"])],
+        made_at=rfc3339(0),
+        deadline=rfc3339(30),
+    )
+    planned = gang(waiting, phase=Phase.ADMITTED, plan=plan)
+    assert lifecycle.pods_to_start(planned, 10) == []
+    assert lifecycle.observed(planned, 10) is planned.record.status
+    assert lifecycle.pods_to_start(planned, 30) == [[waiting]]
+    expired = lifecycle.observed(planned, 30)
+    assert (expired.phase, expired.reason, expired.plan) == (Phase.QUEUED, "PlanExpired", None)
+
+
+def test_a_new_plan_keeps_the_places_of_pods_still_on_their_way() -> None:
+    first, second = pod("p0"), pod("p1")
+    plan = Plan(
+        pods=[
+            PodPlan(pod="p0", uid="uid-p0", node="n0", gpus=["a"]),
+            PodPlan(pod="old", uid="uid-old", node="n0", gpus=["b"]),
+        ],
+        made_at=rfc3339(0),
+        deadline=rfc3339(30),
+    )
+    group = gang(first, second, phase=Phase.ADMITTED, plan=plan)
+    place = Placement("j", (PodPlacement("n1", ("c",), (2,)),))
+    status = lifecycle.with_plan(group.record.status, group, [([second], place)], 5, 35)
+    assert [(p.uid, p.gpus) for p in status.plan.pods] == [("uid-p0", ["a"]), ("uid-p1", ["c"])]
+    assert (status.phase, status.attempts) == (Phase.ADMITTED, 1)
+
+
+def start(name: str, job_load=None, gpus: int = 1, queued: float = 0, pods: int = 1) -> Start:
+    job = policy_job(
+        name,
+        Demand(gpus_per_pod=gpus, gang_size=pods),
+        job_load or load(),
+        queued_at_s=queued,
+    )
+    return Start.of(("default", name), job, [pod(f"{name}-{i}") for i in range(pods)])
+
+
+def cycle(starts: list[Start], order: Fifo, *rows: tuple[str, str, float]) -> dict[str, object]:
+    snapshot = Snapshot.from_rows(list(rows))
+    everywhere = np.ones(len(snapshot.node_names), dtype=bool)
+    ranked = order([start.job for start in starts], 0)
+    question = Question(
+        rank=lambda: [starts[index].gpujob for index in ranked],
+        starts={start.gpujob: (start,) for start in starts},
+        snapshot=snapshot,
+        eligible={start.shape: everywhere for start in starts},
+        blocks=order.blocks,
+    )
+    answer = plan_cycle(question, PIPELINE, Refusals())
+    return {v.start.job.id: v.decision for v in [*answer.placed, *answer.waiting]}
+
+
+def test_earlier_jobs_take_their_place_first_and_later_ones_see_what_is_left() -> None:
+    whole = unpredicted_load(Demand(gpus_per_pod=1))
+    assert whole.memory_source is Source.WHOLE_GPU
+    decisions = cycle(
+        [start("late", whole, queued=2), start("early", whole, queued=1)], Fifo(), ("n", "a", 80)
+    )
+    assert isinstance(decisions["early"], Placement)
+    assert isinstance(decisions["late"], Waits)
+
+
+def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> None:
+    starts = [start("big", gpus=2, queued=1), start("small", queued=2)]
+    assert isinstance(cycle(starts, Fifo(), ("n", "a", 80))["small"], Placement)
+    blocked = cycle(starts, Fifo(blocks=True), ("n", "a", 80))["small"]
+    assert isinstance(blocked, Waits)
+    assert blocked.message == "waits behind big"
+
+
+def test_alike_jobs_behind_one_that_was_refused_are_refused_with_it() -> None:
+    starts = [start(f"j{i}", gpus=2, queued=i) for i in range(3)]
+    decisions = cycle(starts, Fifo(), ("n", "a", 80))
+    assert set(decisions) == {"j0", "j1", "j2"}
+    assert len({d.message for d in decisions.values()}) == 1

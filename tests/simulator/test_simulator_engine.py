@@ -1,0 +1,135 @@
+"""What happens on shared GPUs in the simulator, each by a sum that can be done by hand."""
+
+import numpy as np
+import pytest
+from simulator_builders import run, run_shared, trace
+
+from tandem.errors import TandemError
+from tandem.policy.catalog import Profile, load_profile
+
+HALF = [[1.0]]  # beside its like, a job runs at half speed
+PAIRS = load_profile("xonar-fifo-pairs")
+
+
+def test_two_on_one_gpu_slow_each_other_down_and_the_survivor_speeds_up() -> None:
+    # Together at half speed until the first ends at 20; 10 s of the second are left by then.
+    outcome = run_shared(trace((0, 1, 10), (0, 1, 20)), "1x1", PAIRS, HALF, [0, 0])
+    assert outcome.end_s.tolist() == [20, 30]
+    assert outcome.run_s.tolist() == [20, 30]
+
+
+def test_a_gang_runs_at_the_speed_of_its_slowest_worker() -> None:
+    # Two GPUs; the gang has both, a single job joins one of them.
+    outcome = run_shared(trace((0, 2, 10), (0, 1, 5)), "1x2", PAIRS, HALF, [0, 0])
+    assert outcome.end_s.tolist() == [15, 10]
+
+
+def test_a_preemption_and_its_resume_cost_what_they_cost() -> None:
+    # The second is shorter, runs 10..15, and the first has 90 + 60 s left.
+    outcome = run_shared(
+        trace((0, 1, 100), (10, 1, 5)), "1x1", "srtf", HALF, [0, 0], preemption_cost_s=60
+    )
+    assert outcome.end_s.tolist() == [165, 15]
+    assert outcome.preemptions.tolist() == [1, 0]
+    assert outcome.overhead_s.tolist() == [60, 0]
+
+
+def test_bases_that_do_not_fit_kill_the_newcomer_which_then_runs_alone() -> None:
+    heavy = [(10.0, 0.0, 0.0), (10.0, 0.0, 0.0)]
+    outcome = run_shared(trace((0, 1, 10), (5, 1, 10)), "1x1", PAIRS, [[0.0]], [0, 0], memory=heavy)
+    assert outcome.ooms.tolist() == [0, 1]
+    assert outcome.end_s[0] == pytest.approx(10, abs=0.01)
+    assert outcome.end_s[1] == pytest.approx(20, abs=0.2)
+
+
+def test_peaks_that_fall_together_kill_one_in_its_peak_which_loses_its_run() -> None:
+    peaky = [(1.0, 10.0, 0.9), (1.0, 10.0, 0.9)]
+    outcome = run_shared(
+        trace((0, 1, 5000), (0, 1, 5000)), "1x1", PAIRS, [[0.0]], [0, 0], memory=peaky
+    )
+    assert outcome.ooms.sum() == 1
+    assert outcome.overhead_s.sum() > 0
+    assert outcome.end_s.max() == pytest.approx(10_000 + 0, abs=1)
+
+
+def test_a_pair_out_of_memory_in_the_matrix_cannot_run_together() -> None:
+    outcome = run_shared(
+        trace((0, 1, 10), (0, 1, 10)), "1x1", PAIRS, [[0.0, np.inf], [np.inf, 0.0]], [0, 1]
+    )
+    assert outcome.ooms.sum() == 1
+
+
+def test_peaks_that_fit_never_kill_anybody() -> None:
+    # Tandem is told of the memory, and keeps the two apart.
+    peaky = [(1.0, 10.0, 0.9), (1.0, 10.0, 0.9)]
+    outcome = run_shared(
+        trace((0, 1, 5000), (0, 1, 5000)), "1x1", "tandem", [[0.0]], [0, 0], memory=peaky
+    )
+    assert outcome.ooms.sum() == 0
+    assert outcome.end_s.max() == 10_000
+
+
+def test_tandem_shares_where_it_pays_and_waits_where_it_does_not() -> None:
+    jobs = trace((0, 1, 1000), (0, 1, 1000))
+    light = run_shared(jobs, "1x1", "tandem", [[0.2]], [0, 0])
+    assert light.end_s.tolist() == pytest.approx([1200, 1200])
+    heavy = run_shared(jobs, "1x1", "tandem", [[3.0]], [0, 0])
+    assert heavy.run_s.tolist() == pytest.approx([1000, 1000])
+    assert heavy.end_s.max() == pytest.approx(2000)
+
+
+def test_tandem_shares_before_it_preempts() -> None:
+    # A new job meets one that has long run: with a good partner it joins, with a bad one it takes
+    # the GPU over.
+    jobs = trace((0, 1, 20_000), (10_000, 1, 100))
+    good = run_shared(jobs, "1x1", "tandem", [[0.1]], [0, 0], preemption_cost_s=60)
+    assert good.preemptions.sum() == 0
+    bad = run_shared(jobs, "1x1", "tandem", [[30.0]], [0, 0], preemption_cost_s=60)
+    assert bad.preemptions.tolist() == [1, 0]
+    assert bad.end_s[1] == pytest.approx(10_100)
+
+
+def test_guarded_keeps_the_promised_speed() -> None:
+    jobs = trace((0, 1, 1000), (0, 1, 1000))
+    kept = run_shared(jobs, "1x1", "tandem-guarded", [[0.3]], [0, 0])
+    assert kept.run_s.max() == pytest.approx(1300)
+    refused = run_shared(jobs, "1x1", "tandem-guarded", [[0.5]], [0, 0])
+    assert refused.run_s.max() == pytest.approx(1000)
+
+
+def test_the_worst_pair_is_taken_apart_when_a_gpu_falls_free() -> None:
+    # Two share beside a third; when that ends, one of the two moves to its GPU.
+    jobs = trace((0, 1, 20_000), (0, 1, 4000), (0, 1, 20_000))
+    outcome = run_shared(jobs, "1x2", "tandem", [[0.6]], [0, 0, 0], preemption_cost_s=60)
+    assert outcome.migrations.sum() == 1
+    assert outcome.end_s.max() < 30_000
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    peaky = [(1.0, 10.0, 0.5)] * 6
+    jobs = trace(*((10 * i, 1, 500) for i in range(6)))
+    runs = [
+        run_shared(jobs, "1x2", PAIRS, HALF, [0] * 6, memory=peaky, seed=7).end_s for _ in range(2)
+    ]
+    assert (runs[0] == runs[1]).all()
+
+
+def test_a_profile_that_allows_a_job_nowhere_is_told_with_its_jobs() -> None:
+    values = load_profile("fifo").model_dump()
+    values["constraints"] = [
+        {"kind": "shares"},
+        {"kind": "interference", "max_interference": 0.0},
+        {"kind": "memory_capacity"},
+    ]
+    with pytest.raises(TandemError, match=r"1 job\(s\) never got a place: 0"):
+        run_shared(
+            trace((0, 1, 5)), "1x1", Profile.model_validate(values), HALF, [0], [(99.0, 0.0, 0.0)]
+        )
+
+
+def test_yarn_cs_waits_for_one_machine_and_best_effort_does_not() -> None:
+    # One GPU of each machine is taken for 100 s; a job of 4 comes.
+    jobs = trace((0, 3, 100), (0, 3, 50), (1, 4, 10))
+    assert run(jobs, "2x4", "yarn-cs").end_s[2] == 60
+    spread = run(trace((0, 3, 100), (0, 3, 50), (1, 2, 10)), "2x4", "best-effort")
+    assert spread.end_s[2] == 11

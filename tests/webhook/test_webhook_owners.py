@@ -1,0 +1,194 @@
+"""Owners of pods at apply, and the webhook over HTTP."""
+
+import base64
+import json
+
+import pytest
+from admission_cases import admit, apply_patch, ask, container, fields, job, pod, review
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler_extender.admission import AdmissionConfig
+from scheduler_extender.templates import TEMPLATES
+from scheduler_extender.webhook import admission_router
+from tandem.contracts import names
+
+WRONG = pod(annotations={names.MEMORY: "12 gigs"})
+TEMPLATE = {"metadata": WRONG["metadata"], "spec": WRONG["spec"]}
+CHECKPOINT = pod(annotations={names.CHECKPOINT: "true"})
+
+
+def owner(api_version, kind, spec):
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (job(WRONG), "spec.template"),
+        (
+            owner("batch/v1", "CronJob", {"jobTemplate": {"spec": {"template": TEMPLATE}}}),
+            "spec.jobTemplate.spec.template",
+        ),
+        (owner("apps/v1", "StatefulSet", {"template": TEMPLATE}), "spec.template"),
+        (
+            owner(
+                "jobset.x-k8s.io/v1alpha2",
+                "JobSet",
+                {
+                    "replicatedJobs": [
+                        {"template": {"spec": {"template": {}}}},
+                        {"template": {"spec": {"template": TEMPLATE}}},
+                    ]
+                },
+            ),
+            "spec.replicatedJobs[1].template.spec.template",
+        ),
+        (
+            owner(
+                "kubeflow.org/v1",
+                "PyTorchJob",
+                {"pytorchReplicaSpecs": {"Worker": {"template": TEMPLATE}}},
+            ),
+            "spec.pytorchReplicaSpecs[Worker].template",
+        ),
+    ],
+)
+def test_a_wrong_annotation_is_refused_at_apply_with_its_field(body, field):
+    verdict = ask(body)
+    assert fields(verdict) == [f"{field}.metadata.annotations[tandem.gpu/memory]"]
+    assert verdict.errors[0].value == "12 gigs"
+    assert "such as 12Gi" in verdict.errors[0].allowed
+
+
+def test_a_template_that_asks_for_no_gpu_is_nobody_s_business():
+    body = job(pod(container(), annotations={"tandem.gpu/nonsense": ""}))
+    assert ask(body).errors == []
+
+
+def test_a_stock_template_is_ours_in_adopted_namespaces_only():
+    body = job(
+        pod(container(gpus="1", resource=names.NVIDIA_RESOURCE), annotations={names.MEMORY: "much"})
+    )
+    assert ask(body).errors == []
+    assert len(ask(body, adopt=True).errors) == 1
+
+
+def test_what_was_let_in_before_us_can_still_be_updated():
+    old = owner("apps/v1", "Deployment", {"template": TEMPLATE, "replicas": 1})
+    scaled = owner("apps/v1", "Deployment", {"template": TEMPLATE, "replicas": 0})
+    assert ask(scaled, operation="UPDATE", old=old).errors == []
+    fine = owner("apps/v1", "Deployment", {"template": pod()})
+    assert ask(scaled, operation="UPDATE", old=fine).errors != []
+
+
+def test_evictions_of_a_checkpointable_job_are_no_failures():
+    spec = admit(job(CHECKPOINT))["spec"]
+    assert spec["podFailurePolicy"]["rules"] == [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    ]
+    assert spec["podReplacementPolicy"] == "Failed"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        job(pod()),
+        job(pod(annotations={names.CHECKPOINT: "true"}, restartPolicy="OnFailure")),
+        job(CHECKPOINT, podFailurePolicy={"rules": []} | {"rules": [{"action": "FailJob"}]}),
+    ],
+    ids=["no-checkpoint", "restarts-in-place", "own-policy"],
+)
+def test_other_jobs_keep_their_policy(body):
+    assert ask(body).patch == []
+
+
+def test_a_running_job_is_not_changed():
+    assert ask(job(CHECKPOINT), operation="UPDATE", old=job(pod())).patch == []
+
+
+@pytest.mark.parametrize("junk", [None, 3, "x", [], [1], {"spec": 3}, {"spec": {"containers": 1}}])
+@pytest.mark.parametrize(("group", "kind"), TEMPLATES)
+def test_templates_that_are_no_templates_break_nothing(group, kind, junk):
+    spec = junk
+    for step in reversed(TEMPLATES[group, kind]):
+        spec = [spec] if step == "*" else {step: spec}
+    verdict = ask({"apiVersion": f"{group}/v1", "kind": kind, **spec})
+    assert all(error.allowed for error in verdict.errors)
+
+
+# --- over HTTP --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def http():
+    app = FastAPI()
+    app.include_router(admission_router(AdmissionConfig(), has_runtime_class=lambda: True))
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def test_an_allowed_request_carries_a_patch(http):
+    answer = http.post("/mutate", json=review(pod())).json()
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    response = answer["response"]
+    assert (response["uid"], response["allowed"]) == ("review-1", True)
+    assert response["patchType"] == "JSONPatch"
+    patched = apply_patch(pod(), json.loads(base64.b64decode(response["patch"])))
+    assert patched["spec"]["runtimeClassName"] == "nvidia"
+
+
+def test_a_refusal_is_a_status_with_causes(http):
+    response = http.post("/mutate", json=review(job(WRONG))).json()["response"]
+    assert response["allowed"] is False
+    status = response["status"]
+    assert status["code"] == 422
+    field = "spec.template.metadata.annotations[tandem.gpu/memory]"
+    assert status["details"]["causes"][0]["field"] == field
+    assert status["message"].startswith(f'{field}: "12 gigs" is not allowed: must be')
+    assert "patch" not in response
+
+
+def test_adopted_namespaces_have_a_path_of_their_own(http):
+    body = review(pod(container(gpus="1", resource=names.NVIDIA_RESOURCE)))
+    assert "patch" not in http.post("/mutate", json=body).json()["response"]
+    assert "patch" in http.post("/mutate-adopted", json=body).json()["response"]
+
+
+def test_warnings_are_passed_on(http):
+    response = http.post("/mutate", json=review(pod(priorityClassName="urgent"))).json()["response"]
+    assert "urgent" in response["warnings"][0]
+
+
+def test_deletions_and_updates_of_pods_are_let_through(http):
+    for operation in ("DELETE", "UPDATE"):
+        body = review(WRONG, operation=operation, old=WRONG)
+        response = http.post("/mutate", json=body).json()["response"]
+        assert response == {"uid": "review-1", "allowed": True}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["metadata", "annotations", "spec", "containers", "resources", "limits", "env",
+                 "tandem.gpu/gpu", "tandem.gpu/memory", "template", "name"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(JSON, st.sampled_from(["Pod", "Job"]))
+def test_no_body_makes_the_webhook_fall_over(http, body, kind):
+    request = review({"apiVersion": "v1" if kind == "Pod" else "batch/v1", "kind": kind})
+    request["request"]["object"] = body
+    assert http.post("/mutate", json=request).status_code in (200, 422)
+    assert http.post("/mutate", json=body).status_code == 422

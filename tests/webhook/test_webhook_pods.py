@@ -1,0 +1,314 @@
+"""Pods at their creation: what is changed, what is refused."""
+
+import pytest
+from admission_cases import admit, ask, container, fields, pod
+
+from scheduler_extender.admission import AdmissionConfig
+from tandem.contracts import names
+
+DEVICES = {
+    "name": "NVIDIA_VISIBLE_DEVICES",
+    "valueFrom": {
+        "fieldRef": {
+            "apiVersion": "v1",
+            "fieldPath": "metadata.annotations['tandem.gpu/visible-devices']",
+        }
+    },
+}
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+STEPS = {
+    "name": "TANDEM_ACCUMULATION_STEPS",
+    "valueFrom": {
+        "fieldRef": {
+            "apiVersion": "v1",
+            "fieldPath": "metadata.annotations['tandem.gpu/accumulation-steps']",
+        }
+    },
+}
+
+
+def test_a_pod_that_asks_for_no_gpu_is_left_as_it_is():
+    verdict = ask(pod(container(), annotations={"tandem.gpu/nonsense": "x"}))
+    assert (verdict.errors, verdict.patch, verdict.warnings) == ([], [], [])
+
+
+def test_a_pod_of_ours_is_gated_and_given_to_our_scheduler():
+    spec = admit(pod())["spec"]
+    assert spec["schedulerName"] == "tandem-scheduler"
+    assert spec["schedulingGates"] == [{"name": "tandem.gpu/queue"}]
+    assert spec["tolerations"][-1] == {
+        "key": "tandem.gpu/gpu",
+        "operator": "Exists",
+        "effect": "NoSchedule",
+    }
+    assert spec["priorityClassName"] == "tandem-training"
+    assert "priority" not in spec, "the API server derives it from the class anew"
+    assert "preemptionPolicy" not in spec
+    assert "runtimeClassName" not in spec
+
+
+def test_every_container_is_told_what_it_may_see():
+    spec = admit(
+        pod(
+            container("sidecar", env=[{"name": "A", "value": "1"}]),
+            container("main", gpus="2", env=[{"name": "B", "value": "$(NVIDIA_VISIBLE_DEVICES)"}]),
+            initContainers=[container("fetch")],
+        )
+    )["spec"]
+    sidecar, main = spec["containers"]
+    assert sidecar["env"] == [VOID, {"name": "A", "value": "1"}]
+    assert main["env"] == [DEVICES, {"name": "B", "value": "$(NVIDIA_VISIBLE_DEVICES)"}]
+    assert spec["initContainers"][0]["env"] == [VOID]
+
+
+@pytest.mark.parametrize("env", [None, [{"name": "B", "value": "1"}]])
+def test_accumulation_steps_are_handed_on_where_they_are_wanted(env):
+    extra = {"env": env} if env else {}
+    wants = {names.ACCUMULATION: "true"}
+    spec = admit(pod(container(gpus="1", **extra), annotations=wants))["spec"]
+    assert spec["containers"][0]["env"] == [DEVICES, STEPS, *(env or [])]
+    spec = admit(pod(annotations={names.ACCUMULATION: "false"}))["spec"]
+    assert spec["containers"][0]["env"] == [DEVICES]
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_admitting_twice_changes_nothing_more(adopt):
+    body = pod(
+        container(gpus="1", resource=names.NVIDIA_RESOURCE if adopt else names.RESOURCE),
+        container("other"),
+        annotations={} if adopt else {names.ACCUMULATION: "true"},
+    )
+    once = admit(body, adopt=adopt)
+    verdict = ask(once, adopt=adopt)
+    assert (verdict.errors, verdict.patch) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_class", "expected"),
+    [
+        ("auto", False, None),
+        ("auto", True, "nvidia"),
+        ("nvidia", False, "nvidia"),
+        ("none", True, None),
+    ],
+)
+def test_runtime_class(mode, has_class, expected):
+    config = AdmissionConfig(runtime_class=mode)
+    spec = admit(pod(), config=config, has_runtime_class=has_class)["spec"]
+    assert spec.get("runtimeClassName") == expected
+    own = admit(pod(runtimeClassName="kata"), config=config, has_runtime_class=has_class)["spec"]
+    assert own["runtimeClassName"] == "kata"
+
+
+def test_priority_class_can_be_left_to_others():
+    spec = admit(pod(), config=AdmissionConfig(priority_class=""))["spec"]
+    assert "priorityClassName" not in spec
+    assert spec["priority"] == 0
+
+
+def test_another_priority_class_gives_way_and_its_owner_is_told():
+    body = pod(priorityClassName="urgent", priority=1000000)
+    assert admit(body)["spec"]["priorityClassName"] == "tandem-training"
+    (warning,) = ask(body).warnings
+    assert "urgent" in warning
+    assert "tandem-training" in warning
+
+
+def host_path(path):
+    return {"name": "of-the-node", "hostPath": {"path": path}}
+
+
+def test_other_folders_of_the_node_may_be_mounted():
+    volumes = [host_path(path) for path in ("/dev/shm", "/var/lib/data", "/mnt", "/runs")]
+    assert not ask(pod(volumes=volumes)).errors
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "allowed"),
+    [
+        (
+            pod(container(gpus="1"), container("b", gpus="1")),
+            "spec.containers[1].resources.limits[tandem.gpu/gpu]",
+            "only one container",
+        ),
+        (
+            pod(container("b"), initContainers=[container("a", gpus="1")]),
+            "spec.initContainers[0].resources.limits[tandem.gpu/gpu]",
+            "only an ordinary container",
+        ),
+        (
+            pod(container(gpus="0")),
+            "spec.containers[0].resources.limits[tandem.gpu/gpu]",
+            "from 1 to 64",
+        ),
+        (
+            pod(container(gpus="500m")),
+            "spec.containers[0].resources.limits[tandem.gpu/gpu]",
+            "whole number",
+        ),
+        (
+            pod(container(resources={"requests": {names.RESOURCE: "1"}})),
+            "spec.containers[0].resources.requests[tandem.gpu/gpu]",
+            "under resources.limits",
+        ),
+        (
+            pod(
+                container(
+                    resources={"limits": {names.RESOURCE: "2"}, "requests": {names.RESOURCE: 1}}
+                )
+            ),
+            "spec.containers[0].resources.limits[tandem.gpu/gpu]",
+            "the same in limits and requests",
+        ),
+        (
+            pod(container(gpus="1"), container("b", gpus="1", resource=names.NVIDIA_RESOURCE)),
+            "spec.containers[1].resources.limits[nvidia.com/gpu]",
+            "no GPUs another way",
+        ),
+        (
+            pod(container(gpus="1", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+            "spec.containers[0].env[0]",
+            "Tandem alone",
+        ),
+        (
+            pod(container(gpus="1", env=[{"name": "TANDEM_ACCUMULATION_STEPS", "value": "1"}])),
+            "spec.containers[0].env[0]",
+            "Tandem alone",
+        ),
+        (
+            pod(container(gpus="1"), container("b", env=[DEVICES])),
+            "spec.containers[1].env[0]",
+            "Tandem alone",
+        ),
+        (
+            pod(container(gpus="1"), initContainers=[container("a", env=[DEVICES])]),
+            "spec.initContainers[0].env[0]",
+            "Tandem alone",
+        ),
+        (
+            pod(container(gpus="1", securityContext={"privileged": True})),
+            "spec.containers[0].securityContext.privileged",
+            "sees every GPU",
+        ),
+        (
+            pod(volumes=[{"name": "x", "emptyDir": {}}, host_path("//dev/./nvidia0")]),
+            "spec.volumes[1].hostPath.path",
+            "devices of its node",
+        ),
+        (pod(volumes=[host_path("/")]), "spec.volumes[0].hostPath.path", "devices of its node"),
+        (
+            pod(volumes=[host_path("/var/run/nvidia-persistenced/socket")]),
+            "spec.volumes[0].hostPath.path",
+            "what hands them out",
+        ),
+        (
+            pod(
+                container(
+                    gpus="1",
+                    volumeMounts=[
+                        {"name": "x", "mountPath": "/var/run//nvidia-container-devices/all"}
+                    ],
+                ),
+                volumes=[{"name": "x", "emptyDir": {}}],
+            ),
+            "spec.containers[0].volumeMounts[0].mountPath",
+            "not chosen by mounts",
+        ),
+        (
+            pod(annotations={"cdi.k8s.io/gpu": "nvidia.com/gpu=all"}),
+            "metadata.annotations[cdi.k8s.io/gpu]",
+            "CDI",
+        ),
+        (pod(nodeName="n0"), "spec.nodeName", "scheduler chooses"),
+        (pod(schedulerName="volcano"), "spec.schedulerName", "tandem-scheduler"),
+        (
+            pod(annotations={names.VISIBLE_DEVICES: "GPU-1"}),
+            "metadata.annotations[tandem.gpu/visible-devices]",
+            "Tandem alone",
+        ),
+        (
+            pod(annotations={names.EPOCH: "7"}),
+            "metadata.annotations[tandem.gpu/epoch]",
+            "Tandem alone",
+        ),
+        (
+            pod(annotations={"tandem.gpu/memmory": "1Gi"}),
+            "metadata.annotations[tandem.gpu/memmory]",
+            "did you mean tandem.gpu/memory",
+        ),
+        (
+            pod(annotations={names.MEMORY: "12 gigs"}),
+            "metadata.annotations[tandem.gpu/memory]",
+            "such as 12Gi",
+        ),
+    ],
+)
+def test_refused_with_field_and_what_is_allowed(body, field, allowed):
+    verdict = ask(body)
+    assert fields(verdict) == [field]
+    assert allowed in verdict.errors[0].allowed
+    assert verdict.patch == []
+
+
+def test_an_annotation_of_256_kib_is_refused_shortly():
+    verdict = ask(pod(annotations={names.MEMORY: "9" * 256 * 1024}))
+    assert len(str(verdict.errors[0])) < 300
+
+
+def test_what_is_not_a_pod_is_refused_with_its_field():
+    body = pod()
+    body["spec"]["containers"] = [{"env": "x"}]
+    assert fields(ask(body)) == ["spec.containers.0.env"]
+
+
+# --- adopted namespaces -----------------------------------------------------------------------
+
+
+def stock(gpus="2", **options):
+    return pod(container(gpus=gpus, resource=names.NVIDIA_RESOURCE), **options)
+
+
+def test_a_stock_pod_is_left_alone_outside_adopted_namespaces():
+    assert ask(stock()).patch == []
+
+
+def test_a_stock_pod_in_an_adopted_namespace_gets_whole_gpus():
+    adopted = admit(stock(), adopt=True)
+    resources = adopted["spec"]["containers"][0]["resources"]
+    assert resources == {"limits": {names.RESOURCE: "2"}, "requests": {names.RESOURCE: "2"}}
+    assert adopted["metadata"]["annotations"] == {names.EXCLUSIVE: "true"}
+    assert adopted["spec"]["schedulerName"] == "tandem-scheduler"
+    assert adopted["spec"]["containers"][0]["env"] == [DEVICES]
+
+
+def test_a_stock_pod_without_any_annotations():
+    body = stock()
+    del body["metadata"]["annotations"]
+    assert admit(body, adopt=True)["metadata"]["annotations"] == {names.EXCLUSIVE: "true"}
+    body["metadata"]["annotations"] = None
+    assert admit(body, adopt=True)["metadata"]["annotations"] == {names.EXCLUSIVE: "true"}
+
+
+def test_a_stock_pod_keeps_the_annotations_of_others():
+    annotations = admit(stock(annotations={"team": "a"}), adopt=True)["metadata"]["annotations"]
+    assert annotations == {"team": "a", names.EXCLUSIVE: "true"}
+
+
+def test_a_stock_pod_that_says_what_it_needs_may_share():
+    annotations = {names.MEMORY: "8Gi"}
+    adopted = admit(stock(annotations=annotations), adopt=True)
+    assert adopted["metadata"]["annotations"] == annotations
+
+
+def test_an_adopted_pod_with_gpus_in_two_containers_is_refused():
+    body = pod(
+        container(gpus="1", resource=names.NVIDIA_RESOURCE),
+        container("b", gpus="1", resource=names.NVIDIA_RESOURCE),
+    )
+    assert fields(ask(body, adopt=True)) == ["spec.containers[1].resources.limits[nvidia.com/gpu]"]
+
+
+def test_our_resource_needs_no_adoption():
+    adopted = admit(pod(), adopt=True)
+    assert adopted["metadata"]["annotations"] == {}
+    assert adopted["spec"]["containers"][0]["resources"]["limits"] == {names.RESOURCE: "1"}
