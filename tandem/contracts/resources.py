@@ -202,6 +202,8 @@ class PodUse(Message):
 
     `active_seconds` and `idle_seconds` are the mean lengths of the phases in which it runs kernels
     and in which it does not; `activity_source` says which series they were read from.
+    `utilisation_percent` and `iteration_seconds` are measured; `iterations_per_second` is what the
+    pod tells of itself, to be compared with nothing but its own earlier rates.
     """
 
     namespace: str = ""
@@ -261,14 +263,49 @@ class EvictionRequest(Message):
     memory_bytes: Bytes | None = None
 
 
+class OutgrownPod(Message):
+    """A pod and what it held on a GPU beyond what had been predicted for it."""
+
+    namespace: str
+    pod: str
+    uid: str
+    memory_bytes: Bytes
+    predicted_bytes: Bytes
+
+
+class OutOfMemory(Message):
+    """A container that failed while its GPU was full: CUDA ran out of memory, as it seems.
+
+    CUDA's error ends a container with a plain exit code of its own, so this is `inferred`, always.
+    The pod named is the one whose container failed, `memory_bytes` the most it held while the GPU
+    was full. `blamed` is the pod that had outgrown its prediction by most, which may be the same;
+    absent where none had: then the predictions together were more than the GPU has.
+    """
+
+    gpu: str
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    exit_code: int
+    ended_at: Time
+    inferred: bool = True
+    memory_bytes: Bytes | None = None
+    blamed: OutgrownPod | None = None
+
+
 class GPUNodeStatus(Message):
-    """The report of one node's agent."""
+    """The report of one node's agent.
+
+    `out_of_memory` has the latest 16, each for ten minutes.
+    """
 
     agent_version: str = ""
     driver_version: str = ""
     observed_at: Time
     gpus: list[GPU] = []
     eviction_requests: list[EvictionRequest] = []
+    out_of_memory: list[OutOfMemory] = []
     conditions: list[Condition] = []
 
     @computed_field  # type: ignore[prop-decorator] # pydantic's own way of writing it
