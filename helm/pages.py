@@ -12,7 +12,9 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
+from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector
+from node_agent.monitor import Monitor
 from predictor.metrics import Metrics as PredictorMetrics
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.service import running
@@ -113,16 +115,13 @@ async def _of_extender() -> list[Collector]:
 
 
 def _of_agent() -> AgentCollector:
-    nothing = SimpleNamespace(
-        boards={},
-        nvml=SimpleNamespace(binding=SimpleNamespace(errors={})),
-        nearly_full={"outgrown": 0, "nobody": 0},
-    )
+    # A monitor that has read nothing: no GPU is needed to tell the names.
+    monitor = Monitor(AgentSettings(node="n"))
     return AgentCollector(
         node="",
         latest=lambda: None,
-        monitor=nothing,  # type: ignore[arg-type] # no GPU is needed to tell the names
-        publisher=SimpleNamespace(written=0, failed=0, last_written_s=0.0),  # type: ignore[arg-type] # the same
+        monitor=monitor,
+        publisher=SimpleNamespace(written=0, failed=0, last_written_s=0.0),  # type: ignore[arg-type] # as above
     )
 
 

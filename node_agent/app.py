@@ -119,6 +119,7 @@ class Agent:
         if not known or not known.get("status"):
             return
         try:
-            self.monitor.remember(GPUNodeStatus.model_validate(known["status"]).gpus)
+            report = GPUNodeStatus.model_validate(known["status"])
+            self.monitor.remember(report, time.monotonic())
         except ValidationError as error:  # written by another version
             log.warning("earlier report not understood error=%r", error.errors()[0]["msg"])

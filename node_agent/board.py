@@ -9,6 +9,7 @@ from node_agent import guard
 from node_agent.config import AgentSettings, GuardSettings
 from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
+from node_agent.outofmemory import FullTimes
 from node_agent.pods import PodDirectory
 from node_agent.tenant import UTILISATION_HALF_LIFE_S, Tenant
 from node_agent.windows import Ewma
@@ -45,6 +46,7 @@ class Board:
         self.mps: bool | None = None
         self.tenants: dict[str, Tenant] = {}
         self.xids: Counter[int] = Counter()
+        self.full = FullTimes(settings.guard)
         self._settings = settings
         self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
         #: None until the driver has told.
@@ -143,12 +145,15 @@ class Board:
         of_pods = {pid for pids in self._pids.values() for pid in pids}
         return of_pods | {process.pid for process in self._foreign or ()} | self._unresolved.keys()
 
+    def fullness(self) -> float:
+        """Return the share in use of the memory that processes may have; 0 where it is unknown."""
+        if self.memory is None:
+            return 0.0
+        return self.memory.used / (self.memory_bytes - (self.memory.reserved or 0))
+
     def is_nearly_full(self, settings: GuardSettings) -> bool:
         """Return whether two pods or more are on the GPU and its memory is about to end."""
-        if self.memory is None or len(self._pids) < 2:
-            return False
-        usable = self.memory_bytes - (self.memory.reserved or 0)
-        return guard.is_nearly_full(self.memory.used, usable, settings)
+        return len(self._pids) >= 2 and self.fullness() >= settings.near_full
 
     def misplaced(self, pods: PodDirectory | None) -> list[str]:
         """Return the pods (namespace/name) of ours that run here and were given other GPUs."""

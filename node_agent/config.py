@@ -53,12 +53,15 @@ class GuardSettings(_Settings):
     """What is done when a GPU is nearly full because a pod outgrew its prediction.
 
     `near_full` is a share of the memory that processes may use, `tolerance` the share of its
-    prediction by which a pod may exceed it.
+    prediction by which a pod may exceed it. A container that fails while its GPU is used to `full`,
+    or up to `failed_within_s` later, is taken to have run out of memory.
     """
 
     mode: Literal["off", "warn", "evict"] = "warn"
     near_full: Share = 0.95
     tolerance: Annotated[float, Field(ge=0)] = 0.05
+    full: Share = 0.97
+    failed_within_s: Seconds = 10.0
 
 
 class AgentSettings(_Settings):

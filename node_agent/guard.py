@@ -35,11 +35,6 @@ class Offender:
         )
 
 
-def is_nearly_full(used: int, usable: int, settings: GuardSettings) -> bool:
-    """Return whether `used` of the `usable` bytes (without the reserved part) is too close."""
-    return used >= settings.near_full * usable
-
-
 def offender(tenants: Sequence[Tenant], settings: GuardSettings) -> Offender | None:
     """Return the tenant that exceeds its prediction by most bytes; None if none does.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
-from node_agent.pods import PodInfo
+from node_agent.outofmemory import unix_time
+from node_agent.pods import ContainerEnd, PodInfo
 from tandem.contracts import names
 from tandem.contracts.gangs import gpujob_name
+from tandem.contracts.resources import Source
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import KubeError
@@ -31,7 +34,22 @@ def trim(pod: Object) -> Object:
         "metadata": {key: metadata[key] for key in kept if key in metadata}
         | {"ownerReferences": owners},
         "spec": {"schedulerName": spec.get("schedulerName", "")},
+        "status": {"ended": _ended(pod)},
     }
+
+
+def _ended(pod: Object) -> list[Object]:
+    """Return the last end of each container of a pod; none of a pod that was told to go."""
+    if "deletionTimestamp" in pod["metadata"]:
+        return []
+    found = []
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        states = [container.get(key) or {} for key in ("state", "lastState")]
+        ended = next((state["terminated"] for state in states if state.get("terminated")), None)
+        if ended and ended.get("finishedAt"):
+            kept = {key: ended.get(key) for key in ("exitCode", "finishedAt", "reason")}
+            found.append({"name": container["name"], **kept})
+    return found
 
 
 def pod_info(pod: Object, predicted_memory: int | None = None) -> PodInfo:
@@ -52,6 +70,12 @@ def pod_info(pod: Object, predicted_memory: int | None = None) -> PodInfo:
         ours=pod["spec"]["schedulerName"] == names.SCHEDULER_NAME,
         assigned=None if assigned is None else frozenset(assigned.split(",")),
         predicted_memory=predicted_memory,
+        ends=tuple(
+            ContainerEnd(
+                one["name"], int(one["exitCode"]), unix_time(one["finishedAt"]), one["reason"] or ""
+            )
+            for one in pod["status"]["ended"]
+        ),
     )
 
 
@@ -59,7 +83,7 @@ class KubePods:
     """Mirrors the pods that are bound to `node`, in a thread of its own.
 
     A pod of ours gets the prediction of its GPUJob, read when the pod appears and whenever it
-    changes; where that fails the pod has none until its next change, and nobody is blamed.
+    changes; where that fails it keeps the one before, and without any it is never blamed.
     """
 
     def __init__(self, client: KubeClient, node: str) -> None:
@@ -89,11 +113,12 @@ class KubePods:
             return
         before = self._pods.get(uid)
         info = pod_info(pod, before.predicted_memory if before else None)
-        if info.ours:
-            info = pod_info(pod, self._predicted(info) or info.predicted_memory)
-        self._pods[uid] = info
+        self._pods[uid] = replace(info, predicted_memory=self._predicted(info))
 
     def _predicted(self, info: PodInfo) -> int | None:
+        """Return the bound on a pod's memory per GPU; None for one that was given whole GPUs."""
+        if not info.ours:
+            return None
         try:
             job = self._client.get(GPU_JOBS, info.job, info.namespace)
         except KubeError as error:
@@ -104,10 +129,19 @@ class KubePods:
                 info.job,
                 str(error),
             )
-            return None
-        load = (job.get("status") or {}).get("load") or {}
-        predicted = load.get("memoryP95Bytes")
-        return None if predicted is None else int(predicted)
+            return info.predicted_memory
+        return predicted_memory(job)
+
+
+def predicted_memory(job: Object) -> int | None:
+    """Return what a GPUJob says of its memory per GPU in bytes; None where nothing is known.
+
+    A load that stands for the whole GPU has figures that say nothing about the job's own use.
+    """
+    load = (job.get("status") or {}).get("load") or {}
+    if load.get("memorySource") == Source.WHOLE_GPU or load.get("memoryP95Bytes") is None:
+        return None
+    return int(load["memoryP95Bytes"])
 
 
 def refuse_beside_device_plugin(client: KubeClient, node: str) -> None:

@@ -152,6 +152,15 @@ class AgentCollector(Collector):
         for blame in ("outgrown", "nobody"):
             full.add_metric([blame], self.monitor.nearly_full[blame])
         yield full
+        failed = CounterMetricFamily(
+            "tandem_agent_out_of_memory",
+            "Containers that seem to have run out of GPU memory, by whether a pod had outgrown its"
+            " prediction.",
+            labels=["blame"],
+        )
+        for blame in ("outgrown", "nobody"):
+            failed.add_metric([blame], self.monitor.out_of_memory.counts[blame])
+        yield failed
         yield GaugeMetricFamily(
             "tandem_agent_eviction_requests",
             "Pods whose eviction is asked for now.",

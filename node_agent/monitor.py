@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
 from importlib.metadata import version
 
 from node_agent import guard
@@ -16,8 +15,9 @@ from node_agent.attribution import Attribution
 from node_agent.board import Board
 from node_agent.config import AgentSettings
 from node_agent.nvml import GpuLostError, Nvml, NvmlGoneError
+from node_agent.outofmemory import OutOfMemoryLog, unix_time
 from node_agent.pods import PodDirectory
-from tandem.contracts.resources import GPU, Condition, EvictionRequest, GPUNodeStatus
+from tandem.contracts.resources import Condition, EvictionRequest, GPUNodeStatus
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class Monitor:
         self.requests: dict[str, EvictionRequest] = {}
         #: How often a GPU became nearly full, by whether a pod was found that had outgrown.
         self.nearly_full: Counter[str] = Counter()
+        self.out_of_memory = OutOfMemoryLog(settings.guard)
         self._attribution = Attribution(settings.proc)
         self._pods = pods
         self._open = False
@@ -61,9 +62,10 @@ class Monitor:
         self._full_gpus: set[str] = set()
         self._conditions: dict[str, Condition] = {}
 
-    def remember(self, gpus: Iterable[GPU]) -> None:
-        """Take GPUs from an earlier report: they exist, whether NVML can be read now or not."""
-        for gpu in gpus:
+    def remember(self, report: GPUNodeStatus, now_s: float) -> None:
+        """Take an earlier report: its GPUs exist, whether NVML can be read now or not."""
+        self.out_of_memory.remember(report.out_of_memory, now_s)
+        for gpu in report.gpus:
             board = Board(gpu.uuid, gpu.index, gpu.model, gpu.memory_bytes, self.settings)
             self.boards.setdefault(gpu.uuid, board)
 
@@ -81,6 +83,8 @@ class Monitor:
                 return
             for board in self.boards.values():
                 self._read(board, now_s, full=full)
+                if board.fullness() >= self.settings.guard.full:
+                    board.full.note(unix_time(stamp), board.guarded(self._pods))
             if full:
                 self._full_at_s = now_s
                 self._take_xids(now_s)
@@ -90,6 +94,10 @@ class Monitor:
         except NvmlGoneError as error:
             self._lose_nvml(now_s, str(error))
         self._guard(stamp)
+        if full:
+            for board in self.boards.values():
+                known = {uid: self._pods.find(uid) if self._pods else None for uid in board.tenants}
+                self.out_of_memory.look(now_s, board.uuid, board.full, known)
 
     def status(self, now_s: float, stamp: str) -> GPUNodeStatus:
         """Return the report as of now."""
@@ -109,6 +117,7 @@ class Monitor:
             observed_at=stamp,
             gpus=[board.report(now_s, self._pods, self.iterations) for board in boards],
             eviction_requests=sorted(self.requests.values(), key=lambda r: (r.gpu, r.uid)),
+            out_of_memory=self.out_of_memory.latest(now_s),
             conditions=list(self._conditions.values()),
         )
 

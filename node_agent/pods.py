@@ -7,12 +7,23 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerEnd:
+    """A container of a pod that ended, at Unix time `at_s`; `reason` as kubelet tells it."""
+
+    container: str
+    exit_code: int
+    at_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PodInfo:
     """What the API server knows of a pod on this node.
 
     `job` names its GPUJob; `ours` is false for a pod that took its GPU past Tandem; `assigned` are
     the UUIDs that it was given, None where that is not known; `predicted_memory` is the bound on
-    its memory per GPU in bytes.
+    its memory per GPU in bytes, None where nothing was predicted. `ends` are the last ends of its
+    containers that were not asked for.
     """
 
     namespace: str
@@ -21,6 +32,7 @@ class PodInfo:
     ours: bool = True
     assigned: frozenset[str] | None = None
     predicted_memory: int | None = None
+    ends: tuple[ContainerEnd, ...] = ()
 
     def belongs_on(self, gpu: str) -> bool:
         """Return whether Tandem put the pod onto the GPU of this UUID."""

@@ -58,7 +58,7 @@ class TokenReviewer:
         self._client = client
         self._lock = threading.Lock()
         self._known: dict[bytes, tuple[float, str | None]] = {}
-        self._reviewed_s = 0.0
+        self._reviewed_s = float("-inf")
 
     def pod_uid(self, token: str) -> str | None:
         """Return the UID of the pod that `token` is bound to, if it is meant for agents."""

@@ -79,8 +79,9 @@ def compare(before: GPUNodeStatus, after: GPUNodeStatus, settings: ReportSetting
 def _decisive(status: GPUNodeStatus) -> object:
     gpus = [(gpu.uuid, gpu.index, gpu.health, gpu.health_reason, gpu.shares) for gpu in status.gpus]
     requests = [(request.uid, request.gpu) for request in status.eviction_requests]
+    failed = [(one.uid, one.container, one.ended_at) for one in status.out_of_memory]
     conditions = [(condition.type, condition.status) for condition in status.conditions]
-    return gpus, requests, conditions
+    return gpus, requests, failed, conditions
 
 
 def _differs(before: GPU, after: GPU, settings: ReportSettings) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node_agent.kubepods import pod_info, trim
+from node_agent.kubepods import pod_info, predicted_memory, trim
 from tandem.contracts import names
 
 
@@ -28,6 +28,7 @@ def test_only_what_is_used_is_kept():
             "ownerReferences": [OWNER],
         },
         "spec": {"schedulerName": names.SCHEDULER_NAME},
+        "status": {"ended": []},
     }  # fmt: skip
 
 
@@ -56,3 +57,35 @@ def test_pod_of_another_scheduler_belongs_nowhere():
     other = pod()
     other["spec"]["schedulerName"] = "default-scheduler"
     assert not pod_info(trim(other)).belongs_on("GPU-1")
+
+
+ENDED = {"exitCode": 1, "finishedAt": "2026-01-02T03:04:05Z", "reason": "Error"}
+
+
+def test_last_end_of_each_container():
+    failed = pod()
+    failed["status"]["containerStatuses"] = [
+        {"name": "main", "state": {"running": {}}, "lastState": {"terminated": ENDED}},
+        {"name": "side", "state": {"terminated": ENDED | {"exitCode": 0}}, "lastState": {}},
+        {"name": "new", "state": {"waiting": {}}},
+    ]
+    ends = pod_info(trim(failed)).ends
+    assert [(end.container, end.exit_code, end.reason) for end in ends] == [
+        ("main", 1, "Error"), ("side", 0, "Error")
+    ]  # fmt: skip
+    assert ends[0].at_s == 1767323045
+    failed["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:00Z"
+    assert pod_info(trim(failed)).ends == (), "it was told to go"
+
+
+@pytest.mark.parametrize(
+    ("load", "predicted"),
+    [
+        (None, None),
+        ({"memorySource": "formula", "memoryP95Bytes": 5}, 5),
+        ({"memorySource": "whole-gpu", "memoryP95Bytes": 0}, None),
+    ],
+)
+def test_what_was_predicted(load, predicted):
+    assert predicted_memory({"status": {"load": load}}) == predicted
+    assert predicted_memory({}) is None

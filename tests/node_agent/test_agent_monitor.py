@@ -1,22 +1,27 @@
 """The node over time on simulated GPUs: pods, health, guard; times are moved by hand."""
 
 import random
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pynvml
 import pytest
 
 from node_agent.config import AgentSettings
 from node_agent.monitor import Monitor
-from node_agent.pods import PodInfo
+from node_agent.pods import ContainerEnd, PodInfo
 from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
 from tandem.contracts.resources import GPU, GPUNodeStatus
 
 GIB = 1 << 30
-STAMP = "2026-01-02T03:04:05Z"
 
 
 def uid(n):
     return f"00000000-1111-2222-3333-{n:012x}"
+
+
+def stamp(driver):
+    return datetime.fromtimestamp(driver.now_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 class Pods(dict):
@@ -41,11 +46,11 @@ class Node:
         while self.driver.now_s < end - 1e-6:
             step = self.settings.memory_interval_s * self.random.uniform(0.8, 1.2)
             self.driver.advance(min(step, end - self.driver.now_s))
-            self.monitor.tick(self.driver.now_s, STAMP)
+            self.monitor.tick(self.driver.now_s, stamp(self.driver))
         return self.report()
 
     def report(self) -> GPUNodeStatus:
-        return self.monitor.status(self.driver.now_s, STAMP)
+        return self.monitor.status(self.driver.now_s, stamp(self.driver))
 
     def gpu(self, index=0) -> GPU:
         return self.report().gpus[index]
@@ -290,10 +295,10 @@ def test_nvml_that_is_gone_quarantines_all_and_recovers(node, driver, proc):
 
 
 def test_gpus_of_an_earlier_report_are_not_forgotten(node, driver):
-    earlier = node().run(2).gpus
+    earlier = node().run(2)
     driver.state.driver = ""
     one = node()
-    one.monitor.remember(earlier)
+    one.monitor.remember(earlier, driver.now_s)
     gpus = one.run(15).gpus
     assert [(gpu.uuid, gpu.health) for gpu in gpus] == [
         ("GPU-a", "Quarantined"),
@@ -346,6 +351,75 @@ def test_guard_blames_nobody_without_a_prediction(node, crowded):
 def test_guard_leaves_a_pod_that_is_alone(node, driver, crowded):
     driver.state.processes = [StubProcess(0, 7, 79 * GIB)]
     assert node(crowded, guard={"mode": "evict"}).run(1).eviction_requests == []
+
+
+# --- out of memory ----------------------------------------------------------------------------
+
+
+def fails(driver, pods, uid, *, after_s=0.0, **end):
+    """Let a container of the pod end after some time, as kubelet tells it: in whole seconds."""
+    end = {"container": "main", "exit_code": 1, "at_s": float(int(driver.now_s + after_s))} | end
+    pods[uid] = replace(pods[uid], ends=(ContainerEnd(**end),))
+
+
+def test_failure_on_a_full_gpu_is_put_down_to_who_outgrew(node, driver, crowded):
+    driver.state.processes[0] = StubProcess(0, 7, 51 * GIB)
+    one = node(crowded)
+    one.run(3)
+    died = uid(2)
+    driver.state.processes = driver.state.processes[:1]
+    one.run(2)
+    fails(driver, crowded, died)
+    (told,) = one.run(2).out_of_memory
+    assert (told.pod, told.uid, told.container, told.exit_code) == ("innocent", died, "main", 1)
+    assert (told.inferred, told.memory_bytes, told.gpu) == (True, 28 * GIB, "GPU-a")
+    assert (told.blamed.pod, told.blamed.memory_bytes) == ("greedy", 51 * GIB)
+    assert told.blamed.predicted_bytes == 30 * GIB
+    assert one.run(300).out_of_memory == [told], "told once, and kept"
+    assert one.monitor.out_of_memory.counts == {"outgrown": 1}
+    again = node(crowded)
+    again.monitor.remember(one.report(), driver.now_s)
+    assert again.run(1).out_of_memory == [told], "an agent that starts anew does not forget"
+    assert one.run(300).out_of_memory == []
+
+
+def test_failure_where_nobody_outgrew_blames_nobody(node, driver, crowded):
+    pods = [replace(info, predicted_memory=60 * GIB) for info in crowded.values()]
+    crowded.update(zip(crowded, pods, strict=True))
+    driver.state.processes[0] = StubProcess(0, 7, 51 * GIB)
+    one = node(crowded)
+    one.run(3)
+    fails(driver, crowded, uid(1))
+    (told,) = one.run(2).out_of_memory
+    assert told.blamed is None
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"exit_code": 0},
+        {"exit_code": 137},
+        {"exit_code": 143},
+        {"reason": "OOMKilled"},
+        {"after_s": -60},
+        {"after_s": 30},
+    ],
+)
+def test_other_ends_are_not_taken_for_it(node, driver, crowded, end):
+    driver.state.processes[0] = StubProcess(0, 7, 51 * GIB)
+    one = node(crowded)
+    one.run(10)
+    driver.state.processes = driver.state.processes[1:]
+    fails(driver, crowded, uid(1), **end)
+    assert one.run(5).out_of_memory == []
+
+
+def test_failure_beside_memory_that_is_free_is_not_taken_for_it(node, driver, crowded):
+    driver.state.processes[0] = StubProcess(0, 7, 48 * GIB)
+    one = node(crowded)
+    one.run(10)
+    fails(driver, crowded, uid(1))
+    assert one.run(5).out_of_memory == []
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -431,7 +505,7 @@ def test_random_errors_for_ten_thousand_steps(node, driver, proc):
                 for _ in range(dice.randrange(4))
             ]
         driver.advance(1)
-        one.monitor.tick(driver.now_s, STAMP)
+        one.monitor.tick(driver.now_s, stamp(driver))
         if step % 10 == 0:
             check_absent_not_zero(one.report(), driver)
     driver.state.errors = []
