@@ -178,9 +178,9 @@ class _Bench:
 
     def time_parts(self) -> None:
         """Have the controller's parts timed."""
-        controller = self.controller
+        rounds = self.controller.rounds
         for name, times in (("_question", self.questions), ("_carry_out", self.carried)):
-            inner = getattr(controller, name)
+            inner = getattr(rounds, name)
 
             def timed(*args: object, inner: Any = inner, times: list[float] = times) -> object:  # noqa: ANN401 - any method
                 began = time.perf_counter()
@@ -189,9 +189,9 @@ class _Bench:
                 finally:
                     times.append(time.perf_counter() - began)
 
-            setattr(controller, name, timed)
-        planned = controller.metrics.planned
-        controller.metrics.planned = lambda s: (self.plans.append(s), planned(s))  # type: ignore[method-assign,assignment] # also kept
+            setattr(rounds, name, timed)
+        planned = self.controller.metrics.planned
+        self.controller.metrics.planned = lambda s: (self.plans.append(s), planned(s))  # type: ignore[method-assign,assignment] # also kept
 
     async def probe(self, seconds: float) -> tuple[list[float], list[float]]:
         """Return how late the loop was, and how long `filter` took, over some seconds."""

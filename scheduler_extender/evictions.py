@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from scheduler_extender import lifecycle
 from scheduler_extender.pods import PodInfo
-from scheduler_extender.reconcile import PREDICTED
 from scheduler_extender.records import GpuNodeRecord
 from scheduler_extender.registry import Gang, Registry
 from scheduler_extender.writes import Writer
@@ -129,7 +128,7 @@ class Evictions:
             f" asks for {load.memory_p95_bytes / _GIB:.1f} GiB from now on"
         )
         conditions = lifecycle.with_condition(
-            status.conditions, PREDICTED, True, "Observed", message, self._clock()
+            status.conditions, lifecycle.PREDICTED, True, "Observed", message, self._clock()
         )
         await self._writer.write_status(
             gang, status.model_copy(update={"load": load, "conditions": conditions})

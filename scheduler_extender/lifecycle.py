@@ -18,7 +18,7 @@ from tandem.contracts.resources import (
 )
 from tandem.policy.decision import Placement
 
-SCHEDULED = "Scheduled"
+SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _REMEMBERED = 100  # preemptions whose times are kept in the status
 
 

@@ -14,46 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
-from scheduler_extender import faults, lifecycle
+from scheduler_extender import lifecycle
+from scheduler_extender.cluster_view import ClusterView
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.evictions import Evictions
+from scheduler_extender.foresight import Foresight
 from scheduler_extender.gates import Gates
 from scheduler_extender.history import Learned
-from scheduler_extender.jobs import job_of
-from scheduler_extender.ledger import Claim
-from scheduler_extender.planning import (
-    Answer,
-    Ask,
-    GivesWay,
-    Question,
-    Start,
-    Verdict,
-    Victim,
-    plan_cycle,
-)
-from scheduler_extender.pods import PodInfo
-from scheduler_extender.predictions import GpuKind, Predictor
+from scheduler_extender.predictions import Predictor
 from scheduler_extender.preemption import Preempter
 from scheduler_extender.queue_metrics import QueueMetrics
 from scheduler_extender.reconcile import Reconciler
 from scheduler_extender.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
-from scheduler_extender.refusals import Refusals
 from scheduler_extender.registry import Gang, Registry
+from scheduler_extender.rounds import Rounds
 from scheduler_extender.standing import Standings
-from scheduler_extender.telling import Chooser, Telling, ToTell
+from scheduler_extender.telling import Telling
+from scheduler_extender.waiters import Waiters
 from scheduler_extender.work import WorkQueue
 from scheduler_extender.writes import Tell, Writer
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
 from tandem.policy.catalog import Profile
-from tandem.policy.cluster import Snapshot
-from tandem.policy.decision import Placement
-from tandem.policy.units import Bools
 
 log = logging.getLogger(__name__)
 
@@ -61,36 +46,7 @@ STALE_AFTER_S = 150.0  # an agent's report that is older says nothing of now
 IDLE_CYCLE_S = 1.0  # a cycle runs at least this often, and soon after a change
 SETTLE_S = 0.02  # changes come in bursts; one cycle takes them together
 _PARALLEL = 16
-_SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped
 _OPEN = (Phase.QUEUED, Phase.ADMITTED, Phase.RUNNING, Phase.PREEMPTING, Phase.SUSPENDED)
-
-
-class ClusterView(Protocol):
-    """What the controller reads of the live state."""
-
-    def snapshot(self) -> Snapshot:
-        """Return a frozen picture, plans and assignments included."""
-        ...
-
-    def unchanged(self, snapshot: Snapshot, rows: Iterable[int]) -> bool:
-        """Return True where nothing has changed on `rows` of `snapshot` since it was taken."""
-        ...
-
-    def eligible_nodes(self, pod: PodInfo) -> Bools:
-        """Return (nodes,), False where the pod cannot run for reasons of its own."""
-        ...
-
-    def claims(self) -> Mapping[str, Claim]:
-        """Return who holds which GPUs, by pod uid; a copy."""
-        ...
-
-    def gpu_kind(self) -> GpuKind | None:
-        """Return the commonest type of GPU."""
-        ...
-
-    def apply(self, kind: str, record: Record) -> None:
-        """Take in an object as the API server has it."""
-        ...
 
 
 class Controller:
@@ -117,30 +73,38 @@ class Controller:
         self.registry = Registry(self.work.add, clock)
         self.standings = Standings(profile.order)
         self.metrics = metrics or QueueMetrics()
-        self._state = state
+        self._changed = asyncio.Event()
+        self._waiters = Waiters(self._changed.set)
         self._writer = Writer(api, self.registry, state, tell, clock)
         self._preempter = Preempter(self._writer, settings, clock)
+        foresight = Foresight(self._writer, predictor, state, clock, self.work.later)
         self._reconciler = Reconciler(
-            self._writer, predictor, state, self._preempter, settings, clock, self.work.later
+            self._writer, foresight, self._preempter, settings, clock, self.work.later
         )
         self.evictions = Evictions(self._writer, self.registry, clock, stale_after_s)
         self._gates = Gates(self._writer, clock)
         self._telling = Telling(self._writer, clock)
         self._learned = learned or Learned(None, settings.history_jobs)
-        self._profile = profile
-        self._pipeline = profile.pipeline()
-        self._settings = settings
+        self.rounds = Rounds(
+            state=state,
+            registry=self.registry,
+            work=self.work,
+            standings=self.standings,
+            waiters=self._waiters,
+            writer=self._writer,
+            preempter=self._preempter,
+            learned=self._learned,
+            telling=self._telling,
+            metrics=self.metrics,
+            profile=profile,
+            settings=settings,
+            clock=clock,
+        )
         self._clock = clock
         self._term = term
         self._take_over = take_over
         self._leads_in = ""  # the term for which nothing decided before can take effect
-        self._changed = asyncio.Event()
         self.caught_up = asyncio.Event()  # all that was there when we began has been looked at
-        self._starts: dict[Key, tuple[Start, ...]] = {}
-        self._shapes: dict[Ask, PodInfo] = {}  # what pods ask of a node -> one that asks for it
-        self._refusals = Refusals()
-        self._competes = True  # something happened for which running jobs may have to give way
-        self._slice_ends_s = 0.0
         self.metrics.watch(self)
 
     # --- events -------------------------------------------------------------------------------
@@ -239,8 +203,8 @@ class Controller:
         self.work.wake()
         await self.evictions.step()
         await self._learned.save(self._writer, self._clock())
-        if self._starts:
-            await self._plan()
+        if self._waiters.starts:
+            await self.rounds.plan()
 
     @property
     def preemptions(self) -> int:
@@ -261,10 +225,10 @@ class Controller:
 
     def _step(self, key: Key) -> Awaitable[None] | None:
         """Decide what is to be done about a gang; where nothing is, note what it wants."""
-        self._starts.pop(key, None)
+        self._waiters.drop(key)
         gang = self.registry.gangs.get(key)
         if gang is None or gang.record is None:
-            self._close(key)
+            self.standings.drop(key)
             if gang is None:
                 self._forget(key)
                 return None
@@ -272,7 +236,7 @@ class Controller:
         if work is not None or gang.record is None:
             return work
         if gang.record.status.phase not in _OPEN:
-            self._close(key)
+            self.standings.drop(key)
             self._learned.take(gang.record)
             return None
         work = self._gates.step(gang)
@@ -290,168 +254,10 @@ class Controller:
                 self.work.later(gang.key, end_s)
         if record.status.load is None:
             return
-        if self.standings.put(gang, now, self._preempter.gives_way_s(gang)):
-            self._competes = True
-        starts = []
-        for pods in lifecycle.pods_to_start(gang, now):
-            job_id = f"{record.namespace}/{record.name}"
-            if len(pods) == 1:
-                job_id += f"#{pods[0].name}"
-            job = job_of(job_id, record.spec, record.status, pods=len(pods))
-            starts.append(Start.of(gang.key, job, pods))
-        if starts:
-            if len(self._shapes) > _SHAPES:
-                self._shapes = {
-                    each.shape: each.pods[0] for known in self._starts.values() for each in known
-                }
-            self._shapes |= {start.shape: start.pods[0] for start in starts}
-            self._starts[gang.key] = tuple(starts)
-            self._changed.set()
-
-    def _close(self, key: Key) -> None:
-        if self.standings.drop(key):
-            self._competes = True
+        self.standings.put(gang, now, self._preempter.gives_way_s(gang))
+        self._waiters.note(gang, record, now)
 
     def _forget(self, key: Key) -> None:
         self._reconciler.forget(key)
         self._preempter.forget(key)
         self._telling.forget(key)
-
-    def _promote(self, keys: Iterable[Key]) -> None:
-        """Put those that have starved back into the first queue."""
-        for key in keys:
-            gang = self.registry.gangs.get(key)
-            if gang is None or gang.record is None or self.work.busy(key):
-                continue
-            self.standings.promote(key)
-            self.metrics.promoted()
-            self._competes = True
-            status = lifecycle.promoted(gang.record.status, self._clock())
-            self._starts.pop(key, None)
-            self.work.do(key, self._writer.write_status(gang, status))
-
-    # --- planning -----------------------------------------------------------------------------
-
-    async def _plan(self) -> None:
-        """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
-        question = self._question()
-        tell = self._telling.chooser(self._preempter.all_spared())
-        self.work.hold()  # what is being planned stands still, what is being written goes on
-        began = time.perf_counter()
-        try:
-            answer, to_tell, starving = await asyncio.to_thread(
-                self._think, question, tell, self._clock()
-            )
-        finally:
-            self.work.go()
-        self.metrics.planned(time.perf_counter() - began)
-        self._carry_out(question.snapshot, answer)
-        if question.competes and not self._competes:
-            # A round of the order is over; in between, a place in a list is nobody's yet.
-            self.standings.settle()
-        self._promote(starving)
-        self._tell(to_tell)
-
-    def _think(
-        self, question: Question, tell: Chooser, now_s: float
-    ) -> tuple[Answer, ToTell, list[Key]]:
-        """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
-        answer = plan_cycle(question, self._pipeline, self._refusals)
-        return answer, tell(answer.waiting), self.standings.starving(now_s)
-
-    def _question(self) -> Question:
-        now = self._clock()
-        history = self._learned.history()
-        changed = [self.standings.cross(now), self._preempter.expire(), self._competes]
-        competes = any(changed)
-        self._competes = False
-        if now >= self._slice_ends_s:
-            competes = True
-            self._slice_ends_s = now + self._profile.order.slice_s
-        standings = self.standings
-        preempts = self._profile.dispatch.preempts
-        going = frozenset(
-            uid for key in standings.placed for uid in standings.of[key].leaving if preempts
-        )
-        victims = self._victims(now) if preempts and competes else {}
-        return Question(
-            rank=lambda: standings.rank(now, history),
-            starts=dict(self._starts),
-            snapshot=self._state.snapshot(),
-            eligible={
-                shape: self._state.eligible_nodes(pod) for shape, pod in self._shapes.items()
-            },
-            blocks=self._profile.order.blocks,
-            claims=self._state.claims() if victims or going else {},
-            going=going,
-            competes=competes,
-            victims=victims,
-            service=lambda key: standings.of[key].service(now),
-        )
-
-    def _victims(self, now: float) -> dict[Key, Victim]:
-        """Return who may be made to give way now."""
-        found = {}
-        for key in self.standings.placed:
-            standing = self.standings.of[key]
-            if now < standing.gives_way_s or self._preempter.spared(key):
-                continue
-            if self.work.busy(key):
-                self._competes = True  # not now; the next cycle looks at all of them
-                continue
-            found[key] = Victim(
-                key,
-                standing.holders,
-                standing.service(now),
-                self._settings.preemption_cost_s * standing.rate,
-            )
-        return found
-
-    def _tell(self, to_tell: ToTell) -> None:
-        spared = self._preempter.all_spared()
-        for key, verdicts in to_tell.items():
-            gang = self.registry.gangs.get(key)
-            if gang is not None and gang.record is not None and not self.work.busy(key):
-                queue = self.standings.queue_of(key, self._clock())
-                self._starts.pop(key, None)
-                self.work.do(key, self._telling.tell(gang, verdicts, queue, spared))
-
-    def _carry_out(self, snapshot: Snapshot, answer: Answer) -> None:
-        placed: dict[Key, list[Verdict]] = defaultdict(list)
-        for verdict in answer.placed:
-            decision = verdict.decision
-            # What was overtaken while we planned is seen anew in the next cycle.
-            if isinstance(decision, Placement) and self._state.unchanged(snapshot, decision.rows):
-                placed[verdict.start.gpujob].append(verdict)
-        for key, verdicts in placed.items():
-            gang = self.registry.gangs.get(key)
-            if gang is not None and not self.work.busy(key):
-                self._starts.pop(key, None)
-                self.standings.place(key)
-                self.work.do(key, self._write_plan(gang, verdicts))
-        for gives in answer.gives_way:
-            self._ask_to_give_way(gives)
-
-    def _ask_to_give_way(self, gives: GivesWay) -> None:
-        gang = self.registry.gangs.get(gives.victim)
-        if gang is None or self.work.busy(gives.victim):
-            self._competes = True  # not now; the next cycle asks again
-            return
-        self.work.do(gives.victim, self._preempter.begin(gang, "/".join(gives.to)))
-
-    async def _write_plan(self, gang: Gang, verdicts: Sequence[Verdict]) -> None:
-        """Write the plan of one GPUJob; its gates open when it is looked at again."""
-        if gang.record is None:
-            return
-        now = self._clock()
-        places = [
-            (verdict.start.pods, verdict.decision)
-            for verdict in verdicts
-            if isinstance(verdict.decision, Placement)
-        ]
-        status = lifecycle.with_plan(
-            gang.record.status, gang, places, now, now + self._settings.plan_life_s
-        )
-        faults.reach("plan-before")
-        await self._writer.write_status(gang, status)
-        faults.reach("plan-after")

@@ -48,18 +48,22 @@ class Standing:
 
 
 class Standings:
-    """All open gangs in the order's memory. Rows stay a gang's own as long as it is here."""
+    """All open gangs in the order's memory. Rows stay a gang's own as long as it is here.
+
+    `competes`: something has happened for which running jobs may have to give way.
+    """
 
     def __init__(self, order: KeyOrder) -> None:
         self.order = order
         self.of: dict[Key, Standing] = {}
         self.placed: set[Key] = set()
+        self.competes = True
         self._state = order.state()
         self._rows: list[Key | None] = []
         self._free: list[int] = []
 
-    def put(self, gang: Gang, now_s: float, gives_way_s: float) -> bool:
-        """Take in a gang as it is now; True where jobs now compete anew."""
+    def put(self, gang: Gang, now_s: float, gives_way_s: float) -> None:
+        """Take in a gang as it is now."""
         record = gang.record
         assert record is not None
         known = self.of.get(gang.key)
@@ -74,30 +78,32 @@ class Standings:
             service = standing.service(now_s)
             standing.next_level = self.order.next_level_gpu_s(service)
             self._state.add(standing.row, service)
-            return True
+            self.competes = True
+            return
         # A promotion counts from when it was decided, a threshold until `cross` has seen it.
         standing.promoted = max(standing.promoted, known.promoted)
         standing.next_level = known.next_level
-        return known.placed and not standing.placed
+        if known.placed and not standing.placed:
+            self.competes = True
 
-    def drop(self, key: Key) -> bool:
-        """Forget a gang that has ended; True where it was here."""
+    def drop(self, key: Key) -> None:
+        """Forget a gang that has ended."""
         standing = self.of.pop(key, None)
         if standing is None:
-            return False
+            return
         self.placed.discard(key)
         self._state.remove(standing.row)
         self._rows[standing.row] = None
         self._free.append(standing.row)
-        return True
+        self.competes = True
 
     def place(self, key: Key) -> None:
         """Note that a gang has just been given a place."""
         self.of[key].placed = True
         self.placed.add(key)
 
-    def cross(self, now_s: float) -> list[Key]:
-        """Demote those whose service has come to a threshold; return them."""
+    def cross(self, now_s: float) -> None:
+        """Demote those whose service has come to a threshold."""
         crossed = [
             key
             for key in self.placed
@@ -108,7 +114,7 @@ class Standings:
             service = standing.service(now_s)
             standing.next_level = self.order.next_level_gpu_s(service)
             self._state.cross(standing.row, service)
-        return crossed
+            self.competes = True
 
     def starving(self, now_s: float) -> list[Key]:
         """Return those that were preempted and have waited for as long as promotes them."""
@@ -127,6 +133,7 @@ class Standings:
         standing.promoted = standing.attained
         standing.next_level = self.order.next_level_gpu_s(0.0)
         self._state.cross(standing.row, 0.0)
+        self.competes = True
 
     def rank(self, now_s: float, history: History) -> list[Key]:
         """Return all gangs, first to be tried first; those moved to the front before all others."""

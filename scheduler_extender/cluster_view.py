@@ -1,0 +1,41 @@
+"""What the queue controller reads of the live state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from scheduler_extender.ledger import Claim
+from scheduler_extender.pods import PodInfo
+from scheduler_extender.predictions import GpuKind
+from scheduler_extender.records import Record
+from tandem.policy.cluster import Snapshot
+from tandem.policy.units import Bools
+
+
+class ClusterView(Protocol):
+    """The cluster as the event loop knows it."""
+
+    def snapshot(self) -> Snapshot:
+        """Return a frozen picture, plans and assignments included."""
+        ...
+
+    def unchanged(self, snapshot: Snapshot, rows: Iterable[int]) -> bool:
+        """Return True where nothing has changed on `rows` of `snapshot` since it was taken."""
+        ...
+
+    def eligible_nodes(self, pod: PodInfo) -> Bools:
+        """Return (nodes,), False where the pod cannot run for reasons of its own."""
+        ...
+
+    def claims(self) -> Mapping[str, Claim]:
+        """Return who holds which GPUs, by pod uid; a copy."""
+        ...
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the commonest type of GPU."""
+        ...
+
+    def apply(self, kind: str, record: Record) -> None:
+        """Take in an object as the API server has it."""
+        ...

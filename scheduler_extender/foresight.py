@@ -1,0 +1,118 @@
+"""Into the queue with a prediction, and asking for it again where nothing was known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from scheduler_extender import faults, lifecycle
+from scheduler_extender.jobs import rfc3339
+from scheduler_extender.predictions import GpuKind, Predictor
+from scheduler_extender.records import Key
+from scheduler_extender.registry import Gang
+from scheduler_extender.writes import Writer
+from tandem.contracts.prediction import Prediction
+from tandem.contracts.resources import Condition, GPUJobStatus, Phase, Source
+
+PREDICT_AGAIN_S = 30.0
+
+
+class Gpus(Protocol):
+    """What a prediction needs to know of the cluster."""
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the commonest type of GPU."""
+        ...
+
+
+class Foresight:
+    """What each gang is expected to use. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        predictor: Predictor,
+        gpus: Gpus,
+        clock: Callable[[], float],
+        later: Callable[[Key, float], None],
+    ) -> None:
+        self._writer = writer
+        self._predictor = predictor
+        self._gpus = gpus
+        self._clock = clock
+        self._later = later
+        self._predicted_at: dict[Key, float] = {}
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self._predicted_at.pop(key, None)
+
+    async def enqueue(self, gang: Gang) -> None:
+        """Predict the load of a new GPUJob and put it in the queue."""
+        assert gang.record is not None
+        status, now = gang.record.status, rfc3339(self._clock())
+        created = min((p.created_at for p in gang.pods.values() if p.created_at), default=now)
+        prediction = await self._predict(gang)
+        faults.reach("enqueue-before")
+        await self._writer.write_status(
+            gang,
+            status.model_copy(
+                update={
+                    "phase": Phase.QUEUED,
+                    "reason": "Queued",
+                    "message": prediction.explanation,
+                    "load": prediction.load,
+                    "queued_at": created,
+                    "waiting_since": now,
+                    "conditions": self._predicted(status, prediction),
+                }
+            ),
+        )
+        faults.reach("enqueue-after")
+
+    async def _predict(self, gang: Gang) -> Prediction:
+        assert gang.record is not None
+        self._predicted_at[gang.key] = self._clock()
+        return await self._predictor.predict(
+            gang.key[0], gang.record.spec.demand, self._gpus.gpu_kind()
+        )
+
+    def _predicted(self, status: GPUJobStatus, prediction: Prediction) -> list[Condition]:
+        source = prediction.load.memory_source
+        return lifecycle.with_condition(
+            status.conditions,
+            lifecycle.PREDICTED,
+            source is not Source.WHOLE_GPU,
+            source.value.title().replace("-", ""),
+            prediction.explanation,
+            self._clock(),
+        )
+
+    def is_due(self, gang: Gang, now: float) -> bool:
+        """Return True where a model was named but nothing was known of it when asked last."""
+        assert gang.record is not None
+        status, demand = gang.record.status, gang.record.spec.demand
+        if (
+            status.phase is not Phase.QUEUED
+            or demand.model is None
+            or demand.exclusive
+            or status.load is None
+            or status.load.memory_source not in (Source.WHOLE_GPU, Source.DECLARED)
+        ):
+            return False
+        due = self._predicted_at.get(gang.key, 0.0) + PREDICT_AGAIN_S
+        self._later(gang.key, max(due, now + 1.0))
+        return now >= due
+
+    async def again(self, gang: Gang) -> None:
+        """Ask the predictor once more, and write down what it says now."""
+        assert gang.record is not None
+        prediction = await self._predict(gang)
+        status = gang.record.status
+        seen = status.load is not None and status.load.memory_source is Source.OBSERVED
+        if seen or prediction.load == status.load:
+            return  # what was seen meanwhile, by the memory guard, counts for more
+        conditions = self._predicted(status, prediction)
+        await self._writer.write_status(
+            gang, status.model_copy(update={"load": prediction.load, "conditions": conditions})
+        )

@@ -1,0 +1,213 @@
+"""One round of admission: ask for a plan beside the event loop, and carry out what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from scheduler_extender import faults, lifecycle
+from scheduler_extender.cluster_view import ClusterView
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.history import Learned
+from scheduler_extender.planning import (
+    Answer,
+    GivesWay,
+    Question,
+    Verdict,
+    Victim,
+    plan_cycle,
+)
+from scheduler_extender.preemption import Preempter
+from scheduler_extender.queue_metrics import QueueMetrics
+from scheduler_extender.records import Key
+from scheduler_extender.refusals import Refusals
+from scheduler_extender.registry import Gang, Registry
+from scheduler_extender.standing import Standings
+from scheduler_extender.telling import Chooser, Telling, ToTell
+from scheduler_extender.waiters import Waiters
+from scheduler_extender.work import WorkQueue
+from scheduler_extender.writes import Writer
+from tandem.policy.catalog import Profile
+from tandem.policy.cluster import Snapshot
+from tandem.policy.decision import Placement
+
+
+class Rounds:
+    """Plans what waits. All methods but `_think` run on the event loop."""
+
+    def __init__(
+        self,
+        *,
+        state: ClusterView,
+        registry: Registry,
+        work: WorkQueue,
+        standings: Standings,
+        waiters: Waiters,
+        writer: Writer,
+        preempter: Preempter,
+        learned: Learned,
+        telling: Telling,
+        metrics: QueueMetrics,
+        profile: Profile,
+        settings: QueueConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._registry = registry
+        self._work = work
+        self._standings = standings
+        self._waiters = waiters
+        self._writer = writer
+        self._preempter = preempter
+        self._learned = learned
+        self._telling = telling
+        self._metrics = metrics
+        self._profile = profile
+        self._pipeline = profile.pipeline()
+        self._settings = settings
+        self._clock = clock
+        self._refusals = Refusals()
+        self._slice_ends_s = 0.0
+
+    async def plan(self) -> None:
+        """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
+        question = self._question()
+        tell = self._telling.chooser(self._preempter.all_spared())
+        self._work.hold()  # what is being planned stands still, what is being written goes on
+        began = time.perf_counter()
+        try:
+            answer, to_tell, starving = await asyncio.to_thread(
+                self._think, question, tell, self._clock()
+            )
+        finally:
+            self._work.go()
+        self._metrics.planned(time.perf_counter() - began)
+        self._carry_out(question.snapshot, answer)
+        if question.competes and not self._standings.competes:
+            # A round of the order is over; in between, a place in a list is nobody's yet.
+            self._standings.settle()
+        self._promote(starving)
+        self._tell(to_tell)
+
+    def _think(
+        self, question: Question, tell: Chooser, now_s: float
+    ) -> tuple[Answer, ToTell, list[Key]]:
+        """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
+        answer = plan_cycle(question, self._pipeline, self._refusals)
+        return answer, tell(answer.waiting), self._standings.starving(now_s)
+
+    # --- the question -------------------------------------------------------------------------
+
+    def _question(self) -> Question:
+        now = self._clock()
+        history = self._learned.history()
+        standings = self._standings
+        standings.cross(now)
+        if self._preempter.expire() or now >= self._slice_ends_s:
+            standings.competes = True
+        if now >= self._slice_ends_s:
+            self._slice_ends_s = now + self._profile.order.slice_s
+        competes, standings.competes = standings.competes, False
+        preempts = self._profile.dispatch.preempts
+        going = frozenset(
+            uid for key in standings.placed for uid in standings.of[key].leaving if preempts
+        )
+        victims = self._victims(now) if preempts and competes else {}
+        return Question(
+            rank=lambda: standings.rank(now, history),
+            starts=dict(self._waiters.starts),
+            snapshot=self._state.snapshot(),
+            eligible={
+                shape: self._state.eligible_nodes(pod)
+                for shape, pod in self._waiters.shapes.items()
+            },
+            blocks=self._profile.order.blocks,
+            claims=self._state.claims() if victims or going else {},
+            going=going,
+            competes=competes,
+            victims=victims,
+            service=lambda key: standings.of[key].service(now),
+        )
+
+    def _victims(self, now: float) -> dict[Key, Victim]:
+        """Return who may be made to give way now."""
+        found = {}
+        for key in self._standings.placed:
+            standing = self._standings.of[key]
+            if now < standing.gives_way_s or self._preempter.spared(key):
+                continue
+            if self._work.busy(key):
+                self._standings.competes = True  # not now; the next cycle looks at all of them
+                continue
+            found[key] = Victim(
+                key,
+                standing.holders,
+                standing.service(now),
+                self._settings.preemption_cost_s * standing.rate,
+            )
+        return found
+
+    # --- the answer ---------------------------------------------------------------------------
+
+    def _carry_out(self, snapshot: Snapshot, answer: Answer) -> None:
+        placed: dict[Key, list[Verdict]] = defaultdict(list)
+        for verdict in answer.placed:
+            decision = verdict.decision
+            # What was overtaken while we planned is seen anew in the next cycle.
+            if isinstance(decision, Placement) and self._state.unchanged(snapshot, decision.rows):
+                placed[verdict.start.gpujob].append(verdict)
+        for key, verdicts in placed.items():
+            gang = self._registry.gangs.get(key)
+            if gang is not None and not self._work.busy(key):
+                self._waiters.drop(key)
+                self._standings.place(key)
+                self._work.do(key, self._write_plan(gang, verdicts))
+        for gives in answer.gives_way:
+            self._ask_to_give_way(gives)
+
+    def _ask_to_give_way(self, gives: GivesWay) -> None:
+        gang = self._registry.gangs.get(gives.victim)
+        if gang is None or self._work.busy(gives.victim):
+            self._standings.competes = True  # not now; the next cycle asks again
+            return
+        self._work.do(gives.victim, self._preempter.begin(gang, "/".join(gives.to)))
+
+    async def _write_plan(self, gang: Gang, verdicts: Sequence[Verdict]) -> None:
+        """Write the plan of one GPUJob; its gates open when it is looked at again."""
+        if gang.record is None:
+            return
+        now = self._clock()
+        places = [
+            (verdict.start.pods, verdict.decision)
+            for verdict in verdicts
+            if isinstance(verdict.decision, Placement)
+        ]
+        status = lifecycle.with_plan(
+            gang.record.status, gang, places, now, now + self._settings.plan_life_s
+        )
+        faults.reach("plan-before")
+        await self._writer.write_status(gang, status)
+        faults.reach("plan-after")
+
+    def _promote(self, keys: Iterable[Key]) -> None:
+        """Put those that have starved back into the first queue."""
+        for key in keys:
+            gang = self._registry.gangs.get(key)
+            if gang is None or gang.record is None or self._work.busy(key):
+                continue
+            self._standings.promote(key)
+            self._metrics.promoted()
+            status = lifecycle.promoted(gang.record.status, self._clock())
+            self._waiters.drop(key)
+            self._work.do(key, self._writer.write_status(gang, status))
+
+    def _tell(self, to_tell: ToTell) -> None:
+        spared = self._preempter.all_spared()
+        for key, verdicts in to_tell.items():
+            gang = self._registry.gangs.get(key)
+            if gang is not None and gang.record is not None and not self._work.busy(key):
+                queue = self._standings.queue_of(key, self._clock())
+                self._waiters.drop(key)
+                self._work.do(key, self._telling.tell(gang, verdicts, queue, spared))
