@@ -53,6 +53,7 @@ class Board:
     predicted_speed: Floats = field(init=False)  # (jobs,) of running jobs, unless `stale`
     stale: set[int] = field(default_factory=set)  # running jobs whose neighbours have changed
     interference: Floats = field(init=False)  # (gpus,) moving average, kept by who measures it
+    pinned: set[int] = field(default_factory=set)  # running jobs that must stay for now
     moved_s: dict[int, float] = field(default_factory=dict)  # when a job was last migrated
 
     def __post_init__(self) -> None:

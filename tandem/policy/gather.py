@@ -13,6 +13,29 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats, Ints
 
 
+def whole_pods(job: Job, node: Ints, rows: Ints) -> Ints | None:
+    """Return the first of `rows` that hold all pods of `job`, each on one node; None if too few.
+
+    `rows` come in order of preference, `node` (gpus,) names the node of each GPU. A pod is as far
+    back as the last of its GPUs. Pods follow one another in the answer.
+    """
+    size = job.gpus_per_pod
+    if len(rows) < job.gpus:
+        return None
+    if size == 1:
+        return rows[: job.gpus]
+    at = node[rows]
+    by_node = np.argsort(at, kind="stable")  # on each node in order of preference still
+    first = np.searchsorted(at[by_node], at[by_node], side="left")
+    place = np.arange(len(rows)) - first
+    last = by_node[place % size == size - 1]
+    if len(last) < job.pods:
+        return None
+    ends = np.flatnonzero(place % size == size - 1)[np.argsort(last, kind="stable")][: job.pods]
+    chosen: Ints = rows[by_node[(ends[:, None] + np.arange(1 - size, 1)).ravel()]]
+    return chosen
+
+
 class BestScored(Policy):
     """The best scored, wherever they are; ties by row."""
 
@@ -23,8 +46,7 @@ class BestScored(Policy):
         rows = np.flatnonzero(allowed)
         if len(rows) < job.gpus:
             return None
-        best: Ints = rows[np.argsort(-score[rows], kind="stable")[: job.gpus]]
-        return best
+        return whole_pods(job, gpus.node, rows[np.argsort(-score[rows], kind="stable")])
 
 
 class InUse(Policy):
@@ -35,8 +57,8 @@ class InUse(Policy):
     def __call__(self, job: Job, gpus: GpuArrays, allowed: Bools, score: Floats) -> Ints | None:
         """Return as many rows as `job` has GPUs, or None if there is no place for all."""
         for rows in (np.flatnonzero(allowed & (gpus.jobs > 0)), np.flatnonzero(allowed)):
-            if len(rows) >= job.gpus:
-                best: Ints = rows[np.argsort(-score[rows], kind="stable")[: job.gpus]]
+            best = whole_pods(job, gpus.node, rows[np.argsort(-score[rows], kind="stable")])
+            if best is not None:
                 return best
         return None
 
@@ -66,21 +88,22 @@ class FewestNodes(Policy):
         if not together and job.gpus >= self.from_gpus:
             # Nodes with least room first: fragments are used up before whole nodes are broken.
             room = np.bincount(gpus.node[rows])[gpus.node[rows]]
-            fragments: Ints = rows[np.argsort(room, kind="stable")[: job.gpus]]
-            return fragments
+            return whole_pods(job, gpus.node, rows[np.argsort(room, kind="stable")])
         if not together:
-            return rows[: job.gpus]
+            return whole_pods(job, gpus.node, rows)
         node, room = np.unique(gpus.node[rows], return_counts=True)
+        room -= room % job.gpus_per_pod
         enough = room >= job.gpus
         if enough.any():
             chosen = node[enough][np.argmin(room[enough])]
-            there: Ints = rows[gpus.node[rows] == chosen][: job.gpus]
-            return there
+            return whole_pods(job, gpus.node, rows[gpus.node[rows] == chosen])
         by_room = node[np.argsort(-room, kind="stable")]
         place = np.empty(int(node.max()) + 1, dtype=np.int64)
         place[by_room] = np.arange(len(by_room))
-        rows = rows[np.argsort(place[gpus.node[rows]], kind="stable")][: job.gpus]
+        spread = rows[np.argsort(place[gpus.node[rows]], kind="stable")]
+        gang = whole_pods(job, gpus.node, spread)
         widest = int(np.bincount(gpus.node).max())
-        if self.hard and len(np.unique(gpus.node[rows])) > -(-job.gpus // widest):
-            return None
-        return rows
+        if self.hard and gang is not None:
+            fewest = -(-job.gpus // (widest - widest % job.gpus_per_pod))
+            return gang if len(np.unique(gpus.node[gang])) <= fewest else None
+        return gang

@@ -62,6 +62,7 @@ class Job:
     accumulation_steps: int = 1  # as it runs
     stretch: float = 1.0
     placing: Placing | None = field(default=None, compare=False, repr=False)
+    where: int = 0  # names the set of nodes that may run its pods; 0 is all of them
 
     @property
     def gpus(self) -> int:
@@ -89,7 +90,7 @@ class Job:
         return (
             self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
             self.peak_probability, self.gpu_utilisation, self.exclusive, self.skewed,
-            self.interference_class, self.sub_batches,
+            self.interference_class, self.sub_batches, self.where,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tandem.policy.board import Board
 from tandem.policy.equations.pair import mean_completion_s
 from tandem.policy.equations.sharing import sharing_benefit_s
+from tandem.policy.gather import whole_pods
 from tandem.policy.job import Job, SubBatch
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
@@ -54,10 +55,11 @@ class BestSharing(Policy):
         rows = pipeline.gather(job, gpus, empty, evaluation.score)
         if rows is None:
             shared, chosen = self._shared(board, index, pipeline)
-            rows = np.concatenate((shared, np.flatnonzero(empty)))[: job.gpus]
-            if len(rows) < job.gpus:
+            either = np.concatenate((shared, np.flatnonzero(empty)))
+            rows = whole_pods(job, gpus.node, either)
+            if rows is None:
                 return False
-            smallest = int(chosen[: job.gpus].max(initial=0))
+            smallest = int(chosen[np.isin(shared, rows)].max(initial=0))
             if smallest:
                 board.jobs[index] = job.with_sub_batch(job.sub_batches[smallest - 1])
         board.start(index, rows)

@@ -25,7 +25,7 @@ def replace_some(
     victims = {
         job: float(rate[job])
         for job in board.rows_of
-        if board.jobs[job].checkpointable and job not in started
+        if board.jobs[job].checkpointable and job not in started and job not in board.pinned
     }
     new: set[int] = set()
     refused: set[tuple[object, ...]] = set()
@@ -118,7 +118,10 @@ def improve(valuation: Valuation, started: set[int], *, cost_s: float, below: fl
     slow = sorted(
         (valuation.speed(job), job)
         for job in board.rows_of
-        if job not in started and board.jobs[job].checkpointable and valuation.speed(job) < below
+        if job not in started
+        and job not in board.pinned
+        and board.jobs[job].checkpointable
+        and valuation.speed(job) < below
     )
     for _, job in slow[:_TRIES]:
         size = int(board.arrays.gpus[job])

@@ -51,6 +51,8 @@ class Greedy(Policy):
 
 def _place_all(job: Job, handle: int, gpus: GpuArrays, pipeline: Pipeline) -> Ints | None:
     """Return the rows of all workers of `job`, or None."""
+    if job.gpus_per_pod > 1:  # the GPUs of a pod are distinct and of one node: ours
+        return pipeline.choose(job, gpus)
     trying = replace(job, placing=Placing(handle))
     rows = _place(trying, gpus, pipeline, empty=False)
     if rows is None:

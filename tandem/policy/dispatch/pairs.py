@@ -8,6 +8,7 @@ import numpy as np
 
 from tandem.policy.board import Board
 from tandem.policy.equations.xonar import active_idle_misfit
+from tandem.policy.gather import whole_pods
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
 from tandem.policy.units import Ints
@@ -75,7 +76,8 @@ class Pairs(Policy):
             if candidate.gpus > len(held):
                 continue
             allowed = np.flatnonzero(pipeline.evaluate(candidate, gpus).allowed)
-            if len(allowed) >= candidate.gpus:
-                board.start(other, held[allowed[: candidate.gpus]])
+            there = whole_pods(candidate, gpus.node, allowed)
+            if there is not None:
+                board.start(other, held[there])
                 waiting.remove(other)
                 return

@@ -28,8 +28,12 @@ class Preempt(Policy):
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Make the front of `ranked`, all jobs in order, run. `blocks` has no meaning here."""
+        on_offer = board.gpus.healthy & (board.gpus.shares > 0)
+        if board.pinned:
+            on_offer[np.concatenate([board.rows_of[job] for job in board.pinned])] = False
+            ranked = ranked[~np.isin(ranked, list(board.pinned))]
         running = board.arrays.running[ranked]
-        offered = int(np.count_nonzero(board.gpus.healthy & (board.gpus.shares > 0)))
+        offered = int(np.count_nonzero(on_offer))
         wanted = fits_in_order(board.arrays.gpus[ranked], offered)
         for index in ranked[running & ~wanted].tolist():
             board.stop(index)

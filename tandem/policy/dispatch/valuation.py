@@ -6,6 +6,7 @@ import numpy as np
 
 from tandem.policy.board import Board
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.gather import whole_pods
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Bools, Floats, Ints
@@ -65,7 +66,7 @@ class Valuation:
         at = np.flatnonzero(allowed)
         if len(at) < wanted:
             return None, 0.0
-        mine, loss = mine[at], loss[at]
+        mine, loss, node = mine[at], loss[at], gpus.node[at]
         rate = float(self.rate[job])
         if wanted == 1:
             gains = rate * mine - loss
@@ -77,7 +78,10 @@ class Valuation:
             enough = np.flatnonzero(mine >= floor)
             if len(enough) < wanted:
                 continue
-            cheapest = enough[np.lexsort((enough, -mine[enough], loss[enough]))][:wanted]
+            in_order = enough[np.lexsort((enough, -mine[enough], loss[enough]))]
+            cheapest = whole_pods(info, node, in_order)
+            if cheapest is None:
+                continue
             gain = rate * floor * wanted - float(loss[cheapest].sum())
             if gain > most:
                 chosen, most = at[cheapest], gain
