@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import logging
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
 
 from scheduler_extender.api import health_router, read_router
-from scheduler_extender.certificates import ensure_certificate, expires_s, install_authority
-from scheduler_extender.config import ExtenderConfig, Listen, Public
+from scheduler_extender.config import ExtenderConfig, Listen
 from scheduler_extender.memory_api import memory_router
 from scheduler_extender.process import collector_spared, give_way_soon, keep_freed_memory
+from scheduler_extender.rotation import Keeper
 from scheduler_extender.routes import verbs_router
 from scheduler_extender.service import Service, running
+from scheduler_extender.tls import Tls, read_files
 from scheduler_extender.webhook import admission_router
 from tandem.kube.memory import MemoryCluster
 
@@ -68,14 +67,13 @@ async def serve(config: ExtenderConfig) -> None:
     give_way_soon()
     async with (
         running(config) as service,
-        _certificate(service) as public,
+        _public_tls(service) as public,
+        _tls_of_files(config.verbs, config.certificate.look_s) as verbs,
         collector_spared(service.feed),
     ):
-        if public.tls_cert:
-            service.metrics.certificate_expires(expires_s(public.tls_cert))
         servers = [
-            _server(verbs_app(service), config.verbs),
-            _server(public_app(service), public),
+            _server(verbs_app(service), config.verbs, verbs),
+            _server(public_app(service), config.public, public),
         ]
 
         def stop() -> None:
@@ -89,38 +87,37 @@ async def serve(config: ExtenderConfig) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _certificate(service: Service) -> AsyncIterator[Public]:
+async def _public_tls(service: Service) -> AsyncIterator[Tls | None]:
     """Give the public port its certificate, and let the API server trust it once we can answer."""
-    public, api = service.config.public, service.api
-    if public.tls_cert or isinstance(api, MemoryCluster):
-        yield public
+    config, api, told = service.config, service.api, service.metrics.certificate_expires
+    if config.public.tls_cert is not None or isinstance(api, MemoryCluster):
+        async with _tls_of_files(config.public, config.certificate.look_s, told) as tls:
+            yield tls
         return
-    serving = await asyncio.to_thread(
-        ensure_certificate, api, public.namespace, public.service_names, datetime.now(UTC)
-    )
-
-    async def install() -> None:
-        await service.feed.wait_ready()
-        await asyncio.to_thread(install_authority, api, serving.ca)
-
-    with tempfile.TemporaryDirectory(prefix="tandem-tls-") as folder:
-        certificate, key = serving.write(Path(folder))
-        task = asyncio.create_task(install())
-        task.add_done_callback(_complain)
-        try:
-            yield public.model_copy(update={"tls_cert": certificate, "tls_key": key})
-        finally:
-            task.cancel()
+    public = config.public
+    keeper = Keeper(api, public.namespace, public.service_names, config.certificate)
+    tls = Tls(on_change=told)
+    tls.use(await asyncio.to_thread(keeper.begin))
+    following = tls.follow(keeper.look, config.certificate.look_s, service.feed.wait_ready)
+    async with following:
+        yield tls
 
 
-def _complain(task: asyncio.Task[None]) -> None:
-    """Log why the webhook could not be installed: pods are not admitted until it is."""
-    if not task.cancelled() and task.exception() is not None:
-        log.error("webhook not installed error=%s", task.exception())
+@contextlib.asynccontextmanager
+async def _tls_of_files(
+    listen: Listen, every_s: float, on_change: Callable[[float], None] = lambda _: None
+) -> AsyncIterator[Tls | None]:
+    if listen.tls_cert is None or listen.tls_key is None:
+        yield None
+        return
+    read = partial(read_files, listen.tls_cert, listen.tls_key)
+    tls = Tls(listen.client_ca, on_change)
+    tls.use(read())
+    async with tls.follow(read, every_s):
+        yield tls
 
 
-def _server(app: FastAPI, listen: Listen) -> _Server:
-    tls = listen if isinstance(listen, Public) else Public()
+def _server(app: FastAPI, listen: Listen, tls: Tls | None) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -132,7 +129,6 @@ def _server(app: FastAPI, listen: Listen) -> _Server:
             lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=_SHUTDOWN_S,
-            ssl_certfile=tls.tls_cert,
-            ssl_keyfile=tls.tls_key,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
         )
     )

@@ -1,18 +1,17 @@
-"""The webhook's certificate: in one Secret, made by the first replica, served by all of them.
+"""A certificate for the webhook, made here, and how the API server is told to trust it.
 
-A certificate authority is made for this one certificate and its key is thrown away, so that
-nothing else can ever be signed by it.
+A certificate authority is made for each certificate and its key is thrown away, so that nothing
+else can ever be signed by it. `rotation.py` keeps it in a Secret and replaces it in time.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tandem.contracts.names import NAMESPACE
 from tandem.errors import TandemError
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import AlreadyExists, NotFound
-from tandem.kube.resource import MUTATING_WEBHOOKS, SECRETS
+from tandem.kube.errors import NotFound
+from tandem.kube.resource import MUTATING_WEBHOOKS
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +32,17 @@ SECRET_NAME = "tandem-webhook"  # noqa: S105 - the name of it, not what is in it
 CONFIGURATION_NAME = "tandem"
 #: At what name the API server calls the Service of the webhook.
 SERVICE_HOST = f"tandem-webhook.{NAMESPACE}.svc"
-VALID_FOR = timedelta(days=3650)
+VALID_FOR = timedelta(days=365)
 #: Clocks of API servers may be behind ours.
 _EARLIER = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A certificate with its key, and the authority that vouches for it; all PEM."""
+    """A certificate with its key, and the authorities to trust at it; all PEM.
+
+    While one certificate follows another, there are two authorities, the newer one last.
+    """
 
     ca: bytes
     certificate: bytes
@@ -56,49 +58,34 @@ class Serving:
         return certificate, key
 
 
-def expires_s(certificate: Path) -> float:
-    """Return when the certificate in a PEM file ends (Unix time).
+def ends(certificate: bytes) -> datetime:
+    """Return when a certificate ends; ValueError where it is none."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
-    Raises:
-        TandemError: the file cannot be read, or holds no certificate.
-    """
+
+def not_for(certificate: bytes, names: Sequence[str]) -> list[str]:
+    """Return those of `names` that a certificate does not bear; ValueError where it is none."""
+    parsed = x509.load_pem_x509_certificate(certificate)
     try:
-        parsed = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (OSError, ValueError) as error:
-        raise TandemError(
-            f"{certificate} holds no certificate ({error})", "Name a file in PEM format."
-        ) from error
-    return parsed.not_valid_after_utc.timestamp()
+        borne = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return list(names)
+    return [name for name in names if _general_name(name) not in borne]
 
 
-def ensure_certificate(
-    api: ClusterApi,
-    namespace: str,
-    names: Sequence[str],
-    now: datetime,
-    *,
-    secret: str = SECRET_NAME,
-) -> Serving:
-    """Return the certificate of the Secret; make it if we are the first. Blocks.
-
-    `names`: DNS names and IP addresses at which the API server calls us (`SERVICE_HOST`).
+def trusted_authorities(api: ClusterApi, *, configuration: str = CONFIGURATION_NAME) -> bytes:
+    """Return what the API server trusts at our webhooks, as PEM; empty where it is nothing. Blocks.
 
     Raises:
-        TandemError: the Secret holds no certificate, or one that has expired or is for others.
         KubeError: the API server refused, or could not be reached.
     """
     try:
-        found = api.get(SECRETS, secret, namespace)
-    except NotFound:
-        serving = generate(names, now)
-        try:
-            api.create(SECRETS, _manifest(secret, serving), namespace)
-        except AlreadyExists:
-            found = api.get(SECRETS, secret, namespace)
-        else:
-            log.info("certificate made secret=%s/%s", namespace, secret)
-            return serving
-    return _read(found, f"{namespace}/{secret}", names, now)
+        webhooks: list[dict[str, Any]] = api.get(MUTATING_WEBHOOKS, configuration)["webhooks"]
+        bundle = base64.b64decode(webhooks[0]["clientConfig"]["caBundle"], validate=True)
+        x509.load_pem_x509_certificates(bundle)
+    except (NotFound, LookupError, TypeError, ValueError):
+        return b""
+    return bundle
 
 
 def install_authority(
@@ -135,21 +122,21 @@ def install_authority(
     return stale
 
 
-def generate(names: Sequence[str], now: datetime) -> Serving:
+def generate(names: Sequence[str], now: datetime, valid_for: timedelta = VALID_FOR) -> Serving:
     """Return a new certificate for `names`, signed by a new authority."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = _name("tandem-webhook-authority")
     authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (
-        _builder(issuer, issuer, authority_key.public_key(), now)
+        _builder(issuer, issuer, authority_key.public_key(), now, valid_for)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(authority_id, critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     certificate = (
-        _builder(_name("tandem-webhook"), issuer, key.public_key(), now)
+        _builder(_name("tandem-webhook"), issuer, key.public_key(), now, valid_for)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(
@@ -174,7 +161,11 @@ def generate(names: Sequence[str], now: datetime) -> Serving:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    valid_for: timedelta,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -183,7 +174,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _EARLIER)
-        .not_valid_after(now + VALID_FOR)
+        .not_valid_after(now + valid_for)
     )
 
 
@@ -210,38 +201,3 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _manifest(name: str, serving: Serving) -> dict[str, Any]:
-    parts = {"ca.crt": serving.ca, "tls.crt": serving.certificate, "tls.key": serving.key}
-    return {
-        "metadata": {"name": name},
-        "type": "kubernetes.io/tls",
-        "data": {key: base64.b64encode(part).decode() for key, part in parts.items()},
-    }
-
-
-def _read(secret: Mapping[str, Any], name: str, hosts: Sequence[str], now: datetime) -> Serving:
-    data = secret.get("data") or {}
-    try:
-        ca, certificate, key = (
-            base64.b64decode(data[part], validate=True) for part in ("ca.crt", "tls.crt", "tls.key")
-        )
-        parsed = x509.load_pem_x509_certificate(certificate)
-        alternatives = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (KeyError, binascii.Error, ValueError, x509.ExtensionNotFound) as error:
-        raise _unusable(f"Secret {name} holds no certificate that can serve ({error})") from error
-    if parsed.not_valid_after_utc <= now.astimezone(UTC):
-        raise _unusable(
-            f"the certificate of Secret {name} expired at {parsed.not_valid_after_utc:%Y-%m-%d}"
-        )
-    missing = [host for host in hosts if _general_name(host) not in alternatives]
-    if missing:
-        raise _unusable(f"the certificate of Secret {name} is not for {', '.join(missing)}")
-    return Serving(ca, certificate, key)
-
-
-def _unusable(message: str) -> TandemError:
-    return TandemError(
-        message, "Delete the Secret and restart the scheduler's pods: a new one is made."
-    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from scheduler_extender.admission import AdmissionConfig
@@ -28,10 +28,25 @@ class Section(BaseModel):
 
 
 class Listen(Section):
-    """Where kube-scheduler calls; port 0 takes a free one, which is logged."""
+    """Where kube-scheduler calls; port 0 takes a free one, which is logged.
+
+    TLS where the files of a certificate are named; they are read anew when they change. With
+    `client_ca`, only callers with a certificate of one of its authorities are heard.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 8880
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key come together")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ValueError("client_ca needs tls_cert and tls_key")
+        return self
 
 
 class Public(Listen):
@@ -39,15 +54,35 @@ class Public(Listen):
 
     TLS with the files where they are named; otherwise, in a cluster, with a certificate of our own
     that all replicas share in a Secret, made for `service_names`, and installed in the webhook's
-    configuration. The in-memory API has no webhook and needs none.
+    configuration; `certificate` says how it is replaced. The in-memory API has no webhook and needs
+    none.
     """
 
     host: str = "0.0.0.0"  # noqa: S104 - the API server and Prometheus come from elsewhere
     port: Port = 8443
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
     namespace: str = names.NAMESPACE
     service_names: tuple[str, ...] = (f"tandem-webhook.{names.NAMESPACE}.svc", "localhost")
+
+
+class Rotation(Section):
+    """How long a certificate of our own making lasts, and how it is replaced by another.
+
+    Every `look_s` each replica looks at the Secret (or at the files of `public`). `overlap_s`: what
+    each of the three steps of a replacement waits for the one before to have reached everybody.
+    """
+
+    valid_days: Annotated[float, Field(gt=0, le=3650)] = 365.0
+    renew_days: Annotated[float, Field(ge=0)] = 90.0
+    look_s: Seconds = 60.0
+    overlap_s: Seconds = 300.0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.renew_days >= self.valid_days:
+            raise ValueError("renew_days must be less than valid_days")
+        if self.overlap_s < 2 * self.look_s:
+            raise ValueError("overlap_s must be at least twice look_s")
+        return self
 
 
 class Leader(Section):
@@ -98,6 +133,7 @@ class ExtenderConfig(Section):
     max_jobs_per_gpu: Annotated[int, Field(ge=1, le=64)] = 2
     stale_after_s: Seconds = 150.0
     predictor_url: str | None = None
+    certificate: Rotation = Rotation()
     leader: Leader = Leader()
     queue: QueueConfig = QueueConfig()
     admission: AdmissionConfig = AdmissionConfig()

@@ -116,7 +116,7 @@ class Installation:
     def start_predictor(self) -> Process:
         """Start the predictor with its models in the API server."""
         path = self._folder / "predictor.yaml"
-        path.write_text(yaml.safe_dump(self._given("predictor")))
+        path.write_text(yaml.safe_dump(self.settings("predictor")))
         process = self.plane.run(
             "predictor",
             [
@@ -132,7 +132,7 @@ class Installation:
 
     def start_extender(self, settings: Settings, name: str = "extender") -> Process:
         """Install the webhook's configuration and start the extender, which fills it in."""
-        given = self._given("scheduler", "extender")
+        given = self.settings("scheduler", "extender")
         public = {"host": "127.0.0.1", "port": self._ports["public"]}
         config = {
             **given,
@@ -157,7 +157,7 @@ class Installation:
 
     def start_scheduler(self) -> Process:
         """Start the kube-scheduler that calls the extender, with the account that they share."""
-        config = self._given("scheduler") or yaml.safe_load(
+        config = self.settings("scheduler") or yaml.safe_load(
             (MANIFESTS / "scheduler.yaml").read_text()
         )
         config["extenders"][0]["urlPrefix"] = self.verbs_url
@@ -177,7 +177,7 @@ class Installation:
         of its own node only.
         """
         path = self._folder / f"agent-{node}.yaml"
-        given = self._given("agent", namespace=names.AGENT_NAMESPACE)
+        given = self.settings("agent", namespace=names.AGENT_NAMESPACE)
         path.write_text(yaml.safe_dump({**given, "node": node, **(settings or {})}))
         port = free_port()
         process = self.plane.run(
@@ -201,7 +201,7 @@ class Installation:
         """Address of an agent's /healthz and /metrics."""
         return f"http://127.0.0.1:{self._ports[f'agent-{node}']}"
 
-    def _given(
+    def settings(
         self, component: str, file: str = "", namespace: str = names.NAMESPACE
     ) -> dict[str, Any]:
         """Return the settings that the chart gives a component; none without the chart."""

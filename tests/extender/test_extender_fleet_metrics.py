@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
-
 import pytest
 from extender_builders import NOW, gpu_job, gpu_node, node, pod
 
-from scheduler_extender.certificates import expires_s, generate
 from scheduler_extender.fleet_metrics import FleetCollector
 from scheduler_extender.state import ClusterState
-from tandem.errors import TandemError
 
 
 def values(state: ClusterState, max_jobs_per_gpu: int = 2) -> dict[str, float]:
@@ -79,12 +74,3 @@ def test_a_gpu_held_by_too_many_or_beside_an_exclusive_job_is_counted() -> None:
     ]
     assert values(cluster(*three))["gpus_overcommitted[]"] == 1
     assert values(cluster(*alone))["gpus_overcommitted[]"] == 1
-
-
-def test_the_end_of_a_certificate_is_read_from_its_file(tmp_path: Path) -> None:
-    serving = generate(["localhost"], datetime.fromtimestamp(NOW, UTC))
-    certificate, key = serving.write(tmp_path)
-    assert expires_s(certificate) == NOW + 3650 * 86400
-    for wrong in (key, tmp_path / "absent"):
-        with pytest.raises(TandemError, match="holds no certificate"):
-            expires_s(wrong)

@@ -12,6 +12,10 @@ from tandem.controlplane import ControlPlane, wait_until
 from tandem.controlplane.installation import Installation
 
 _PID = 4242
+#: A certificate is replaced within half a minute instead of a quarter of an hour.
+VALUES = {
+    "scheduler": {"extender": {"config": {"certificate": {"look_s": 1.0, "overlap_s": 10.0}}}}
+}
 
 
 class ChartCluster:
@@ -20,7 +24,7 @@ class ChartCluster:
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
         self.folder = folder
-        self.installation = Installation(plane, folder, values={})
+        self.installation = Installation(plane, folder, values=VALUES)
         self._gpus = [StubGpu(uuid=f"GPU-n0-{index}") for index in range(8)]
         self._proc = FakeProc(folder / "proc")
 

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,10 @@ from scheduler_extender.certificates import (
     CONFIGURATION_NAME,
     SECRET_NAME,
     SERVICE_HOST,
-    ensure_certificate,
     install_authority,
 )
+from scheduler_extender.config import Rotation
+from scheduler_extender.rotation import Keeper
 from scheduler_extender.webhook import admission_router, has_nvidia_runtime_class
 from tandem.contracts import crds, names
 from tandem.controlplane import wait_until
@@ -76,7 +76,7 @@ def webhook(installed, extender, tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         hosts = [SERVICE_HOST, "127.0.0.1"]
-        serving = ensure_certificate(extender, names.NAMESPACE, hosts, datetime.now(UTC))
+        serving = Keeper(extender, names.NAMESPACE, hosts, Rotation()).begin()
         certificate, key = serving.write(tmp_path_factory.mktemp("tls"))
         app = FastAPI()
         app.include_router(admission_router(AdmissionConfig()))
