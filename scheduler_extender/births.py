@@ -36,7 +36,10 @@ class Births:
             await self._writer.say(pod, "InvalidAnnotation", str(error), "Warning")
             return
         spec = GPUJobSpec(
-            workload=workload, demand=demand, gang=pod.annotations.get(names.GANG, "")
+            workload=workload,
+            demand=demand,
+            gang=pod.annotations.get(names.GANG, ""),
+            fingerprint=pod.fingerprint,
         )
         body = {
             "metadata": {

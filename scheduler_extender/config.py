@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -115,6 +116,35 @@ class QueueConfig(Section):
     history_jobs: Annotated[int, Field(ge=0, le=5000)] = 1000
 
 
+class LearningConfig(Section):
+    """What is done with what the agents measure of jobs that share a GPU.
+
+    `mode`: `act` parts bad neighbours, `report` only says what it would do, `off` measures alone.
+    Every `every_s`, a GPU's interference (the largest slowdown on it) enters a moving average with
+    weight `1 - weight_of_past`. Over `max_interference`, and for as long as the average remembers,
+    somebody is moved; below `clear_interference` all is well again. `max_migration_cost_gib` bounds
+    what the moves of one look save and load, `rest_s` is the time between two moves of one job,
+    `max_moves_of_others_per_hour` how many jobs of others are moved for one namespace's sake.
+    `pairs_per_namespace`: bad pairs that are remembered by one namespace's word.
+    """
+
+    mode: Literal["act", "report", "off"] = "act"
+    every_s: Seconds = 10.0
+    weight_of_past: Annotated[float, Field(gt=0, lt=1)] = 0.7
+    max_interference: Annotated[float, Field(gt=0)] = 0.35
+    clear_interference: Annotated[float, Field(ge=0)] = 0.25
+    max_migration_cost_gib: Annotated[float, Field(gt=0)] = 80.0
+    rest_s: Seconds = 600.0
+    max_moves_per_hour: Annotated[int, Field(ge=0)] = 30
+    max_moves_of_others_per_hour: Annotated[int, Field(ge=0)] = 2
+    pairs_per_namespace: Annotated[int, Field(ge=1, le=1000)] = 64
+
+    @property
+    def memory_s(self) -> float:
+        """How long the average remembers: the time in which what was is worth a third (1/e)."""
+        return -self.every_s / math.log(self.weight_of_past)
+
+
 def _by_name(value: object) -> object:
     return load_profile(value) if isinstance(value, str) else value
 
@@ -136,6 +166,7 @@ class ExtenderConfig(Section):
     certificate: Rotation = Rotation()
     leader: Leader = Leader()
     queue: QueueConfig = QueueConfig()
+    learning: LearningConfig = LearningConfig()
     admission: AdmissionConfig = AdmissionConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +56,7 @@ class PodInfo:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
     affinity: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""  # of the container that asks for GPUs: image, command and resources
 
     @property
     def key(self) -> tuple[str, str]:
@@ -87,6 +90,7 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
             trimmed_spec[kind] = [
                 {"name": c.get("name", ""), "resources": c.get("resources") or {}}
                 | ({"restartPolicy": c["restartPolicy"]} if "restartPolicy" in c else {})
+                | ({"fingerprint": _fingerprint(c)} if _asks_for_gpus(c) else {})
                 for c in spec[kind]
             ]
     return {
@@ -125,6 +129,9 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         gpus=gpus_wanted(spec),
         cpu=cpu,
         memory_bytes=memory_bytes,
+        fingerprint=next(
+            (_fingerprint(c) for c in spec.get("containers") or () if _asks_for_gpus(c)), ""
+        ),
         node_selector=spec.get("nodeSelector") or {},
         tolerations=tuple(spec.get("tolerations") or ()),
         affinity=spec.get("affinity") or {},
@@ -165,6 +172,24 @@ def _request(container: Mapping[str, Any], name: str) -> float:
     resources = container.get("resources") or {}
     value = (resources.get("requests") or {}).get(name, (resources.get("limits") or {}).get(name))
     return float(parse_quantity(value)) if value is not None else 0.0
+
+
+def _asks_for_gpus(container: Mapping[str, Any]) -> bool:
+    resources = container.get("resources") or {}
+    return any(names.RESOURCE in (resources.get(part) or {}) for part in ("requests", "limits"))
+
+
+def _fingerprint(container: Mapping[str, Any]) -> str:
+    """Return what stands for a container's image, command and resources; of a trimmed one, as kept.
+
+    By the image's tag, not its content: whoever pushes another image under the same tag is told
+    apart by what is observed.
+    """
+    known = container.get("fingerprint")
+    if known:
+        return str(known)
+    parts = [container.get(part) for part in ("image", "command", "args", "resources")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _controller(references: Iterable[Mapping[str, Any]]) -> Owner | None:

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field, computed_field
 
 from tandem.contracts.base import Message
+from tandem.contracts.learning import Decision, Observed
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -128,12 +129,14 @@ class GPUJobSpec(Message):
     """Who the gang is and what it asks for; written once by the queue controller.
 
     Administrators may set `hold` (it is not started) and `prioritized_at` (it goes before all that
-    were not moved to the front, in the order of these times).
+    were not moved to the front, in the order of these times). `fingerprint` stands for image,
+    command and resources of its first pod: by it a job without a model is known again.
     """
 
     workload: WorkloadRef
     demand: Demand
     gang: str = ""
+    fingerprint: str = ""
     hold: bool = False
     prioritized_at: Time | None = None
 
@@ -162,7 +165,8 @@ class GPUJobStatus(Message):
 
     `attained_gpu_seconds` is the lifetime service, `promoted_gpu_seconds` what it was when the job
     was last promoted: their difference orders the queue. `queue` is its queue by that service,
-    `position` its place among all that wait, 0 first. `preempted_at` has the latest times only.
+    `position` its place among all that wait, 0 first. `preempted_at` and `decisions` have the
+    latest only. `load` is what is predicted, `observed` what is measured since.
     """
 
     phase: Phase = Phase.QUEUED
@@ -184,6 +188,8 @@ class GPUJobStatus(Message):
     position: Count | None = None
     preemption: Preemption | None = None
     preempted_at: list[Time] = []
+    observed: Observed | None = None
+    decisions: Annotated[list[Decision], Field(max_length=8)] = []
     conditions: list[Condition] = []
 
 

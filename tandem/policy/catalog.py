@@ -12,6 +12,7 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from tandem.policy.adjust.learn import Learn
 from tandem.policy.adjust.migrate import Migrate
 from tandem.policy.adjust.online import Requeue
 from tandem.policy.constraints.balance import Balance
@@ -79,7 +80,7 @@ AnyGather = Annotated[BestScored | InUse | FewestNodes, Field(discriminator="kin
 AnyDispatch = Annotated[
     Admit | Preempt | Pairs | BestSharing | Greedy | Share, Field(discriminator="kind")
 ]
-AnyAdjuster = Annotated[Requeue | Migrate, Field(discriminator="kind")]
+AnyAdjuster = Annotated[Requeue | Migrate | Learn, Field(discriminator="kind")]
 
 
 class Profile(BaseModel):

@@ -160,8 +160,8 @@ class Engine:
         if kind is _Kind.ADJUST:
             assert self._adjust is not None
             self._adjusting = False
-            self._adjust(self._board, self._pipeline)
-            changed = self._carry_out()
+            relearned = self._adjust(self._board, self._pipeline)
+            changed = self._carry_out() or relearned
             if self._adjust.repeats and (self._board.gpus.jobs > 1).any():
                 self._expect_adjustment(self._adjust.every_s)
             return changed

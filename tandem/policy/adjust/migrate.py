@@ -42,7 +42,7 @@ class Migrate(Policy):
         """True: it looks again as long as GPUs are shared."""
         return True
 
-    def __call__(self, board: Board, pipeline: Pipeline) -> None:
+    def __call__(self, board: Board, pipeline: Pipeline) -> bool:
         """Enter what is measured now, and move workers where the average passes the bound."""
         level = ewma(board.interference, measured_interference(board), self.weight_of_past)
         board.interference = level
@@ -66,6 +66,7 @@ class Migrate(Policy):
                     resting.add(job)
                     left -= cost
                     break
+        return False
 
 
 def measured_interference(board: Board) -> Floats:

@@ -26,7 +26,7 @@ class Requeue(Policy):
         """False: it looks once after each start."""
         return False
 
-    def __call__(self, board: Board, pipeline: Pipeline) -> None:
+    def __call__(self, board: Board, pipeline: Pipeline) -> bool:
         """Preempt who came last to its GPUs, within the last two warm-ups, and runs too slowly."""
         arrays = board.arrays
         started = arrays.first_started_s
@@ -37,3 +37,4 @@ class Requeue(Policy):
             if young and came_last and arrays.speed[job] < 1 - self.max_fall:
                 board.stop(job)
                 board.make_exclusive(job)
+        return False

@@ -1,0 +1,203 @@
+"""Which models get into each other's way, as running jobs have shown. Pure.
+
+What is learned is expressed as beliefs: a job's predicted slowdown beside each class of others, by
+which the interference constraint refuses a GPU in filter, bind and planning alike. Where nothing
+was learned, nothing is believed, and nothing refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from tandem.policy.job import NOBODY, UNKNOWN, Job
+from tandem.policy.units import Floats
+
+#: Models and fingerprints that can be told apart; those beyond are unknown.
+CLASSES = 4096
+#: Words of namespaces that are kept in all.
+_MOST = 2000
+_NEWEST = 0.3  # weight of a new word of the same namespace on the same pair
+
+Pair = tuple[str, str]  # the kind that is slowed down, the kind beside it
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What one namespace's jobs have shown of a pair; `measured` by agents, not told by pods."""
+
+    slowdown: float
+    measured: bool
+    at_s: float
+
+
+class Pairs:
+    """Slowdowns by pair and namespace. `version` grows with each change.
+
+    A namespace's own jobs are placed by all that it has shown. Others believe what agents measured,
+    the median over namespaces, so that one's word is one word; and each keeps a bounded number.
+    """
+
+    def __init__(self, per_namespace: int) -> None:
+        self.version = 0
+        self._per_namespace = per_namespace
+        self._words: dict[Pair, dict[str, Word]] = {}
+        self._classes: dict[str, int] = {}
+        self._vectors: dict[tuple[str, str], tuple[Floats, Floats] | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def class_of(self, kind: str) -> int:
+        """Return the interference class by which residents of a kind are known."""
+        if not kind:
+            return UNKNOWN
+        known = self._classes.get(kind)
+        if known is None:
+            if len(self._classes) + 2 >= CLASSES:
+                return UNKNOWN
+            known = self._classes[kind] = len(self._classes) + 2
+        return known
+
+    def enter(
+        self,
+        own: str,
+        beside: str,
+        namespace: str,
+        slowdown: float,
+        now_s: float,
+        *,
+        measured: bool,
+    ) -> None:
+        """Learn how much a job of kind `own` in `namespace` was slowed down by kind `beside`."""
+        if not own or not beside:
+            return
+        words = self._words.setdefault((own, beside), {})
+        known = words.get(namespace)
+        if known is not None and known.measured == measured:
+            slowdown = known.slowdown + _NEWEST * (slowdown - known.slowdown)
+        elif known is not None and known.measured and slowdown <= known.slowdown:
+            return  # what was measured counts for more than what is told
+        words[namespace] = Word(slowdown, measured, now_s)
+        self._trim(namespace)
+        self._changed()
+
+    def part(
+        self,
+        own: str,
+        beside: str,
+        namespace: str,
+        slowdown: float,
+        now_s: float,
+        *,
+        measured: bool,
+    ) -> None:
+        """Learn of a pair that was parted: it is never believed to be better than that."""
+        known = self._words.get((own, beside), {}).get(namespace)
+        if known is not None and known.measured >= measured:
+            slowdown = max(slowdown, known.slowdown)
+            measured = known.measured
+        if own and beside:
+            self._words.setdefault((own, beside), {})[namespace] = Word(slowdown, measured, now_s)
+            self._trim(namespace)
+            self._changed()
+
+    def believed(self, own: str, beside: str, namespace: str) -> float | None:
+        """Return the slowdown of `own` beside the other, as a job of `namespace` is to believe."""
+        words = self._words.get((own, beside), {})
+        if namespace in words:
+            return words[namespace].slowdown
+        others = [word.slowdown for word in words.values() if word.measured]
+        return median(others) if others else None
+
+    def of(self, job: Job) -> Job:
+        """Return the job with what is believed of it; its `model` names its kind."""
+        if not job.model:
+            return job
+        own_class = self.class_of(job.model)
+        vectors = self._beliefs(job.id.partition("/")[0], job.model)
+        if vectors is None:
+            return (
+                job
+                if job.interference_class == own_class
+                else replace(job, interference_class=own_class)
+            )
+        return replace(
+            job,
+            interference_class=own_class,
+            own_slowdown=vectors[0],
+            caused_slowdown=vectors[1],
+        )
+
+    def _beliefs(self, namespace: str, kind: str) -> tuple[Floats, Floats] | None:
+        """Return (classes,) twice: its slowdown beside each, and each one's beside it."""
+        key = (namespace, kind)
+        if key in self._vectors:
+            return self._vectors[key]
+        own, caused = np.zeros(CLASSES), np.zeros(CLASSES)
+        for one, other in self._words:
+            if kind not in (one, other):
+                continue
+            value = self.believed(one, other, namespace)
+            if value is None:
+                continue
+            if one == kind:
+                own[self.class_of(other)] = value
+            if other == kind:
+                caused[self.class_of(one)] = value
+        for vector in (own, caused):
+            vector[[NOBODY, UNKNOWN]] = 0.0
+            vector.setflags(write=False)
+        found = (own, caused) if own.any() or caused.any() else None
+        self._vectors[key] = found
+        return found
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._vectors.clear()
+
+    def _trim(self, namespace: str) -> None:
+        """Forget what a namespace said longest ago, where it has said too much; then anybody's."""
+        said = [(w[namespace].at_s, pair) for pair, w in self._words.items() if namespace in w]
+        for _, pair in sorted(said)[: max(0, len(said) - self._per_namespace)]:
+            self._forget(pair, namespace)
+        every = sum(len(words) for words in self._words.values())
+        if every > _MOST:
+            oldest = min((word.at_s, pair, name) for pair, name, word in self._all())
+            self._forget(oldest[1], oldest[2])
+
+    def _forget(self, pair: Pair, namespace: str) -> None:
+        del self._words[pair][namespace]
+        if not self._words[pair]:
+            del self._words[pair]
+
+    def _all(self) -> Iterator[tuple[Pair, str, Word]]:
+        for pair, words in self._words.items():
+            for namespace, word in words.items():
+                yield pair, namespace, word
+
+    # --- kept ------------------------------------------------------------------------------------
+
+    def stored(self) -> list[list[Any]]:
+        """Return all words as rows of JSON."""
+        return [
+            [*pair, namespace, round(word.slowdown, 3), word.measured, round(word.at_s)]
+            for pair, namespace, word in self._all()
+        ]
+
+    def merge(self, rows: list[list[Any]]) -> None:
+        """Take in stored words; of two on the same pair and namespace the newer counts."""
+        added = False
+        for own, beside, namespace, slowdown, measured, at_s in rows:
+            words: Mapping[str, Word] = self._words.get((own, beside), {})
+            known = words.get(namespace)
+            if known is None or round(known.at_s) < at_s:
+                word = Word(float(slowdown), bool(measured), float(at_s))
+                self._words.setdefault((own, beside), {})[namespace] = word
+                added = True
+        if added:
+            self._changed()

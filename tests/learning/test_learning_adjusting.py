@@ -1,0 +1,151 @@
+"""Who is moved for whose sake, and who is left alone."""
+
+import numpy as np
+import pytest
+from learning_builders import NOW, gpu, resident
+
+from scheduler_extender.adjusting import Adjuster, Looked, SharedGpu
+from scheduler_extender.config import LearningConfig
+
+SETTINGS = LearningConfig()
+
+
+def looks(
+    adjuster: Adjuster,
+    gpus: list[SharedGpu],
+    times: int = 10,
+    start_s: float = NOW,
+    place: bool = True,
+) -> Looked:
+    """Look so often, and stop where something is to be done."""
+    for number in range(times):
+        looked = adjuster.look(gpus, lambda *_: place, start_s + number * SETTINGS.every_s)
+        if looked.moves or looked.closed:
+            return looked
+    return looked
+
+
+def test_the_cheapest_of_a_bad_pair_is_moved_within_a_minute() -> None:
+    gpus = [gpu(resident("big", 0.1, cost_gib=30), resident("small", 0.6, cost_gib=4))]
+    (move,) = looks(Adjuster(SETTINGS), gpus, times=6).moves
+    assert move.key == ("ml", "small")
+    assert move.beside == (("ml", "big"),)
+    assert move.slowdown == 0.6
+
+
+def test_who_uses_more_than_was_said_goes_first() -> None:
+    gpus = [gpu(resident("liar", 0.0, cost_gib=30, outgrew=True), resident("small", 0.6))]
+    (move,) = looks(Adjuster(SETTINGS), gpus).moves
+    assert move.key == ("ml", "liar")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_spike_shorter_than_the_memory_moves_nobody(seed: int) -> None:
+    """However high; the rest of the time the pair is as good as predicted, with noise."""
+    rng = np.random.default_rng(seed)
+    adjuster = Adjuster(SETTINGS)
+    course: list[float] = []
+    while len(course) < 2000:
+        course += rng.uniform(0.0, 0.2, size=rng.integers(6, 30)).tolist()
+        length_s = rng.uniform(0.0, SETTINGS.memory_s)
+        course += rng.uniform(0.5, 20.0, size=int(np.ceil(length_s / SETTINGS.every_s))).tolist()
+    for number, slowdown in enumerate(course):
+        looked = adjuster.look(
+            [gpu(resident("a", slowdown), resident("b", 0.1))],
+            lambda *_: True,
+            NOW + number * SETTINGS.every_s,
+        )
+        assert not looked.moves
+        assert not looked.closed
+
+
+def test_what_a_tenant_says_of_itself_moves_nobody_else() -> None:
+    gpus = [gpu(resident("teller", 5.0, "mine", measured=False, stays="it saves no checkpoint"),
+                resident("other", 0.0, "theirs"))]  # fmt: skip
+    looked = looks(Adjuster(SETTINGS), gpus)
+    assert looked.moves == []
+    assert list(looked.closed) == [("n0", "g0")]
+    assert "moves nobody else" in looked.closed["n0", "g0"]
+
+
+def test_a_teller_is_moved_itself() -> None:
+    gpus = [gpu(resident("teller", 5.0, "mine", measured=False, cost_gib=60),
+                resident("other", 0.0, "theirs", cost_gib=1))]  # fmt: skip
+    (move,) = looks(Adjuster(SETTINGS), gpus).moves
+    assert move.key == ("mine", "teller")
+
+
+def test_for_one_namespace_only_so_many_others_are_moved_in_an_hour() -> None:
+    adjuster = Adjuster(SETTINGS)
+    moved = []
+    for number in range(10):
+        sufferer = resident(f"s{number}", 2.0, "mine", stays="it saves no checkpoint")
+        gpus = [gpu(sufferer, resident(f"o{number}", 0.0, "theirs"), name=f"g{number}")]
+        start_s = NOW + 100 * number
+        for move in looks(adjuster, gpus, start_s=start_s).moves:
+            adjuster.made(move, start_s)
+            moved.append(move)
+    assert len(moved) == SETTINGS.max_moves_of_others_per_hour
+
+
+def test_who_may_not_be_moved_stays_and_nobody_joins() -> None:
+    gpus = [gpu(resident("a", 0.6, stays="it saves no checkpoint"),
+                resident("b", 0.6, stays="it saves no checkpoint"))]  # fmt: skip
+    looked = looks(Adjuster(SETTINGS), gpus)
+    assert looked.moves == []
+    assert looked.closed == {("n0", "g0"): "ml/b stays: it saves no checkpoint"}
+
+
+def test_no_better_place_is_no_move() -> None:
+    looked = looks(Adjuster(SETTINGS), [gpu(resident("a", 0.6), resident("b", 0.6))], place=False)
+    assert looked.moves == []
+    assert "no better place" in looked.closed["n0", "g0"]
+
+
+def test_the_moves_of_one_look_stay_within_the_budget() -> None:
+    gpus = [
+        gpu(resident(f"a{n}", 0.6, cost_gib=50), resident(f"b{n}", 0.6, cost_gib=50), name=f"g{n}")
+        for n in range(6)
+    ]
+    looked = looks(Adjuster(SETTINGS), gpus)
+    assert len(looked.moves) == 1
+    assert all("50 GiB, 30 left" in why for why in looked.closed.values())
+
+
+def test_the_worse_half_is_looked_at() -> None:
+    gpus = [
+        gpu(resident(f"a{n}", 0.4 + n / 10), resident(f"b{n}", 0.4), name=f"g{n}") for n in range(4)
+    ]
+    looked = looks(Adjuster(SETTINGS), gpus)
+    assert {move.at[1] for move in looked.moves} <= {"g2", "g3"}
+
+
+def test_a_move_that_did_not_help_is_not_repeated() -> None:
+    adjuster = Adjuster(SETTINGS)
+    (move,) = looks(adjuster, [gpu(resident("a", 0.6, cost_gib=1), resident("b", 0.5))]).moves
+    adjuster.made(move, NOW)
+    later = NOW + SETTINGS.rest_s + 1
+    again = [
+        gpu(resident("a", 0.6, cost_gib=1), resident("c", 0.0, stays="no checkpoint"), name="g1")
+    ]
+    looked = looks(adjuster, again, start_s=later)
+    assert looked.moves == []
+    assert "c stays" in looked.closed["n0", "g1"]
+
+
+def test_between_two_moves_of_a_job_lies_a_rest() -> None:
+    adjuster = Adjuster(SETTINGS)
+    (move,) = looks(adjuster, [gpu(resident("a", 0.9, cost_gib=1), resident("b", 0.5))]).moves
+    adjuster.made(move, NOW + 50)
+    pair = [gpu(resident("a", 0.5, cost_gib=1), resident("c", 0.0, stays="no"), name="g1")]
+    assert looks(adjuster, pair, start_s=NOW + 60).moves == []
+    rested = looks(adjuster, pair, start_s=NOW + 60 + SETTINGS.rest_s)
+    assert [m.key for m in rested.moves] == [("ml", "a")]
+
+
+def test_new_neighbours_begin_a_new_average() -> None:
+    adjuster = Adjuster(SETTINGS)
+    looks(adjuster, [gpu(resident("a", 0.6), resident("b", 0.6))], times=3)
+    assert adjuster.level(("n0", "g0")) > 0.3
+    adjuster.look([gpu(resident("a", 0.1), resident("c", 0.1))], lambda *_: True, NOW + 60)
+    assert adjuster.level(("n0", "g0")) < 0.1

@@ -1,0 +1,92 @@
+"""What is learned of pairs decides where a job may go; nobody's word goes beyond his own jobs."""
+
+import numpy as np
+from learning_builders import NOW
+
+from scheduler_extender.learned import Pairs
+from tandem.policy.cluster import GpuArrays, add_worker
+from tandem.policy.constraints.interference import Interference
+from tandem.policy.job import Job
+
+BOUND = Interference(max_interference=0.35)
+
+
+def job(kind: str, namespace: str = "ml", name: str = "j") -> Job:
+    return Job(id=f"{namespace}/{name}", model=kind)
+
+
+def allowed(pairs: Pairs, newcomer: Job, there: Job) -> bool:
+    """Whether `newcomer` may go beside `there`."""
+    columns = {
+        field: getattr(GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0])), field).copy()
+        for field in GpuArrays.__dataclass_fields__
+    }
+    add_worker(columns, pairs.of(there), np.array([0]), 0)
+    return bool(BOUND(pairs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
+
+
+def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
+    pairs = Pairs(8)
+    assert allowed(pairs, job("bert"), job("resnet"))
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    assert not allowed(pairs, job("bert"), job("resnet"))
+    assert not allowed(pairs, job("resnet"), job("bert"))
+    assert allowed(pairs, job("bert"), job("vgg"))
+    assert allowed(pairs, job("resnet"), job("resnet"))
+
+
+def test_others_profit_from_measurements_and_from_nothing_else() -> None:
+    pairs = Pairs(8)
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=False)
+    assert not allowed(pairs, job("bert"), job("resnet", "other"))
+    assert allowed(pairs, job("bert", "other"), job("resnet", "other"))
+    assert allowed(pairs, job("resnet", "other"), job("bert"))
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    assert not allowed(pairs, job("bert", "other"), job("resnet", "other"))
+
+
+def test_one_namespace_has_one_voice_among_others() -> None:
+    pairs = Pairs(8)
+    for _ in range(100):
+        pairs.enter("bert", "resnet", "liar", 9.0, NOW, measured=True)
+    for honest in ("x", "y"):
+        pairs.enter("bert", "resnet", honest, 0.1, NOW, measured=True)
+    assert pairs.believed("bert", "resnet", "somebody") == 0.1
+    assert pairs.believed("bert", "resnet", "liar") == 9.0
+
+
+def test_a_flood_drowns_nobody_elses_memory() -> None:
+    pairs = Pairs(8)
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    for number in range(5000):
+        pairs.enter(f"k{number}", f"m{number}", "flood", 9.0, NOW + number, measured=True)
+    assert len(pairs) == 9
+    assert pairs.believed("bert", "resnet", "other") == 0.6
+
+
+def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
+    pairs = Pairs(8)
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    pairs.part("bert", "resnet", "ml", 0.4, NOW + 1, measured=False)
+    pairs.enter("bert", "resnet", "ml", 0.5, NOW + 2, measured=False)
+    assert pairs.believed("bert", "resnet", "ml") == 0.6
+
+
+def test_it_is_kept_across_a_restart() -> None:
+    before, after = Pairs(8), Pairs(8)
+    before.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    before.enter("vgg", "vgg", "x", 0.2, NOW, measured=False)
+    after.merge(before.stored())
+    assert sorted(after.stored()) == sorted(before.stored())
+    assert not allowed(after, job("bert", "other"), job("resnet"))
+    version = after.version
+    after.merge(before.stored())
+    assert after.version == version
+
+
+def test_jobs_of_no_known_kind_are_left_as_they_are() -> None:
+    pairs = Pairs(8)
+    plain = Job(id="ml/j")
+    assert pairs.of(plain) is plain
+    pairs.enter("", "bert", "ml", 0.9, NOW, measured=True)
+    assert len(pairs) == 0

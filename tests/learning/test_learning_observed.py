@@ -1,0 +1,77 @@
+"""From reports of agents to how much slower a pod runs than alone."""
+
+import pytest
+from learning_builders import report, use
+
+from scheduler_extender.observed import Watch, Watched
+from tandem.contracts.learning import Means, Reference
+
+AT = ("n0", "g0")
+
+
+def watched(watch: Watch, uid: str) -> Watched:
+    return watch.pods[uid, AT]
+
+
+def alone_then_beside(busy: float = 100.0, **beside: float) -> Watch:
+    """`a` alone for two minutes at 90 % and 2 iterations/s, then beside `b`."""
+    watch = Watch()
+    for at in range(0, 130, 10):
+        watch.take(report(at, 90, use("a", 90, 2.0)))
+    watch.take(report(130, busy, use("a", **beside), use("b", 44)))
+    return watch
+
+
+def test_its_own_time_alone_is_the_reference() -> None:
+    a = watched(alone_then_beside(percent=56.25, rate=1.25), "a")
+    told = a.slowdown(Means.PROGRESS, {}, {})
+    measured = a.slowdown(Means.UTILISATION, {}, {})
+    assert told is not None
+    assert measured is not None
+    assert (told.value, told.reference, told.estimated) == (0.6, Reference.SOLO, False)
+    assert (measured.value, measured.reference, measured.estimated) == (0.6, Reference.SOLO, True)
+
+
+def test_who_was_never_alone_is_compared_with_earlier_runs_then_with_the_prediction() -> None:
+    b = watched(alone_then_beside(percent=50), "b")
+    assert b.slowdown(Means.UTILISATION, {}, {}) is None
+    for history, reference in (
+        ({Means.UTILISATION: 66.0}, Reference.HISTORY),
+        ({}, Reference.PREDICTED),
+    ):
+        found = b.slowdown(Means.UTILISATION, history, {Means.UTILISATION: 66.0})
+        assert found is not None
+        assert (found.value, found.reference) == (0.5, reference)
+
+
+def test_a_gpu_with_time_to_spare_slows_nobody_down() -> None:
+    """A job that loads its data, or evaluates, uses less without suffering."""
+    a = watched(alone_then_beside(busy=50.0, percent=20), "a")
+    assert a.slowdown(Means.UTILISATION, {}, {}) is None
+
+
+def test_alone_again_but_the_averages_still_know_the_neighbour() -> None:
+    watch = alone_then_beside(percent=56, rate=1.25)
+    watch.take(report(140, 80, use("a", 60, 1.3)))
+    watch.take(report(150, 90, use("a", 80, 1.8)))
+    assert watched(watch, "a").solo[Means.PROGRESS] == 2.0
+    watch.take(report(170, 90, use("a", 90, 1.9)))
+    assert watched(watch, "a").solo[Means.PROGRESS] == pytest.approx(1.95)
+
+
+def test_a_neighbour_that_has_left_is_none_and_a_stranger_is_one() -> None:
+    watch = Watch()
+    watch.take(report(0, 90, use("a", 90), use("gone", 0, memory=0)))
+    assert watched(watch, "a").others == frozenset()
+    watch.take(report(10, 90, use("a", 90), {"foreign": True, "memoryBytes": 5}))
+    assert watched(watch, "a").others == {""}
+
+
+def test_seconds_beside_each_neighbour_are_counted_and_pods_that_go_are_forgotten() -> None:
+    watch = alone_then_beside(percent=56)
+    watch.take(report(140, 100, use("a", 56), use("b", 44)))
+    assert watched(watch, "a").beside == {"b": 10.0}
+    watch.take(report(150, 40, use("b", 40)))
+    assert list(watch.pods) == [("b", AT)]
+    watch.node_gone("n0")
+    assert watch.pods == {}
