@@ -11,7 +11,7 @@ def observed_slowdown(rate_alone: float, rate_now: float) -> float:
     """Return how much slower a job runs than alone, at least 0.
 
     Symbols: `rate_alone`, `rate_now` in iterations per second (or any measure of work in
-    proportion to them); the answer is t_now / t_alone - 1.
+    proportion to them); the answer is t_now / t_alone - 1. Shapes: single numbers.
 
     Worked: 2.0 alone and 1.25 now: 0.6.
 
@@ -23,9 +23,10 @@ def observed_slowdown(rate_alone: float, rate_now: float) -> float:
 def blamed_slowdown(predicted: Floats, measured: float) -> Floats:
     """Return what is known of each neighbour of a gang that is as slow as its slowest worker.
 
-    Symbols: `predicted`, of the gang beside each neighbour, (neighbours,); `measured` = of the gang
-    as a whole. None of them slows it down by more than was measured, and one by as much: the one
-    that is predicted to do the most (ties: all).
+    Symbols: `predicted`, of the gang beside each neighbour; `measured` = of the gang as a whole.
+    Shapes: `predicted` and the answer (neighbours,); `measured` a number. None of them slows it
+    down by more than was measured, and one by as much: the one that is predicted to do the most
+    (ties: all).
 
     Worked: 0.1, 0.8, 0.3 predicted and 0.5 measured: 0.1, 0.5, 0.3; 0.9 measured: 0.1, 0.9, 0.3.
 
