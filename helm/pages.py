@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from node_agent.config import AgentSettings
-from node_agent.metrics import AgentCollector
+from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from predictor.metrics import Metrics as PredictorMetrics
 from scheduler_extender.config import ExtenderConfig
@@ -31,6 +31,18 @@ Made of the code by `python helm/generate.py`. Base units; no label grows with t
 `UUID` is spelt as dcgm-exporter spells it, so that series join on it. Rules and alerts are in
 `helm/tandem/files/rules.yaml`; what to do about each alert is in [operations.md](operations.md).
 A histogram has the series `_bucket`, `_sum` and `_count`.
+
+## How many series
+
+A cluster has at most 20 series for each node and 50 for each queue by attained service. All that
+Tandem exposes is counted, the figures of the processes themselves included; what Prometheus adds to
+each target (`up` and four more) and kube-scheduler's own series are not.
+
+- An agent has 18, whatever the number of its node's GPUs and jobs, and one more for each kind of
+  Xid or failed call of NVML. With `agent.config.metrics.detail: gpu` come about 10 for each GPU and
+  4 for each job on one: for clusters without dcgm-exporter, or while something is looked into.
+- Each replica of the extender has about 220, whatever the number of nodes, pods and jobs, one of
+  them for each queue; the predictor has as many.
 """
 _RIGHTS_HEAD = """# Who may do what
 
@@ -73,7 +85,8 @@ def _right(where: str, rule: dict[str, Any]) -> str:
     )
     if only := rule.get("resourceNames"):
         what += " named " + ", ".join(f"`{name}`" for name in only)
-    return f"| {where} | {what} | {', '.join(rule['verbs'])} | {rule['why']} |"
+    why = rule["why"] + ("; not with cert-manager" if rule.get("unless") else "")
+    return f"| {where} | {what} | {', '.join(rule['verbs'])} | {why} |"
 
 
 def metrics() -> str:
@@ -89,7 +102,8 @@ def metrics() -> str:
         families = {family[0]: family for family in _families(collectors)}
         for name, kind, labels, text in sorted(families.values()):
             shown = ", ".join(f"`{label}`" for label in labels)
-            lines.append(f"| `{name}` | {kind} | {shown} | {text} |")
+            only = " With `metrics.detail: gpu`." if name in _DETAIL else ""
+            lines.append(f"| `{name}` | {kind} | {shown} | {text}{only} |")
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +114,11 @@ def _services() -> Iterator[tuple[str, str, list[Collector]]]:
         " own on port 10259.",
         asyncio.run(_of_extender()),
     )
-    yield "Node agent", "At `/metrics` of port 9405 of each node with an agent.", [_of_agent()]
+    yield (
+        "Node agent",
+        "At `/metrics` of port 9405 of each node with an agent.",
+        [_of_agent(), ProcessFigures()],
+    )
     yield (
         "Predictor",
         "At `/metrics` of the Service `tandem-predictor`, port 8090.",
@@ -114,7 +132,7 @@ async def _of_extender() -> list[Collector]:
         return _collectors(service.metrics)
 
 
-def _of_agent() -> AgentCollector:
+def _of_agent(*, detail: bool = True) -> AgentCollector:
     # A monitor that has read nothing: no GPU is needed to tell the names.
     monitor = Monitor(AgentSettings(node="n"))
     return AgentCollector(
@@ -122,6 +140,7 @@ def _of_agent() -> AgentCollector:
         latest=lambda: None,
         monitor=monitor,
         publisher=SimpleNamespace(written=0, failed=0, last_written_s=0.0),  # type: ignore[arg-type] # as above
+        detail=detail,
     )
 
 
@@ -140,3 +159,9 @@ def _families(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, tuple
         for family, labels in described:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             yield name, family.type, tuple(labels), family.documentation
+
+
+#: What the agent tells only where each GPU is asked for.
+_DETAIL = {family[0] for family in _families([_of_agent()])} - {
+    family[0] for family in _families([_of_agent(detail=False)])
+}

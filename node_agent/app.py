@@ -8,11 +8,11 @@ import threading
 import time
 from datetime import UTC, datetime
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from node_agent.config import AgentSettings
-from node_agent.metrics import AgentCollector
+from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodDirectory
 from node_agent.progress import Authenticator, Progress
@@ -54,10 +54,16 @@ class Agent:
         self._rhythm = Rhythm(settings.report, self._random)
         self._stopping = threading.Event()
         registry = CollectorRegistry()
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=registry)
+        registry.register(ProcessFigures())
         registry.register(
-            AgentCollector(settings.node, lambda: self.latest, self.monitor, self._publisher, pods)
+            AgentCollector(
+                settings.node,
+                lambda: self.latest,
+                self.monitor,
+                self._publisher,
+                pods,
+                detail=settings.metrics.detail == "gpu",
+            )
         )
         self.server = AgentServer(*listen, self.trouble, registry, self._progress)
 

@@ -64,6 +64,16 @@ class GuardSettings(_Settings):
     failed_within_s: Seconds = 10.0
 
 
+class MetricsSettings(_Settings):
+    """What Prometheus is told.
+
+    `node`: sums and means over the GPUs of the node, at most 20 series whatever the number of GPUs
+    and jobs. `gpu`: besides, about ten series for each GPU and four for each job on one.
+    """
+
+    detail: Literal["node", "gpu"] = "node"
+
+
 class AgentSettings(_Settings):
     """All settings of one agent.
 
@@ -80,3 +90,4 @@ class AgentSettings(_Settings):
     report: ReportSettings = ReportSettings()
     health: HealthSettings = HealthSettings()
     guard: GuardSettings = GuardSettings()
+    metrics: MetricsSettings = MetricsSettings()

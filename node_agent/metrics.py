@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +20,7 @@ from node_agent.publish import Publisher
 from tandem.contracts.resources import GPU, GPUNodeStatus, Health, PodUse
 
 Reading = Callable[[GPU], float | None]
+Uses = dict[tuple[str, str, str], list[PodUse]]
 
 _GPU_GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("memory_bytes", "Memory of the GPU.", lambda g: g.memory_bytes),
@@ -66,7 +68,10 @@ _JOB_GAUGES: tuple[tuple[str, str, Callable[[PodUse], float | None]], ...] = (
 
 @dataclass(frozen=True, eq=False)  # a registry keeps collectors by identity
 class AgentCollector(Collector):
-    """Collects from the latest report (`latest()`, None before the first one)."""
+    """Collects from the latest report (`latest()`, None before the first one).
+
+    With `detail`, there are series for each GPU and for each job on it, beside those of the node.
+    """
 
     node: str
     latest: Callable[[], GPUNodeStatus | None]
@@ -74,13 +79,86 @@ class AgentCollector(Collector):
     publisher: Publisher
     pods: PodDirectory | None = None
 
+    detail: bool = False
+
     def collect(self) -> Iterator[Metric]:
         """Yield every family, each with its help even where it has no series."""
         status = self.latest()
         gpus = status.gpus if status else []
-        yield from self._gpus(gpus)
-        yield from self._jobs(gpus)
+        uses = self._uses(gpus)
+        yield from self._node(gpus, uses)
+        if self.detail:
+            yield from self._gpus(gpus)
+            yield from self._jobs(uses)
+        yield from self._troubles()
         yield from self._agent(status)
+
+    def _uses(self, gpus: Iterable[GPU]) -> Uses:
+        """Return what pods of ours use, by GPU, namespace and job."""
+        uses: Uses = defaultdict(list)
+        for gpu in gpus:
+            for use in gpu.pods:
+                info = self.pods.find(use.uid) if self.pods else None
+                if info is not None and info.ours:
+                    uses[gpu.uuid, info.namespace, info.job].append(use)
+        return uses
+
+    def _node(self, gpus: Iterable[GPU], uses: Uses) -> Iterator[Metric]:
+        """Yield sums over the node: so many series, whatever the number of GPUs and jobs."""
+        held = {uuid for uuid, _, _ in uses}
+        busy = {
+            g.uuid: g.utilisation_percent / 100 for g in gpus if g.utilisation_percent is not None
+        }
+        states = {"in_use": held & busy.keys(), "idle": {g.uuid for g in gpus} - held}
+        if unread := held - busy.keys():
+            states["unread"] = unread
+        yield self._by(
+            "gpus",
+            "GPUs, by whether jobs of ours run there (unread: they do, and the load is not known).",
+            "state",
+            {state: len(found) for state, found in states.items()},
+        )
+        on_node = [use for of_job in uses.values() for use in of_job]
+        yield self._by(
+            "memory_bytes",
+            "Memory of the node's GPUs in use: in all, by jobs of ours, by processes of others.",
+            "kind",
+            {
+                "used": _sum(g.memory_used_bytes for g in gpus),
+                "jobs": _sum(use.memory_bytes for use in on_node),
+                "foreign": _sum(g.memory_foreign_bytes for g in gpus),
+            },
+        )
+        in_use = [busy[uuid] for uuid in states["in_use"]]
+        temperatures = [g.temperature_celsius for g in gpus if g.temperature_celsius is not None]
+        for name, text, values in (
+            ("busy_gpus", "Utilisation summed over the GPUs in use.", [sum(in_use)]),
+            (
+                "utilisation_ratio",
+                "Utilisation of the node's GPUs, mean over all of them.",
+                [sum(busy.values()) / len(busy)] if busy else [],
+            ),
+            (
+                "temperature_celsius",
+                "Temperature of the node's hottest GPU.",
+                [max(temperatures)] if temperatures else [],
+            ),
+            (
+                "power_watts",
+                "Power that the node's GPUs draw.",
+                [_sum(g.power_watts for g in gpus)],
+            ),
+        ):
+            family = GaugeMetricFamily(f"tandem_node_{name}", text, labels=["node"])
+            for value in values:
+                family.add_metric([self.node], value)
+            yield family
+
+    def _by(self, name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"tandem_node_{name}", text, labels=["node", label])
+        for key, value in values.items():
+            family.add_metric([self.node, key], value)
+        return family
 
     def _gpus(self, gpus: Iterable[GPU]) -> Iterator[Metric]:
         for name, text, read in _GPU_GAUGES:
@@ -100,21 +178,8 @@ class AgentCollector(Collector):
                 labels = [self.node, gpu.uuid, gpu.utilisation_source]
                 busy.add_metric(labels, gpu.utilisation_percent / 100)
         yield busy
-        xids = CounterMetricFamily(
-            "tandem_gpu_xids", "Xid errors since the agent started.", labels=["node", "UUID", "xid"]
-        )
-        for uuid, board in list(self.monitor.boards.items()):
-            for code, count in list(board.xids.items()):
-                xids.add_metric([self.node, uuid, str(code)], count)
-        yield xids
 
-    def _jobs(self, gpus: Iterable[GPU]) -> Iterator[Metric]:
-        uses: dict[tuple[str, str, str], list[PodUse]] = defaultdict(list)
-        for gpu in gpus:
-            for use in gpu.pods:
-                info = self.pods.find(use.uid) if self.pods else None
-                if info is not None and info.ours:
-                    uses[gpu.uuid, info.namespace, info.job].append(use)
+    def _jobs(self, uses: Uses) -> Iterator[Metric]:
         for name, text, read in _JOB_GAUGES:
             family = GaugeMetricFamily(
                 f"tandem_job_{name}", text, labels=["node", "UUID", "namespace", "job"]
@@ -125,24 +190,35 @@ class AgentCollector(Collector):
                     family.add_metric([self.node, *labels], sum(values))
             yield family
 
-    def _agent(self, status: GPUNodeStatus | None) -> Iterator[Metric]:
+    def _troubles(self) -> Iterator[Metric]:
+        """Yield what has series only where something went wrong."""
+        xids = CounterMetricFamily(
+            "tandem_gpu_xids", "Xid errors since the agent started.", labels=["node", "UUID", "xid"]
+        )
+        for uuid, board in list(self.monitor.boards.items()):
+            for code, count in list(board.xids.items()):
+                xids.add_metric([self.node, uuid, str(code)], count)
+        yield xids
         errors = CounterMetricFamily(
             "tandem_agent_nvml_errors", "Calls of NVML that failed.", labels=["call", "code"]
         )
         for (call, code), count in list(self.monitor.nvml.binding.errors.items()):
             errors.add_metric([call, str(code)], count)
         yield errors
+
+    def _agent(self, status: GPUNodeStatus | None) -> Iterator[Metric]:
         reports = CounterMetricFamily(
             "tandem_agent_reports", "Attempts to write the GPUNode.", labels=["outcome"]
         )
         reports.add_metric(["written"], self.publisher.written)
         reports.add_metric(["failed"], self.publisher.failed)
         yield reports
-        yield GaugeMetricFamily(
-            "tandem_agent_last_report_timestamp_seconds",
-            "When the GPUNode was last written (Unix time), 0 before the first time.",
-            value=self.publisher.last_written_s,
-        )
+        if self.detail:
+            yield GaugeMetricFamily(
+                "tandem_agent_last_report_timestamp_seconds",
+                "When the GPUNode was last written (Unix time), 0 before the first time.",
+                value=self.publisher.last_written_s,
+            )
         full = CounterMetricFamily(
             "tandem_agent_nearly_full",
             "Times that a shared GPU became nearly full, by whether a pod had outgrown its"
@@ -166,6 +242,23 @@ class AgentCollector(Collector):
             "Pods whose eviction is asked for now.",
             value=len(status.eviction_requests) if status else 0,
         )
+
+
+class ProcessFigures(Collector):
+    """Processor time and memory of the agent itself, of all that prometheus_client could tell."""
+
+    def __init__(self) -> None:
+        self._all = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the two."""
+        for family in self._all.collect():
+            if family.name in ("process_cpu_seconds", "process_resident_memory_bytes"):
+                yield family
+
+
+def _sum(values: Iterable[float | None]) -> float:
+    return sum(value for value in values if value is not None)
 
 
 def _ratio(percent: float | None) -> float | None:

@@ -315,7 +315,7 @@ def test_agent_measures_on_while_the_api_server_is_away_and_tells_of_it_without_
     try:
         host.runs(greedy, 30)
         wait_until(
-            lambda: host.metric("tandem_gpu_memory_used_bytes") > 49 * GIB,
+            lambda: host.metric("tandem_node_memory_bytes", kind="used") > 49 * GIB,
             "the agent sees what happens",
         )
         host.runs(greedy, 58)

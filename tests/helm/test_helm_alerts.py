@@ -24,8 +24,8 @@ GPUS = 'tandem_extender_gpus{instance="%s",state="%s"}'
 REPORTS = 'tandem_agent_reports_total{instance="a",outcome="%s"}'
 OUTGROWN = 'tandem_agent_nearly_full_total{instance="a",blame="%s"}'
 ANSWERS = 'tandem_predictor_request_duration_seconds_count{route="/v1/predict",status="%s"}'
-MEASURED = 'tandem_gpu_utilisation_ratio{node="n",UUID="u",source="gpm"}'
-ON_GPU = 'tandem_job_memory_bytes{node="n",UUID="u",namespace="x",job="j"}'
+BUSY = 'tandem_node_busy_gpus{node="%s"}'
+IN_USE = 'tandem_node_gpus{node="%s",state="in_use"}'
 PROMISED = "tandem_extender_promised_utilisation_ratio"
 LEADER = 'leader_election_master_status{job="tandem-webhook",instance="%s"}'
 DAY = 86400
@@ -92,13 +92,14 @@ CASES: dict[str, Case] = {
     ),
     "TandemPredictionDrift": (
         150,
-        {MEASURED: "0.1x200", ON_GPU: "5x200", PROMISED: "0.9x200"},
-        # A GPU on which no job of ours runs is busy with something that was never predicted.
+        {BUSY % "n": "0.8x200", IN_USE % "n": "8x200", PROMISED: "0.9x200"},
+        # A node on which no job of ours runs has no part in it.
         {
-            MEASURED: "0.7x200",
-            ON_GPU: "5x200",
+            BUSY % "n": "5.6x200",
+            IN_USE % "n": "8x200",
             PROMISED: "0.9x200",
-            MEASURED.replace('"u"', '"v"'): "0x200",
+            BUSY % "idle": "0x200",
+            IN_USE % "idle": "0x200",
         },
     ),
     "TandemPredictorErrors": (

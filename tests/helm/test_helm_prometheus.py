@@ -199,13 +199,21 @@ def test_what_the_services_expose_is_sound_by_promtool(
         assert answer.returncode == 0, f"{url}: {answer.stdout!r} {answer.stderr!r}"
 
 
-def test_the_number_of_series_is_bounded(prometheus: Prometheus) -> None:
-    """Of the extender whatever the cluster's size; of an agent by GPUs and jobs."""
+def test_five_hundred_nodes_have_at_most_twenty_series_each(prometheus: Prometheus) -> None:
+    """Counted at a node of eight GPUs; what the services have does not grow with nodes."""
     found = {
-        series["metric"]["job"]: float(series["value"][1])
-        for series in prometheus.query("count by (job) ({__name__=~'tandem_.*'})")
+        series["metric"]["job"]: int(series["value"][1])
+        for series in prometheus.query("count by (job) ({__name__=~'(tandem|process|python)_.*'})")
     }
-    assert found["tandem-scheduler"] < 300
-    assert found["tandem-predictor"] < 300
-    per_gpu, per_job, per_agent = 11, 4, 8
-    assert found["tandem-agent"] <= 8 * per_gpu + 8 * per_job + per_agent
+    rules = int(prometheus.query("count({__name__=~'(cluster|verb):.*'})")[0]["value"][1])
+    (queues,) = prometheus.query("count(tandem_extender_waiting_jobs)")
+    nodes, replicas, predictors = 500, 2, 2
+    everything = (
+        nodes * found["tandem-agent"]
+        + replicas * found["tandem-scheduler"]
+        + predictors * found["tandem-predictor"]
+        + rules
+    )
+    print(f"{found}, {rules} of rules: {everything / nodes:.1f} a node of {nodes}")
+    assert found["tandem-agent"] <= 20
+    assert everything <= 20 * nodes + 50 * int(queues["value"][1])

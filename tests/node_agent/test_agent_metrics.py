@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from node_agent.config import AgentSettings
-from node_agent.metrics import AgentCollector
+from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodInfo
 from node_agent.publish import Publisher
@@ -50,7 +50,7 @@ def registry(driver, proc):
     status = monitor.status(driver.now_s, STAMP)
     registry = CollectorRegistry()
     publisher = Publisher("n0", writer=None)
-    registry.register(AgentCollector("n0", lambda: status, monitor, publisher, pods))
+    registry.register(AgentCollector("n0", lambda: status, monitor, publisher, pods, detail=True))
     yield registry
     monitor.close()
 
@@ -72,10 +72,49 @@ def test_gpu(registry):
     assert busy == pytest.approx(0.15), "not mixed with the first reading, which was by samples"
 
 
+def test_node(registry):
+    def value(name, **labels):
+        return registry.get_sample_value(f"tandem_node_{name}", {"node": "n0", **labels})
+
+    assert value("gpus", state="in_use") == 1
+    assert value("gpus", state="idle") == 0
+    assert value("busy_gpus") == value("utilisation_ratio") == pytest.approx(0.15)
+    assert value("memory_bytes", kind="jobs") == 3 * GIB
+    assert value("memory_bytes", kind="foreign") == 3 * GIB
+    assert value("memory_bytes", kind="used") == 6 * GIB
+
+
+@pytest.mark.parametrize("jobs_on_each", [0, 1, 2])
+def test_a_node_of_eight_gpus_has_at_most_twenty_series(driver, proc, jobs_on_each):
+    driver.state.gpus = [StubGpu(f"GPU-{i}", gpm=0.5) for i in range(8)]
+    pods = Pods()
+    for number in range(8 * jobs_on_each):
+        uid = f"00000000-1111-2222-3333-{number:012x}"
+        driver.state.processes.append(StubProcess(number % 8, 10 + number, GIB, sm=10))
+        proc.add(10 + number, uid)
+        pods[uid] = PodInfo("team", f"train-{number}", f"job-{number}")
+    monitor = Monitor(AgentSettings(node="n0", proc=proc.root), pods=pods)
+    for _ in range(2):
+        driver.advance(2)
+        monitor.tick(driver.now_s, STAMP)
+    status = monitor.status(driver.now_s, STAMP)
+    registry = CollectorRegistry()
+    registry.register(ProcessFigures())
+    publisher = Publisher("n0", writer=None)
+    registry.register(AgentCollector("n0", lambda: status, monitor, publisher, pods))
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    monitor.close()
+    assert sum(s.value for s in samples if s.labels.get("state") == "in_use") == (
+        8 if jobs_on_each else 0
+    )
+    assert len(samples) <= 20, [s.name for s in samples]
+
+
 def test_no_report_yet_still_has_every_family():
     registry = CollectorRegistry()
     monitor = Monitor(AgentSettings(node="n0"))
-    registry.register(AgentCollector("n0", lambda: None, monitor, Publisher("n0", writer=None)))
+    publisher = Publisher("n0", writer=None)
+    registry.register(AgentCollector("n0", lambda: None, monitor, publisher, detail=True))
     assert "# HELP tandem_gpu_memory_bytes" in generate_latest(registry).decode()
 
 
@@ -84,9 +123,16 @@ def test_every_metric_and_setting_is_documented(registry):
     undocumented = [name for name in families if name.removeprefix("tandem_gpu_memory") not in DOC]
     assert len(families) > 15
     assert undocumented == []
-    for section in (None, "report", "health", "guard"):
+    for section in (None, "report", "health", "guard", "metrics"):
         model = type(getattr(AgentSettings(node="n"), section)) if section else AgentSettings
-        for field in model.model_fields.keys() - {"node", "proc", "report", "health", "guard"}:
+        for field in model.model_fields.keys() - {
+            "node",
+            "proc",
+            "report",
+            "health",
+            "guard",
+            "metrics",
+        }:
             assert f"`{section + '.' if section else ''}{field}`" in DOC or f"`.{field}`" in DOC, (
                 field
             )

@@ -110,7 +110,7 @@ def test_a_node_from_start_to_stop(agent, sink, proc, tmp_path):
     assert get(url + "/healthz") == (200, b'{"status":"ok"}')
     assert json.loads(get(url + "/nothing")[1])["hint"]
     text = get(url + "/metrics")[1].decode()
-    assert 'tandem_gpu_memory_used_bytes{UUID="GPU-a",node="n0"} 4.294967296e+09' in text
+    assert 'tandem_node_memory_bytes{kind="used",node="n0"} 4.294967296e+09' in text
 
     state.errors = [StubError("*", 15, gpu=0)]
     state.write(tmp_path / "gpus")
