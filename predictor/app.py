@@ -22,6 +22,7 @@ from predictor.graph.skim import Skimmer
 from predictor.http import Edge, add_error_handlers
 from predictor.interference import open_interference
 from predictor.load import Predictor
+from predictor.load_model import open_load
 from predictor.metrics import Metrics
 from predictor.sandbox import Sandbox
 from predictor.store import ProfileStore, check_names
@@ -63,7 +64,10 @@ class _Service:
         self._store = store
         self._sandbox = sandbox
         self._metrics = metrics
-        self._predictor = Predictor()
+        learned = open_load(config.artifacts)
+        self._predictor = (
+            Predictor([learned.memory], [learned.utilisation]) if learned else Predictor()
+        )
         self._uploads = 0
         # Graphs wait for their turn here and not in the threads that predictions need.
         self._parsers = anyio.CapacityLimiter(sandbox.limits.parallel)

@@ -1,9 +1,10 @@
 """Trained models as files: versioned by their hash, published in one step, rolled back in one.
 
-A directory holds, per kind of model, `KIND-VERSION.ubj` (the model), `KIND-VERSION.json` (its
-sha256, its features, its report) and `KIND-current.json`, which names the version that serves and
-the ones before it. Each file appears by a rename, so that a kill at any moment leaves either the
-old state or the new one. A model is data (UBJSON), never code.
+A directory holds, per kind of model, `KIND-VERSION.PART.ubj` (each part of the model),
+`KIND-VERSION.json` (its card: the sha256 of every part, its features, its errors), a report for
+people, and `KIND-current.json`, which names the version that serves and the ones before it. Each
+file appears by a rename and the last of them is the pointer, so that a kill at any moment leaves
+either the old state or the new one. A model is data (UBJSON), never code.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ class Card(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str
-    sha256: str
+    #: sha256 by part.
+    parts: dict[str, str]
     features: list[str]
     trained_on: dict[str, int]
     errors: dict[str, dict[str, float]]
     chosen: str
+    #: What a kind of model needs beside its parts, such as its margins.
+    details: dict[str, Any] = {}
 
 
 class _Current(BaseModel):
@@ -51,22 +55,36 @@ class Artifacts:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def publish(self, kind: str, model: bytes, card: dict[str, Any]) -> Card:
-        """Store a model and let it serve; returns its card. The one before is kept."""
-        digest = hashlib.sha256(model).hexdigest()
-        published = Card(version=digest[:_VERSION_LENGTH], sha256=digest, **card)
+    def publish(
+        self,
+        kind: str,
+        parts: dict[str, bytes],
+        card: dict[str, Any],
+        report: dict[str, str] | None = None,
+    ) -> Card:
+        """Store a model and let it serve; returns its card. The one before is kept.
+
+        `report` has texts for people by the suffix of their file (`md`, `svg`).
+        """
+        digests = {name: hashlib.sha256(part).hexdigest() for name, part in sorted(parts.items())}
+        published = Card(version=_version(digests), parts=digests, **card)
         self._directory.mkdir(parents=True, exist_ok=True)
-        _write(self._path(kind, published.version, "ubj"), model)
-        text = published.model_dump_json(indent=2)
-        _write(self._path(kind, published.version, "json"), text.encode())
+        for name, part in parts.items():
+            _write(self._path(kind, published.version, f"{name}.ubj"), part)
+        for suffix, text in (report or {}).items():
+            _write(self._path(kind, published.version, suffix), text.encode())
+        _write(
+            self._path(kind, published.version, "json"),
+            (published.model_dump_json(indent=1) + "\n").encode(),
+        )
         known = self._current(kind)
         before = [] if known is None else [known.version, *known.before]
         before = [version for version in before if version != published.version]
         self._point(kind, _Current(version=published.version, before=before))
         return published
 
-    def load(self, kind: str) -> tuple[bytes, Card] | None:
-        """Return the model that serves and its card; None when none was published.
+    def load(self, kind: str) -> tuple[dict[str, bytes], Card] | None:
+        """Return the parts of the model that serves, and its card; None when none was published.
 
         Raises ArtifactError when its files are missing, or not what was published.
         """
@@ -75,12 +93,15 @@ class Artifacts:
             return None
         try:
             card = Card.model_validate_json(self._path(kind, current.version, "json").read_bytes())
-            model = self._path(kind, current.version, "ubj").read_bytes()
+            parts = {
+                name: self._path(kind, current.version, f"{name}.ubj").read_bytes()
+                for name in card.parts
+            }
         except (OSError, ValidationError) as error:
             raise _damaged(self._directory, kind, current.version) from error
-        if hashlib.sha256(model).hexdigest() != card.sha256:
+        if any(hashlib.sha256(parts[name]).hexdigest() != sha for name, sha in card.parts.items()):
             raise _damaged(self._directory, kind, current.version)
-        return model, card
+        return parts, card
 
     def rollback(self, kind: str) -> str:
         """Let the version before the present one serve again; returns it."""
@@ -106,6 +127,10 @@ class Artifacts:
 
     def _path(self, kind: str, version: str, suffix: str) -> Path:
         return self._directory / f"{kind}-{version}.{suffix}"
+
+
+def _version(digests: dict[str, str]) -> str:
+    return hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:_VERSION_LENGTH]
 
 
 def _damaged(directory: Path, kind: str, version: str) -> ArtifactError:

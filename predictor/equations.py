@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from predictor.gpus import GIB, GpuType
+from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures
 
 START_UP_BYTES = int(1.5 * GIB)
@@ -19,6 +20,8 @@ _KERNEL_FLOOR_S = 3e-6
 _LAUNCH_S = 10e-6
 # Per iteration the GPU waits for the host at least this long (step of the loop, batch, loss).
 _HOST_STALL_S = 1e-3
+# What autocast leaves of activations in bytes: half, but for norms, softmax and losses in 32 bits.
+HALF_ACTIVATIONS = 0.6
 # Kernels of the optimiser, which works on lists of tensors at a time.
 _OPTIMIZER_KERNELS = 40
 
@@ -59,8 +62,22 @@ class Step:
         return min(100.0 * self.busy_seconds / self.seconds, 100.0)
 
 
+def is_half(features: GraphFeatures) -> bool:
+    """Whether the graph itself holds its weights in 16 bits or fewer."""
+    return 0 < features.parameter_bytes < 3 * features.parameters
+
+
+def activation_scale(features: GraphFeatures, precision: Precision) -> float:
+    """Return what a precision leaves of the graph's activations, in bytes."""
+    return HALF_ACTIVATIONS if precision.half and not is_half(features) else 1.0
+
+
 def training_step(
-    features: GraphFeatures, batch_size: int, gpu: GpuType, measured_seconds: float | None = None
+    features: GraphFeatures,
+    batch_size: int,
+    gpu: GpuType,
+    measured_seconds: float | None = None,
+    precision: Precision = Precision.FP32,
 ) -> Step:
     """Return the training step of a graph on a type of GPU.
 
@@ -73,9 +90,11 @@ def training_step(
     flops = batch_size * (features.flops + features.elementwise_flops + features.backward_flops)
     # Weights are read once a pass, whatever the batch; the rest of what moves grows with it.
     per_sample = max(features.bytes_moved - features.parameter_bytes, 0.0)
+    per_sample *= activation_scale(features, precision)
+    rate = gpu.flops(precision)
     moved = _PASSES * (batch_size * per_sample + features.parameter_bytes)
     busy = max(
-        flops / (gpu.training_flops * _FLOPS_EFFICIENCY),
+        flops / (rate * _FLOPS_EFFICIENCY),
         moved / (gpu.bandwidth * _BANDWIDTH_EFFICIENCY),
         kernels * _KERNEL_FLOOR_S,
     )
@@ -83,7 +102,7 @@ def training_step(
     return Step(
         seconds,
         min(busy, seconds),
-        min(flops / gpu.training_flops / seconds, 1.0),
+        min(flops / rate / seconds, 1.0),
         min(moved / gpu.bandwidth / seconds, 1.0),
     )
 

@@ -22,8 +22,9 @@ from tandem.policy.equations.horus import slowdown_over_commit
 
 Floats = NDArray[np.float64]
 
-#: The name of its artifacts.
+#: The name of its artifacts, and of the one part that they have.
 KIND = "interference"
+PART = "speed"
 #: A predicted speed below this counts as this: a slowdown of 20.
 _SLOWEST = 1 / 21
 
@@ -69,8 +70,8 @@ class LearnedInterference:
 
     source = Source.MODEL
 
-    def __init__(self, model: bytes, card: Card) -> None:
-        if card.features != list(PAIR_FEATURES):
+    def __init__(self, parts: dict[str, bytes], card: Card) -> None:
+        if card.features != list(PAIR_FEATURES) or PART not in parts:
             raise ArtifactError(
                 f"The interference model {card.version} was trained on other features.",
                 "Train it again with this version of Tandem.",
@@ -79,7 +80,7 @@ class LearnedInterference:
 
         self.version = card.version
         self._booster = xgboost.Booster({"nthread": 1})
-        self._booster.load_model(bytearray(model))
+        self._booster.load_model(bytearray(parts[PART]))
 
     def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
         """Return (partners, 2) slowdowns; every load must have its shares."""

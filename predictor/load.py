@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from predictor.gpus import find_gpu
 from predictor.observed import find
+from predictor.sequence import at_sequence
 from predictor.sources import (
     Memory,
     MemorySource,
@@ -29,7 +30,7 @@ from predictor.sources import (
     whole_memory,
     whole_utilisation,
 )
-from tandem.contracts.prediction import Prediction, PredictRequest
+from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
 
 _MAX_BYTES = 2**62  # the sum of two still fits 64 bits
@@ -64,12 +65,18 @@ class Predictor:
 
         `observed` is what is known of earlier runs of the model, of any kind.
         """
-        seen = find(observed, feature_hash, request.gpu_model, request.batch_size)
+        parts = []
+        if features is not None and request.sequence_length is not None:
+            features, remark = at_sequence(features, request.sequence_length)
+            parts += [remark] if remark else []
+        seen = None
+        if (request.precision, request.sequence_length, request.optimizer) == (None, None, None):
+            seen = find(observed, feature_hash, request.gpu_model, request.batch_size)
         question = _question(request, features, seen)
         memory = _first(self._memory, question) or whole_memory(question)
         memory = _at_least_declared(memory, question.declared_memory_bytes)
         utilisation = _first(self._utilisation, question) or whole_utilisation(question)
-        parts = [memory.why, utilisation.why]
+        parts = [memory.why, utilisation.why, *parts]
         if features is not None and request.batch_size is None:
             parts.append("without a batch size the model's graph says nothing of either")
         if Source.FORMULA in (memory.source, utilisation.source):
@@ -109,6 +116,8 @@ def _question(
         declared_memory_bytes=request.declared_memory_bytes,
         declared_utilisation_percent=request.declared_utilisation_percent,
         observed=observed,
+        precision=request.precision or Precision.FP32,
+        optimizer=request.optimizer,
     )
 
 

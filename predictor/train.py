@@ -1,41 +1,103 @@
-"""`tandem train`: learn interference from measured pairs, or go back to the model before."""
+"""`tandem train`: learn loads and interference from what was measured, or undo that."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from predictor.artifacts import Artifacts, Card
 from tandem.cli.output import err, print_json, print_table
-from tandem.errors import TandemError
+from tandem.errors import TandemError, UsageError
+
+if TYPE_CHECKING:
+    from predictor.profiles import Profile
+    from predictor.training import MeasuredPair
 
 OutOption = Annotated[
     Path, typer.Option("--out", help="Directory of trained models, as the predictor reads it.")
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _OUT = Path("artifacts")
 
-app = typer.Typer(help="Train the predictor's models on measurements.", no_args_is_help=True)
+
+class _ManyFiles(TyperGroup):
+    """Lets `--profiles A B C` name many files, as shells expand them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - not public
+        """Put the option before each of its files."""
+        spread: list[str] = []
+        several = False
+        for arg in args:
+            if arg.startswith("-"):
+                several = arg == "--profiles"
+            elif several and spread[-1] != "--profiles":
+                spread.append("--profiles")
+            spread.append(arg)
+        rest: list[str] = super().parse_args(ctx, spread)
+        return rest
+
+
+app = typer.Typer(help="Train the predictor's models on measurements.", cls=_ManyFiles)
+
+
+@app.callback(invoke_without_command=True)
+def load(
+    context: typer.Context,
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option("--profiles", metavar="FILE...", help="Files of measured profiles."),
+    ] = None,
+    out: OutOption = _OUT,
+    as_json: JsonOption = False,
+) -> None:
+    """Train on measured profiles; publish what beats the formula and the model that serves."""
+    if context.invoked_subcommand is not None:
+        return
+    if not profiles:
+        raise UsageError(
+            "Nothing to learn from.",
+            "Name files of `tandem profile collect` with --profiles, or see `tandem train --help`.",
+        )
+    from predictor.profiles import read_profiles
+
+    read = [profile for file in profiles for profile in read_profiles(file)]
+    card = _trained(lambda: _train_load(read, out))
+    if as_json:
+        print_json(card.model_dump())
+        return
+    targets = list(card.errors["formula"])
+    print_table(
+        f"load {card.version}: RMSLE on families that were left out",
+        ("Candidate", *targets),
+        ((name, *(f"{by[target]:.3f}" for target in targets)) for name, by in card.errors.items()),
+    )
+    err.print(
+        f"Published {', '.join(card.parts)} as {card.version} in {out} (report beside it); "
+        "restart the predictor to use it."
+    )
+
+
+def _train_load(read: Sequence[Profile], out: Path) -> Card:
+    from predictor.load_training import train_load
+
+    return train_load(read, Artifacts(out))
 
 
 @app.command()
 def interference(
     pairs: Annotated[Path, typer.Argument(help="Measured pairs, one JSON object a line.")],
     out: OutOption = _OUT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train on measured pairs; publish if better than the quadratic on what was not seen."""
-    from predictor.artifacts import Artifacts
-    from predictor.training import read_pairs, train
+    from predictor.training import read_pairs
 
     measured = read_pairs(pairs)
-    try:
-        card = train(measured, Artifacts(out))
-    except ModuleNotFoundError as error:
-        raise TandemError(
-            f"Training needs {error.name}, which is not installed.",
-            "Install Tandem with its extra: pip install 'tandem-gpu[train]'.",
-        ) from None
+    card = _trained(lambda: _train_interference(measured, out))
     if as_json:
         print_json(card.model_dump())
         return
@@ -52,13 +114,29 @@ def interference(
     )
 
 
+def _train_interference(measured: list[MeasuredPair], out: Path) -> Card:
+    from predictor.training import train
+
+    return train(measured, Artifacts(out))
+
+
+def _trained(train: Callable[[], Card]) -> Card:
+    try:
+        return train()
+    except ModuleNotFoundError as error:
+        raise TandemError(
+            f"Training needs {error.name}, which is not installed.",
+            "Install Tandem with its extra: pip install 'tandem-gpu[train]'.",
+        ) from None
+
+
 @app.command()
 def rollback(
-    kind: Annotated[str, typer.Argument(help="Kind of model.")] = "interference",
+    kind: Annotated[
+        str, typer.Argument(help="Kind of model: load or interference.")
+    ] = "interference",
     out: OutOption = _OUT,
 ) -> None:
     """Let the model before the present one serve again."""
-    from predictor.artifacts import Artifacts
-
     version = Artifacts(out).rollback(kind)
     err.print(f"{kind} {version} serves again; restart the predictor to use it.")

@@ -19,6 +19,7 @@ from predictor.gpus import find_gpu
 from predictor.interference import (
     KIND,
     PAIR_FEATURES,
+    PART,
     has_shares,
     load_features,
     pair_features,
@@ -140,7 +141,7 @@ def train(measured: list[MeasuredPair], artifacts: Artifacts) -> Card:
         "errors": errors,
         "chosen": PUBLISHED,
     }
-    return artifacts.publish(KIND, model, card)
+    return artifacts.publish(KIND, {PART: model}, card)
 
 
 def _check_better(errors: dict[str, dict[str, float]]) -> None:

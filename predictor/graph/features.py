@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, infer, load
 from predictor.graph.totals import Totals, sum_over_graphs
+from predictor.sequence import FURTHER_LENGTHS, scaling
 from tandem.contracts.resources import GraphFeatures
 
 _MAX_FLOPS = 1e21
@@ -23,6 +25,26 @@ def extract_features(
     Raises GraphError. Never opens a file: weights beside the model count by their shapes.
     """
     sizes, limits = sizes or SymbolSizes(), limits or GraphLimits()
+    features = _extract(graph, sizes, limits)
+    if features.sequence_length is None:
+        return features
+    try:
+        longer = [
+            _extract(graph, replace(sizes, sequence_length=times * sizes.sequence_length), limits)
+            for times in FURTHER_LENGTHS
+        ]
+    except GraphError:  # such as a table of positions that ends before
+        return features
+    return features.model_copy(update={"sequence_scaling": scaling([features, *longer])})
+
+
+def feature_hash(features: GraphFeatures) -> str:
+    """Return the hash by which features are compared and logged: sha256 of canonical JSON."""
+    text = json.dumps(features.wire(), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _extract(graph: bytes, sizes: SymbolSizes, limits: GraphLimits) -> GraphFeatures:
     model, opset = load(graph, limits)
     inferred = infer(model, opset, sizes)
     totals = sum_over_graphs(inferred.model.graph, limits)
@@ -38,12 +60,6 @@ def extract_features(
             "Export it with fixed shapes, or run onnx.shape_inference on it first.",
         )
     return _features(inferred, totals, sizes)
-
-
-def feature_hash(features: GraphFeatures) -> str:
-    """Return the hash by which features are compared and logged: sha256 of canonical JSON."""
-    text = json.dumps(features.wire(), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _features(inferred: InferredModel, totals: Totals, sizes: SymbolSizes) -> GraphFeatures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -20,6 +21,32 @@ from tandem.contracts.resources import (
 #: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
 Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class Precision(StrEnum):
+    """How a job computes: the framework's default, or autocast to 16 bits over 32-bit weights."""
+
+    FP32 = "fp32"
+    AMP = "amp"
+    BF16 = "bf16"
+
+    @property
+    def half(self) -> bool:
+        """Whether activations take 16 bits."""
+        return self is not Precision.FP32
+
+
+class Optimizer(StrEnum):
+    """What is kept of each weight between steps: nothing, one more copy of it, or two."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+
+    @property
+    def copies(self) -> int:
+        """Copies of the weights that it keeps."""
+        return {"sgd": 0, "momentum": 1, "adam": 2}[self.value]
 
 
 class ModelSummary(Message):
@@ -44,12 +71,18 @@ class PredictRequest(Message):
     """Predict the load of one worker of a job on one GPU.
 
     `model` names a ModelProfile in `namespace`; without it only what the user declared is known,
-    and without that the answer is the whole GPU.
+    and without that the answer is the whole GPU. `sequence_length` (tokens, frames) counts where
+    the graph left it open. Where nothing is said, `precision` is the framework's default, and an
+    `optimizer` keeps one copy, two in the upper bound. What was observed of the model answers
+    only requests that leave these three open.
     """
 
     namespace: str = "default"
     model: str | None = None
     batch_size: BatchSize | None = None
+    precision: Precision | None = None
+    sequence_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    optimizer: Optimizer | None = None
     gpu_model: str | None = None
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None

@@ -343,7 +343,9 @@ class GraphFeatures(Message):
     counts as two FLOPs. `flops` counts the multiply-add operators, `elementwise_flops` the others;
     `activation_bytes` all that nodes write, `saved_activation_bytes` what training keeps of it for
     the backward pass; `kernels` the nodes that start work on the GPU; `graph_batch` the batch that
-    the graph was exported with; `unresolved_nodes` those whose shapes could not be known.
+    the graph was exported with; `unresolved_nodes` those whose shapes could not be known. Where
+    the graph leaves a sequence open, figures are those of `sequence_length`, and
+    `sequence_scaling` has the coefficients [c0, c1, c2] of those that are quadratics in it.
     """
 
     flops: Annotated[float, Field(ge=0)]
@@ -365,6 +367,7 @@ class GraphFeatures(Message):
     kernels: Count = 0
     graph_batch: Annotated[int, Field(ge=1)] = 1
     sequence_length: Count | None = None
+    sequence_scaling: dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]] = {}
     unresolved_nodes: Count = 0
 
 

@@ -18,6 +18,7 @@ from predictor.config import PredictorConfig
 from predictor.interference import (
     KIND,
     PAIR_FEATURES,
+    PART,
     HorusInterference,
     load_features,
     open_interference,
@@ -167,10 +168,10 @@ CARD = {"features": [], "trained_on": {}, "errors": {}, "chosen": "x"}
 def test_versions_follow_and_roll_back(tmp_path):
     artifacts = Artifacts(tmp_path / "new")
     assert artifacts.load(KIND) is None
-    versions = [artifacts.publish(KIND, model, CARD).version for model in (b"one", b"two", b"two")]
-    assert artifacts.load(KIND)[0] == b"two"
+    versions = [artifacts.publish(KIND, {PART: m}, CARD).version for m in (b"one", b"two", b"two")]
+    assert artifacts.load(KIND)[0] == {PART: b"two"}
     assert artifacts.rollback(KIND) == versions[0]
-    assert artifacts.load(KIND)[0] == b"one"
+    assert artifacts.load(KIND)[0] == {PART: b"one"}
     with pytest.raises(ArtifactError, match="no earlier"):
         artifacts.rollback(KIND)
 
@@ -178,8 +179,8 @@ def test_versions_follow_and_roll_back(tmp_path):
 @pytest.mark.parametrize("damage", ["truncate", "remove", "card", "pointer"])
 def test_a_damaged_model_is_never_served(tmp_path, damage):
     artifacts = Artifacts(tmp_path)
-    version = artifacts.publish(KIND, b"model", CARD).version
-    model = tmp_path / f"{KIND}-{version}.ubj"
+    version = artifacts.publish(KIND, {PART: b"model"}, CARD).version
+    model = tmp_path / f"{KIND}-{version}.{PART}.ubj"
     match damage:
         case "truncate":
             model.write_bytes(b"mod")
@@ -196,7 +197,7 @@ def test_a_damaged_model_is_never_served(tmp_path, damage):
 @pytest.mark.parametrize("step", range(3))
 def test_a_kill_while_storing_leaves_the_old_model(tmp_path, monkeypatch, step):
     artifacts = Artifacts(tmp_path)
-    artifacts.publish(KIND, b"old", CARD)
+    artifacts.publish(KIND, {PART: b"old"}, CARD)
     replace, left = Path.replace, [step]
 
     class Killed(BaseException):
@@ -210,13 +211,13 @@ def test_a_kill_while_storing_leaves_the_old_model(tmp_path, monkeypatch, step):
 
     monkeypatch.setattr(Path, "replace", until)
     with pytest.raises(Killed):
-        artifacts.publish(KIND, b"new", CARD)
-    assert artifacts.load(KIND)[0] == b"old"
+        artifacts.publish(KIND, {PART: b"new"}, CARD)
+    assert artifacts.load(KIND)[0] == {PART: b"old"}
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_model_of_other_features_is_refused(tmp_path):
-    Artifacts(tmp_path).publish(KIND, b"", CARD)
+    Artifacts(tmp_path).publish(KIND, {PART: b""}, CARD)
     with pytest.raises(ArtifactError, match="other features"):
         open_interference(tmp_path)
 

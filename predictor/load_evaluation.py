@@ -1,0 +1,182 @@
+"""Profiles as a table, candidates, honest splits and bounds for a learned load.
+
+Everything that is claimed of a model is claimed of architecture families that were left out when it
+was trained: random folds flatter. Needs the `train` extra (scikit-learn).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.interference import Floats
+from predictor.load_features import known
+from predictor.load_model import ITERATION, MEMORY, UTILISATION
+from predictor.profiles import Profile
+from predictor.selection import Learner
+
+Strings = NDArray[np.str_]
+TARGETS = (MEMORY, UTILISATION, ITERATION)
+#: The candidate that is published, since it can be stored as data; and what it has to beat.
+PUBLISHED = "xgboost"
+FORMULA = "formula"
+#: How sure the upper bounds are to be, on families that were not seen.
+BOUND_LEVEL = 0.95
+_FOLDS = 10
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class LoadTable:
+    """Profiles as columns; NaN where a profile lacks a figure.
+
+    `columns` (rows, LOAD_FEATURES); by target, (rows,): `measured` and `formula`, bytes, percent
+    and seconds; `utilisation_p95` (rows,) percent; `family`, `gpu` (rows,) names.
+    """
+
+    columns: Floats
+    measured: dict[str, Floats]
+    formula: dict[str, Floats]
+    utilisation_p95: Floats
+    family: Strings
+    gpu: Strings
+
+    def residual(self, target: str) -> Floats:
+        """Return what is learned: log of measured over formula; percent are shifted by one."""
+        return log_of(target, self.measured[target]) - log_of(target, self.formula[target])
+
+    def rows(self, target: str) -> NDArray[np.intp]:
+        """Return the rows that have the target."""
+        return np.flatnonzero(np.isfinite(self.measured[target]))
+
+
+def load_table(profiles: Sequence[Profile]) -> LoadTable:
+    """Return the profiles as a table."""
+    columns, formula = [], []
+    for profile in profiles:
+        asked = known(profile.question())
+        assert asked is not None
+        columns.append(asked.columns)
+        total = asked.levels.fixed + asked.levels.varying
+        formula.append((total, asked.step.utilisation_percent, asked.step.seconds))
+    by_target = dict(zip(TARGETS, np.array(formula, dtype=float).T, strict=True))
+    return LoadTable(
+        columns=np.array(columns, dtype=float),
+        measured={
+            MEMORY: _figures(p.memory_peak_bytes for p in profiles),
+            UTILISATION: _figures(p.utilisation_percent for p in profiles),
+            ITERATION: _figures(p.iteration_s for p in profiles),
+        },
+        formula=by_target,
+        utilisation_p95=_figures(
+            p.utilisation_percent
+            if p.utilisation_p95_percent is None
+            else p.utilisation_p95_percent
+            for p in profiles
+        ),
+        family=np.array([p.family for p in profiles]),
+        gpu=np.array([p.gpu_model for p in profiles]),
+    )
+
+
+def learners() -> dict[str, Callable[[], Learner]]:
+    """Return every candidate by name; all learn the formula's residual from the same columns."""
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    from sklearn.linear_model import Ridge
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return {
+        "linear": lambda: make_pipeline(StandardScaler(), Ridge(alpha=3.0)),
+        "forest": lambda: RandomForestRegressor(
+            100, min_samples_leaf=3, max_features=0.5, random_state=_SEED, n_jobs=1
+        ),
+        "hist-gradient-boosting": lambda: HistGradientBoostingRegressor(
+            max_iter=150, learning_rate=0.06, min_samples_leaf=8, l2_regularization=2.0,
+            random_state=_SEED,
+        ),
+        PUBLISHED: xgboost_learner,
+    }  # fmt: skip
+
+
+def xgboost_learner() -> Learner:
+    """Return the learner that is published: squared error on logarithms, small and smooth trees."""
+    from xgboost import XGBRegressor
+
+    learner: Learner = XGBRegressor(
+        n_estimators=200, max_depth=4, learning_rate=0.06, subsample=0.8, colsample_bytree=0.6,
+        min_child_weight=4, reg_lambda=4.0, random_state=_SEED, n_jobs=1,
+    )  # fmt: skip
+    return learner
+
+
+def family_folds(family: Strings) -> NDArray[np.intp]:
+    """Return the fold of each row, (rows,): all rows of a family are in one, and families many."""
+    names, group = np.unique(family, return_inverse=True)
+    fold_of = np.random.default_rng(_SEED).permutation(len(names)) % min(_FOLDS, len(names))
+    return np.asarray(fold_of[group], dtype=np.intp)
+
+
+def held_out(
+    table: LoadTable, target: str, make: Callable[[], Learner], rows: NDArray[np.intp]
+) -> Floats:
+    """Return the predictions of `rows`, (rows,), each by a learner that never saw its family."""
+    columns, residual = table.columns[rows], table.residual(target)[rows]
+    folds = family_folds(table.family[rows])
+    learned = np.empty(len(rows))
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # the tables are small: threads would only wait for one another
+        for fold in np.unique(folds):
+            learner = make()
+            learner.fit(columns[folds != fold], residual[folds != fold])
+            learned[folds == fold] = learner.predict(columns[folds == fold])
+    return corrected(target, table.formula[target][rows], learned)
+
+
+def corrected(target: str, formula: Floats, learned: Floats) -> Floats:
+    """Return the formula's figures corrected by what was learned."""
+    shift = 1.0 if target == UTILISATION else 0.0
+    predicted = (formula + shift) * np.exp(np.clip(learned, -3, 3)) - shift
+    return np.clip(predicted, 0, 100) if target == UTILISATION else predicted
+
+
+def rmsle(measured: Floats, predicted: Floats) -> float:
+    """Return the root mean squared error of log1p."""
+    return float(np.sqrt(np.mean((np.log1p(predicted) - np.log1p(measured)) ** 2)))
+
+
+def bound_offset(scores: Floats, family: Strings, level: float = BOUND_LEVEL) -> float:
+    """Return the log factor that a share `level` of an unseen family's rows stay below.
+
+    `scores` (rows,) = log(measured / predicted) of rows that were held out with their family; each
+    family has the same weight, and one more that is worse than all is reckoned with: split
+    conformal prediction with families for observations.
+    """
+    names, group, counts = np.unique(family, return_inverse=True, return_counts=True)
+    order = np.argsort(scores)
+    weight = np.cumsum((1.0 / counts[group])[order]) / (len(names) + 1)
+    index = int(np.searchsorted(weight, level))
+    return float(scores[order][min(index, len(scores) - 1)])
+
+
+def cross_bounds(scores: Floats, family: Strings) -> Floats:
+    """Return the offset for each row, (rows,), as the families of the other folds give it."""
+    folds = family_folds(family)
+    offsets = np.empty(len(scores))
+    for fold in np.unique(folds):
+        seen = folds != fold
+        offsets[folds == fold] = max(bound_offset(scores[seen], family[seen]), 0.0)
+    return offsets
+
+
+def log_of(target: str, figures: Floats) -> Floats:
+    """Return the logarithms in which a target is learned; percent are shifted by one."""
+    return np.log(figures + 1.0) if target == UTILISATION else np.log(figures)
+
+
+def _figures(figures: Iterable[float | None]) -> Floats:
+    return np.array([np.nan if f is None else f for f in figures], dtype=float)

@@ -1,0 +1,132 @@
+"""Profiles: what configurations were measured to use, alone on a GPU; one JSON object a line.
+
+A file is either such profiles as they are, or what `tandem profile collect` wrote
+(`predictor.collect.records`): a header for each run, then solo configurations and pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from predictor.gpus import find_gpu
+from predictor.sources import Question
+from tandem.contracts.base import Message
+from tandem.contracts.prediction import BatchSize, Optimizer, Precision, Size
+from tandem.contracts.resources import GraphFeatures, Percent
+from tandem.errors import UsageError
+
+
+class Origin(StrEnum):
+    """Who says so: the collector, the agents of a cluster, or nobody (a test's generator)."""
+
+    MEASURED = "measured"
+    OBSERVED = "observed"
+    SYNTHETIC = "synthetic"
+
+
+class Profile(Message):
+    """One configuration, alone on a GPU; a figure that was not measured is absent.
+
+    `family` names the architecture: what is learned is tested on families that were left out.
+    `memory_peak_bytes` is what the process takes of the GPU, start-up included; the features are
+    those at the configuration's sequence length.
+    """
+
+    name: str
+    family: str
+    origin: Origin
+    features: GraphFeatures
+    batch_size: BatchSize
+    precision: Precision = Precision.FP32
+    optimizer: Optimizer | None = None
+    gpu_model: Annotated[str, Field(min_length=1)]
+    gpu_memory_bytes: Size | None = None
+    memory_peak_bytes: Size | None = None
+    utilisation_percent: Percent | None = None
+    utilisation_p95_percent: Percent | None = None
+    iteration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    def question(self) -> Question:
+        """Return what the service would be asked of it."""
+        return Question(
+            features=self.features,
+            batch_size=self.batch_size,
+            gpu=find_gpu(self.gpu_model),
+            gpu_memory_bytes=self.gpu_memory_bytes,
+            declared_memory_bytes=None,
+            declared_utilisation_percent=None,
+            precision=self.precision,
+            optimizer=self.optimizer,
+        )
+
+
+def read_profiles(file: Path) -> list[Profile]:
+    """Read the solo configurations of a file; raises UsageError naming the first bad line."""
+    found = []
+    header: dict[str, Any] = {}
+    for number, record in read_records(file):
+        kind = record.get("kind", "profile")
+        if kind == "header":
+            header = record
+            continue
+        if kind == "pair" or record.get("status", "ok") != "ok":
+            continue  # a configuration that ran out of memory has nothing to learn from
+        if kind == "solo":
+            record = _of_collector(record, header)
+        try:
+            found.append(Profile.model_validate(record))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the line"
+            raise UsageError(f"{file}, line {number}: {where}: {first['msg']}.") from None
+    return found
+
+
+def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line's object with its number; raises UsageError for what is none.
+
+    A last line that was cut off (the collector was killed while it wrote) is left out.
+    """
+    try:
+        lines = file.read_text().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {file}: {error}.") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                return
+            record = None
+        if not isinstance(record, dict):
+            raise UsageError(f"{file}, line {number}: not a JSON object.")
+        yield number, record
+
+
+def _of_collector(record: dict[str, Any], header: dict[str, Any]) -> dict[str, Any]:
+    """Return a solo record as a profile; its GPU is that of the header before it."""
+    gpu = header.get("gpu", {})
+    measured = record.get("measured", {})
+    return {
+        "name": record.get("model"),
+        "family": record.get("family"),
+        "origin": Origin.MEASURED,
+        "features": record.get("features"),
+        "batchSize": record.get("batchSize"),
+        "precision": record.get("precision"),
+        "optimizer": record.get("optimizer"),
+        "gpuModel": gpu.get("model"),
+        "gpuMemoryBytes": gpu.get("memoryBytes"),
+        "memoryPeakBytes": measured.get("memoryPeakBytes"),
+        "utilisationPercent": measured.get("utilisationPercent"),
+        "utilisationP95Percent": measured.get("utilisationP95Percent"),
+        "iterationS": measured.get("iterationS"),
+    }
