@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from tandem.policy.cluster import GpuArrays, add_worker, reset_rows
+from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays, add_worker, reset_rows
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
@@ -30,6 +30,20 @@ class Stop:
 Action = Start | Stop
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A running job taken off for a trial, and how everything was before."""
+
+    job: int
+    rows: Ints
+    columns: dict[str, Floats | Ints | Bools]
+    residents_of: dict[int, list[int]]
+    empty: int
+    concerned: Ints  # the job and those beside it
+    predicted_speed: Floats  # of those
+    stale: set[int]  # of those
+
+
 @dataclass(slots=True)
 class Board:
     """Who runs where. Jobs are named by their row in `arrays`, which is also their handle.
@@ -45,7 +59,6 @@ class Board:
     columns: dict[str, Floats | Ints | Bools]
     history: History = field(default_factory=History)
     now_s: float = 0.0
-    freed: int = 0  # grows whenever room is made, so that a refusal can be remembered
     rows_of: dict[int, Ints] = field(default_factory=dict)
     residents_of: list[list[int]] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -109,18 +122,53 @@ class Board:
         rows = self.rows_of.pop(job)
         self.stale.discard(job)
         reset_rows(self.columns, rows)
+        left: dict[tuple[int, int], list[int]] = {}  # (slot, job): its rows
         for row in dict.fromkeys(rows.tolist()):
             residents = self.residents_of[row] = [j for j in self.residents_of[row] if j != job]
             self.stale.update(residents)
             self.empty += not residents
-            for other in residents:
-                add_worker(self.columns, self.jobs[other], np.array([row]), other)
-        self.freed += 1
+            for slot, other in enumerate(residents):
+                left.setdefault((slot, other), []).append(row)
+        # Slot by slot, so that on each row those who stay are added in the order in which they are.
+        for slot, other in sorted(left):
+            add_worker(self.columns, self.jobs[other], np.array(left[slot, other]), other)
+
+    def set_aside(self, job: int) -> Aside:
+        """Take a running job off to see what could be done without it; `put_back` undoes it."""
+        rows = self.rows_of[job]
+        concerned = [job, *self.partners(job)]
+        aside = Aside(
+            job,
+            rows,
+            {name: self.columns[name][rows] for name in LOAD_COLUMNS},
+            {row: self.residents_of[row] for row in rows.tolist()},
+            self.empty,
+            np.array(concerned),
+            self.predicted_speed[concerned],
+            self.stale.intersection(concerned),
+        )
+        self.remove(job)
+        return aside
+
+    def put_back(self, aside: Aside) -> None:
+        """Undo `set_aside`, exactly; nothing else may have changed since on those GPUs."""
+        for name, values in aside.columns.items():
+            self.columns[name][aside.rows] = values
+        self.rows_of[aside.job] = aside.rows
+        for row, residents in aside.residents_of.items():
+            self.residents_of[row] = residents
+        self.empty = aside.empty
+        self.predicted_speed[aside.concerned] = aside.predicted_speed
+        self.stale.difference_update(aside.concerned.tolist())
+        self.stale |= aside.stale
 
     def partners(self, job: int) -> set[int]:
         """Return the jobs that share a GPU with `job`."""
-        shared = {other for row in self.rows_of[job].tolist() for other in self.residents_of[row]}
-        return shared - {job}
+        shared: set[int] = set()
+        for row in self.rows_of[job].tolist():
+            shared.update(self.residents_of[row])
+        shared.discard(job)
+        return shared
 
     def take_actions(self) -> list[Action]:
         """Return the actions since the last call, in order."""

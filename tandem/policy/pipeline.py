@@ -73,7 +73,10 @@ class Pipeline:
 
     def allowed(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where every constraint allows one worker of `job`."""
-        return evaluate(job, gpus, self.constraints).allowed
+        allowed = np.ones(len(gpus), dtype=np.bool_)
+        for constraint in self.constraints:
+            allowed &= constraint(job, gpus)
+        return allowed
 
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang whose pods take one GPU each, or None if it must wait."""

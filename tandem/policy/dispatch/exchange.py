@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tandem.policy.board import Aside
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.units import Ints
 
@@ -57,10 +58,9 @@ def _replace_one(valuation: Valuation, job: int, victims: Sequence[int]) -> list
     best: tuple[float, int, Ints] | None = None
     for victim in victims[:_TRIES]:
         value = float(valuation.rate[victim]) * valuation.speed(victim)
-        held = board.rows_of[victim]
-        board.remove(victim)
+        aside = board.set_aside(victim)
         rows, gain = valuation.best_place(job)
-        board.place(victim, held)
+        board.put_back(aside)
         if rows is not None and (best is None or gain - value > best[0]):
             best = gain - value, victim, rows
     if best is None:
@@ -75,32 +75,32 @@ def _replace(valuation: Valuation, job: int, victims: Sequence[int]) -> list[int
     """Set victims aside, least worth first, until the gang fits; who can stay beside it stays."""
     board = valuation.board
     wanted = board.jobs[job].gpus
-    aside: list[tuple[int, Ints]] = []
+    aside: list[Aside] = []
     place: Ints | None = None
     freed = 0
     for victim in victims:
-        aside.append((victim, board.rows_of[victim]))
-        board.remove(victim)
-        freed += len(aside[-1][1])
+        aside.append(board.set_aside(victim))
+        freed += len(aside[-1].rows)
         if freed >= wanted:
             place, _ = valuation.best_place(job)
             if place is not None or len(aside) > wanted + _SPARE:
                 break
-    if place is not None:
-        board.place(job, place)
-    gone: list[tuple[int, Ints]] = []
-    for victim, held in reversed(aside):
-        if place is None or valuation.gains_at(victim, held):
-            board.place(victim, held)
-        else:
-            gone.append((victim, held))
     if place is None:
+        for victim in reversed(aside):
+            board.put_back(victim)
         return []
+    board.place(job, place)
+    gone: list[int] = []
+    for victim in reversed(aside):
+        if valuation.gains_at(victim.job, victim.rows):
+            board.place(victim.job, victim.rows)
+        else:
+            gone.append(victim.job)
     board.remove(job)
-    for victim, _ in gone:
-        board.note_stop(victim)
+    for left in gone:
+        board.note_stop(left)
     board.start(job, place)
-    return [victim for victim, _ in gone]
+    return gone
 
 
 def improve(valuation: Valuation, started: set[int], *, cost_s: float, below: float) -> None:
@@ -138,12 +138,12 @@ def improve(valuation: Valuation, started: set[int], *, cost_s: float, below: fl
 def _best_elsewhere(valuation: Valuation, job: int) -> tuple[Ints | None, float]:
     """Return the best place if `job` left the one it has, and what all concerned yield then."""
     board = valuation.board
-    held, partners = board.rows_of[job], board.partners(job)
-    if len(held) == 1:  # its GPU is full, or it would not be slow: it need not be taken off
+    partners = board.partners(job)
+    if len(board.rows_of[job]) == 1:  # its GPU is full, or it would not be slow: it need not be taken off
         rows, gain = valuation.best_place(job)
         return rows, gain + sum(valuation.value_without(p, job) for p in partners)
-    board.remove(job)
+    aside = board.set_aside(job)
     rows, gain = valuation.best_place(job)
     alone = sum(valuation.value(p) for p in partners)
-    board.place(job, held)
+    board.put_back(aside)
     return rows, gain + alone

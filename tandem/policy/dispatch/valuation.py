@@ -74,7 +74,7 @@ class Valuation:
             gain = float(gains[best])
             return (at[best : best + 1], gain) if gain > 0 else (None, 0.0)
         chosen, most = None, 0.0
-        for floor in np.unique(mine)[::-1].tolist():
+        for floor in sorted(set(mine.tolist()), reverse=True):
             enough = np.flatnonzero(mine >= floor)
             if len(enough) < wanted:
                 continue

@@ -36,4 +36,4 @@ def collision_probability(none_in_peak: Floats, one_in_peak: Floats, p: float) -
     """
     none = none_in_peak * (1 - p)
     one = one_in_peak * (1 - p) + none_in_peak * p
-    return (1 - none - one).clip(0.0, 1.0)
+    return np.minimum(np.maximum(1 - none - one, 0.0), 1.0)

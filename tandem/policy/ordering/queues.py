@@ -106,5 +106,6 @@ class QueueLists:
     def settle(self, running: Bools) -> None:
         """Put running jobs before waiting ones in each list; both keep their order."""
         for level, queue in enumerate(self._lists):
-            on = running[queue]
-            self._lists[level] = np.concatenate((queue[on], queue[~on]))
+            if len(queue) > 1:
+                on = running[queue]
+                self._lists[level] = np.concatenate((queue[on], queue[~on]))
