@@ -35,15 +35,18 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate one worker of `job` on every row of `gpus`.
 
-    The first constraint that says no is the reason. Scores are the weighted mean of the scorers.
+    The first constraint that says no is the reason. Scores are the weighted mean of the scorers,
+    not worked out where no GPU is left to be scored.
     """
     refused_by = np.full(len(gpus), -1, dtype=np.int64)
     allowed = np.ones(len(gpus), dtype=np.bool_)
+    score = np.zeros(len(gpus))
     for index, constraint in enumerate(constraints):
         mask = constraint(job, gpus)
         refused_by[allowed & ~mask] = index
         allowed &= mask
-    score = np.zeros(len(gpus))
+        if not allowed.any():
+            return Evaluation(allowed, refused_by, score)
     total = sum(scorer.weight for scorer in scorers)
     for scorer in scorers:
         score += scorer(job, gpus) * (scorer.weight / total)
@@ -73,10 +76,20 @@ class Pipeline:
 
     def allowed(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where every constraint allows one worker of `job`."""
-        allowed = np.ones(len(gpus), dtype=np.bool_)
+        return self.narrowed(np.ones(len(gpus), dtype=np.bool_), job, gpus)
+
+    def narrowed(self, among: Bools, job: Job, gpus: GpuArrays) -> Bools:
+        """Return those of `among` (gpus,) where every constraint allows one worker of `job`."""
+        allowed = among.copy()
         for constraint in self.constraints:
+            if not allowed.any():
+                break
             allowed &= constraint(job, gpus)
         return allowed
+
+    def score(self, job: Job, gpus: GpuArrays) -> Floats:
+        """Return (gpus,) in [0, 1]; meaningful where the job is allowed."""
+        return evaluate(job, gpus, (), self.scorers).score
 
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang whose pods take one GPU each, or None if it must wait."""

@@ -50,12 +50,12 @@ class Balance(Policy):
         # An unpredictable neighbour is infinitely slow; infinity less infinity is within no bound.
         with np.errstate(invalid="ignore"):
             spread = spread_after(owner, row, now, after)
-            np.maximum.at(worst, row, np.nan_to_num(spread, nan=np.inf, posinf=np.inf))
+            np.maximum.at(worst, row, np.where(np.isnan(spread), np.inf, spread))
             if job.placing is not None:
                 placed = owner == job.placing.handle
                 mine = job.own_slowdown[gpus.resident_class].sum(axis=1)
                 own = _spread_with(mine, row[placed], now[placed], job.placing.least_slowdown)
-                worst = np.maximum(worst, np.nan_to_num(own, nan=np.inf, posinf=np.inf))
+                worst = np.maximum(worst, np.where(np.isnan(own), np.inf, own))
         return worst
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from tandem.policy.board import Board
-from tandem.policy.cluster import GpuArrays, add_worker
+from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job, Placing
-from tandem.policy.pipeline import Evaluation, Pipeline
+from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
-from tandem.policy.units import Ints
+from tandem.policy.units import Bools, Floats, Ints
 
 
 class Greedy(Policy):
@@ -65,22 +65,22 @@ def _place_all(job: Job, handle: int, gpus: GpuArrays, pipeline: Pipeline) -> In
 def _place(job: Job, gpus: GpuArrays, pipeline: Pipeline, *, empty: bool) -> Ints | None:
     """Return the rows of all workers of `job`, or None; on empty GPUs only if `empty`."""
     assert job.placing is not None
-    columns = {f.name: getattr(gpus, f.name).copy() for f in fields(GpuArrays)}
-    trial = GpuArrays(**{name: column.view() for name, column in columns.items()})
     rows: list[int] = []
-    while len(rows) < job.gpus:
-        evaluation = pipeline.evaluate(job, trial)
-        row = _best(evaluation, trial, in_use=True)
-        if row is None and empty:
-            row = _best(evaluation, trial, in_use=False)
-        if row is None:
+    while True:
+        in_use = gpus.jobs > 0
+        among = np.ones(len(gpus), dtype=np.bool_) if empty else in_use
+        allowed = pipeline.narrowed(among, job, gpus)
+        if not allowed.any():
             return None
-        add_worker(columns, job, np.array([row]), job.placing.handle)
-        rows.append(row)
-    return np.array(rows, dtype=np.int64)
+        score = pipeline.score(job, gpus)
+        best = _best(allowed & in_use, score)
+        rows.append(_best(allowed, score) if best is None else best)
+        if len(rows) == job.gpus:
+            return np.array(rows, dtype=np.int64)
+        gpus = gpus.with_job(job, rows[-1:], job.placing.handle)
 
 
-def _best(evaluation: Evaluation, gpus: GpuArrays, *, in_use: bool) -> int | None:
-    """Return the best allowed row among those in use, or among the empty ones; ties: first."""
-    rows = np.flatnonzero(evaluation.allowed & ((gpus.jobs > 0) == in_use))
-    return int(rows[np.argmax(evaluation.score[rows])]) if len(rows) else None
+def _best(allowed: Bools, score: Floats) -> int | None:
+    """Return the best scored of the allowed rows, (gpus,); ties: first."""
+    rows = np.flatnonzero(allowed)
+    return int(rows[np.argmax(score[rows])]) if len(rows) else None

@@ -62,7 +62,7 @@ class Valuation:
         allowed &= free
         if np.count_nonzero(allowed) < wanted:
             return None, 0.0
-        allowed &= self._pipeline.allowed(info, gpus)
+        allowed = self._pipeline.narrowed(allowed, info, gpus)
         at = np.flatnonzero(allowed)
         if len(at) < wanted:
             return None, 0.0
@@ -92,7 +92,7 @@ class Valuation:
         info = self.board.jobs[job]
         gpus = self.board.gpus.take(rows)
         mine, loss, allowed = self._effects(info, gpus)
-        if not (allowed & self._pipeline.allowed(info, gpus)).all():
+        if not self._pipeline.narrowed(allowed, info, gpus).all():
             return False
         return bool(self.rate[job] * mine.min() * len(rows) > loss.sum())
 

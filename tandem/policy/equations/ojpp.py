@@ -34,9 +34,13 @@ def spread_after(owner: Ints, device: Ints, slowdown: Floats, after: Floats) -> 
 
     Source: [OJPP] Eq. (8), (15).
     """
-    highest = np.maximum(-_least_elsewhere(owner, device, -slowdown), after)
-    lowest = np.minimum(_least_elsewhere(owner, device, slowdown), after)
-    spread: Floats = highest - lowest
+    spread = after - after  # of a worker alone in its job: 0, or not a number where infinite
+    gang = np.bincount(owner)[owner] > 1
+    if gang.any():
+        owner, device, slowdown, after = owner[gang], device[gang], slowdown[gang], after[gang]
+        highest = np.maximum(-_least_elsewhere(owner, device, -slowdown), after)
+        lowest = np.minimum(_least_elsewhere(owner, device, slowdown), after)
+        spread[gang] = highest - lowest
     return spread
 
 
