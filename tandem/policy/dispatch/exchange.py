@@ -127,23 +127,28 @@ def improve(valuation: Valuation, started: set[int], *, cost_s: float, below: fl
         size = int(board.arrays.gpus[job])
         service = float(board.arrays.attained_gpu_s(np.array([job]), board.now_s)[0])
         horizon_s = service / size + _HORIZON_S
-        before = valuation.value(job) + sum(valuation.value(p) for p in board.partners(job))
-        rows, after = _best_elsewhere(valuation, job)
+        partners = board.partners(job)
+        before = valuation.value(job) + sum(valuation.value(p) for p in partners)
         worth = float(valuation.rate[job]) * size
-        if rows is not None and (after - before) * horizon_s > cost_s * worth:
+
+        def repays(after: float, before: float = before, least: float = cost_s * worth) -> bool:
+            return (after - before) * horizon_s > least
+
+        alone = sum(valuation.value_without(p, job) for p in partners)
+        if not repays(valuation.most_elsewhere(job) + alone):
+            continue
+        rows, gain = _best_elsewhere(valuation, job)
+        if rows is not None and repays(gain + alone):
             board.stop(job)
             board.start(job, rows)
 
 
 def _best_elsewhere(valuation: Valuation, job: int) -> tuple[Ints | None, float]:
-    """Return the best place if `job` left the one it has, and what all concerned yield then."""
+    """Return the best place if `job` left the one it has, and the gain there."""
     board = valuation.board
-    partners = board.partners(job)
-    if len(board.rows_of[job]) == 1:  # its GPU is full, or it would not be slow: it need not be taken off
-        rows, gain = valuation.best_place(job)
-        return rows, gain + sum(valuation.value_without(p, job) for p in partners)
+    if len(board.rows_of[job]) == 1:  # its GPU is full, or it would not be slow: it may stay there
+        return valuation.best_place(job)
     aside = board.set_aside(job)
-    rows, gain = valuation.best_place(job)
-    alone = sum(valuation.value(p) for p in partners)
+    found = valuation.best_place(job)
     board.put_back(aside)
-    return rows, gain + alone
+    return found

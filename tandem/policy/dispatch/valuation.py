@@ -87,6 +87,29 @@ class Valuation:
                 chosen, most = at[cheapest], gain
         return chosen, most
 
+    def most_elsewhere(self, job: int) -> float:
+        """Return what a running job can yield at most, wherever it moves: an upper bound.
+
+        It is as fast as its slowest worker, so the n-th fastest of the places that are open to it,
+        the gang's own among them, bounds its speed; what neighbours lose is left out.
+        """
+        info, gpus = self.board.jobs[job], self.board.gpus
+        mine = _speed_beside(info.own_slowdown, gpus.resident_class[:, 0])
+        places = mine[gpus.jobs < self._most]
+        if info.gpus > 1:
+            places = np.concatenate((places, self._own_places(job, info)))
+        if len(places) < info.gpus:
+            return 0.0
+        floor = float(np.sort(places)[-info.gpus])
+        return float(self.rate[job]) * floor * info.gpus
+
+    def _own_places(self, job: int, info: Job) -> Floats:
+        """Return the speed of each worker beside those who are there now, (workers,)."""
+        gpus, rows = self.board.gpus, self.board.rows_of[job]
+        classes = gpus.resident_class[rows]
+        beside = np.where(gpus.residents[rows] == job, NOBODY, classes).max(axis=1)
+        return _speed_beside(info.own_slowdown, beside)
+
     def gains_at(self, job: int, rows: Ints) -> bool:
         """Say whether `job` may and should be put on exactly `rows`."""
         info = self.board.jobs[job]
