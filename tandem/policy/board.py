@@ -59,6 +59,7 @@ class Board:
     columns: dict[str, Floats | Ints | Bools]
     history: History = field(default_factory=History)
     now_s: float = 0.0
+    refused: set[tuple[object, ...]] = field(default_factory=set)  # demands, since someone left
     rows_of: dict[int, Ints] = field(default_factory=dict)
     residents_of: list[list[int]] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -120,6 +121,7 @@ class Board:
     def remove(self, job: int) -> None:
         """Take a job off without recording an action, as when it ends."""
         rows = self.rows_of.pop(job)
+        self.refused.clear()
         self.stale.discard(job)
         reset_rows(self.columns, rows)
         left: dict[tuple[int, int], list[int]] = {}  # (slot, job): its rows

@@ -91,9 +91,9 @@ def _roomiest(board: Board, pipeline: Pipeline, job: int, row: int) -> int | Non
     if len(rest):
         board.place(job, rest)
     gpus = board.gpus
-    allowed = pipeline.evaluate(replace(board.jobs[job], placing=Placing(job)), gpus).allowed
-    allowed = allowed & (gpus.jobs > 0)
-    allowed[row] = False
+    among = gpus.jobs > 0
+    among[row] = False
+    allowed = pipeline.narrowed(among, replace(board.jobs[job], placing=Placing(job)), gpus)
     free = gpus.memory_capacity_gib - gpus.memory_base_gib - gpus.memory_peak_extra_gib
     best = int(np.argmax(np.where(allowed, free, -np.inf)))
     if len(rest):

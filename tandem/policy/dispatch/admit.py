@@ -23,10 +23,10 @@ class Admit(Policy):
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Start what fits of `ranked`, waiting jobs in order.
 
-        Within a round the cluster only fills up, so a demand that was refused once is not tried
-        again: a long queue of alike jobs costs one evaluation.
+        Until somebody leaves, the cluster only fills up, so a demand that was refused once is not
+        tried again: a long queue of alike jobs costs one evaluation.
         """
-        refused: set[tuple[object, ...]] = set()
+        refused = board.refused
         for index in ranked.tolist():
             job = board.jobs[index]
             demand = job.demand

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from tandem.policy.board import Board
-from tandem.policy.cluster import GpuArrays
+from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays, add_worker
 from tandem.policy.job import Job, Placing
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
@@ -65,22 +65,26 @@ def _place_all(job: Job, handle: int, gpus: GpuArrays, pipeline: Pipeline) -> In
 def _place(job: Job, gpus: GpuArrays, pipeline: Pipeline, *, empty: bool) -> Ints | None:
     """Return the rows of all workers of `job`, or None; on empty GPUs only if `empty`."""
     assert job.placing is not None
+    trial, columns = gpus, None
     rows: list[int] = []
     while True:
-        in_use = gpus.jobs > 0
+        in_use = trial.jobs > 0
         among = np.ones(len(gpus), dtype=np.bool_) if empty else in_use
-        allowed = pipeline.narrowed(among, job, gpus)
+        allowed = pipeline.narrowed(among, job, trial)
         if not allowed.any():
             return None
-        score = pipeline.score(job, gpus)
-        best = _best(allowed & in_use, score)
-        rows.append(_best(allowed, score) if best is None else best)
+        score = pipeline.score(job, trial)
+        used = allowed & in_use
+        rows.append(_best(used if used.any() else allowed, score))
         if len(rows) == job.gpus:
             return np.array(rows, dtype=np.int64)
-        gpus = gpus.with_job(job, rows[-1:], job.placing.handle)
+        if columns is None:
+            columns = {name: getattr(gpus, name).copy() for name in LOAD_COLUMNS}
+            trial = replace(gpus, **{name: column.view() for name, column in columns.items()})
+        add_worker(columns, job, np.array(rows[-1:]), job.placing.handle)
 
 
-def _best(allowed: Bools, score: Floats) -> int | None:
-    """Return the best scored of the allowed rows, (gpus,); ties: first."""
+def _best(allowed: Bools, score: Floats) -> int:
+    """Return the best scored of the allowed rows, (gpus,), at least one; ties: first."""
     rows = np.flatnonzero(allowed)
-    return int(rows[np.argmax(score[rows])]) if len(rows) else None
+    return int(rows[np.argmax(score[rows])])
