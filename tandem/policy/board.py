@@ -59,7 +59,8 @@ class Board:
     columns: dict[str, Floats | Ints | Bools]
     history: History = field(default_factory=History)
     now_s: float = 0.0
-    refused: set[tuple[object, ...]] = field(default_factory=set)  # demands, since someone left
+    # Demands for which there is no room until somebody leaves; clear it where GPUs are added.
+    refused: set[tuple[object, ...]] = field(default_factory=set)
     rows_of: dict[int, Ints] = field(default_factory=dict)
     residents_of: list[list[int]] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)

@@ -1,18 +1,15 @@
-"""Running jobs make room for those worth far more, and move out of bad pairs."""
+"""Running jobs make room for those worth far more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tandem.policy.board import Aside
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.units import Ints
 
-_TRIES = 6  # victims, or movers, looked at for one decision
+_TRIES = 6  # victims looked at for one decision
 _SPARE = 8  # victims beyond a gang's own size that may be set aside while room is sought
-_HORIZON_S = 300.0  # a job is expected to run as long as it has, and at least this
 
 
 def replace_some(
@@ -86,69 +83,18 @@ def _replace(valuation: Valuation, job: int, victims: Sequence[int]) -> list[int
             if place is not None or len(aside) > wanted + _SPARE:
                 break
     if place is None:
-        for victim in reversed(aside):
-            board.put_back(victim)
+        for one in reversed(aside):
+            board.put_back(one)
         return []
     board.place(job, place)
     gone: list[int] = []
-    for victim in reversed(aside):
-        if valuation.gains_at(victim.job, victim.rows):
-            board.place(victim.job, victim.rows)
+    for one in reversed(aside):
+        if valuation.gains_at(one.job, one.rows):
+            board.place(one.job, one.rows)
         else:
-            gone.append(victim.job)
+            gone.append(one.job)
     board.remove(job)
     for left in gone:
         board.note_stop(left)
     board.start(job, place)
     return gone
-
-
-def improve(valuation: Valuation, started: set[int], *, cost_s: float, below: float) -> None:
-    """Move jobs that run slower than `below` where the gain repays the move.
-
-    A job is expected to run on for as long as it has run, as under a heavy tail: the gain over
-    that time must exceed the work of `cost_s` seconds.
-
-    Source: [OJPP] Alg. 4. Differs: gain and cost are both in completions, so that no budget is
-    needed; a share of another GPU will do as well as an empty one.
-    """
-    board = valuation.board
-    if not valuation.open_shares():
-        return
-    slow = sorted(
-        (valuation.speed(job), job)
-        for job in board.rows_of
-        if job not in started
-        and job not in board.pinned
-        and board.jobs[job].checkpointable
-        and valuation.speed(job) < below
-    )
-    for _, job in slow[:_TRIES]:
-        size = int(board.arrays.gpus[job])
-        service = float(board.arrays.attained_gpu_s(np.array([job]), board.now_s)[0])
-        horizon_s = service / size + _HORIZON_S
-        partners = board.partners(job)
-        before = valuation.value(job) + sum(valuation.value(p) for p in partners)
-        worth = float(valuation.rate[job]) * size
-
-        def repays(after: float, before: float = before, least: float = cost_s * worth) -> bool:
-            return (after - before) * horizon_s > least
-
-        alone = sum(valuation.value_without(p, job) for p in partners)
-        if not repays(valuation.most_elsewhere(job) + alone):
-            continue
-        rows, gain = _best_elsewhere(valuation, job)
-        if rows is not None and repays(gain + alone):
-            board.stop(job)
-            board.start(job, rows)
-
-
-def _best_elsewhere(valuation: Valuation, job: int) -> tuple[Ints | None, float]:
-    """Return the best place if `job` left the one it has, and the gain there."""
-    board = valuation.board
-    if len(board.rows_of[job]) == 1:  # its GPU is full, or it would not be slow: it may stay there
-        return valuation.best_place(job)
-    aside = board.set_aside(job)
-    found = valuation.best_place(job)
-    board.put_back(aside)
-    return found

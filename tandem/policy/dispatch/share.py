@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.board import Board
-from tandem.policy.dispatch.exchange import improve, replace_some
+from tandem.policy.dispatch.exchange import replace_some
 from tandem.policy.dispatch.fill import fill
+from tandem.policy.dispatch.move import improve
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.worth import completion_rate
 from tandem.policy.pipeline import Pipeline
