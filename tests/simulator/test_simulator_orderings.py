@@ -1,16 +1,13 @@
 """The orderings: worked by hand, against a plain twin, and on real traces."""
 
-import csv
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator_builders import SHARED, needs_data, run, trace
-from simulator_reference import mean_jct
+from simulator_builders import needs_data, run, trace
 
-from tandem.simulator.jobs import TraceJob
-from tandem.simulator.traces import read_trace
+from benchmarks.results_plain import mean_jct, parting
+from benchmarks.tables import load_trace
 
 LAS = {"thresholds_gpu_s": (3250.0, 7200.0)}
 # (GPUs, time) of the worked example; 2 GPUs, interval 1, ties by job number.
@@ -80,19 +77,7 @@ def test_a_starving_job_is_promoted_to_the_first_queue() -> None:
     assert knob.end_s[0] < never.end_s[0]
 
 
-def muri() -> list[TraceJob]:
-    with (SHARED / "traces" / "muri-trace3.csv").open() as file:
-        return [
-            TraceJob(
-                r["job_id"], float(r["submit_time"]) / 1e3, int(r["num_gpu"]),
-                float(r["duration"]) / 1e3,
-            )
-            for r in csv.DictReader(file)
-        ]  # fmt: skip
-
-
-# Means in seconds by another group's simulator; the last by a plain one written from the papers,
-# which differs from theirs (43,216, 376,415, 312,870) in how a list treats equal times.
+# Means in seconds by another group's simulator; the last by a plain one written from the papers.
 TABLE = [
     ("philly-103959", "4x8", 97_980, 33_224, 33_965, 43_134),
     ("philly-0e4a51", "6x8", 1_408_372, 205_898, 195_115, 376_142),
@@ -106,10 +91,31 @@ TABLE = [
 def test_real_traces_give_the_independent_simulator_s_means(
     name: str, cluster: str, fifo: int, srtf: int, srsf: int, las: int
 ) -> None:
-    jobs = muri() if name == "muri-trace3" else read_trace(SHARED / "traces" / f"{name}.csv").jobs
+    jobs = load_trace(name)
     for profile, expected, changes in (
         ("fifo", fifo, {}), ("srtf", srtf, {}), ("srsf", srsf, {}), ("tiresias-l", las, LAS),
     ):  # fmt: skip
         outcome = run(list(jobs), cluster, profile, **changes)
         mean = float(np.mean(outcome.end_s - outcome.submit_s))
         assert mean == pytest.approx(expected, abs=1.0), profile
+
+
+# 2D-LAS by the other group's simulator; two jobs of as many GPUs, one demoted when it is due and
+# one not, and the moment at which that makes the two simulators part for the first time.
+LATE = [
+    ("philly-103959", 32, 43_216, 1_307_472.0, (195, 207)),
+    ("philly-0e4a51", 48, 376_415, 962_540.0, (54, 30)),
+    ("muri-trace3", 64, 312_870, 673_187.25, (23, 15)),
+]
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "gpus", "theirs", "at_s", "jobs"), LATE)
+def test_demotions_looked_for_too_late_give_the_other_simulator_s_means(
+    name: str, gpus: int, theirs: int, at_s: float, jobs: tuple[int, int]
+) -> None:
+    rows = [(j.submit_s, j.gpus, j.duration_s) for j in load_trace(name)]
+    thresholds = LAS["thresholds_gpu_s"]
+    assert mean_jct(rows, gpus, "late", thresholds) == pytest.approx(theirs, abs=0.5)
+    assert parting(rows, gpus, thresholds) == (at_s, {jobs[0]}, {jobs[1]})
