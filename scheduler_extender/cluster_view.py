@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from scheduler_extender.beliefs import Beliefs
 from scheduler_extender.ledger import Claim
 from scheduler_extender.pods import PodInfo
 from scheduler_extender.predictions import GpuKind
@@ -15,6 +16,11 @@ from tandem.policy.units import Bools
 
 class ClusterView(Protocol):
     """The cluster as the event loop knows it."""
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """How jobs get along with one another."""
+        ...
 
     def snapshot(self) -> Snapshot:
         """Return a frozen picture, plans and assignments included."""
@@ -30,6 +36,10 @@ class ClusterView(Protocol):
 
     def claims(self) -> Mapping[str, Claim]:
         """Return who holds which GPUs, by pod uid; a copy."""
+        ...
+
+    def settle_beliefs(self) -> None:
+        """Let what the predictor has said since the last round take effect."""
         ...
 
     def gpu_kind(self) -> GpuKind | None:

@@ -105,6 +105,7 @@ class QueueConfig(Section):
     `min_run_s`: a gang that runs is left alone for so long. `preemption_cost_s`: what a preemption
     costs; whoever is to give way must have had more service than who waits by that times its GPUs.
     `partial_gang_s`: a gang of which only a part has got a place is released whole after that.
+    `reserve_after_s`: who has waited longest, and so long, has GPUs kept free.
     `history_jobs`: finished jobs from which a Gittins order learns.
     """
 
@@ -113,6 +114,7 @@ class QueueConfig(Section):
     max_preemptions_per_hour: Annotated[int, Field(ge=0, le=100)] = 4
     preemption_cost_s: Annotated[float, Field(ge=0)] = 60.0
     partial_gang_s: Seconds = 60.0
+    reserve_after_s: Seconds = 1800.0
     history_jobs: Annotated[int, Field(ge=0, le=5000)] = 1000
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from scheduler_extender import faults, lifecycle
-from scheduler_extender.jobs import rfc3339
+from scheduler_extender.beliefs import Beliefs
+from scheduler_extender.jobs import policy_job, rfc3339
 from scheduler_extender.predictions import GpuKind, Predictor
+from scheduler_extender.pricing import Pricing
 from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang
 from scheduler_extender.writes import Writer
@@ -19,6 +21,11 @@ PREDICT_AGAIN_S = 30.0
 
 class Gpus(Protocol):
     """What a prediction needs to know of the cluster."""
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """How jobs get along with one another."""
+        ...
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the commonest type of GPU."""
@@ -32,12 +39,14 @@ class Foresight:
         self,
         writer: Writer,
         predictor: Predictor,
+        pricing: Pricing,
         gpus: Gpus,
         clock: Callable[[], float],
         later: Callable[[Key, float], None],
     ) -> None:
         self._writer = writer
         self._predictor = predictor
+        self._pricing = pricing
         self._gpus = gpus
         self._clock = clock
         self._later = later
@@ -73,9 +82,12 @@ class Foresight:
     async def _predict(self, gang: Gang) -> Prediction:
         assert gang.record is not None
         self._predicted_at[gang.key] = self._clock()
-        return await self._predictor.predict(
-            gang.key[0], gang.record.spec.demand, self._gpus.gpu_kind()
-        )
+        demand = gang.record.spec.demand
+        prediction = await self._predictor.predict(gang.key[0], demand, self._gpus.gpu_kind())
+        # What it does to others is asked before it is planned beside them.
+        self._gpus.beliefs.of(policy_job("", demand, prediction.load), prediction.load)
+        await self._pricing.ask()
+        return prediction
 
     def _predicted(self, status: GPUJobStatus, prediction: Prediction) -> list[Condition]:
         source = prediction.load.memory_source

@@ -42,6 +42,7 @@ class Ledger:
     def __init__(self, table: GpuTable) -> None:
         self._table = table
         self._claims: dict[str, dict[Hold, Claim]] = {}
+        self._counting: dict[str, Claim] = {}  # the strongest of each pod
         self._on_gpu: dict[tuple[str, str], dict[str, Claim]] = {}
         self._handles: dict[str, int] = {}
         self._jobs: dict[int, str] = {}
@@ -64,7 +65,7 @@ class Ledger:
 
     def counting(self) -> dict[str, Claim]:
         """Return the claim by which each pod counts, by uid; a copy."""
-        return {uid: claims[max(claims)] for uid, claims in self._claims.items()}
+        return self._counting.copy()
 
     def holders(self, node: str, gpu: str) -> dict[str, Claim]:
         """Return the claims on a GPU by pod uid; do not change it."""
@@ -103,6 +104,10 @@ class Ledger:
             self._claims.setdefault(uid, {})[hold] = claim
         after = self.held(uid)
         old, new = before and before[1], after and after[1]
+        if new is None:
+            self._counting.pop(uid, None)
+        else:
+            self._counting[uid] = new
         if old != new:
             self._move(uid, old, new)
 
@@ -187,6 +192,7 @@ class Ledger:
             for gpu in claim.gpus:
                 expected.setdefault((claim.node, gpu), {})[uid] = claim
         assert self._on_gpu == expected
+        assert self._counting == {uid: c[max(c)] for uid, c in self._claims.items()}
         assert self._workers == workers
         assert set(self._handles) == set(workers)
         rows = np.array(sorted(self._table.row_of.values()), dtype=np.int64)

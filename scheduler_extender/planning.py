@@ -1,250 +1,250 @@
-"""One cycle of admission as a pure function: who goes where, who gives way, why others wait."""
+"""One round of admission as a pure function: the profile's dispatch on a board of the cluster.
+
+The objects are the simulator's. What differs is what a cluster adds: a decision is carried out
+now where its GPUs are free, and is only announced where somebody has to leave them first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
 
-from scheduler_extender.ledger import Claim
-from scheduler_extender.pods import PodInfo
+import numpy as np
+
+from scheduler_extender.cluster_pipeline import ClusterPipeline, Tries
+from scheduler_extender.drawing import Drawn, draw
+from scheduler_extender.making_room import MakingRoom
+from scheduler_extender.questions import Answer, GivesWay, Question, Verdict, Waiting
 from scheduler_extender.records import Key
 from scheduler_extender.refusals import Refusals
-from scheduler_extender.room import Room
+from scheduler_extender.reserving import Reserve
+from tandem.policy.board import Start as Started
+from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
-from tandem.policy.decision import Decision, Placement, Waits
+from tandem.policy.decision import Placement, PodPlacement, Waits
+from tandem.policy.dispatch.preempt import Preempt
+from tandem.policy.dispatch.share import Share
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.units import Bools
+from tandem.policy.units import Ints
 
-#: Evaluations of distinct demands in one cycle. What is beyond it has its turn in the next, since
-#: refusals are remembered until there is more room.
-TRIES = 300
-#: Running gangs that are looked at to make room for one that waits.
-_CANDIDATES = 64
-#: Waiting gangs for which such a look is taken in one cycle.
-_PREEMPTORS = 16
-
-Ask = tuple[object, ...]
+_AGAIN = 3  # times that a round is decided anew because a preemption would not pay
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Pods of one GPUJob that start together: a gang, or one replacement.
+class Planner:
+    """What is remembered from round to round. Used by one thread at a time."""
 
-    `shape` is what its pods ask of a node, `ask` all that decides where it fits.
-    """
+    def __init__(self, profile: Profile, reserve_after_s: float = float("inf")) -> None:
+        self._profile = profile
+        self._pipeline = profile.pipeline()
+        self._refusals = Refusals()
+        self._reserve = Reserve(reserve_after_s)
+        self._rows: dict[tuple[str, str], int] = {}
+        self._rows_are_of: tuple[str, ...] | None = None
 
-    gpujob: Key
-    job: Job  # with as many pods as `pods`
-    pods: tuple[PodInfo, ...]
-    shape: Ask
-    ask: Ask
+    def plan(self, question: Question) -> Answer:
+        """Return who starts where, who gives way, and who waits."""
+        self._refusals.look(question.snapshot, question.eligible)
+        spared: set[Key] = set()
+        for again in range(_AGAIN + 1):
+            drawn = self._draw(question, spared)
+            this = _Round(question, drawn, self._profile, self._refusals)
+            this.decide(self._reserve)
+            too_dear = this.too_dear() if again < _AGAIN else set()
+            if not too_dear:
+                break
+            spared |= too_dear
+        return this.answer(self._pipeline)
 
-    @classmethod
-    def of(cls, gpujob: Key, job: Job, pods: Sequence[PodInfo]) -> Start:
-        """Return the start of these pods."""
-        pod = pods[0]
-        needs = repr((pod.node_selector, pod.tolerations, pod.affinity))
-        shape = (pod.cpu, pod.memory_bytes, needs)
-        return cls(gpujob, job, tuple(pods), shape, (*job.demand, *shape))
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a cycle decided about one start; `position` counts from 0, in the order of trying.
-
-    A refusal may be that of another start with the same demand.
-    """
-
-    start: Start
-    decision: Decision
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """A running gang that may have to give way: its pods, and what it has had."""
-
-    key: Key
-    uids: tuple[str, ...]
-    service_gpu_s: float
-    charge_gpu_s: float  # what its preemption would cost
+    def _draw(self, question: Question, spared: set[Key]) -> Drawn:
+        snapshot = question.snapshot
+        if snapshot.gpu_ids is not self._rows_are_of:
+            names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+            self._rows = {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)}
+            self._rows_are_of = snapshot.gpu_ids
+        drawn = draw(question, self._rows)
+        drawn.board.pinned |= {i for i in drawn.held if drawn.keys[i] in spared} - drawn.going
+        return drawn
 
 
-@dataclass(frozen=True, slots=True)
-class GivesWay:
-    """A running gang gives up its GPUs for a waiting one."""
+class _Round:
+    """One decision on one board."""
 
-    victim: Key
-    to: Key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """All that one cycle decides on, frozen.
-
-    `rank` gives the gangs in order. Where jobs compete (`competes`), `claims` has the holders by
-    pod uid, `going` the uids of those that are giving up their GPUs already, `victims` who may be
-    asked to, `service` the priority service of whoever waits.
-    """
-
-    rank: Callable[[], list[Key]]
-    starts: Mapping[Key, Sequence[Start]]
-    snapshot: Snapshot
-    eligible: Mapping[Ask, Bools]
-    blocks: bool = False
-    claims: Mapping[str, Claim] = field(default_factory=dict)
-    going: frozenset[str] = frozenset()
-    competes: bool = False
-    victims: Mapping[Key, Victim] = field(default_factory=dict)
-    service: Callable[[Key], float] = lambda _: 0.0
-
-
-@dataclass(slots=True)
-class Answer:
-    """What came out of a cycle: starts with a place, starts that wait, gangs that give way."""
-
-    ranked: list[Key]
-    placed: list[Verdict] = field(default_factory=list)
-    waiting: list[Verdict] = field(default_factory=list)
-    gives_way: list[GivesWay] = field(default_factory=list)
-
-
-def plan_cycle(question: Question, pipeline: Pipeline, refusals: Refusals) -> Answer:
-    """Try every start once, in order, each on what those before it have left.
-
-    A start that asks for the same as one that was refused is refused with it: within a cycle the
-    cluster only fills up, so a long queue of alike jobs costs one evaluation, and from cycle to
-    cycle until there is more room than there was.
-    """
-    return _Cycle(question, pipeline, refusals).run()
-
-
-class _Cycle:
-    def __init__(self, question: Question, pipeline: Pipeline, refusals: Refusals) -> None:
+    def __init__(
+        self, question: Question, drawn: Drawn, profile: Profile, refusals: Refusals
+    ) -> None:
         self._q = question
-        self._pipeline = pipeline
-        self._refusals = refusals
-        self._now = Room(question.snapshot)
-        self._tries = TRIES
-        self._later: Room | None = None
-        if question.going or question.victims:
-            self._later = Room(question.snapshot, question.claims)
-            self._later.remove(question.going)
-        self._preemptors = _PREEMPTORS
-        self._hopeless: set[Ask] = set()
-        self._answer = Answer(question.rank())
-        self._rank = {key: place for place, key in enumerate(self._answer.ranked)}
-        #: Who may give way, the least deserving first.
-        self._lesser = [key for key in reversed(self._answer.ranked) if key in question.victims]
+        self._drawn = drawn
+        self._profile = profile
+        self._tries = Tries()
+        self._pipeline = ClusterPipeline(
+            profile.constraints, profile.scorers, profile.gather,
+            nodes=drawn.nodes, apart=drawn.apart, memory=refusals, tries=self._tries,
+            residents=question.snapshot.gpus.jobs,
+        )  # fmt: skip
+        self._starts: dict[int, tuple[int, ...]] = {}
+        self._moves: set[int] = set()
+        self._stops: set[int] = set()
 
-    def run(self) -> Answer:
-        self._refusals.look(self._q.snapshot, self._q.eligible)
-        q, answer = self._q, self._answer
-        blocked_by = ""
+    # --- deciding -----------------------------------------------------------------------------
+
+    def decide(self, reserve: Reserve) -> None:
+        """Let the dispatch act on the board, and note what it did."""
+        drawn, board, dispatch = self._drawn, self._drawn.board, self._profile.dispatch
+        reserve.hold(self._q, drawn, self._pipeline)
+        if isinstance(dispatch, Share):
+            # It tries jobs by worth; those that were moved to the front come before all others.
+            front = [i for i in self._waiting() if drawn.keys[i] in self._q.front]
+            if front:
+                self._dispatch(np.array(front, dtype=np.int64))
+                drawn.began([i for i in front if i in board.rows_of])
+        waiting = ~board.arrays.running[drawn.ranked]
+        self._dispatch(drawn.ranked if dispatch.preempts else drawn.ranked[waiting])
+        self._note()
+        if isinstance(dispatch, Preempt):
+            room = MakingRoom(self._q, drawn, self._pipeline, self._starts, self._stops)
+            room.seek(self._waiting())
+
+    def _dispatch(self, ranked: Ints) -> None:
+        board = self._drawn.board
+        self._profile.dispatch(board, ranked, self._pipeline, self._profile.order.blocks)
+
+    def _waiting(self) -> list[int]:
+        """Return the starts that have no place, in order."""
+        drawn = self._drawn
+        return [
+            i
+            for i in drawn.ranked.tolist()
+            if drawn.starts[i] is not None and i not in drawn.board.rows_of
+        ]
+
+    def _note(self) -> None:
+        for action in self._drawn.board.take_actions():
+            if not isinstance(action, Started):
+                self._stops.add(action.job)
+            elif action.job in self._stops:
+                self._moves.add(action.job)
+            else:
+                self._starts[action.job] = action.rows
+
+    def too_dear(self) -> set[Key]:
+        """Return running gangs whose preemption costs more than it brings, by attained service.
+
+        Where the dispatch weighs that itself, nobody.
+        """
+        if not isinstance(self._profile.dispatch, Preempt):
+            return set()
+        service = self._drawn.board.arrays.service_at_since
+        found = set()
+        for index, victims in self._needs().items():
+            for victim in victims & self._stops:
+                key = self._drawn.keys[victim]
+                known = self._q.victims[key]
+                if known.service_gpu_s - float(service[index]) < known.charge_gpu_s:
+                    found.add(key)
+        return found
+
+    def _needs(self) -> dict[int, set[int]]:
+        """Return for each start that has to wait who must leave its GPUs first."""
+        leaving: dict[int, set[int]] = defaultdict(set)
+        for index in self._stops | self._drawn.going:
+            for row in self._drawn.held[index]:
+                leaving[row].add(index)
+        needs: dict[int, set[int]] = {}
+        for index, rows in self._starts.items():
+            found = {other for row in rows for other in leaving.get(row, ())}
+            if found:
+                needs[index] = found
+        return needs
+
+    # --- what came out ------------------------------------------------------------------------
+
+    def answer(self, pipeline: Pipeline) -> Answer:
+        """Return the decisions in terms of gangs and pods."""
+        drawn, needs = self._drawn, self._needs()
+        explaining = _Explaining(self._q, drawn, pipeline, self._profile, self._tries)
+        answer = Answer(explaining.why)
+        explaining.waiting = answer.waiting
+        asked: set[int] = set()
         position = 0
-        for key in answer.ranked:
-            for start in q.starts.get(key, ()):
-                if blocked_by:
-                    decision: Decision = Waits(start.job.id, f"waits behind {blocked_by}")
-                else:
-                    decision = self._try(start)
-                    if isinstance(decision, Waits) and self._later is not None:
-                        decision = self._compete(start, decision)
-                verdict = Verdict(start, decision, position)
-                position += 1
-                if isinstance(decision, Placement):
-                    answer.placed.append(verdict)
+        for index in drawn.ranked.tolist():
+            start = drawn.starts[index]
+            if start is None:
+                continue
+            why = ""
+            if index in self._starts:
+                job = drawn.board.jobs[index]
+                place = _placement(job, self._starts[index], self._q.snapshot)
+                if index not in needs and place is not None:
+                    answer.placed.append(Verdict(start, place, job.accumulation_steps))
                     continue
-                answer.waiting.append(verdict)
-                if q.blocks:
-                    blocked_by = blocked_by or start.job.id
+                new = sorted((needs.get(index, set()) & self._stops) - asked)
+                asked |= set(new)
+                answer.gives_way += [GivesWay(drawn.keys[v], start.gpujob) for v in new]
+                names = ", ".join("/".join(drawn.keys[v]) for v in new)
+                why = (
+                    f"waits for {names} to give up its GPUs"
+                    if names
+                    else "waits for GPUs being given up"
+                )
+            answer.waiting.append(Waiting(start, position, why))
+            position += 1
+        # Nobody is stopped for nothing: only for who starts there, or for a better place.
+        moves = sorted(self._moves - asked)
+        answer.gives_way += [GivesWay(drawn.keys[i], drawn.keys[i]) for i in moves]
         return answer
 
-    def _try(self, start: Start) -> Decision:
-        known = self._refusals.of.get(start.ask)
-        if known is not None:
-            return known  # as it was said of the first that asked for the same
-        if self._tries == 0:
-            return Waits(start.job.id, "waits for its turn to be looked at")
-        self._tries -= 1
-        decision = self._place(start, self._now)
-        if isinstance(decision, Placement):
-            self._hold(start, decision, self._now)
-        elif isinstance(decision, Waits):
-            self._refusals.of[start.ask] = decision
-        return decision
 
-    def _place(self, start: Start, room: Room) -> Decision:
-        return self._pipeline.place(start.job, room.snapshot, self._q.eligible[start.shape])
+class _Explaining:
+    """Says why a start waits, on the board as the round has left it."""
 
-    def _hold(self, start: Start, place: Placement, *rooms: Room) -> None:
-        name = f"{start.job.id} {start.pods[0].uid}"
-        for room in rooms:
-            room.add(name, start.job, place.rows)
-        if self._later is not None and self._later not in rooms:
-            self._later.add(name, start.job, place.rows)
+    def __init__(
+        self, question: Question, drawn: Drawn, pipeline: Pipeline, profile: Profile, tries: Tries
+    ) -> None:
+        self._q = question
+        self._drawn = drawn
+        self._pipeline = pipeline
+        self._profile = profile
+        self._tries = tries
+        self.waiting: list[Waiting] = []
+        self._known: dict[tuple[object, ...], str] = {}
 
-    # --- giving way ---------------------------------------------------------------------------
+    def why(self, waiting: Waiting) -> str:
+        """Return the reason in words."""
+        if waiting.why:
+            return waiting.why
+        job = waiting.start.job
+        if self._profile.order.blocks and waiting.position > 0:
+            return f"waits behind {self.waiting[0].start.job.id}"
+        if job.id in self._tries.put_off:
+            return "waits for its turn to be looked at"
+        if job.demand not in self._known:
+            self._known[job.demand] = self._search(job)
+        return self._known[job.demand]
 
-    def _compete(self, start: Start, waits: Waits) -> Decision:
-        """Hold room that others are giving up already, or ask the least deserving to give way.
-
-        What is held here is lost to all behind: they must not take what was freed for another.
-        """
-        assert self._later is not None
-        if start.ask in self._hopeless:
-            return waits
-        place = self._place(start, self._later) if self._q.going else waits
-        asked: list[Key] = []
-        if not isinstance(place, Placement) and self._preemptors > 0:
-            place, asked = self._make_room(start)
-        if not isinstance(place, Placement):
-            self._hopeless.add(start.ask)
-            return waits
-        self._hold(start, place, self._now, self._later)
-        self._answer.gives_way += [GivesWay(victim, start.gpujob) for victim in asked]
-        self._lesser = [key for key in self._lesser if key not in asked]
-        # What was refused on more room than is left now stays refused: the memory is kept.
-        names = ", ".join("/".join(key) for key in asked)
-        return Waits(
-            start.job.id,
-            f"waits for {names} to give up its GPUs" if names else "waits for GPUs being given up",
+    def _search(self, job: Job) -> str:
+        board = self._drawn.board
+        q = self._q.snapshot
+        now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
+        found = self._pipeline.place(job, now, self._drawn.nodes.get(job.where))
+        if isinstance(found, Waits):
+            return found.message
+        return (
+            "there is room beside others, but to wait is expected to be worth more"
+            f" (dispatch {self._profile.dispatch.kind})"
         )
 
-    def _make_room(self, start: Start) -> tuple[Decision, list[Key]]:
-        """Return a place after as few as need be of those behind have gone, and who they are."""
-        assert self._later is not None
-        later, q = self._later, self._q
-        service = q.service(start.gpujob)
-        taken: dict[Key, dict[str, tuple[int, ...]]] = {}
-        decision: Decision = Waits(start.job.id, "")
-        wanted, freed = start.job.gpus, 0
-        for key in self._lesser[:_CANDIDATES]:
-            victim = q.victims[key]
-            if self._rank[key] < self._rank[start.gpujob]:
-                break
-            if victim.service_gpu_s - service < victim.charge_gpu_s:
-                continue
-            taken[key] = later.rows_of(victim.uids)
-            later.remove(victim.uids)
-            freed += sum(map(len, taken[key].values()))
-            decision = self._place(start, later)
-            if isinstance(decision, Placement):
-                break
-        self._preemptors -= 1
-        if not isinstance(decision, Placement):
-            for rows in taken.values():
-                later.put_back(rows)
-            return decision, []
-        if freed > wanted or len(taken) > 1:
-            # Those that need not have gone stay, the most deserving first.
-            for key in reversed(list(taken)[:-1]):
-                later.put_back(taken[key])
-                without = self._place(start, later)
-                if isinstance(without, Placement):
-                    decision = without
-                    del taken[key]
-                else:
-                    later.remove(q.victims[key].uids)
-        return decision, list(taken)
+
+def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:
+    """Return the rows pod by pod, or None where they do not make whole pods on one node each."""
+    by_node: dict[int, list[int]] = defaultdict(list)
+    for row in rows:
+        by_node[int(snapshot.gpus.node[row])].append(row)
+    size, pods = job.gpus_per_pod, []
+    for node, there in by_node.items():
+        if len(there) % size:
+            return None
+        for at in range(0, len(there), size):
+            part = tuple(there[at : at + size])
+            ids = tuple(snapshot.gpu_ids[row] for row in part)
+            pods.append(PodPlacement(snapshot.node_names[node], ids, part))
+    return Placement(job.id, tuple(pods))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import httpx
 from pydantic import ValidationError
 
 from scheduler_extender.jobs import unpredicted_load
-from tandem.contracts.prediction import Prediction, PredictRequest
-from tandem.contracts.resources import Demand
+from tandem.contracts.prediction import (
+    InterferenceAnswer,
+    InterferenceRequest,
+    Prediction,
+    PredictRequest,
+)
+from tandem.contracts.resources import Demand, Load
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +28,12 @@ class Predictor(Protocol):
 
     async def predict(self, namespace: str, demand: Demand, gpu: GpuKind | None) -> Prediction:
         """Return the predicted load of one worker of the job; never raises for want of one."""
+        ...
+
+    async def interference(
+        self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
+    ) -> InterferenceAnswer | None:
+        """Return what the job and each candidate do to one another; None if nobody can say."""
         ...
 
 
@@ -77,6 +89,23 @@ class HttpPredictor:
         except (httpx.HTTPError, ValidationError) as error:
             log.warning("predictor unusable error=%r", error)
             return without_predictor(demand, "the predictor is not reachable")
+
+    async def interference(
+        self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
+    ) -> InterferenceAnswer | None:
+        """Ask the service, all candidates in one call."""
+        if self._client is None:
+            return None
+        request = InterferenceRequest(
+            job=job, candidates=list(candidates), gpu_model=gpu.model if gpu else None
+        )
+        try:
+            answer = await self._client.post("/v1/interference", json=request.wire())
+            answer.raise_for_status()
+            return InterferenceAnswer.model_validate_json(answer.content)
+        except (httpx.HTTPError, ValidationError) as error:
+            log.warning("predictor prices no pairs error=%r", error)
+            return None
 
     async def aclose(self) -> None:
         """Drop the connections."""

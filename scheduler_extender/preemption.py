@@ -92,17 +92,17 @@ class Preempter:
         self._asked_at.pop(key, None)
         self._spared.pop(key, None)
 
-    async def begin(self, gang: Gang, by: str) -> None:
+    async def begin(self, gang: Gang, why: str) -> None:
         """Write that the gang gives up its GPUs, then tell its owner, unless a budget forbids."""
         record = gang.record
         assert record is not None
         faults.reach("preempt-chosen")
-        why = await self._forbidden(gang)
-        if why:
-            log.info("not preempted gpujob=%s/%s why=%s", *gang.key, why)
-            self._spared[gang.key] = (self._clock() + _SPARED_S, why)
+        forbidden = await self._forbidden(gang)
+        if forbidden:
+            log.info("not preempted gpujob=%s/%s why=%s", *gang.key, forbidden)
+            self._spared[gang.key] = (self._clock() + _SPARED_S, forbidden)
             return
-        await self.release(gang, f"{by} needs them")
+        await self.release(gang, why)
         self.preemptions += 1
 
     async def release(self, gang: Gang, by: str) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from scheduler_extender import lifecycle
+from scheduler_extender.avoiding import Avoiding
 from scheduler_extender.cluster_view import ClusterView
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.evictions import Evictions
@@ -25,6 +26,7 @@ from scheduler_extender.gates import Gates
 from scheduler_extender.history import Learned
 from scheduler_extender.predictions import Predictor
 from scheduler_extender.preemption import Preempter
+from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue_metrics import QueueMetrics
 from scheduler_extender.reconcile import Reconciler
 from scheduler_extender.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
@@ -71,15 +73,23 @@ class Controller:
         settings = settings or QueueConfig()
         self.work = WorkQueue(self._step, clock, _PARALLEL)
         self.registry = Registry(self.work.add, clock)
-        self.standings = Standings(profile.order)
+        self.standings = Standings(profile.order, state.beliefs.of)
         self.metrics = metrics or QueueMetrics()
         self._changed = asyncio.Event()
-        self._waiters = Waiters(self._changed.set)
+        self._waiters = Waiters(self._changed.set, state.beliefs.of)
+        self._avoiding = Avoiding()
         self._writer = Writer(api, self.registry, state, tell, clock)
         self._preempter = Preempter(self._writer, settings, clock)
-        foresight = Foresight(self._writer, predictor, state, clock, self.work.later)
+        self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
+        foresight = Foresight(self._writer, predictor, self._pricing, state, clock, self.work.later)
         self._reconciler = Reconciler(
-            self._writer, foresight, self._preempter, settings, clock, self.work.later
+            self._writer,
+            foresight,
+            self._preempter,
+            self._avoiding,
+            settings,
+            clock,
+            self.work.later,
         )
         self.evictions = Evictions(self._writer, self.registry, clock, stale_after_s)
         self._gates = Gates(self._writer, clock)
@@ -95,6 +105,7 @@ class Controller:
             preempter=self._preempter,
             learned=self._learned,
             telling=self._telling,
+            avoiding=self._avoiding,
             metrics=self.metrics,
             profile=profile,
             settings=settings,
@@ -160,6 +171,7 @@ class Controller:
                 # A quarter of the time at most is for planning: the verbs need theirs.
                 rest_s = max(SETTLE_S, 3 * (time.perf_counter() - began))
         finally:
+            self._pricing.stop()
             await asyncio.gather(*self.work.stop(), return_exceptions=True)
 
     @property
@@ -201,6 +213,7 @@ class Controller:
 
     async def _round(self) -> None:
         self.work.wake()
+        self._pricing.step()
         await self.evictions.step()
         await self._learned.save(self._writer, self._clock())
         if self._waiters.starts:
@@ -255,9 +268,30 @@ class Controller:
         if record.status.load is None:
             return
         self.standings.put(gang, now, self._preempter.gives_way_s(gang))
-        self._waiters.note(gang, record, now)
+        if record.status.phase is Phase.RUNNING:
+            self._avoiding.runs(gang.key)
+        if not self._avoiding.rests(gang.key, now):
+            self._waiters.note(gang, record, now)
 
     def _forget(self, key: Key) -> None:
         self._reconciler.forget(key)
         self._preempter.forget(key)
         self._telling.forget(key)
+        self._waiters.forget(key)
+        self._avoiding.forget(key)
+
+    def move_apart(self, key: Key, why: str, neighbour: Key | None = None) -> bool:
+        """Have a running gang give up its GPUs and plan it anew, not beside `neighbour` again.
+
+        `why` completes "gives up its GPUs: ...". Minimum run, cap per hour and disruption budgets
+        hold as for any preemption. False where it may not go, or not now: ask again later.
+        """
+        gang = self.registry.gangs.get(key)
+        if gang is None or self.work.busy(key) or self._preempter.spared(key):
+            return False
+        if self._clock() < self._preempter.gives_way_s(gang):
+            return False
+        if neighbour is not None:
+            self._avoiding.apart(key, neighbour, self._clock())
+        self.work.do(key, self._preempter.begin(gang, why))
+        return True

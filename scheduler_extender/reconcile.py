@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from scheduler_extender import lifecycle
 from scheduler_extender.accounting import with_service
+from scheduler_extender.avoiding import Avoiding
 from scheduler_extender.births import Births, is_stale
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.endings import Endings
@@ -29,6 +30,7 @@ class Reconciler:
         writer: Writer,
         foresight: Foresight,
         preempter: Preempter,
+        avoiding: Avoiding,
         settings: QueueConfig,
         clock: Callable[[], float],
         later: Callable[[Key, float], None],
@@ -38,6 +40,7 @@ class Reconciler:
         self._births = Births(writer, foresight)
         self._endings = Endings(writer, clock, later)
         self._preempter = preempter
+        self._avoiding = avoiding
         self._settings = settings
         self._clock = clock
         self._later = later
@@ -77,6 +80,11 @@ class Reconciler:
             why = f"part of it had no place for {self._settings.partial_gang_s:.0f} s"
             return self._preempter.release(gang, why)
         status = self._held(gang, lifecycle.observed(gang, now), now)
+        if status.reason == "PlanExpired" and record.status.plan is not None:
+            nodes = {pod.node for pod in record.status.plan.pods}
+            rests_until_s = self._avoiding.refused(gang.key, nodes, now)
+            if rests_until_s > now:
+                self._later(gang.key, rests_until_s)
         if status is not record.status or self._should_count(gang, status, now):
             self._counted_at[gang.key] = now
             return self._writer.write_status(gang, status)

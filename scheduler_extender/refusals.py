@@ -8,25 +8,20 @@ from dataclasses import fields
 import numpy as np
 
 from tandem.policy.cluster import GpuArrays, Snapshot
-from tandem.policy.decision import Waits
 from tandem.policy.units import Bools
 
 _KEPT = 20_000
 
 
 class Refusals:
-    """Refusals by what was asked for (`of`), dropped as soon as they might no longer hold."""
+    """Demands that were refused (`of`), forgotten as soon as that might no longer hold."""
 
     def __init__(self) -> None:
-        self.of: dict[tuple[object, ...], Waits] = {}
+        self.of: set[tuple[object, ...]] = set()
         self._seen: Snapshot | None = None
-        self._eligible: dict[tuple[object, ...], Bools] = {}
+        self._eligible: dict[int, Bools] = {}
 
-    def forget(self) -> None:
-        """Drop all refusals; the next cycle tries everybody."""
-        self.of.clear()
-
-    def look(self, snapshot: Snapshot, eligible: Mapping[tuple[object, ...], Bools]) -> None:
+    def look(self, snapshot: Snapshot, eligible: Mapping[int, Bools]) -> None:
         """Compare the cluster with how it last was; forget where it may take more than then."""
         seen, self._seen = self._seen, snapshot
         known, self._eligible = self._eligible, dict(eligible)
@@ -36,10 +31,11 @@ class Refusals:
             or len(self.of) > _KEPT
             or _roomier(seen.gpus, snapshot.gpus)
             or any(
-                shape in known and (mask & ~known[shape]).any() for shape, mask in eligible.items()
+                number in known and (mask & ~known[number]).any()
+                for number, mask in eligible.items()
             )
         ):
-            self.forget()
+            self.of.clear()
 
 
 def _roomier(before: GpuArrays, after: GpuArrays) -> bool:

@@ -8,21 +8,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from scheduler_extender import faults, lifecycle
+from scheduler_extender.avoiding import Avoiding
 from scheduler_extender.cluster_view import ClusterView
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.history import Learned
-from scheduler_extender.planning import (
-    Answer,
-    GivesWay,
-    Question,
-    Verdict,
-    Victim,
-    plan_cycle,
-)
+from scheduler_extender.planning import Planner
 from scheduler_extender.preemption import Preempter
+from scheduler_extender.questions import Answer, GivesWay, Question, Verdict, Victim
 from scheduler_extender.queue_metrics import QueueMetrics
 from scheduler_extender.records import Key
-from scheduler_extender.refusals import Refusals
 from scheduler_extender.registry import Gang, Registry
 from scheduler_extender.standing import Standings
 from scheduler_extender.telling import Chooser, Telling, ToTell
@@ -31,7 +25,7 @@ from scheduler_extender.work import WorkQueue
 from scheduler_extender.writes import Writer
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
-from tandem.policy.decision import Placement
+from tandem.policy.dispatch.best_sharing import BestSharing
 
 
 class Rounds:
@@ -49,6 +43,7 @@ class Rounds:
         preempter: Preempter,
         learned: Learned,
         telling: Telling,
+        avoiding: Avoiding,
         metrics: QueueMetrics,
         profile: Profile,
         settings: QueueConfig,
@@ -64,11 +59,11 @@ class Rounds:
         self._learned = learned
         self._telling = telling
         self._metrics = metrics
+        self._avoiding = avoiding
         self._profile = profile
-        self._pipeline = profile.pipeline()
+        self._planner = Planner(profile, settings.reserve_after_s)
         self._settings = settings
         self._clock = clock
-        self._refusals = Refusals()
         self._slice_ends_s = 0.0
 
     async def plan(self) -> None:
@@ -93,10 +88,11 @@ class Rounds:
 
     def _think(
         self, question: Question, tell: Chooser, now_s: float
-    ) -> tuple[Answer, ToTell, list[Key]]:
+    ) -> tuple[Answer, dict[Key, ToTell], list[Key]]:
         """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
-        answer = plan_cycle(question, self._pipeline, self._refusals)
-        return answer, tell(answer.waiting), self._standings.starving(now_s)
+        answer = self._planner.plan(question)
+        told = tell(answer.waiting, answer.explain)
+        return answer, told, self._standings.starving(now_s)
 
     # --- the question -------------------------------------------------------------------------
 
@@ -110,25 +106,29 @@ class Rounds:
         if now >= self._slice_ends_s:
             self._slice_ends_s = now + self._profile.order.slice_s
         competes, standings.competes = standings.competes, False
-        preempts = self._profile.dispatch.preempts
-        going = frozenset(
-            uid for key in standings.placed for uid in standings.of[key].leaving if preempts
-        )
-        victims = self._victims(now) if preempts and competes else {}
+        dispatch, arrays = self._profile.dispatch, standings.arrays(now, history)
+        going = frozenset(uid for key in standings.placed for uid in standings.of[key].leaving)
+        self._state.settle_beliefs()
         return Question(
-            rank=lambda: standings.rank(now, history),
+            rank=lambda: standings.rank(arrays, now, history),
             starts=dict(self._waiters.starts),
             snapshot=self._state.snapshot(),
             eligible={
-                shape: self._state.eligible_nodes(pod)
-                for shape, pod in self._waiters.shapes.items()
+                number: self._state.eligible_nodes(pod)
+                for number, pod in self._waiters.shapes().items()
             },
-            blocks=self._profile.order.blocks,
-            claims=self._state.claims() if victims or going else {},
-            going=going,
+            arrays=arrays,
+            row_of={key: standing.row for key, standing in standings.of.items()},
+            claims=self._state.claims(),
+            going=going if dispatch.preempts else frozenset(),
             competes=competes,
-            victims=victims,
-            service=lambda key: standings.of[key].service(now),
+            victims=self._victims(now) if dispatch.preempts and competes else {},
+            where_of=dict(self._waiters.where_of),
+            avoids=self._avoiding.all(now),
+            front=frozenset(standings.front()),
+            history=history,
+            now_s=now,
+            needs_remaining=isinstance(dispatch, BestSharing),
         )
 
     def _victims(self, now: float) -> dict[Key, Victim]:
@@ -142,10 +142,7 @@ class Rounds:
                 self._standings.competes = True  # not now; the next cycle looks at all of them
                 continue
             found[key] = Victim(
-                key,
-                standing.holders,
-                standing.service(now),
-                self._settings.preemption_cost_s * standing.rate,
+                standing.service(now), self._settings.preemption_cost_s * standing.rate
             )
         return found
 
@@ -154,9 +151,8 @@ class Rounds:
     def _carry_out(self, snapshot: Snapshot, answer: Answer) -> None:
         placed: dict[Key, list[Verdict]] = defaultdict(list)
         for verdict in answer.placed:
-            decision = verdict.decision
             # What was overtaken while we planned is seen anew in the next cycle.
-            if isinstance(decision, Placement) and self._state.unchanged(snapshot, decision.rows):
+            if self._state.unchanged(snapshot, verdict.decision.rows):
                 placed[verdict.start.gpujob].append(verdict)
         for key, verdicts in placed.items():
             gang = self._registry.gangs.get(key)
@@ -172,18 +168,16 @@ class Rounds:
         if gang is None or self._work.busy(gives.victim):
             self._standings.competes = True  # not now; the next cycle asks again
             return
-        self._work.do(gives.victim, self._preempter.begin(gang, "/".join(gives.to)))
+        to = "/".join(gives.to)
+        why = "runs faster elsewhere" if gives.to == gives.victim else f"{to} needs them"
+        self._work.do(gives.victim, self._preempter.begin(gang, why))
 
     async def _write_plan(self, gang: Gang, verdicts: Sequence[Verdict]) -> None:
         """Write the plan of one GPUJob; its gates open when it is looked at again."""
         if gang.record is None:
             return
         now = self._clock()
-        places = [
-            (verdict.start.pods, verdict.decision)
-            for verdict in verdicts
-            if isinstance(verdict.decision, Placement)
-        ]
+        places = [(verdict.start.pods, verdict.decision) for verdict in verdicts]
         status = lifecycle.with_plan(
             gang.record.status, gang, places, now, now + self._settings.plan_life_s
         )
@@ -203,11 +197,11 @@ class Rounds:
             self._waiters.drop(key)
             self._work.do(key, self._writer.write_status(gang, status))
 
-    def _tell(self, to_tell: ToTell) -> None:
+    def _tell(self, to_tell: dict[Key, ToTell]) -> None:
         spared = self._preempter.all_spared()
-        for key, verdicts in to_tell.items():
+        for key, what in to_tell.items():
             gang = self._registry.gangs.get(key)
             if gang is not None and gang.record is not None and not self._work.busy(key):
                 queue = self._standings.queue_of(key, self._clock())
                 self._waiters.drop(key)
-                self._work.do(key, self._telling.tell(gang, verdicts, queue, spared))
+                self._work.do(key, self._telling.tell(gang, what, queue, spared))

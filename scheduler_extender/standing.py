@@ -1,12 +1,13 @@
 """Where each gang stands in the order: its service, its queue, its rank.
 
 The order itself is the policy core's, the same object as in the simulator; here is only what it
-asks for, kept gang by gang as events change it.
+asks for, kept gang by gang in columns as events change it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,13 +15,22 @@ from scheduler_extender.accounting import gpus_running, with_service
 from scheduler_extender.jobs import job_of, seconds
 from scheduler_extender.records import GpuJobRecord, Key
 from scheduler_extender.registry import Gang
-from tandem.contracts.resources import Phase
+from scheduler_extender.remaining import expected_remaining_gpu_s
+from tandem.contracts.resources import Load, Phase
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.ordering.queues import Queues
+from tandem.policy.units import Bools, Floats
 
-_NOBODY = Job(id="")  # stands in a row that is free
+Believe = Callable[[Job, Load | None], Job]
+
+_COLUMNS = (
+    "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
+    "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
+    "peak_probability", "work_s",
+)  # fmt: skip
+_LEAST_LEFT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -40,6 +50,7 @@ class Standing:
     gives_way_s: float  # may be preempted from then on; infinite if never
     holders: tuple[str, ...]  # uids of the pods that hold its GPUs
     leaving: tuple[str, ...]  # those of them that are on their way out
+    work_s: float  # seconds that it takes on its own; NaN where it does not say
     next_level: float  # priority service at which its place changes
 
     def service(self, now_s: float) -> float:
@@ -50,17 +61,20 @@ class Standing:
 class Standings:
     """All open gangs in the order's memory. Rows stay a gang's own as long as it is here.
 
-    `competes`: something has happened for which running jobs may have to give way.
+    `competes`: something has happened for which running jobs may have to give way. `believe` says
+    how a job gets along with others.
     """
 
-    def __init__(self, order: KeyOrder) -> None:
+    def __init__(self, order: KeyOrder, believe: Believe = lambda job, _: job) -> None:
         self.order = order
         self.of: dict[Key, Standing] = {}
         self.placed: set[Key] = set()
         self.competes = True
+        self._believe = believe
         self._state = order.state()
         self._rows: list[Key | None] = []
         self._free: list[int] = []
+        self._columns: dict[str, Floats] = {name: np.zeros(64) for name in _COLUMNS}
 
     def put(self, gang: Gang, now_s: float, gives_way_s: float) -> None:
         """Take in a gang as it is now."""
@@ -68,7 +82,7 @@ class Standings:
         assert record is not None
         known = self.of.get(gang.key)
         row = known.row if known else self._row(gang.key)
-        standing = _standing(gang, record, now_s, row, gives_way_s)
+        standing = _standing(gang, record, now_s, row, gives_way_s, self._believe)
         if standing.placed:
             self.placed.add(gang.key)
         else:
@@ -79,12 +93,13 @@ class Standings:
             standing.next_level = self.order.next_level_gpu_s(service)
             self._state.add(standing.row, service)
             self.competes = True
-            return
-        # A promotion counts from when it was decided, a threshold until `cross` has seen it.
-        standing.promoted = max(standing.promoted, known.promoted)
-        standing.next_level = known.next_level
-        if known.placed and not standing.placed:
-            self.competes = True
+        else:
+            # A promotion counts from when it was decided, a threshold until `cross` has seen it.
+            standing.promoted = max(standing.promoted, known.promoted)
+            standing.next_level = known.next_level
+            if known.placed and not standing.placed:
+                self.competes = True
+        self._write(standing)
 
     def drop(self, key: Key) -> None:
         """Forget a gang that has ended."""
@@ -100,6 +115,7 @@ class Standings:
     def place(self, key: Key) -> None:
         """Note that a gang has just been given a place."""
         self.of[key].placed = True
+        self._columns["placed"][self.of[key].row] = 1
         self.placed.add(key)
 
     def cross(self, now_s: float) -> None:
@@ -131,20 +147,21 @@ class Standings:
         """Put a gang back into the first queue, its priority service at nothing."""
         standing = self.of[key]
         standing.promoted = standing.attained
+        self._columns["promoted"][standing.row] = standing.promoted
         standing.next_level = self.order.next_level_gpu_s(0.0)
         self._state.cross(standing.row, 0.0)
         self.competes = True
 
-    def rank(self, now_s: float, history: History) -> list[Key]:
+    def rank(self, arrays: JobArrays, now_s: float, history: History) -> list[Key]:
         """Return all gangs, first to be tried first; those moved to the front before all others."""
-        arrays = self._arrays(now_s)
         ranked = [self._rows[row] for row in self._state.rank(arrays, now_s, history).tolist()]
         keys = [key for key in ranked if key is not None]
-        front = sorted(
-            (key for key in keys if self.of[key].prioritized_s < np.inf),
-            key=lambda key: self.of[key].prioritized_s,
-        )
+        front = sorted(self.front(), key=lambda key: self.of[key].prioritized_s)
         return [*front, *(key for key in keys if self.of[key].prioritized_s == np.inf)]
+
+    def front(self) -> list[Key]:
+        """Return those that an administrator has moved to the front."""
+        return [key for key, standing in self.of.items() if standing.prioritized_s < np.inf]
 
     def queue_of(self, key: Key, now_s: float) -> int | None:
         """Return the queue that a gang is in, 0 first; None where the order has none."""
@@ -159,54 +176,75 @@ class Standings:
         placed[[self.of[key].row for key in self.placed]] = True
         self._state.settle(placed)
 
+    def arrays(self, now_s: float, history: History) -> JobArrays:
+        """Return all gangs as the policies see them, by row, as of now."""
+        column = {name: values[: len(self._rows)].copy() for name, values in self._columns.items()}
+        running: Bools = column["placed"].astype(np.bool_)
+        passed = np.maximum(now_s - column["since_s"], 0.0)
+        service = column["attained"] - column["promoted"] + column["rate"] * passed
+        attained = service + column["promoted"]
+        gpus = column["gpus"].astype(np.int64)
+        learned = expected_remaining_gpu_s(attained, history.sorted_service) / gpus
+        left = np.maximum(column["work_s"] - attained / gpus, _LEAST_LEFT_S)
+        if np.isfinite(self.order.slice_s):
+            # Decisions are made once a slice: what differs by less than half of one (the time in
+            # which pods start and stop, the clocks of nodes) is a tie.
+            step = self.order.slice_s * gpus / 2
+            service = np.round(service / step) * step
+        return JobArrays(
+            gpus=gpus,
+            arrived_s=column["arrived_s"],
+            running=running,
+            speed=running.astype(np.float64),
+            since_s=np.full(len(gpus), now_s),
+            attained_at_since=attained,
+            service_at_since=service,
+            remaining_at_since=np.where(np.isnan(left), learned, left),
+            waiting_since_s=column["waiting_since_s"],
+            first_started_s=column["first_started_s"],
+            gpu_utilisation=column["gpu_utilisation"],
+            memory_gib=column["memory_gib"],
+            peak_probability=column["peak_probability"],
+            interference_class=column["interference_class"].astype(np.int64),
+        )
+
     def _row(self, key: Key) -> int:
         if self._free:
             row = self._free.pop()
             self._rows[row] = key
             return row
         self._rows.append(key)
+        if len(self._rows) > len(self._columns["gpus"]):
+            more = len(self._rows)
+            self._columns = {
+                name: np.concatenate((values, np.zeros(more)))
+                for name, values in self._columns.items()
+            }
         return len(self._rows) - 1
 
-    def _arrays(self, now_s: float) -> JobArrays:
-        rows = [None if key is None else self.of[key] for key in self._rows]
-        arrays = JobArrays.of([_NOBODY if s is None else s.job for s in rows])
-        count = len(rows)
-        attained, service = np.zeros(count), np.zeros(count)
-        waiting_since, first_started = np.zeros(count), np.full(count, np.inf)
-        placed = np.zeros(count, dtype=np.bool_)
-        for row, standing in enumerate(rows):
-            if standing is None:
-                continue
-            service[row] = standing.service(now_s)
-            attained[row] = service[row] + standing.promoted
-            waiting_since[row] = standing.waiting_since_s
-            first_started[row] = standing.first_started_s
-            placed[row] = standing.placed
-        if np.isfinite(self.order.slice_s):
-            # Decisions are made once a slice: what differs by less than half of one (the time in
-            # which pods start and stop, the clocks of nodes) is a tie.
-            step = self.order.slice_s * arrays.gpus / 2
-            service = np.round(service / step) * step
-        return replace(
-            arrays,
-            running=placed,
-            since_s=np.full(count, now_s),
-            attained_at_since=attained,
-            service_at_since=service,
-            waiting_since_s=waiting_since,
-            first_started_s=first_started,
-        )
+    def _write(self, standing: Standing) -> None:
+        job = standing.job
+        values = (
+            job.gpus, job.interference_class, standing.placed, job.queued_at_s, standing.attained,
+            standing.promoted, standing.rate, standing.since_s, standing.waiting_since_s,
+            standing.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
+            job.peak_probability, standing.work_s,
+        )  # fmt: skip
+        for name, value in zip(_COLUMNS, values, strict=True):
+            self._columns[name][standing.row] = value
 
 
 def _standing(
-    gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float
+    gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float, believe: Believe
 ) -> Standing:
     status = with_service(record.status, gang, now_s)
     spec, holders = record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
+    step_s = status.load.iteration_s if status.load else None
+    known = step_s is not None and spec.demand.iterations is not None
     return Standing(
         row=row,
-        job=job_of(f"{record.namespace}/{record.name}", spec, status),
+        job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
         attained=status.attained_gpu_seconds,
         promoted=status.promoted_gpu_seconds,
         rate=gpus_running(gang),
@@ -218,5 +256,6 @@ def _standing(
         gives_way_s=gives_way_s,
         holders=tuple(pod.uid for pod in holders),
         leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
+        work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
         next_level=np.inf,
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_extender.beliefs import Beliefs
 from scheduler_extender.gangs import gpujob_name
 from scheduler_extender.ledger import Claim, Hold, Ledger
 from scheduler_extender.nodes import NodeBook
@@ -40,13 +41,14 @@ class ClusterState:
     """Nodes, GPUs, pods, gangs, and who holds what.
 
     `max_jobs_per_gpu` caps the shares that agents offer; a report older than `stale_after_s` makes
-    its GPUs stale. `now_s` (Unix time) only moves by `tick`.
+    its GPUs stale. `now_s` (Unix time) only moves by `tick`. `beliefs` says how jobs get along.
     """
 
     def __init__(
         self, *, now_s: float, max_jobs_per_gpu: int = 2, stale_after_s: float = 150.0
     ) -> None:
         self.now_s = now_s
+        self.beliefs = Beliefs()
         self._max_jobs_per_gpu = max_jobs_per_gpu
         self._stale_after_s = stale_after_s
         self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
@@ -130,8 +132,19 @@ class ClusterState:
     def worker(self, pod: PodInfo) -> Job:
         """Return the load of the pod's worker on each of its GPUs: its GPUJob's, or its own."""
         gang = self.gpu_jobs().get((pod.namespace, gpujob_name(pod)))
-        job = gang.worker if gang else worker_by_annotations(pod)
+        if gang is None:
+            job = self.beliefs.of(worker_by_annotations(pod))
+        else:
+            job = self.beliefs.of(gang.worker, gang.status.load)
         return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
+
+    def settle_beliefs(self) -> None:
+        """Let what the predictor has said since take effect, on the sums of the GPUs as well."""
+        changed = self.beliefs.settle()
+        if changed:
+            gpus = self.table.gpus
+            shared = (gpus.jobs > 1) & np.isin(gpus.resident_class, list(changed)).any(axis=1)
+            self.ledger.sum_rows(np.flatnonzero(shared))
 
     # --- what the API server says ---------------------------------------------------------------
 
@@ -240,8 +253,9 @@ class ClusterState:
         self._drop_plan(record.key)
         if not gone and record.plan and record.plan_deadline_s > self.now_s:
             self._deadlines[record.key] = record.plan_deadline_s
+            worker = self.beliefs.of(record.worker, record.status.load)
             for pod in record.plan:
-                claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), record.worker)
+                claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker)
                 self._plans.setdefault(pod.uid, {})[record.key] = claim
                 self._derive(pod.uid)
         for uid in self._members.get(record.key, ()):

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scheduler_extender import lifecycle
-from scheduler_extender.planning import Verdict
 from scheduler_extender.pods import PodInfo
+from scheduler_extender.questions import Waiting
 from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang
 from scheduler_extender.writes import Writer
-from tandem.policy.decision import Placement, Rejected, Waits
 
 CHANGED_S = 5.0  # a reason or place that has merely changed is told again after this
 REFRESH_S = 240.0  # a reason is told again before its event expires
@@ -20,14 +19,24 @@ BURST = 80.0
 _PLACES = 0.1  # a change of place by less than this part of it is not news
 _PODS = 8  # pods of one gang that get an event
 
-ToTell = dict[Key, list[Verdict]]
-Chooser = Callable[[Sequence[Verdict]], ToTell]
+Explain = Callable[[Waiting], str]
+
+
+class ToTell(NamedTuple):
+    """What one gang is told: the starts that wait, and why the first of them does."""
+
+    waiting: list[Waiting]
+    why: str
+
+
+Chooser = Callable[[Sequence[Waiting], Explain], dict[Key, ToTell]]
 
 
 class _Told(NamedTuple):
     at_s: float
     message: str
     position: int
+    looked_s: float  # when it was last asked whether there was news
 
 
 class Telling:
@@ -47,7 +56,8 @@ class Telling:
     def chooser(self, spared: str) -> Chooser:
         """Return a function that chooses who is told now; those told nothing yet come first.
 
-        `spared` says which gangs that run were not made to give way, and why.
+        `spared` says which gangs that run were not made to give way, and why. To find out why a
+        gang waits takes a search over all GPUs: only as many are asked as may be told.
         """
         now = self._clock()
         self._allowance = min(
@@ -56,47 +66,52 @@ class Telling:
         self._filled_at_s = now
         most, told = int(self._allowance), self._told
 
-        def choose(verdicts: Sequence[Verdict]) -> ToTell:
-            new: list[Verdict] = []
-            changed: list[Verdict] = []
-            more: ToTell = {}
-            last: Key | None = None
-            for verdict in verdicts:
-                key = verdict.start.gpujob
-                if key == last:
-                    more.setdefault(key, []).append(verdict)
+        def choose(waiting: Sequence[Waiting], explain: Explain) -> dict[Key, ToTell]:
+            starts: dict[Key, list[Waiting]] = {}
+            new: list[Key] = []
+            due: list[Key] = []
+            for each in waiting:
+                key = each.start.gpujob
+                if key in starts:
+                    starts[key].append(each)
                     continue
-                last = key
+                starts[key] = [each]
                 said = told.get(key)
                 if said is None:
-                    new.append(verdict)
-                elif now - said.at_s >= CHANGED_S and (
-                    now - said.at_s >= REFRESH_S or _is_news(said, verdict, spared)
+                    new.append(key)
+                elif now - max(said.at_s, said.looked_s) >= CHANGED_S:
+                    due.append(key)
+            due.sort(key=lambda key: told[key].looked_s)
+            chosen: dict[Key, ToTell] = {}
+            for key in [*new, *due][:most]:
+                first = starts[key][0]
+                why = explain(first)
+                said = told.get(key)
+                if said is not None:
+                    told[key] = said._replace(looked_s=now)
+                if (
+                    said is None
+                    or now - said.at_s >= REFRESH_S
+                    or _is_news(said, first.position, _in_full(why, spared))
                 ):
-                    changed.append(verdict)
-            return {
-                verdict.start.gpujob: [verdict, *more.get(verdict.start.gpujob, ())]
-                for verdict in [*new, *changed][:most]
-            }
+                    chosen[key] = ToTell(starts[key], why)
+            return chosen
 
         return choose
 
-    async def tell(
-        self, gang: Gang, verdicts: Sequence[Verdict], queue: int | None, spared: str
-    ) -> None:
+    async def tell(self, gang: Gang, what: ToTell, queue: int | None, spared: str) -> None:
         """Write why a gang waits into its GPUJob, and as events on the first of its pods."""
-        first = verdicts[0].decision
-        if gang.record is None or not isinstance(first, Waits | Rejected):
+        if gang.record is None:
             return
-        now, position = self._clock(), verdicts[0].position
+        now, position = self._clock(), what.waiting[0].position
         self._allowance -= 1
         known = self._told.get(gang.key)
-        message = _in_full(first.message, spared)
-        self._told[gang.key] = _Told(now, message, position)
+        message = _in_full(what.why, spared)
+        self._told[gang.key] = _Told(now, message, position, now)
         status = lifecycle.waiting(gang.record.status, "Waiting", message, position, now)
         await self._writer.write_status(gang, status.model_copy(update={"queue": queue}))
         if known is None or known.message != message or now - known.at_s >= REFRESH_S:
-            pods: list[PodInfo] = [pod for verdict in verdicts for pod in verdict.start.pods]
+            pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods]
             for pod in pods[:_PODS]:
                 await self._writer.say(pod, "Waiting", message, "Warning")
 
@@ -105,7 +120,6 @@ def _in_full(message: str, spared: str) -> str:
     return f"{message}; not preempted: {spared}" if spared else message
 
 
-def _is_news(said: _Told, verdict: Verdict, spared: str) -> bool:
-    assert not isinstance(verdict.decision, Placement)
-    moved = abs(verdict.position - said.position) > _PLACES * said.position
-    return moved or _in_full(verdict.decision.message, spared) != said.message
+def _is_news(said: _Told, position: int, message: str) -> bool:
+    moved = abs(position - said.position) > _PLACES * said.position
+    return moved or message != said.message

@@ -29,7 +29,11 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
     namespace = cluster.namespace()
     cluster.push(namespace, "resnet50", "squeezenet")
 
-    # Two annotated jobs: their graphs say that they fit together.
+    # One that never shares has a GPU for itself.
+    cluster.apply_job(namespace, job("whole", annotations={"tandem.gpu/exclusive": "true"}))
+    third = cluster.running(namespace, "whole")
+
+    # Two annotated jobs on the other: their graphs say that they get along.
     cluster.apply_job(namespace, job("resnet", annotations=RESNET, sidecar=True))
     first = cluster.running(namespace, "resnet")
     cluster.apply_job(namespace, job("squeeze", annotations=SQUEEZENET))
@@ -37,9 +41,6 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
     assert devices(first) == devices(second)
     assert first["spec"]["nodeName"] == second["spec"]["nodeName"]
 
-    # One that never shares has the other GPU for itself.
-    cluster.apply_job(namespace, job("whole", annotations={"tandem.gpu/exclusive": "true"}))
-    third = cluster.running(namespace, "whole")
     assert devices(third) != devices(first)
 
     # What a kubelet resolves gives the training container exactly its GPUs, all others none.
@@ -200,7 +201,7 @@ def test_a_restart_of_any_component_at_any_moment_loses_nothing(cluster: TandemC
     print(f"seed {seed}")
     order = random.Random(seed)
     namespace = cluster.namespace()
-    declared = {"tandem.gpu/memory": "8Gi"}
+    declared = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "20"}
     for name in ("a", "b"):
         cluster.apply_job(namespace, job(name, annotations=declared))
     before = {name: cluster.running(namespace, name)["metadata"]["uid"] for name in ("a", "b")}

@@ -162,14 +162,14 @@ def test_a_new_pod_gets_a_gpujob_a_plan_and_an_open_gate(cluster: Cluster) -> No
 
 def test_two_share_the_third_waits_with_its_reason_and_goes_when_one_ends(cluster: Cluster) -> None:
     async def scenario() -> None:
-        for name in ("a", "b", "whole", "late"):
+        for name in ("whole", "a", "b", "late"):
             annotations = {} if name == "whole" else SHARED
             cluster.api.create(PODS, raw_pod(name, annotations=annotations))
             await cluster.cycle()
             if name != "late":
                 cluster.bind_as_planned(name)
         where = {name: cluster.state.pod_named("default", name).pod.devices for name in ("a", "b")}
-        assert where["a"] == where["b"] == ("GPU-n0-0",)
+        assert where["a"] == where["b"] == ("GPU-n1-0",)
         assert cluster.gated("late")
         status = cluster.gpujob("pod-late")["status"]
         assert (status["phase"], status["reason"]) == ("Queued", "Waiting")

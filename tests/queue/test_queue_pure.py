@@ -9,16 +9,16 @@ from queue_builders import gang, load, pod, raw_pod
 from scheduler_extender import lifecycle
 from scheduler_extender.gangs import gang_size, gpujob_name
 from scheduler_extender.jobs import policy_job, rfc3339, unpredicted_load
-from scheduler_extender.planning import Question, Start, plan_cycle
+from scheduler_extender.planning import Planner
 from scheduler_extender.pods import pod_info, trim_pod
-from scheduler_extender.refusals import Refusals
+from scheduler_extender.questions import Question, Start
 from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import Snapshot
-from tandem.policy.decision import Placement, PodPlacement, Waits
+from tandem.policy.decision import Placement, PodPlacement
+from tandem.policy.dispatch.admit import Admit
+from tandem.policy.jobs import JobArrays
 from tandem.policy.ordering.fifo import Fifo
-
-PIPELINE = load_profile("tandem").pipeline()
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,25 @@ def start(name: str, job_load=None, gpus: int = 1, queued: float = 0, pods: int 
         job_load or load(),
         queued_at_s=queued,
     )
-    return Start.of(("default", name), job, [pod(f"{name}-{i}") for i in range(pods)])
+    return Start(("default", name), job, tuple(pod(f"{name}-{i}") for i in range(pods)))
 
 
 def cycle(starts: list[Start], order: Fifo, *rows: tuple[str, str, float]) -> dict[str, object]:
     snapshot = Snapshot.from_rows(list(rows))
-    everywhere = np.ones(len(snapshot.node_names), dtype=bool)
     ranked = order([start.job for start in starts], 0)
     question = Question(
         rank=lambda: [starts[index].gpujob for index in ranked],
         starts={start.gpujob: (start,) for start in starts},
         snapshot=snapshot,
-        eligible={start.shape: everywhere for start in starts},
-        blocks=order.blocks,
+        eligible={0: np.ones(len(snapshot.node_names), dtype=bool)},
+        arrays=JobArrays.of([start.job for start in starts]),
+        row_of={start.gpujob: row for row, start in enumerate(starts)},
     )
-    answer = plan_cycle(question, PIPELINE, Refusals())
-    return {v.start.job.id: v.decision for v in [*answer.placed, *answer.waiting]}
+    answer = Planner(
+        load_profile("tandem").model_copy(update={"order": order, "dispatch": Admit()})
+    ).plan(question)
+    placed: dict[str, object] = {v.start.job.id: v.decision for v in answer.placed}
+    return placed | {w.start.job.id: answer.explain(w) for w in answer.waiting}
 
 
 def test_earlier_jobs_take_their_place_first_and_later_ones_see_what_is_left() -> None:
@@ -165,19 +168,18 @@ def test_earlier_jobs_take_their_place_first_and_later_ones_see_what_is_left() -
         [start("late", whole, queued=2), start("early", whole, queued=1)], Fifo(), ("n", "a", 80)
     )
     assert isinstance(decisions["early"], Placement)
-    assert isinstance(decisions["late"], Waits)
+    assert "exclusive" in str(decisions["late"])
 
 
 def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> None:
     starts = [start("big", gpus=2, queued=1), start("small", queued=2)]
     assert isinstance(cycle(starts, Fifo(), ("n", "a", 80))["small"], Placement)
     blocked = cycle(starts, Fifo(blocks=True), ("n", "a", 80))["small"]
-    assert isinstance(blocked, Waits)
-    assert blocked.message == "waits behind big"
+    assert blocked == "waits behind big"
 
 
 def test_alike_jobs_behind_one_that_was_refused_are_refused_with_it() -> None:
     starts = [start(f"j{i}", gpus=2, queued=i) for i in range(3)]
     decisions = cycle(starts, Fifo(), ("n", "a", 80))
     assert set(decisions) == {"j0", "j1", "j2"}
-    assert len({d.message for d in decisions.values()}) == 1
+    assert len(set(decisions.values())) == 1
