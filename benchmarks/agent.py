@@ -24,14 +24,18 @@ from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, Wave, bui
 
 GPUS, PROCESSES = 8, 32
 GIB = 1 << 30
-#: Start-up (imports, first lists) is not what a node pays for all day.
+#: Start-up (imports, first lists) is not what a node pays for all day; counted from the first report.
 SETTLE_S = 5.0
+FIRST_REPORT_S = 120.0
 TICK_S = os.sysconf("SC_CLK_TCK")
 
 
 class _Sink(BaseHTTPRequestHandler):
+    reported = threading.Event()
+
     def do_PUT(self) -> None:
         """Take a report and forget it."""
+        self.reported.set()
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
         self.end_headers()
@@ -78,6 +82,8 @@ def measure_cpu(library: Path, folder: Path, seconds: float) -> dict[str, float]
         command += ["--proc", str(proc.root), "--listen", "127.0.0.1:0", "--log-level", "WARNING"]
         agent = subprocess.Popen(command, env=os.environ | environment(library, state))
         try:
+            if not _Sink.reported.wait(FIRST_REPORT_S):
+                raise SystemExit("the agent has not reported")
             time.sleep(SETTLE_S)
             used, began = cpu_seconds(agent.pid), time.monotonic()
             time.sleep(seconds)

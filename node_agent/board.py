@@ -53,6 +53,8 @@ class Board:
         self._foreign: list[Process] | None = None
         self._unresolved: dict[int, float] = {}
         self._pids: dict[str, list[int]] = {}
+        #: When memory was last read, and when the processes were last listed.
+        self._read_s = self._listed_s = float("-inf")
 
     def forget_readings(self) -> None:
         """Let everything that was read be absent: the GPU cannot be read now."""
@@ -63,9 +65,19 @@ class Board:
             tenant.memory = None
 
     def read_memory(self, now_s: float, owner: Owner, *, all_kinds: bool) -> None:
-        """Read memory by process and by pod."""
+        """Read memory by process and by pod.
+
+        Unless it is a full reading (`all_kinds`), a GPU whose memory in use is to the byte what it
+        was is not asked for its processes: that costs ten times as much.
+        """
         assert self.gpu is not None
-        self.memory = self.gpu.memory()
+        before, self.memory = self.memory, self.gpu.memory()
+        known = self._foreign is not None and self.memory is not None
+        if known and self.memory == before and not all_kinds:
+            self._read_s = now_s
+            for uid in self._pids:
+                self.tenants[uid].last_seen_s = now_s
+            return
         processes = self.gpu.processes(all_kinds=all_kinds)
         if processes is None:
             self._foreign = None
@@ -73,6 +85,7 @@ class Board:
                 tenant.memory = None
             return
         self._assign(now_s, processes, owner)
+        self._read_s = self._listed_s = now_s
         if all_kinds:
             self.mps = any(process.kind == "mps" for process in processes)
 
@@ -106,12 +119,16 @@ class Board:
             else:
                 by_pod.setdefault(uid, []).append(process)
         self._foreign, self._unresolved = foreign, unresolved
-        capacity = max(1, round(self._settings.window_s / self._settings.memory_interval_s))
-        for uid, of_pod in by_pod.items():
-            tenant = self.tenants.get(uid)
-            if tenant is None:
-                tenant = self.tenants[uid] = Tenant(uid, capacity)
-            tenant.take_memory(now_s, _sum([process.memory for process in of_pod]))
+        memory = {uid: _sum([one.memory for one in of_pod]) for uid, of_pod in by_pod.items()}
+        known = {uid: self.tenants[uid].memory for uid in self._pids}
+        changed = sum(memory.get(uid) != known.get(uid) for uid in memory.keys() | known.keys())
+        # What two gained and lost between two lists may have left the sum as it was for a while.
+        before_s = self._read_s if changed <= 1 else self._listed_s
+        for uid, held in memory.items():
+            if uid not in self.tenants:
+                capacity = max(1, round(self._settings.window_s / self._settings.memory_interval_s))
+                self.tenants[uid] = Tenant(uid, self._settings.window_s, capacity)
+            self.tenants[uid].take_memory(before_s, now_s, held)
         for uid in self._pids.keys() - by_pod.keys():
             self.tenants[uid].has_left()
         self._pids = {uid: [process.pid for process in of_pod] for uid, of_pod in by_pod.items()}

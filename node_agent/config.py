@@ -77,13 +77,13 @@ class MetricsSettings(_Settings):
 class AgentSettings(_Settings):
     """All settings of one agent.
 
-    `interval_s` is the time between full readings, `memory_interval_s` between readings of memory
-    by process; `window_s` is how far back the fits look.
+    `interval_s` is the time between full readings, `memory_interval_s` between readings of memory,
+    by process where it has changed; `window_s` is how far back the fits of memory look.
     """
 
     node: Annotated[str, Field(min_length=1)]
     interval_s: Seconds = 1.0
-    memory_interval_s: Seconds = 0.25
+    memory_interval_s: Seconds = 0.1
     window_s: Seconds = 300.0
     shares: Annotated[int, Field(ge=1, le=64)] = 2
     proc: Path = Path("/proc")

@@ -25,6 +25,8 @@ NVML_CONDITION = "NvmlAvailable"
 READABLE_CONDITION = "AllGpusReadable"
 ASSIGNMENT_CONDITION = "AssignmentHonoured"
 
+VERSION = version("tandem-gpu")
+
 #: NVML that is gone is tried again this often.
 RETRY_S = 5.0
 #: NVML that is gone for less quarantines nothing: a driver's hiccup is no trouble of the GPUs.
@@ -112,7 +114,7 @@ class Monitor:
             trouble += ": the container toolkit does not honour the assignment of GPUs"
         self._condition(ASSIGNMENT_CONDITION, stamp, trouble, "Honoured", "NotHonoured")
         return GPUNodeStatus(
-            agent_version=version("tandem-gpu"),
+            agent_version=VERSION,
             driver_version=self.nvml.driver_version or "",
             observed_at=stamp,
             gpus=[board.report(now_s, self._pods, self.iterations) for board in boards],

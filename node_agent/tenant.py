@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from node_agent.activity import Activity, fit_activity
 from node_agent.nvml import Sample
 from node_agent.pods import PodInfo
-from node_agent.windows import Activity, Ewma, MemoryFit, Series, fit_activity, fit_memory
+from node_agent.windows import ChangeSeries, Ewma, MemoryFit, Series, fit_memory
 from tandem.contracts.resources import PodUse
 
 #: Utilisation is told as an average that forgets half in this time.
@@ -18,26 +19,29 @@ ACTIVITY_SAMPLES = 600
 class Tenant:
     """The windows of one pod on one GPU. `last_seen_s` is when it last had a process there."""
 
-    def __init__(self, uid: str, memory_samples: int) -> None:
+    def __init__(self, uid: str, window_s: float, memory_changes: int) -> None:
         self.uid = uid
         self.memory: int | None = None
         self.memory_peak: int | None = None
         self.last_seen_s = 0.0
         self.utilisation = Ewma(UTILISATION_HALF_LIFE_S)
-        self._memory = Series(memory_samples)
+        self._memory = ChangeSeries(window_s, memory_changes)
         self._activity = Series(ACTIVITY_SAMPLES)
         self._last_sample_s = 0.0
         self._fitted_s = float("-inf")
         self._memory_fit: MemoryFit | None = None
         self._activity_fit: Activity | None = None
 
-    def take_memory(self, now_s: float, memory: int | None) -> None:
-        """Take the memory (bytes) that its processes hold together; None where a part is hidden."""
+    def take_memory(self, before_s: float, now_s: float, memory: int | None) -> None:
+        """Take the memory (bytes) that its processes hold together; None where a part is hidden.
+
+        The reading before was at `before_s`.
+        """
         self.last_seen_s = now_s
         self.memory = memory
         if memory is not None:
             self.memory_peak = max(memory, self.memory_peak or 0)
-            self._memory.append(now_s, memory)
+            self._memory.take(before_s, now_s, memory)
 
     def has_left(self) -> None:
         """Note that it has no process any more; what was observed of it stays."""
@@ -67,7 +71,7 @@ class Tenant:
         """Return what is reported of the pod."""
         if now_s - self._fitted_s >= FIT_EVERY_S:
             self._fitted_s = now_s
-            self._memory_fit = fit_memory(*self._memory.columns())
+            self._memory_fit = fit_memory(self._memory.changes(self.last_seen_s))
             self._activity_fit = fit_activity(*self._activity.columns())
         memory, activity = self._memory_fit, self._activity_fit or self._shared_activity()
         return PodUse(

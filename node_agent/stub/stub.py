@@ -95,8 +95,9 @@ class StubGpu:
     pending: int | None = 0
     failure: int | None = 0
     ecc: int | None = 0
-    #: Length of a utilisation sample.
-    window_us: int = 166_667
+    #: Length of a utilisation sample: 1/6 s, a little more on real boards (the time stamps in
+    #: https://github.com/NVIDIA/go-nvml/issues/51 are 167.4 to 169.8 ms apart).
+    window_us: int = 167_600
 
     def line(self) -> str:
         """Return the board as a line of the state file."""
