@@ -24,7 +24,7 @@ from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, Wave, bui
 
 GPUS, PROCESSES = 8, 32
 GIB = 1 << 30
-#: Start-up (imports, first lists) is not what a node pays for all day; counted from the first report.
+#: Start-up is not what a node pays for all day; counted from the first report.
 SETTLE_S = 5.0
 FIRST_REPORT_S = 120.0
 TICK_S = os.sysconf("SC_CLK_TCK")
