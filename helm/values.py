@@ -87,6 +87,7 @@ class _Agent(_Placed):
     create_namespace: bool
     runtime_class_name: NameOrNone
     port: Annotated[int, Field(ge=1, le=65535)]
+    progress: bool
     max_unavailable: Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=r"^\d{1,3}%$")]
     config: AgentSettings
     resources: _Resources

@@ -10,14 +10,13 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tandem.contracts import names
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import KubeError
 from tandem.kube.resource import Resource
 
 log = logging.getLogger(__name__)
 
-#: What a pod's token must be made for, so that it opens nothing else to us.
-AUDIENCE = "tandem-agent"
 TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", False)
 POD_UID = "authentication.kubernetes.io/pod-uid"
 
@@ -71,10 +70,12 @@ class TokenReviewer:
             if now - self._reviewed_s < REVIEW_EVERY_S:
                 return None
             self._reviewed_s = now
-        review = {"metadata": {}, "spec": {"token": token, "audiences": [AUDIENCE]}}
+        review = {"metadata": {}, "spec": {"token": token, "audiences": [names.AGENT_AUDIENCE]}}
         status: dict[str, Any] = self._client.create(TOKEN_REVIEWS, review).get("status") or {}
         uids = ((status.get("user") or {}).get("extra") or {}).get(POD_UID) or [None]
-        valid = status.get("authenticated") and AUDIENCE in (status.get("audiences") or ())
+        valid = status.get("authenticated") and names.AGENT_AUDIENCE in (
+            status.get("audiences") or ()
+        )
         uid = uids[0] if valid else None
         with self._lock:
             if len(self._known) >= MAX_TOKENS:

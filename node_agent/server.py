@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from node_agent.progress import AUDIENCE, Progress, Told
+from node_agent.progress import Progress, Told
+from tandem.contracts.names import AGENT_AUDIENCE
 from tandem.contracts.prediction import ErrorBody
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.progress.take(token if scheme.lower() == "bearer" else "", told):
             self._answer(HTTPStatus.OK, b"{}", "application/json")
         else:
-            hint = f"Send a service account token bound to the pod, for the audience {AUDIENCE}."
+            hint = (
+                f"Send a service account token bound to the pod, for the audience {AGENT_AUDIENCE}."
+            )
             self._refuse(HTTPStatus.UNAUTHORIZED, "No pod is known by this token.", hint)
 
     def _refuse(self, status: HTTPStatus, error: str, hint: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
+from scheduler_extender import admission_progress
 from scheduler_extender.admission_checks import check_pod, environment, gets_gpus, is_ours
 from scheduler_extender.podshape import PodShape, PodSpec
 from tandem.contracts import names
@@ -25,6 +26,8 @@ class AdmissionConfig(BaseModel):
 
     `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
     runtimeClassName, `none` sets none, `auto` sets it where the cluster has the class.
+    `agent_port`: the port of its node at which a job may tell its progress; 0 gives jobs neither
+    the address nor a token.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,6 +35,7 @@ class AdmissionConfig(BaseModel):
     scheduler_name: str = names.SCHEDULER_NAME
     priority_class: str = names.PRIORITY_CLASS
     runtime_class: Literal["auto", "nvidia", "none"] = "auto"
+    agent_port: Annotated[int, Field(ge=0, le=65535)] = names.AGENT_PORT
 
 
 @dataclass(slots=True)
@@ -74,7 +78,7 @@ def admit_pod(
     if wants_class and not spec.runtime_class_name:
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
-    patch += _environments(pod, gpu_index)
+    patch += _environments(pod, gpu_index, config.agent_port)
     return verdict
 
 
@@ -110,11 +114,15 @@ def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterat
         yield {"op": "remove", "path": "/spec/preemptionPolicy"}
 
 
-def _environments(pod: PodShape, gpu_index: int) -> Iterator[Operation]:
+def _environments(pod: PodShape, gpu_index: int, agent_port: int) -> Iterator[Operation]:
     """Put our variables first, so that the user's own may refer to them."""
     accumulation = pod.metadata.annotations.get(names.ACCUMULATION) == "true"
     for placed in pod.containers():
-        ours = environment(gpu=gets_gpus(placed, gpu_index), accumulation=accumulation)
+        gpu = gets_gpus(placed, gpu_index)
+        ours = environment(gpu=gpu, accumulation=accumulation)
+        if gpu and agent_port and admission_progress.tells_progress(placed, pod.spec):
+            ours += admission_progress.variables(agent_port)
+            yield from admission_progress.token(placed, pod.spec)
         missing = [variable for variable in ours if variable not in placed.body.env]
         if missing and not placed.body.env:
             yield _add(f"{placed.pointer}/env", missing)

@@ -69,8 +69,9 @@ class HostPath(_Shape):
 
 
 class Volume(_Shape):
-    """A volume, of which only those of the node matter."""
+    """A volume, of which only those of the node matter, and the names."""
 
+    name: str = ""
     host_path: HostPath | None = None
 
 

@@ -56,6 +56,14 @@ GPUJOB_LABEL = f"{GROUP}/job"
 
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 ACCUMULATION_STEPS_ENV = "TANDEM_ACCUMULATION_STEPS"
+
+# With these a job tells its progress to the agent of its node; `tandem.progress` reads them.
+AGENT_PORT = 9405
+AGENT_AUDIENCE = "tandem-agent"
+AGENT_URL_ENV = "TANDEM_AGENT_URL"
+HOST_IP_ENV = "TANDEM_HOST_IP"
+TOKEN_FOLDER = "/var/run/secrets/tandem.gpu"  # noqa: S105 - a path
+TOKEN_NAME = "token"  # noqa: S105 - a file's name
 #: Given to containers that ask for no GPU: CUDA images bake in "all" otherwise.
 NO_DEVICES = "void"
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from node_agent import progress
 from node_agent.progress import Progress, TokenReviewer, Told
 from node_agent.server import AgentServer
+from tandem.contracts import names
 from tandem.kube.errors import Unavailable
 
 TOKENS = {"token-of-a": "uid-a", "token-of-b": "uid-b"}
@@ -112,7 +113,7 @@ class CountingApi:
         return {
             "status": {
                 "authenticated": True,
-                "audiences": [progress.AUDIENCE],
+                "audiences": [names.AGENT_AUDIENCE],
                 "user": {"extra": extra},
             }
         }

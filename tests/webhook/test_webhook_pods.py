@@ -4,6 +4,7 @@ import pytest
 from admission_cases import admit, ask, container, fields, pod
 
 from scheduler_extender.admission import AdmissionConfig
+from tandem import progress
 from tandem.contracts import names
 
 DEVICES = {
@@ -25,6 +26,12 @@ STEPS = {
         }
     },
 }
+HOST_IP = {
+    "name": "TANDEM_HOST_IP",
+    "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.hostIP"}},
+}
+AGENT_URL = {"name": "TANDEM_AGENT_URL", "value": "http://$(TANDEM_HOST_IP):9405"}
+PROGRESS = [HOST_IP, AGENT_URL]
 
 
 def test_a_pod_that_asks_for_no_gpu_is_left_as_it_is():
@@ -57,7 +64,8 @@ def test_every_container_is_told_what_it_may_see():
     )["spec"]
     sidecar, main = spec["containers"]
     assert sidecar["env"] == [VOID, {"name": "A", "value": "1"}]
-    assert main["env"] == [DEVICES, {"name": "B", "value": "$(NVIDIA_VISIBLE_DEVICES)"}]
+    own = {"name": "B", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
+    assert main["env"] == [DEVICES, *PROGRESS, own]
     assert spec["initContainers"][0]["env"] == [VOID]
 
 
@@ -66,9 +74,9 @@ def test_accumulation_steps_are_handed_on_where_they_are_wanted(env):
     extra = {"env": env} if env else {}
     wants = {names.ACCUMULATION: "true"}
     spec = admit(pod(container(gpus="1", **extra), annotations=wants))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES, STEPS, *(env or [])]
+    assert spec["containers"][0]["env"] == [DEVICES, STEPS, *PROGRESS, *(env or [])]
     spec = admit(pod(annotations={names.ACCUMULATION: "false"}))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES]
+    assert spec["containers"][0]["env"] == [DEVICES, *PROGRESS]
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -112,6 +120,47 @@ def test_another_priority_class_gives_way_and_its_owner_is_told():
     (warning,) = ask(body).warnings
     assert "urgent" in warning
     assert "tandem-training" in warning
+
+
+@pytest.mark.parametrize("own", [{}, {"volumes": [{"name": "data", "emptyDir": {}}]}])
+def test_a_job_may_tell_its_progress_to_the_agent_of_its_node(own):
+    body = pod(container("sidecar"), container("main", gpus="1"), **own)
+    spec = admit(body)["spec"]
+    sidecar, main = spec["containers"]
+    assert main["volumeMounts"] == [
+        {"name": "tandem-token", "mountPath": "/var/run/secrets/tandem.gpu", "readOnly": True}
+    ]
+    (source,) = spec["volumes"][-1]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "tandem-agent"
+    assert len(spec["volumes"]) == 1 + len(own)
+    assert sidecar["env"] == [VOID]
+    assert "volumeMounts" not in sidecar
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"env": [{"name": "TANDEM_AGENT_URL", "value": ""}]},
+        {"volumeMounts": [{"name": "own", "mountPath": "/var/run/secrets/tandem.gpu"}]},
+    ],
+)
+def test_who_has_set_a_part_of_it_is_left_alone(own):
+    spec = admit(pod(container(gpus="1", **own)))["spec"]
+    assert HOST_IP not in spec["containers"][0]["env"]
+    assert "volumes" not in spec
+
+
+def test_nothing_is_set_for_progress_where_it_is_switched_off():
+    spec = admit(pod(), config=AdmissionConfig(agent_port=0))["spec"]
+    assert spec["containers"][0]["env"] == [DEVICES]
+    assert "volumes" not in spec
+
+
+def test_the_helper_reads_what_is_set():
+    assert (
+        names.AGENT_URL_ENV,
+        f"{names.TOKEN_FOLDER}/{names.TOKEN_NAME}",
+    ) == (progress.AGENT_URL, progress.TOKEN_PATH)
 
 
 def host_path(path):
@@ -278,7 +327,7 @@ def test_a_stock_pod_in_an_adopted_namespace_gets_whole_gpus():
     assert resources == {"limits": {names.RESOURCE: "2"}, "requests": {names.RESOURCE: "2"}}
     assert adopted["metadata"]["annotations"] == {names.EXCLUSIVE: "true"}
     assert adopted["spec"]["schedulerName"] == "tandem-scheduler"
-    assert adopted["spec"]["containers"][0]["env"] == [DEVICES]
+    assert adopted["spec"]["containers"][0]["env"] == [DEVICES, *PROGRESS]
 
 
 def test_a_stock_pod_without_any_annotations():

@@ -102,5 +102,8 @@ affinity:
   "public" (dict "namespace" $namespace "service_names" (prepend .Values.webhook.serviceNames $service))
   "leader" (dict "namespace" $namespace)
 -}}
-{{- mergeOverwrite (deepCopy .Values.scheduler.extender.config) $ours | toYaml -}}
+{{- $config := mergeOverwrite (deepCopy .Values.scheduler.extender.config) $ours -}}
+{{- $admission := get $config "admission" | default dict -}}
+{{- $port := ternary .Values.agent.port 0 .Values.agent.progress -}}
+{{- set $config "admission" (set $admission "agent_port" $port) | toYaml -}}
 {{- end }}
