@@ -21,8 +21,8 @@ from tandem.policy.equations.horus import RTX_2080, slowdown_over_commit
 from tandem.policy.job import UNKNOWN, Job
 from tandem.policy.units import Floats
 from tandem.simulator.cluster import Nodes
-from tandem.simulator.engine import Outcome
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import MemoryCourse, Truth
 
 TESTBED = Nodes(3, 4, "RTX2080", 8.0)

@@ -10,8 +10,9 @@ from pathlib import Path
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import Job
 from tandem.simulator.cluster import Nodes, gpu_arrays
-from tandem.simulator.engine import Engine, Outcome
+from tandem.simulator.engine import Engine
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import Truth
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"

@@ -19,8 +19,8 @@ from benchmarks.tables import markdown
 from tandem.policy.job import UNKNOWN, Job
 from tandem.policy.units import Floats
 from tandem.simulator.cluster import Nodes
-from tandem.simulator.engine import Outcome
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import MemoryCourse, Truth
 from tandem.simulator.world import with_reserved_classes
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from tandem.simulator.engine import Outcome
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import Truth
 
 

@@ -12,9 +12,10 @@ from tandem.errors import TandemError
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.simulator.cluster import Nodes, gpu_arrays
-from tandem.simulator.engine import Engine, Outcome
+from tandem.simulator.engine import Engine
 from tandem.simulator.gavel import load_matrix
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.report import Report, report
 from tandem.simulator.world import World, measured_world, plain_world
 

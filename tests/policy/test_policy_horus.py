@@ -9,8 +9,9 @@ from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
 from tandem.policy.ordering.fair import WeightedFair
 from tandem.simulator.cluster import Nodes, gpu_arrays
-from tandem.simulator.engine import Engine, Outcome
+from tandem.simulator.engine import Engine
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import MemoryCourse, Truth
 
 

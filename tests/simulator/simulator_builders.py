@@ -12,8 +12,9 @@ from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import Job
 from tandem.policy.jobs import History
 from tandem.simulator.cluster import gpu_arrays, parse_cluster
-from tandem.simulator.engine import Engine, Outcome
+from tandem.simulator.engine import Engine
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import MemoryCourse, Truth
 from tandem.simulator.world import plain_world, with_reserved_classes
 

@@ -1,0 +1,73 @@
+"""The events of a simulation on a heap; those of a job are void once it has changed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What happens; of events at one time, the lower kind comes first."""
+
+    END = 0
+    ARRIVE = 1
+    CROSS = 2
+    PROMOTE = 3
+    OOM = 4
+    TICK = 5
+    ADJUST = 6
+
+
+_OF_A_JOB = (Kind.END, Kind.CROSS, Kind.PROMOTE)
+
+
+class Events:
+    """What is expected, soonest first.
+
+    An event of a job, or of a GPU's memory, carries the version that its job or GPU had when it was
+    expected; `void_job` and `void_row` raise the version, so that it is passed over.
+    """
+
+    def __init__(self, jobs: int, rows: int) -> None:
+        self._heap: list[tuple[float, int, int, int]] = []
+        self._job = [0] * jobs
+        self._row = [0] * rows
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    @property
+    def next_s(self) -> float:
+        """When something is expected next."""
+        return self._heap[0][0]
+
+    def expect(self, at_s: float, kind: Kind, index: int = 0) -> None:
+        """Expect an event of job or GPU `index`; never, where `at_s` is infinite."""
+        if at_s == float("inf"):
+            return
+        version = 0
+        if kind in _OF_A_JOB:
+            version = self._job[index]
+        elif kind is Kind.OOM:
+            version = self._row[index]
+        heapq.heappush(self._heap, (at_s, kind, index, version))
+
+    def void_job(self, job: int) -> None:
+        """From now on, what was expected of a job does not come."""
+        self._job[job] += 1
+
+    def void_row(self, row: int) -> None:
+        """From now on, what was expected of a GPU's memory does not come."""
+        self._row[row] += 1
+
+    def due(self, now_s: float) -> Iterator[tuple[Kind, int]]:
+        """Take out what is due, one by one, also what becomes due on the way."""
+        while self._heap and self._heap[0][0] == now_s:
+            _, number, index, version = heapq.heappop(self._heap)
+            kind = Kind(number)
+            if kind in _OF_A_JOB and version != self._job[index]:
+                continue
+            if kind is Kind.OOM and version != self._row[index]:
+                continue
+            yield kind, index

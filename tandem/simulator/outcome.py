@@ -1,0 +1,49 @@
+"""What happened in one run, job by job and over time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from tandem.policy.jobs import JobArrays
+from tandem.policy.units import Floats, Ints
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened, job by job and over time."""
+
+    submit_s: Floats
+    end_s: Floats
+    gpus: Ints
+    duration_s: Floats
+    run_s: Floats  # (jobs,) wall time on GPUs
+    overhead_s: Floats  # (jobs,) solo seconds redone: resumes, work lost to OOM
+    preemptions: Ints
+    migrations: Ints  # (jobs,) moves: stopped and started elsewhere at once
+    ooms: Ints
+    busy_gpu_s: float = 0.0  # GPUs with at least one job, over time
+    max_gpus_used: int = 0
+    rounds: int = 0
+    times_s: list[float] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    in_use: list[int] = field(default_factory=list)
+    decisions: list[tuple[float, str, str, tuple[int, ...]]] = field(default_factory=list)
+
+    @classmethod
+    def before(cls, arrays: JobArrays, duration_s: Floats) -> Self:
+        """Return the outcome when nothing has happened yet."""
+        count = len(arrays)
+        return cls(
+            submit_s=arrays.arrived_s,
+            end_s=np.full(count, np.nan),
+            gpus=arrays.gpus,
+            duration_s=duration_s.copy(),
+            run_s=np.zeros(count),
+            overhead_s=np.zeros(count),
+            preemptions=np.zeros(count, dtype=np.int64),
+            migrations=np.zeros(count, dtype=np.int64),
+            ooms=np.zeros(count, dtype=np.int64),
+        )

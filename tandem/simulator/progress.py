@@ -1,0 +1,206 @@
+"""What running jobs do in truth: how fast they are, when they end, when memory runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tandem.policy.board import Board
+from tandem.policy.jobs import JobArrays
+from tandem.policy.ordering.base import KeyOrder
+from tandem.policy.units import Floats
+from tandem.simulator.events import Events, Kind
+from tandem.simulator.outcome import Outcome
+from tandem.simulator.truth import OOM_AT_ONCE_S, PEAK_WINDOW_S, Truth
+
+
+class Progress:
+    """Keeps the rows of running jobs in `JobArrays` true, and expects what will become of them.
+
+    `left` is what each job still has to do, in solo seconds, (jobs,).
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        left: Floats,
+        truth: Truth,
+        order: KeyOrder,
+        events: Events,
+        outcome: Outcome,
+        rng: np.random.Generator,
+    ) -> None:
+        self.rows: dict[int, tuple[int, ...]] = {}  # of each running job
+        self._board = board
+        self._arrays: JobArrays = board.arrays
+        self._left = left
+        self._left_at_start = left.copy()
+        self._truth = truth
+        self._order = order
+        self._events = events
+        self._outcome = outcome
+        self._rng = rng
+        self._widest_node = int(np.bincount(board.gpus.node).max())
+        # Where nobody can slow or kill anybody, there are no speeds to keep up to date.
+        self._sharing = (
+            truth.interferes
+            or bool(np.isfinite(truth.memory_gib).any())
+            or truth.spread_slowdown is not None
+        )
+
+    def begin(self, job: int, rows: tuple[int, ...]) -> None:
+        """Start a job; `refresh` sets its speed where it is not alone."""
+        arrays, now = self._arrays, self._board.now_s
+        arrays.running[job] = True
+        arrays.speed[job] = 1.0
+        arrays.since_s[job] = now
+        arrays.first_started_s[job] = min(arrays.first_started_s[job], now)
+        self._left_at_start[job] = self._left[job]
+        self.rows[job] = rows
+        self._truth = self._truth.accumulating(job, self._board.jobs[job].accumulation_steps)
+        self._events.void_job(job)
+        self._expect(job)
+
+    def end(self, job: int) -> set[int]:
+        """End a job that has done all; return the GPUs that it leaves."""
+        self.settle(job)
+        self._arrays.running[job] = False
+        self._events.void_job(job)
+        return set(self.rows.pop(job))
+
+    def suspend(self, job: int) -> tuple[int, ...]:
+        """Stop a job that goes back to the queue; its resume costs. Return the GPUs it leaves."""
+        self.settle(job)
+        arrays, now = self._arrays, self._board.now_s
+        cost = self._truth.preemption_cost_s
+        self._left[job] += cost
+        arrays.remaining_at_since[job] += cost
+        self._outcome.overhead_s[job] += cost
+        arrays.running[job] = False
+        arrays.speed[job] = 0.0
+        arrays.waiting_since_s[job] = now
+        self._events.void_job(job)
+        executed = float(arrays.service_at_since[job] / arrays.gpus[job])
+        self._events.expect(now + self._order.promote_after_s(executed), Kind.PROMOTE, job)
+        return self.rows.pop(job)
+
+    def settle(self, job: int) -> None:
+        """Write down what a running job has done until now."""
+        arrays, now = self._arrays, self._board.now_s
+        passed = now - float(arrays.since_s[job])
+        done = passed * float(arrays.speed[job])
+        gained = passed * int(arrays.gpus[job])
+        self._left[job] -= done
+        arrays.remaining_at_since[job] -= done
+        arrays.attained_at_since[job] += gained
+        arrays.service_at_since[job] += gained
+        arrays.since_s[job] = now
+        self._outcome.run_s[job] += passed
+
+    def cross(self, job: int) -> float:
+        """Note that a job's service has come to a threshold; return that service, GPU-seconds."""
+        self.settle(job)
+        # The event is due exactly at the threshold: rounding must not leave it just below.
+        service = self._order.next_level_gpu_s(float(self._arrays.service_at_since[job]) - 1e-6)
+        self._arrays.service_at_since[job] = service
+        self._expect_crossing(job)
+        return service
+
+    def refresh(self, rows: set[int]) -> None:
+        """Set the speed of all jobs on `rows`, and draw when their memory will run over."""
+        if not self._sharing:
+            return
+        jobs = {job for row in rows for job in self._board.residents_of[row]}
+        for job in sorted(jobs):
+            speed = self._speed(job)
+            if speed != self._arrays.speed[job]:
+                self.settle(job)
+                self._arrays.speed[job] = speed
+                self._events.void_job(job)
+                self._expect(job)
+        for row in sorted(rows):
+            self._events.void_row(row)
+            residents = self._board.residents_of[row]
+            if len(residents) < 2:
+                continue
+            chance = self._truth.overflow(row, residents)
+            if chance > 0:
+                wait = OOM_AT_ONCE_S
+                if chance < 1:
+                    wait += float(self._rng.geometric(chance) - self._rng.random()) * PEAK_WINDOW_S
+                self._events.expect(self._board.now_s + wait, Kind.OOM, row)
+
+    def out_of_memory(self, row: int) -> set[int]:
+        """Kill the worker whose allocation failed, and with it its gang; it loses its run.
+
+        Return the GPUs that it leaves; none where nobody shares the GPU any more.
+        """
+        board = self._board
+        residents = board.residents_of[row]
+        if len(residents) < 2:
+            return set()
+        victim = self._victim(row, residents)
+        self.settle(victim)
+        self._outcome.ooms[victim] += 1
+        lost = self._left_at_start[victim] - self._left[victim]
+        self._outcome.overhead_s[victim] += lost
+        self._left[victim] += lost
+        capacity = float(board.gpus.memory_capacity_gib[row])
+        others = besides(residents, victim)
+        available = capacity - sum(board.jobs[j].memory_base_gib for j in others)
+        job = board.jobs[victim]
+        board.remove(victim)
+        # Its need is at least what was there ([Horus] 4.4); it runs alone, so that no profile,
+        # however blind to memory, can send it into the same wall again.
+        base = max(job.memory_base_gib, available - job.memory_peak_extra_gib)
+        board.jobs[victim] = replace(job, memory_base_gib=base, exclusive=True)
+        return set(self.suspend(victim))
+
+    def _victim(self, row: int, residents: Sequence[int]) -> int:
+        """Return who asks last: one of those in a peak, or the newcomer where bases do not fit."""
+        memory = self._truth.memory
+        room = self._truth.memory_gib[row] - sum(memory[j].base_gib for j in residents)
+        if room < 0 or self._truth.overflow(row, residents) >= 1.0:
+            return residents[-1]
+        peaks = [memory[j].peak_extra_gib for j in residents]
+        chances = np.array(peaks) * [memory[j].peak_probability for j in residents]
+        return residents[int(self._rng.choice(len(residents), p=chances / chances.sum()))]
+
+    def _speed(self, job: int) -> float:
+        rows, truth = self.rows[job], self._truth
+        speed = min(
+            (
+                truth.speed(job, besides(residents, job))
+                for row in rows
+                if len(residents := self._board.residents_of[row]) > 1
+            ),
+            default=1.0,
+        )
+        if truth.stretch is not None:
+            speed /= float(truth.stretch[job])
+        if truth.spread_slowdown is not None and len(rows) > 1:
+            nodes = len(np.unique(self._board.gpus.node[list(rows)]))
+            if nodes > -(-len(rows) // self._widest_node):
+                speed /= 1 + float(truth.spread_slowdown[job])
+        return speed
+
+    def _expect(self, job: int) -> None:
+        left = max(float(self._left[job]), 0.0)
+        at_s = self._board.now_s + left / float(self._arrays.speed[job])
+        self._events.expect(at_s, Kind.END, job)
+        self._expect_crossing(job)
+
+    def _expect_crossing(self, job: int) -> None:
+        service = float(self._arrays.service_at_since[job])
+        wanted = self._order.next_level_gpu_s(service) - service
+        at_s = self._board.now_s + wanted / int(self._arrays.gpus[job])
+        self._events.expect(at_s, Kind.CROSS, job)
+
+
+def besides(residents: Sequence[int], job: int) -> list[int]:
+    """Return the neighbours of one worker of `job`: workers of its own job count as others do."""
+    neighbours = list(residents)
+    neighbours.remove(job)
+    return neighbours
