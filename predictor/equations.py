@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from predictor.gpus import GIB, GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures
+from tandem.policy.equations.horus import gpu_memory_bytes
 
 START_UP_BYTES = int(1.5 * GIB)
 
@@ -33,17 +34,13 @@ def horus_memory_bytes(
     gradient_bytes: float,
     start_up_bytes: float = START_UP_BYTES,
 ) -> float:
-    """Return the GPU memory that training takes: (B * A + P) + B * G + delta.
+    """Return the GPU memory that training takes, [Horus] Eq. (2), in bytes.
 
-    Symbols: B = `batch_size`; A = `activation_bytes` and G = `gradient_bytes`, both per sample;
-    P = `parameter_bytes`; delta = `start_up_bytes` (CUDA context, libraries, workspaces). Bytes.
-
-    Source: [Horus] Eq. (2).
+    Activations and gradients are per sample; `start_up_bytes` is what the CUDA context, libraries
+    and workspaces take.
     """
-    return (
-        (batch_size * activation_bytes + parameter_bytes)
-        + batch_size * gradient_bytes
-        + start_up_bytes
+    return gpu_memory_bytes(
+        batch_size, activation_bytes, parameter_bytes, gradient_bytes, start_up_bytes
     )
 
 

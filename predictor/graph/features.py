@@ -7,11 +7,14 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from predictor.errors import GraphError, Refusal
 from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, infer, load
 from predictor.graph.totals import Totals, sum_over_graphs
 from predictor.sequence import FURTHER_LENGTHS, scaling
 from tandem.contracts.resources import GraphFeatures
+from tandem.policy.equations.tiresias import tensor_skew
 
 _MAX_FLOPS = 1e21
 _MAX_BYTES = 2.0**62
@@ -64,7 +67,10 @@ def _extract(graph: bytes, sizes: SymbolSizes, limits: GraphLimits) -> GraphFeat
 
 def _features(inferred: InferredModel, totals: Totals, sizes: SymbolSizes) -> GraphFeatures:
     batch = inferred.graph_batch
-    skew = totals.largest_bytes / totals.parameter_bytes if totals.parameter_bytes else 0.0
+    skew = 0.0  # of a model without parameters, which has nothing to exchange
+    if totals.parameter_bytes:
+        largest, total = np.array(totals.largest_bytes), np.array(totals.parameter_bytes)
+        skew = float(tensor_skew(largest, total))
     return GraphFeatures(
         flops=totals.flops / batch,
         backward_flops=totals.backward_flops / batch,

@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 
 from tandem.policy.equations.gittins import GittinsIndex
+from tandem.policy.equations.tiresias import attained_service_gpu_s
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -80,9 +81,8 @@ class JobArrays:
         return left
 
     def _gained_gpu_s(self, rows: Ints, now_s: float) -> Floats:
-        gained: Floats = np.where(
-            self.running[rows], self.gpus[rows] * (now_s - self.since_s[rows]), 0.0
-        )
+        since = attained_service_gpu_s(self.gpus[rows], now_s - self.since_s[rows])
+        gained: Floats = np.where(self.running[rows], since, 0.0)
         return gained
 
 

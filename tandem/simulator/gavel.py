@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.errors import TandemError
+from tandem.policy.equations.horus import slowdown
 from tandem.policy.units import Bools, Floats
 from tandem.simulator.truth import MemoryCourse
 
@@ -37,14 +38,15 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
     try:
         table = json.loads(path.read_text())[gpu]
         names = tuple(name for name in table if not name.startswith("(") or name.endswith(", 1)"))
-        slowdown = np.full((len(names), len(names)), np.inf)
+        found = np.full((len(names), len(names)), np.inf)
         for i, name in enumerate(names):
             solo = float(table[name]["null"])
             for j, other in enumerate(names):
                 own, theirs = (float(rate) for rate in table[name].get(other, (0, 0)))
                 if own > 0 and theirs > 0:
-                    # Rates are capped in the file, and noisy: nobody is sped up by a neighbour.
-                    slowdown[i, j] = max(solo / own - 1, 0.0)
+                    # Rates, so times are upside down. They are capped in the file, and noisy:
+                    # nobody is sped up by a neighbour.
+                    found[i, j] = slowdown(np.array(solo), np.array(own))
     except OSError as error:
         raise TandemError(f"cannot read {path}: {error.strerror}", "Check --truth.") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -53,8 +55,8 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
             'Wanted: {"v100": {"model a": {"null": solo, "model b": [a\'s, b\'s]}}}, steps/s.',
         ) from error
     # A pair is out of memory on both sides or on none.
-    slowdown[np.isinf(slowdown.T)] = np.inf
-    return PairMatrix(names, slowdown)
+    found[np.isinf(found.T)] = np.inf
+    return PairMatrix(names, found)
 
 
 def draw_memory(

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.board import Board
+from tandem.policy.equations.horus import slowdown
 from tandem.policy.equations.ojpp import device_interference, ewma
 from tandem.policy.job import Placing
 from tandem.policy.pipeline import Pipeline
@@ -79,7 +80,7 @@ def measured_interference(board: Board) -> Floats:
     job, predicted = gpus.residents[row, slot], gpus.resident_slowdown[row, slot]
     slowest = device_interference(job, predicted, len(board.jobs))
     blamed = predicted >= slowest[job]
-    measured = 1 / board.arrays.speed[job[blamed]] - 1
+    measured = slowdown(np.array(1.0), board.arrays.speed[job[blamed]])
     return device_interference(row[blamed], measured, len(gpus))
 
 

@@ -1,10 +1,10 @@
-"""[OJPP] what a device and a job suffer from sharing, who is easy to place, what a repair costs."""
+"""[OJPP] what a device and a job suffer from sharing, who is easy to place."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tandem.policy.units import Bools, Floats, Ints
+from tandem.policy.units import Floats, Ints
 
 
 def device_interference(device: Ints, slowdown: Floats, devices: int) -> Floats:
@@ -89,23 +89,3 @@ def gregariousness(peak_probability: Floats) -> Floats:
     top = np.arange(len(p)) == int(np.argmax(p))
     worst: Floats = p * np.where(top, second, first)
     return worst
-
-
-def within_budget(cost: Floats, budget: float) -> Bools:
-    """Return which moves are made when each is charged to one budget, in the given order.
-
-    Symbols: c_i = `cost`, c-bar = `budget`, in one unit of the caller's choice (here GiB to save
-    and to load). A move that would pass the budget is left out; later, cheaper ones may still be
-    made. Shapes: (moves,) -> (moves,).
-
-    Worked: costs 3, 4, 2 with a budget of 6: the first and the third.
-
-    Source: [OJPP] Eq. (19). Differs: Alg. 4 compares each cost alone with the bound; the sum is
-    what Eq. (19) bounds, so the running total is charged.
-    """
-    made = np.zeros(len(cost), dtype=np.bool_)
-    left = budget
-    for i, c in enumerate(cost.tolist()):
-        made[i] = c <= left
-        left -= c * made[i]
-    return made

@@ -51,7 +51,8 @@ def mean_completion_s(
     still win.
     """
     left = first_s - start_s
-    first_alone_s, second_alone_s = left * first_ratio, second_s * second_ratio
+    first_alone_s = stretched_s(left, first_ratio)
+    second_alone_s = stretched_s(second_s, second_ratio)
     together = np.minimum(first_alone_s, second_alone_s)  # until one of the two has ended
     first_end = start_s + together + (left - together / first_ratio)
     second_end = start_s + together + (second_s - together / second_ratio)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from tandem.policy.units import Bools, Floats, Ints
+from tandem.policy.units import Floats, Ints
 
 
-def las_priority(gpus: Ints, run_s: Floats) -> Floats:
-    """Return minus the attained service; the highest goes first.
+def attained_service_gpu_s(gpus: Ints, run_s: Floats) -> Floats:
+    """Return the service that a job gains by running; who has attained least goes first.
 
-    Symbols: W_J = `gpus`, t_J = `run_s`, the time it has run so far. Shapes: (jobs,) -> (jobs,),
-    in GPU-seconds.
+    Symbols: W_J = `gpus`, t_J = `run_s`, the time it runs; the priority is -W_J t_J. Shapes:
+    (jobs,) -> (jobs,), in GPU-seconds.
 
-    Worked: 4 GPUs for 100 s: -400, behind 8 GPUs for 40 s: -320.
+    Worked: 4 GPUs for 100 s: 400, behind 8 GPUs for 40 s: 320.
 
     Source: [Tiresias] 3.2.1.
     """
-    priority: Floats = -(gpus * run_s)
-    return priority
+    service: Floats = gpus * run_s
+    return service
 
 
 def queue_level(service_gpu_s: Floats, thresholds_gpu_s: Floats) -> Ints:
@@ -34,24 +34,23 @@ def queue_level(service_gpu_s: Floats, thresholds_gpu_s: Floats) -> Ints:
     return np.searchsorted(thresholds_gpu_s, service_gpu_s, side="right")
 
 
-def starving(
-    waited_s: Floats, executed_s: Floats, promote_knob: float, starve_limit_s: float = 0.0
-) -> Bools:
-    """Return whose wait is long enough to go back to the first queue.
+def promotion_wait_s(
+    executed_s: Floats, promote_knob: float, starve_limit_s: float = 0.0
+) -> Floats:
+    """Return after which wait a job has starved and goes back to the first queue.
 
-    Symbols: delta_J = `waited_s` and t_J = `executed_s`, both since the last promotion. An
+    Symbols: t_J = `executed_s`, since the last promotion; delta_J >= the answer promotes. An
     infinite knob never promotes, nor is a job promoted that never ran. Shapes: (jobs,), seconds.
 
-    Worked: knob 8, executed 60 s: not after 479 s, after 480 s.
+    Worked: knob 8, executed 60 s: 480 s; with a limit of 600 s: 600 s; never executed: infinite.
 
     Source: [Tiresias] 3.3.3, Alg. 1 line 6. Differs: the text has a knob and the listing a limit;
     both must be reached.
     """
-    if np.isinf(promote_knob):
-        return np.zeros(len(waited_s), dtype=np.bool_)
-    enough = (waited_s >= promote_knob * executed_s) & (waited_s >= starve_limit_s)
-    promoted: Bools = enough & (executed_s > 0)
-    return promoted
+    with np.errstate(invalid="ignore"):
+        due = np.maximum(promote_knob * np.asarray(executed_s), starve_limit_s)
+    wait: Floats = np.where(np.asarray(executed_s) > 0, due, np.inf)
+    return wait
 
 
 def tensor_skew(largest_tensor_bytes: Floats, model_bytes: Floats) -> Floats:

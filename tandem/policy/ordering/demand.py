@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tandem.policy.equations.ojpp import gregariousness
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.units import Floats, Ints
@@ -24,7 +25,7 @@ class Decreasing(KeyOrder):
 class Gregarious(KeyOrder):
     """Lowest gregariousness first, max over queued q of collision(i, q); ties by demand.
 
-    A pair's collision is p_i p_q, so the order is that of the peak probability.
+    The two most gregarious jobs tie with each other: the lower chance of a peak goes first.
     Source: [OJPP] Alg. 3.
     """
 
@@ -33,5 +34,6 @@ class Gregarious(KeyOrder):
     def keys(
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History
     ) -> tuple[Floats | Ints, ...]:
-        """Return the probability of a peak, then minus the utilisation."""
-        return (jobs.peak_probability[rows], -jobs.gpu_utilisation[rows])
+        """Return the gregariousness, the probability of a peak, then minus the utilisation."""
+        chance = jobs.peak_probability[rows]
+        return (gregariousness(chance), chance, -jobs.gpu_utilisation[rows])

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from tandem.policy.equations.gittins import fixed_quantum_index
-from tandem.policy.equations.tiresias import queue_level
+from tandem.policy.equations.tiresias import promotion_wait_s, queue_level
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.ports import OrderState
@@ -50,7 +50,8 @@ class Queues(KeyOrder):
         """
         if self.promote_knob is None:
             return float("inf")
-        return max(self.promote_knob * executed_s, self.starve_limit_s)
+        wait = promotion_wait_s(np.array(executed_s), self.promote_knob, self.starve_limit_s)
+        return float(wait)
 
     def keys(
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History
