@@ -10,7 +10,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench results lock fmt clean generate sbom audit
+.PHONY: help setup check test demo bench chaos soak results lock fmt clean generate sbom audit
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -46,6 +46,14 @@ demo: $(READY) ## Twelve jobs on simulated GPUs, without a cluster
 bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,000 pods
 	@$(BIN)/python -m benchmarks.verbs
 	@$(BIN)/python -m benchmarks.queue
+
+chaos: $(READY) ## docs/chaos.md: every fault with its full counts on a real control plane (half a day)
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/python -m benchmarks.chaos
+
+soak: $(READY) ## docs/soak.md: a day of jobs in an hour; memory and descriptors of the services
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/python -m benchmarks.soak --page docs/soak.md
 
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m benchmarks.results

@@ -9,6 +9,7 @@ from scheduler_extender import faults
 from scheduler_extender.foresight import Foresight
 from scheduler_extender.gangs import KINDS, above, gang_size, kind_of, workload_of
 from scheduler_extender.pods import PodInfo
+from scheduler_extender.quotas import ENDLESS
 from scheduler_extender.records import GpuJobRecord
 from scheduler_extender.registry import Gang
 from scheduler_extender.writes import Writer
@@ -35,6 +36,8 @@ class Births:
             # The webhook refuses these; a pod that came past it is told, and waits.
             await self._writer.say(pod, "InvalidAnnotation", str(error), "Warning")
             return
+        if workload.kind in ENDLESS:
+            demand = demand.model_copy(update={"exclusive": True})
         spec = GPUJobSpec(
             workload=workload,
             demand=demand,

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from scheduler_extender.admission import AdmissionConfig
+from scheduler_extender.quota_config import Quota, once_each
 from tandem.contracts import names
 from tandem.errors import TandemError
 from tandem.policy.catalog import Profile, load_profile
@@ -106,7 +115,8 @@ class QueueConfig(Section):
     costs; whoever is to give way must have had more service than who waits by that times its GPUs.
     `partial_gang_s`: a gang of which only a part has got a place is released whole after that.
     `reserve_after_s`: who has waited longest, and so long, has GPUs kept free.
-    `history_jobs`: finished jobs from which a Gittins order learns.
+    `history_jobs`: finished jobs from which a Gittins order learns. `quotas`: what namespaces may
+    have of the GPUs; `quota_window_s` is the time of which their `gpu_seconds` speak.
     """
 
     plan_life_s: Seconds = 30.0
@@ -116,6 +126,8 @@ class QueueConfig(Section):
     partial_gang_s: Seconds = 60.0
     reserve_after_s: Seconds = 1800.0
     history_jobs: Annotated[int, Field(ge=0, le=5000)] = 1000
+    quotas: Annotated[tuple[Quota, ...], AfterValidator(once_each)] = ()
+    quota_window_s: Seconds = 604_800.0
 
 
 class LearningConfig(Section):

@@ -1,7 +1,9 @@
-"""Points at which a test may have the process killed, to see that the next one goes on from there.
+"""Points at which a test may have the process killed or stopped, to see how others go on.
 
-Off unless `TANDEM_FAULT` names a point, as `POINT` or `POINT:N` for the N-th time that it is
-reached. SIGKILL is what it says: nothing is flushed, nothing is closed.
+Off unless `TANDEM_FAULT` is set: to `POINT`, `POINT:N` for the N-th time that it is reached, and
+`POINT:N:stop` to be stopped (SIGSTOP) there instead of killed; or to `@FILE`, a file that may hold
+any of these at any time and vanishes when it has had its effect. SIGKILL is what it says: nothing
+is flushed, nothing is closed.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 VARIABLE = "TANDEM_FAULT"
 
@@ -24,17 +27,35 @@ POINTS = (
     "service-before", "service-after",
 )  # fmt: skip
 
-_wanted, _, _times = os.environ.get(VARIABLE, "").partition(":")
-_left = int(_times or 1)
+_setting = os.environ.get(VARIABLE, "")
+_file = Path(_setting[1:]) if _setting.startswith("@") else None
+_reached: dict[str, int] = {}  # wanted fault -> how often its point was reached
 _lock = threading.Lock()
 
 
 def reach(point: str) -> None:
-    """Die here if this is the point and the time that was asked for."""
-    global _left
-    if point != _wanted:
+    """Die or stop here if this is the point and the time that was asked for."""
+    if not _setting:
         return
     with _lock:
-        _left -= 1
-        if _left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        wanted = _wanted()
+        name, _, rest = wanted.partition(":")
+        if name != point:
+            return
+        times, _, how = rest.partition(":")
+        _reached[wanted] = _reached.get(wanted, 0) + 1
+        if _reached[wanted] != int(times or 1):
+            return
+        if _file is not None:
+            _file.unlink()
+            _reached.clear()
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+
+
+def _wanted() -> str:
+    if _file is None:
+        return _setting
+    try:
+        return _file.read_text().strip()
+    except FileNotFoundError:
+        return ""

@@ -39,6 +39,11 @@ class Learned:
         self._history = History()
         self._learned_from = 0
 
+    @property
+    def namespace(self) -> str | None:
+        """Where it is kept; None: in memory alone."""
+        return self._namespace
+
     def take(self, record: GpuJobRecord) -> None:
         """Learn from a GPUJob that has ended; those that failed say nothing of their size."""
         status = record.status
@@ -83,7 +88,7 @@ class Learned:
             return
         body = {
             "metadata": {"name": NAME, "namespace": self._namespace},
-            "data": {_KEY: json.dumps(self._services)},
+            "data": {**(stored.get("data") or {}), _KEY: json.dumps(self._services)},
         }
         try:
             if stored:

@@ -17,6 +17,7 @@ from scheduler_extender.config import QueueConfig
 from scheduler_extender.gangs import Kind, kind_of
 from scheduler_extender.jobs import seconds
 from scheduler_extender.pods import PodInfo
+from scheduler_extender.quotas import ENDLESS
 from scheduler_extender.records import GpuJobRecord, Key
 from scheduler_extender.registry import Gang
 from scheduler_extender.selectors import selects
@@ -57,6 +58,8 @@ class Preempter:
             return never
         status, holders = record.status, gang.holders()
         if not record.spec.demand.checkpoint or not method_of(record):
+            return never
+        if record.spec.workload.kind in ENDLESS:
             return never
         since = status.running_since or status.started_at
         if since is None or not holders or any(pod.deleting for pod in holders):

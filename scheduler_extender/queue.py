@@ -28,6 +28,7 @@ from scheduler_extender.predictions import Predictor
 from scheduler_extender.preemption import Preempter
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue_metrics import QueueMetrics
+from scheduler_extender.quota_accounts import Accounts
 from scheduler_extender.reconcile import Reconciler
 from scheduler_extender.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.registry import Gang, Registry
@@ -95,6 +96,9 @@ class Controller:
         self._gates = Gates(self._writer, clock)
         self._telling = Telling(self._writer, clock)
         self._learned = learned or Learned(None, settings.history_jobs)
+        self._accounts = Accounts(
+            settings, self.registry, self.standings, clock, self._learned.namespace
+        )
         self.rounds = Rounds(
             state=state,
             registry=self.registry,
@@ -104,6 +108,7 @@ class Controller:
             writer=self._writer,
             preempter=self._preempter,
             learned=self._learned,
+            accounts=self._accounts,
             telling=self._telling,
             avoiding=self._avoiding,
             metrics=self.metrics,
@@ -216,6 +221,7 @@ class Controller:
         self._pricing.step()
         await self.evictions.step()
         await self._learned.save(self._writer, self._clock())
+        await self._accounts.step(self._writer)
         if self._waiters.starts:
             await self.rounds.plan()
 

@@ -16,6 +16,9 @@ from scheduler_extender.planning import Planner
 from scheduler_extender.preemption import Preempter
 from scheduler_extender.questions import Answer, GivesWay, Question, Verdict, Victim
 from scheduler_extender.queue_metrics import QueueMetrics
+from scheduler_extender.quota_accounts import Accounts
+from scheduler_extender.quota_round import plan_within
+from scheduler_extender.quotas import Turn
 from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang, Registry
 from scheduler_extender.standing import Standings
@@ -42,6 +45,7 @@ class Rounds:
         writer: Writer,
         preempter: Preempter,
         learned: Learned,
+        accounts: Accounts,
         telling: Telling,
         avoiding: Avoiding,
         metrics: QueueMetrics,
@@ -57,6 +61,7 @@ class Rounds:
         self._writer = writer
         self._preempter = preempter
         self._learned = learned
+        self._accounts = accounts
         self._telling = telling
         self._metrics = metrics
         self._avoiding = avoiding
@@ -74,7 +79,7 @@ class Rounds:
         began = time.perf_counter()
         try:
             answer, to_tell, starving = await asyncio.to_thread(
-                self._think, question, tell, self._clock()
+                self._think, question, self._accounts.turn(), tell, self._clock()
             )
         finally:
             self._work.go()
@@ -87,10 +92,10 @@ class Rounds:
         self._tell(to_tell)
 
     def _think(
-        self, question: Question, tell: Chooser, now_s: float
+        self, question: Question, turn: Turn, tell: Chooser, now_s: float
     ) -> tuple[Answer, dict[Key, ToTell], list[Key]]:
         """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
-        answer = self._planner.plan(question)
+        answer = plan_within(question, turn, self._planner.plan)
         told = tell(answer.waiting, answer.explain)
         return answer, told, self._standings.starving(now_s)
 

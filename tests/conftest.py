@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,13 +53,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Show the ends of the plane's logs beside a test that failed on it."""
+    """Show what its planes looked like, and the ends of their logs, beside a test that failed."""
     report = yield
-    plane = getattr(item, "funcargs", {}).get("control_plane")
-    if report.failed and plane is not None:
-        for process in plane.processes.values():
-            report.sections.append((f"log of {process.name}", process.log_tail()))
+    if report.failed:
+        for plane in planes_of(getattr(item, "funcargs", {}).values()):
+            report.sections.append(("the control plane", plane.diagnosis()))
+            for process in plane.processes.values():
+                report.sections.append((f"log of {process.name}", process.log_tail(40)))
     return report
+
+
+def planes_of(fixtures: Iterable[object]) -> list[ControlPlane]:
+    """Return the planes among a test's fixtures, or that one of them holds as `plane`."""
+    found: dict[int, ControlPlane] = {}
+    for fixture in fixtures:
+        for each in fixture if isinstance(fixture, tuple) else (fixture,):
+            for one in (each, getattr(each, "plane", None), getattr(each, "cluster", None)):
+                plane = getattr(one, "plane", one)
+                if hasattr(plane, "diagnosis"):
+                    found[id(plane)] = plane
+    return list(found.values())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -130,7 +130,12 @@ class Installation:
         self._await_ready(process, f"{self.predictor_url}/readyz")
         return process
 
-    def start_extender(self, settings: Settings, name: str = "extender") -> Process:
+    def start_extender(
+        self,
+        settings: Settings,
+        name: str = "extender",
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
         """Install the webhook's configuration and start the extender, which fills it in."""
         given = self.settings("scheduler", "extender")
         public = {"host": "127.0.0.1", "port": self._ports["public"]}
@@ -150,7 +155,7 @@ class Installation:
                 webhook["clientConfig"]["service"]["port"] = self._ports["public"]
             self.plane.apply(webhooks)
         process = self.plane.run(
-            name, [sys.executable, "-m", "scheduler_extender", "--config", str(path)]
+            name, [sys.executable, "-m", "scheduler_extender", "--config", str(path)], env=env
         )
         self._await_ready(process, f"{self.verbs_url}/readyz")
         return process

@@ -15,6 +15,7 @@ import yaml
 
 from tandem.controlplane import binaries, components
 from tandem.controlplane.access import ADMIN, Access
+from tandem.controlplane.diagnosis import diagnosis
 from tandem.controlplane.nodes import Node, create_nodes
 from tandem.controlplane.processes import Process, free_port
 from tandem.controlplane.scratch import Scratch
@@ -216,6 +217,22 @@ class ControlPlane:
         query = {"watch": "1", "resourceVersion": resource_version, "timeoutSeconds": "1"}
         lines = self.http.get(path, params=query).raise_for_status().text.splitlines()
         return [json.loads(line) for line in lines]
+
+    def diagnosis(self) -> str:
+        """Return in words what waits on this plane, what is on its way out, and the last events."""
+        return diagnosis(self.http)
+
+    def await_gone(self, namespace: str, *, timeout_s: float = 300.0) -> None:
+        """Wait until a namespace that has been deleted is gone; the error says what keeps it."""
+        path = f"/api/v1/namespaces/{namespace}"
+        try:
+            wait_until(
+                lambda: self.http.get(path).status_code == httpx.codes.NOT_FOUND,
+                f"namespace {namespace} is gone",
+                timeout_s=timeout_s,
+            )
+        except TandemError as error:
+            raise TandemError(f"{error.message}\n{self.diagnosis()}") from error
 
     def add_node(
         self,

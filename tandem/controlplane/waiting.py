@@ -17,7 +17,7 @@ def wait_until(
     condition: Callable[[], T],
     what: str,
     *,
-    timeout_s: float = 30.0,
+    timeout_s: float = 120.0,
     poll_s: float = _POLL_S,
 ) -> T:
     """Call `condition` until its result is true, and return that.

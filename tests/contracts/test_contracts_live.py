@@ -27,7 +27,7 @@ def definitions(control_plane):
         control_plane.kubectl(
             "wait",
             "--for=condition=Established",
-            "--timeout=30s",
+            "--timeout=120s",
             f"crd/{definition.manifest()['metadata']['name']}",
         )
     return control_plane

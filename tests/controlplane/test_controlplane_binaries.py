@@ -157,7 +157,7 @@ def test_a_second_builder_waits_for_the_first_and_finds_all_done(with_go: Path) 
         if not waiting.is_set():
             if other.ident is None:
                 other.start()
-            assert waiting.wait(20)
+            assert waiting.wait(60)
 
     build.build(let_the_other_wait)
     other.join(20)

@@ -117,7 +117,7 @@ def test_a_job_runs_to_its_end(control_plane: ControlPlane, namespace: str) -> N
     short = {"kwok.tandem.gpu/run-duration": "300ms"}
     create(control_plane, namespace, job("train", short, completions=2, parallelism=2))
     control_plane.kubectl(
-        "wait", "job/train", "-n", namespace, "--for=condition=Complete", "--timeout=30s"
+        "wait", "job/train", "-n", namespace, "--for=condition=Complete", "--timeout=120s"
     )
     pods = control_plane.get("pods", "-n", namespace)["items"]
     assert [p["status"]["phase"] for p in pods] == ["Succeeded"] * 2
@@ -175,7 +175,7 @@ def test_an_evicted_pod_is_replaced_only_after_it_has_failed(
         "metadata": {"name": first, "namespace": namespace},
     }
     control_plane.http.post(f"{path}/{first}/eviction", json=eviction).raise_for_status()
-    wait_until(lambda: running() not in ("", first), "a replacement runs", timeout_s=60)
+    wait_until(lambda: running() not in ("", first), "a replacement runs")
 
     events = control_plane.events_since(path, version)
     failed = [
@@ -252,7 +252,7 @@ def test_two_schedulers_under_host_names_of_their_own_elect_one(
         leader = wait_until(holder, "one is elected")
         other = {"left": "right", "right": "left"}[leader]
         control_plane.processes[leader].kill()
-        wait_until(lambda: holder() == other, f"{other} takes over", timeout_s=60)
+        wait_until(lambda: holder() == other, f"{other} takes over")
     finally:
         for name in ("left", "right"):
             control_plane.processes.pop(name).kill()
@@ -293,7 +293,7 @@ def test_up_status_and_down_at_the_command_line(
 
 def test_a_node_that_kubectl_made_becomes_ready(control_plane: ControlPlane) -> None:
     control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "by-hand"}})
-    control_plane.kubectl("wait", "node/by-hand", "--for=condition=Ready", "--timeout=30s")
+    control_plane.kubectl("wait", "node/by-hand", "--for=condition=Ready", "--timeout=120s")
     control_plane.kubectl("delete", "node", "by-hand")
 
 

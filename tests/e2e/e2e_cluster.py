@@ -142,7 +142,7 @@ class TandemCluster:
         pods = self.plane.get("pods", "-n", namespace, "-l", f"job-name={job}")["items"]
         return pods[0] if pods else None
 
-    def running(self, namespace: str, job: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    def running(self, namespace: str, job: str, timeout_s: float = 120.0) -> dict[str, Any]:
         def now() -> dict[str, Any] | None:
             pod = self.pod_of(namespace, job)
             return pod if pod and pod["status"].get("phase") == "Running" else None

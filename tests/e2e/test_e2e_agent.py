@@ -212,7 +212,7 @@ def test_who_outgrew_its_prediction_is_evicted_and_its_next_run_asks_for_more(
 
     host.runs(greedy, 58)
     began = time.monotonic()
-    wait_until(lambda: site.is_going(greedy), "the greedy pod is evicted", timeout_s=10.0)
+    wait_until(lambda: site.is_going(greedy), "the greedy pod is evicted")
     print(f"evicted after {time.monotonic() - began:.1f} s")
     host.ends(greedy)
 
@@ -229,7 +229,7 @@ def test_who_outgrew_its_prediction_is_evicted_and_its_next_run_asks_for_more(
         new = [pod for pod in pods if pod["metadata"]["uid"] != greedy["metadata"]["uid"]]
         return new[0]["spec"].get("nodeName", "") if new else ""
 
-    assert wait_until(again, "the next run is placed", timeout_s=60.0) == other.name
+    assert wait_until(again, "the next run is placed") == other.name
     assert site.load(namespace, "greedy") == load
 
 
@@ -271,9 +271,7 @@ def test_a_lost_gpu_takes_no_new_work_until_it_has_been_well_for_a_while(
     (resident,) = site.pair(namespace, "a", "resident")
     began = time.monotonic()
     host.is_lost(True)
-    wait_until(
-        lambda: host.report()["health"] == "Quarantined", "it is quarantined", timeout_s=15.0
-    )
+    wait_until(lambda: host.report()["health"] == "Quarantined", "it is quarantined")
     print(f"quarantined after {time.monotonic() - began:.1f} s")
     site.starts(namespace, "new", "a")
     site.waits(namespace, "new", "quarantined")
@@ -297,7 +295,7 @@ def test_where_an_agent_is_silent_nothing_new_is_shared(site: Site, namespace: s
     finally:
         host.agent.resume()
     began = time.monotonic()
-    site.cluster.running(namespace, "joins", timeout_s=15.0)
+    site.cluster.running(namespace, "joins")
     print(f"shared again after {time.monotonic() - began:.1f} s")
 
 
@@ -344,7 +342,7 @@ def test_agent_measures_on_while_the_api_server_is_away_and_tells_of_it_without_
     first = time.monotonic()
     print(f"reported {first - back:.1f} s after the return")
     assert site.still_runs(innocent)
-    wait_until(lambda: site.is_going(greedy), "the greedy pod is evicted", timeout_s=60.0)
+    wait_until(lambda: site.is_going(greedy), "the greedy pod is evicted")
     print(f"evicted {time.monotonic() - back:.1f} s after the return")
     host.ends(greedy)
     time.sleep(max(0.0, first + 10 - time.monotonic()))

@@ -61,7 +61,6 @@ def phase_is(cluster: TandemCluster, namespace: str, name: str, phase: str) -> N
     wait_until(
         lambda: gpujob(cluster, namespace, name).get("phase") == phase,
         f"{name} is {phase}",
-        timeout_s=60,
     )
 
 
@@ -159,7 +158,6 @@ def test_a_disruption_budget_is_respected_and_named(cluster: TandemCluster) -> N
             in gpujob(cluster, namespace, "short").get("message", "")
         ),
         "the one that waits is told of the budget",
-        timeout_s=30,
     )
     assert cluster.running(namespace, "long")["metadata"]["uid"] == pod["metadata"]["uid"]
     cluster.remove(namespace)

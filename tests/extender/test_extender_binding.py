@@ -101,7 +101,7 @@ class Bench:
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
     def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 20))
+        asyncio.run(asyncio.wait_for(test(), 60))
 
     run.__name__, run.__doc__ = test.__name__, test.__doc__
     return run
@@ -200,7 +200,7 @@ def test_an_answer_that_got_lost_is_found_out_and_the_retry_succeeds(watching: b
         assert bench.assigned("p") == ("n0", "a")
         assert bench.state.gpus.jobs[bench.state.node_rows("n0")].tolist() == [1, 0]
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 @scenario

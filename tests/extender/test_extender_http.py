@@ -38,7 +38,7 @@ async def extender() -> AsyncIterator[tuple[Service, MemoryCluster, httpx.AsyncC
 
 def story(test):
     def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 20))
+        asyncio.run(asyncio.wait_for(test(), 60))
 
     run.__name__ = test.__name__
     return run

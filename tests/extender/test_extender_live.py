@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections import Counter
@@ -87,7 +88,7 @@ async def extender(api: KubeClient) -> AsyncIterator[tuple[Service, httpx.AsyncC
             transport=httpx.ASGITransport(verbs_app(service)), base_url="http://verbs"
         ) as http,
     ):
-        await asyncio.wait_for(service.feed.wait_ready(), 20)
+        await asyncio.wait_for(service.feed.wait_ready(), 60)
         service.binder._may_bind = lambda: True
         yield service, http
 
@@ -118,6 +119,10 @@ async def schedule(http: httpx.AsyncClient, created: dict, nodes: list[str]) -> 
         "Node": filtered["NodeNames"][0],
     }
     return (await http.post("/bind", json=binding)).json()["Error"]
+
+
+def nothing_held(service: Service) -> Callable[[], bool]:
+    return lambda: not sum(service.state.ledger.counts().values())
 
 
 def assignments(client: KubeClient, namespace: str) -> list[tuple[str, str]]:
@@ -210,6 +215,34 @@ def test_a_lost_answer_a_lost_request_and_a_late_one(client, nodes, namespace, c
 
     asyncio.run(story())
     assert len(assignments(reader, namespace)) == 2
+
+
+def test_dropped_answers_lead_to_one_assignment_each(client, nodes, namespace, control_plane):
+    """Five here, 200 in `make chaos`; every second one is lost on its way there, not back."""
+    count = max(5, round(200 * float(os.environ.get("TANDEM_CHAOS", "0"))))
+    (where,) = nodes(1, gpus=2)
+    reader = KubeClient.load(control_plane.kubeconfig())
+    dropped = 0
+
+    def answer_lost(done: Callable[[], None]) -> None:
+        nonlocal dropped
+        dropped += 1
+        if dropped % 2:
+            done()
+        raise unreachable("read timed out", maybe_done=True)
+
+    async def story() -> None:
+        async with extender(client) as (service, http):
+            for number in range(count):
+                made = create(client, namespace, f"p{number}")
+                client.faults = [answer_lost]
+                assert await schedule(http, made, [where]) == ""
+                assert len(assignments(reader, namespace)) == 1
+                client.delete(PODS, f"p{number}", namespace, grace_period_s=0)
+                await asyncio.to_thread(wait_until, nothing_held(service), "nothing is held")
+
+    asyncio.run(story())
+    assert dropped == count
 
 
 def test_a_touch_of_another_pod_of_the_same_name_is_refused(client, namespace):

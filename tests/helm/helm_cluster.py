@@ -81,7 +81,7 @@ class ChartCluster:
         return self.pod_of(namespace, job)["status"].get("phase") == "Running"
 
     def await_run(self, namespace: str, job: str) -> dict[str, Any]:
-        wait_until(lambda: self.runs(namespace, job), f"{job} runs", timeout_s=60)
+        wait_until(lambda: self.runs(namespace, job), f"{job} runs")
         return self.pod_of(namespace, job)
 
     def keep_busy(self, pod: dict[str, Any]) -> None:

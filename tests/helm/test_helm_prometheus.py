@@ -139,7 +139,7 @@ def prometheus(cluster: ChartCluster) -> Prometheus:
             or cluster.submit(team, f"another-{free_port()}")
         ),
         "a binding is counted",
-        timeout_s=60,
+        timeout_s=180,
         poll_s=10,
     )
     return found

@@ -73,7 +73,7 @@ def test_to_the_previous_chart_and_back_under_a_stream_of_jobs(
         }
         return all(jobs[name].get("succeeded") for name in names_of_jobs)
 
-    wait_until(done, f"all {len(names_of_jobs)} jobs have ended well", timeout_s=120, poll_s=1)
+    wait_until(done, f"all {len(names_of_jobs)} jobs have ended well", timeout_s=240, poll_s=1)
     assert len(names_of_jobs) >= 5
     assert bindings(cluster, "refused") == refused
     assert not [
@@ -130,6 +130,13 @@ def stream(cluster: ChartCluster, namespace: str) -> Iterator[list[str]]:
         thread.join(60)
 
 
+def uninstall(cluster: ChartCluster) -> None:
+    """Uninstall the chart, if it is installed, and end the services: their accounts are gone."""
+    cluster.installation.helm("uninstall", RELEASE, "--ignore-not-found")
+    for name in ("agent-n0", names.SCHEDULER_NAME, "extender", "predictor"):
+        cluster.plane.processes[name].terminate()
+
+
 def test_uninstall_leaves_running_pods_and_names_those_that_wait(cluster: ChartCluster) -> None:
     plane, team = cluster.plane, cluster.team()
     cluster.submit(team, "fits", memory="1Gi")
@@ -138,7 +145,7 @@ def test_uninstall_leaves_running_pods_and_names_those_that_wait(cluster: ChartC
     cluster.submit(team, "too-large", memory="500Gi")
     wait_until(lambda: cluster.pod_of(team, "too-large")["spec"], "the pod that waits is there")
 
-    cluster.installation.helm("uninstall", RELEASE)
+    uninstall(cluster)
     assert cluster.runs(team, "fits")
     left = plane.get("mutatingwebhookconfigurations,validatingadmissionpolicies")["items"]
     assert left == []
@@ -155,8 +162,8 @@ def test_uninstall_leaves_running_pods_and_names_those_that_wait(cluster: ChartC
 def test_examples_and_plain_manifests_are_accepted(cluster: ChartCluster) -> None:
     """Without Helm, on the definitions that Helm has left behind."""
     plane, team = cluster.plane, cluster.team()
-    gone = f"namespace/{names.AGENT_NAMESPACE}"
-    plane.kubectl("wait", "--for=delete", gone, "--timeout=120s")
+    uninstall(cluster)
+    plane.await_gone(names.AGENT_NAMESPACE)
     plane.kubectl(
         "apply", "--server-side", "--force-conflicts", "-k", str(ROOT / "deploy" / "manifests")
     )

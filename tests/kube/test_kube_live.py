@@ -91,7 +91,7 @@ def test_a_binding_carries_the_annotation_in_the_same_update_as_the_node(
 
     reflector = Reflector(admin, PODS, take, namespace=namespace)
     reflector.start()
-    assert reflector.synced.wait(30)
+    assert reflector.synced.wait(60)
     pod = make_pod(admin, namespace, "bound")
     uid, version = pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
     devices = {"tandem.gpu/visible-devices": "GPU-1,GPU-2"}
@@ -108,7 +108,7 @@ def test_a_binding_carries_the_annotation_in_the_same_update_as_the_node(
     with pytest.raises(errors.Conflict):
         admin.bind(namespace, "bound", "bind-node", uid=uid)
 
-    assert done.wait(30)
+    assert done.wait(60)
     reflector.stop()
     assert set(seen) == {(None, None), ("bind-node", "GPU-1,GPU-2")}
 
@@ -157,7 +157,7 @@ def test_the_mirror_follows_selectors_and_outlives_the_api_server(control_plane,
     for name in ("a", "b"):
         admin.create(CONFIG_MAPS, {"metadata": {"name": name, **labels}}, namespace)
     reflector.start()
-    assert reflector.synced.wait(30)
+    assert reflector.synced.wait(60)
     assert present == {"a", "b"}
     control_plane.processes["kube-apiserver"].restart()
     control_plane.wait_ready()

@@ -48,7 +48,7 @@ def post(url, body, token="token-of-a", path="/v1/progress"):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url + path, body, headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -171,7 +171,7 @@ def test_step_reaches_the_agent(helper, served, monkeypatch, tmp_path):
     for _ in range(100):
         helper.step()
     helper.step(20)
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     assert "uid-a" in taken.rates()
 
 
@@ -189,7 +189,7 @@ def test_step_survives_an_agent_that_is_away_and_a_missing_token(helper, monkeyp
 
     monkeypatch.setattr(helper, "_post", post_and_note)
     helper.step()
-    assert tried.wait(10)
+    assert tried.wait(60)
     tried.clear()
-    assert tried.wait(10), "it goes on trying"
+    assert tried.wait(60), "it goes on trying"
     helper.step()

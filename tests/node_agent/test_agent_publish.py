@@ -111,7 +111,7 @@ class Away:
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -125,7 +125,7 @@ def test_return_of_the_api_server_sees_one_write_of_the_newest_report(monkeypatc
     for used in range(1, 30):
         publisher.submit(status(used=used * GIB))
         if used == 1:
-            assert writer.tried.wait(10)
+            assert writer.tried.wait(60)
     wait_for(lambda: publisher.failed >= 2)
     writer.there.set()
     wait_for(lambda: writer.written)
@@ -139,7 +139,7 @@ def test_stop_does_not_wait_for_an_api_server_that_is_away():
     publisher = Publisher("n0", writer)
     publisher.start()
     publisher.submit(status())
-    assert writer.tried.wait(10)
+    assert writer.tried.wait(60)
     publisher.stop(timeout_s=10)
     assert not publisher._thread.is_alive()
 

@@ -21,7 +21,7 @@ def plane(control_plane):
         manifest = definition.manifest()
         control_plane.apply(manifest)
         control_plane.kubectl(
-            "wait", "--for=condition=Established", "--timeout=30s",
+            "wait", "--for=condition=Established", "--timeout=120s",
             f"crd/{manifest['metadata']['name']}",
         )  # fmt: skip
     return control_plane

@@ -254,7 +254,7 @@ def test_the_extender_s_account_may_do_what_the_extender_does(
     for mirror in mirrors:
         mirror.start()
     for mirror in mirrors:
-        assert mirror.synced.wait(30), mirror.name
+        assert mirror.synced.wait(60), mirror.name
         mirror.stop()
 
     control_plane.add_node("rights")

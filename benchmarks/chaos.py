@@ -1,0 +1,167 @@
+"""`make chaos`: everything that repeats a fault, with its full counts; the report is docs/chaos.md.
+
+Each suite is a run of pytest of its own. What it showed is kept in docs/chaos.json beside the
+commit, so that suites may be run on different days; the page has the latest run of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import markdown
+
+ROOT = Path(__file__).parent.parent
+KEPT, PAGE = ROOT / "docs" / "chaos.json", ROOT / "docs" / "chaos.md"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A run of pytest, and what it shows."""
+
+    name: str
+    shows: str
+    tests: tuple[str, ...]
+
+
+E2E = "tests/e2e/test_e2e"
+SUITES = (
+    Suite("binding", "killed while it binds; deletions that nobody was told of; a server away",
+          (f"{E2E}_chaos.py",)),
+    Suite("answers", "64 pods for 16 GPUs; answers to Bindings lost",
+          ("tests/extender/test_extender_live.py",)),
+    Suite("takeover", "two pairs: the leader's stopped, killed, cut off, its extender hung",
+          (f"{E2E}_takeover.py",)),
+    Suite("storms", "410, 500 and 503 to every request", ("tests/kube/test_kube_storms.py",)),
+    Suite("points", "killed at twenty points of admission, binding and preemption, with a gang",
+          (f"{E2E}_queue_faults.py",)),
+    Suite("starvation", "a stream of short jobs", (f"{E2E}_starvation.py",)),
+    Suite("agents", "silent agents, memory outgrown, a lost GPU", (f"{E2E}_agent.py",)),
+    Suite("restarts", "every component restarted in turn under load", (f"{E2E}_story.py",)),
+    Suite("upgrade", "the chart upgraded and rolled back under a stream of jobs",
+          ("tests/helm/test_helm_upgrade.py",)),
+    Suite("hostile", "malformed and hostile models",
+          ("tests/predictor/test_predictor_hostile.py",)),
+)  # fmt: skip
+
+
+def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
+    """Run a suite with `share` of the full counts; return what it showed."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "lines"
+        env = {
+            **os.environ,
+            "TANDEM_CHAOS": str(share),
+            "TANDEM_CHAOS_RECORD": str(lines),
+            "TANDEM_SEED": seed,
+            "TANDEM_API_AWAY_S": str(max(60, round(300 * share))),
+        }
+        began = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-n0", "-q", "-rs", *suite.tests]
+        answer = subprocess.run(
+            command, cwd=ROOT, env=env, text=True, capture_output=True, check=False
+        )
+        print(answer.stdout[-6000:], answer.stderr[-2000:], sep="\n")
+        shown = (
+            [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+        )
+    return {
+        "suite": suite.name,
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, "
+        f"Python {platform.python_version()}",
+        "share": share,
+        "seed": seed,
+        "wall_s": round(time.monotonic() - began),
+        "outcome": _outcome(answer.stdout),
+        "passed": answer.returncode == 0,
+        "shown": shown,
+    }
+
+
+def _git(*args: str) -> str:
+    answer = subprocess.run(("git", *args), cwd=ROOT, text=True, capture_output=True, check=False)
+    return answer.stdout.strip()
+
+
+def _outcome(output: str) -> str:
+    """Return pytest's last line, without the time."""
+    last = next((line for line in reversed(output.splitlines()) if " in " in line), "did not end")
+    return last.strip("= ").rpartition(" in ")[0] or last
+
+
+def page(kept: dict[str, dict[str, Any]]) -> str:
+    """Return the report."""
+    parts = [
+        "# Under fault",
+        "Written by `make chaos` (`python -m benchmarks.chaos`) from docs/chaos.json. Measured on "
+        "a real control plane (etcd, API server, controller manager, kube-scheduler; kwok plays "
+        "the kubelets) with the services as processes. `make test` repeats each fault a few times "
+        "with a seed that it prints; here are the larger counts. Times are medians in seconds, "
+        "with the largest. A share of 1 is the full count; what is below it was cut short.",
+    ]
+    known = [suite for suite in SUITES if suite.name in kept]
+    rows = [
+        [
+            suite.name, suite.shows, each["outcome"], f"{each['share']:g}", each["seed"],
+            each["commit"] + ("+" if each["changed"] else ""), each["when"], f"{each['wall_s']} s",
+        ]
+        for suite in known
+        for each in (kept[suite.name],)
+    ]  # fmt: skip
+    parts.append(
+        markdown(["suite", "faults", "outcome", "share", "seed", "commit", "UTC", "took"], rows)
+    )
+    parts.append(f"Machine: {'; '.join(sorted({each['machine'] for each in kept.values()}))}.")
+    shown = [
+        [line["check"], line["what"], str(line["repeats"]), _figures(line["figures"])]
+        for suite in known
+        for line in kept[suite.name]["shown"]
+    ]
+    parts += ["## What was shown", markdown(["check", "fault", "repeats", "figures"], shown)]
+    missing = [suite.name for suite in SUITES if suite.name not in kept]
+    if missing:
+        parts.append(f"Not run yet with these counts: {', '.join(missing)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _figures(figures: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in figures.items())
+
+
+def main() -> int:
+    """Run the suites that were asked for, keep what they showed, write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
+    parser.add_argument("--share", type=float, default=1.0, help="of the full counts; 1: all")
+    parser.add_argument("--only", nargs="*", choices=[suite.name for suite in SUITES])
+    parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**6)))
+    options = parser.parse_args()
+    passed = True
+    for suite in SUITES:
+        if options.only is not None and suite.name not in options.only:
+            continue
+        print(f"--- {suite.name}, share {options.share:g}, seed {options.seed}", flush=True)
+        result = run(suite, options.share, options.seed)
+        passed &= result["passed"]
+        kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        kept[suite.name] = result
+        KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        PAGE.write_text(page(kept))
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

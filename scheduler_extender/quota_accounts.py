@@ -1,0 +1,71 @@
+"""Where the quotas' figures come from: what each open gang holds, wants and has used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.quota_usage import Usage
+from scheduler_extender.quotas import ENDLESS, Stake, Turn
+from scheduler_extender.records import Key
+from scheduler_extender.registry import Gang, Registry
+from scheduler_extender.standing import Standing, Standings
+from scheduler_extender.writes import Writer
+
+
+class Accounts:
+    """The account of each cycle, and the GPU-seconds that go on in between."""
+
+    def __init__(
+        self,
+        settings: QueueConfig,
+        registry: Registry,
+        standings: Standings,
+        clock: Callable[[], float],
+        namespace: str | None,
+    ) -> None:
+        self._quotas = settings.quotas
+        self._counts = any(quota.gpu_seconds is not None for quota in settings.quotas)
+        self._registry = registry
+        self._standings = standings
+        self._clock = clock
+        self._usage = Usage(namespace, settings.quota_window_s)
+
+    async def step(self, writer: Writer) -> None:
+        """Count the time that has passed; nothing is done where no quota speaks of time."""
+        if not self._counts:
+            return
+        now, running = self._clock(), Counter[str]()
+        for key in self._standings.placed:
+            running[key[0]] += self._standings.of[key].rate
+        self._usage.advance(now, running)
+        await self._usage.save(writer, now)
+
+    def turn(self) -> Turn:
+        """Return the account with which a cycle begins."""
+        if not self._quotas:
+            return Turn()
+        stakes: dict[Key, Stake] = {}
+        for key, standing in self._standings.of.items():
+            gang = self._registry.gangs.get(key)
+            if gang is not None:
+                stakes[key] = _stake(gang, standing)
+        return Turn(self._quotas, stakes, self._usage.used(self._clock()))
+
+
+def _stake(gang: Gang, standing: Standing) -> Stake:
+    """Count the pods that hold GPUs or are planned; one start where the plan is being written."""
+    record = gang.record
+    assert record is not None
+    live = {uid: pod for uid, pod in gang.pods.items() if not pod.finished}
+    pods = {*standing.holders, *(place.uid for place in record.plan)}
+    held = sum(live[uid].gpus for uid in pods if uid in live)
+    if standing.placed and not held:
+        held = standing.job.gpus
+    return Stake(
+        held=held,
+        wants=standing.job.gpus,
+        endless=record.spec.workload.kind in ENDLESS,
+        leaving=sum(live[uid].gpus for uid in standing.leaving if uid in live),
+    )

@@ -1,0 +1,52 @@
+"""GPUs of many nodes without an agent for each: GPUNodes as agents would have written them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import httpx
+
+from tandem.contracts import names
+from tandem.errors import TandemError
+
+_PATH = f"/apis/{names.API_VERSION}/gpunodes"
+_MEMORY_BYTES = 80 << 30
+_PARALLEL_REQUESTS = 8
+
+
+def report_gpus(http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int = 2) -> None:
+    """Create a GPUNode with `gpus` healthy 80 GiB GPUs for each node, by an administrator's client.
+
+    Nobody repeats the reports: give the extender a `stale_after_s` that is longer than the test.
+    """
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+    def report(node: str) -> None:
+        status = {
+            "observedAt": now,
+            "gpus": [
+                {
+                    "uuid": f"GPU-{node}-{index}",
+                    "index": index,
+                    "model": "NVIDIA A100-SXM4-80GB",
+                    "memoryBytes": _MEMORY_BYTES,
+                    "shares": shares,
+                    "health": "Healthy",
+                }
+                for index in range(gpus)
+            ],
+        }
+        head = {"apiVersion": names.API_VERSION, "kind": "GPUNode", "metadata": {"name": node}}
+        patch = {"Content-Type": "application/merge-patch+json"}
+        for answer in (
+            http.post(_PATH, json={**head, "spec": {}}),
+            http.patch(f"{_PATH}/{node}/status", json={"status": status}, headers=patch),
+        ):
+            if answer.is_error:
+                raise TandemError(f"GPUNode {node} was refused: {answer.json()['message']}")
+
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        for _ in pool.map(report, nodes):
+            pass  # asking for a result raises what went wrong

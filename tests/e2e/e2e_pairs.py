@@ -1,0 +1,206 @@
+"""Two pairs of kube-scheduler and extender, what a kubelet does for them, and who did what."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from scheduler_extender.faults import VARIABLE
+from tandem.contracts import names
+from tandem.controlplane import ControlPlane, Process, wait_until
+from tandem.controlplane.installation import MANIFESTS, Installation
+from tandem.controlplane.wire import Wire
+
+ROOT = Path(__file__).parents[2]
+GRACE_S = 30.0  # a pod's default
+ACCOUNT = f"system:serviceaccount:{names.NAMESPACE}:tandem-scheduler"
+#: Everything that the account of both pairs writes, and with what outcome.
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "None", "resources": [{"group": "events.k8s.io"}]},
+        {"level": "Metadata", "users": [ACCOUNT]},
+        {"level": "None"},
+    ],
+}  # fmt: skip
+
+
+class Pair:
+    """A kube-scheduler and its extender: a host name and a line to the API server of their own."""
+
+    def __init__(self, plane: ControlPlane, folder: Path, name: str, address: str) -> None:
+        self.plane, self.name, self.address = plane, name, address
+        folder.mkdir()
+        self.folder = folder
+        self.installation = Installation(plane, folder)
+        self.wire = Wire(int(plane.url.rpartition(":")[2]), source=address)
+        self.fault = folder / "fault"
+
+    def start(self) -> None:
+        account = self._account()
+        settings = {"leader": {"hostname": self.name}, "kubeconfig": str(account)}
+        self.extender = self.installation.start_extender(
+            settings, name=f"extender-{self.name}", env={VARIABLE: f"@{self.fault}"}
+        )
+        config = yaml.safe_load((MANIFESTS / "scheduler.yaml").read_text())
+        config["extenders"][0]["urlPrefix"] = self.installation.verbs_url
+        self.scheduler = self.plane.start_scheduler(
+            f"scheduler-{self.name}", config=config, kubeconfig=account, hostname=self.name
+        )
+
+    def _account(self) -> Path:
+        """Return the kubeconfig of the account that both share, by way of our wire."""
+        path = self.plane.service_account_kubeconfig(names.NAMESPACE, "tandem-scheduler")
+        document = yaml.safe_load(path.read_text())
+        document["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.wire.port}"
+        mine = self.folder / "kubeconfig"
+        mine.write_text(yaml.safe_dump(document))
+        return mine
+
+    @property
+    def processes(self) -> tuple[Process, Process]:
+        return self.scheduler, self.extender
+
+    def revive(self) -> None:
+        """Start both anew, as a kubelet sees to it, and wait until they stand by."""
+        self.fault.unlink(missing_ok=True)
+        for process in self.processes:
+            process.terminate()
+            process.start()
+        url = f"{self.installation.verbs_url}/readyz"
+        wait_until(lambda: answers(url), f"the extender of {self.name} is ready", timeout_s=120)
+        self.plane.wait_scheduler(self.scheduler.name)
+
+    def leads(self) -> bool:
+        return holder(self.plane).startswith(f"{self.name}_")
+
+
+def stopped(process: Process) -> bool:
+    """Tell whether a process stands still (SIGSTOP)."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def answers(url: str, timeout_s: float = 2.0) -> bool:
+    try:
+        return httpx.get(url, timeout=timeout_s, trust_env=False, verify=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def holder(plane: ControlPlane) -> str:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases/{names.LEASE_NAME}"
+    answer = plane.http.get(path)
+    return (answer.json()["spec"].get("holderIdentity") or "") if answer.is_success else ""
+
+
+@contextlib.contextmanager
+def kubelet(pair: Pair) -> Iterator[None]:
+    """Probe both containers of a pair as its manifest asks, and start again what fails.
+
+    A container that does not end at SIGTERM is killed after the grace period, as a hung one is.
+    """
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=_keep, args=(pair, process, probe, over), daemon=True)
+        for process, probe in zip(pair.processes, liveness(), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(GRACE_S + 10)
+
+
+def liveness() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the liveness probes of kube-scheduler and extender in the manifests that we ship."""
+    documents = yaml.safe_load_all((ROOT / "deploy" / "manifests" / "tandem.yaml").read_text())
+    spec = next(
+        one["spec"]["template"]["spec"]
+        for one in documents
+        if one and (one["kind"], one["metadata"]["name"]) == ("Deployment", "tandem-scheduler")
+    )
+    found = {
+        container["name"]: container["livenessProbe"]
+        for container in (*spec["containers"], *spec["initContainers"])
+    }
+    return found["kube-scheduler"], found["extender"]
+
+
+def _keep(pair: Pair, process: Process, probe: dict[str, Any], over: threading.Event) -> None:
+    # Both ask the extender: it is its health that the scheduler's life hangs on.
+    assert probe["httpGet"]["path"] == "/healthz"
+    assert str(probe["httpGet"]["port"]) in ("8443", "https")
+    url = f"{pair.installation.public_url}/healthz"
+    failed = 0
+    while not over.wait(probe["periodSeconds"]):
+        failed = 0 if answers(url, probe.get("timeoutSeconds", 1)) else failed + 1
+        if failed >= probe.get("failureThreshold", 3):
+            _end(process, over)
+            if over.is_set():
+                return
+            process.start()
+            failed = 0
+
+
+def _end(process: Process, over: threading.Event) -> None:
+    process.send(signal.SIGTERM)
+    until = time.monotonic() + GRACE_S
+    while process.running and time.monotonic() < until:
+        if over.wait(0.1):
+            return
+    process.kill()
+
+
+@dataclass(frozen=True)
+class Act:
+    """A write that one of the pairs asked of the API server."""
+
+    address: str  # by which wire
+    when: str  # RFC 3339 with microseconds, when its outcome was known
+    verb: str
+    what: str  # resource/subresource
+    name: str
+    code: int
+
+    @property
+    def took_effect(self) -> bool:
+        return self.code < 300
+
+
+def acts(audit_log: Path) -> list[Act]:
+    """Return all writes of both pairs so far but for Leases, in the order of their outcomes."""
+    found = []
+    for line in audit_log.read_text().splitlines():
+        with contextlib.suppress(ValueError, KeyError):  # a last line that is half written
+            event = json.loads(line)
+            target = event["objectRef"]
+            if target["resource"] == "leases":
+                continue
+            what = "/".join(filter(None, (target["resource"], target.get("subresource"))))
+            found.append(
+                Act(
+                    event["sourceIPs"][0],
+                    event["stageTimestamp"],
+                    event["verb"],
+                    what,
+                    target.get("name", ""),
+                    event["responseStatus"]["code"],
+                )
+            )
+    return sorted(found, key=lambda act: act.when)

@@ -1,0 +1,287 @@
+"""Shares, borrowing and caps of namespaces: the rules, and the controller that keeps to them."""
+
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+from queue_builders import raw_pod
+from test_queue_controller import Cluster, run
+from test_queue_preemption import EAGER, SAVES, tiresias
+
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.history import NAME
+from scheduler_extender.jobs import rfc3339
+from scheduler_extender.quota_config import Quota
+from scheduler_extender.quota_usage import Usage
+from scheduler_extender.quotas import Stake, Turn
+from scheduler_extender.registry import Registry
+from scheduler_extender.writes import Writer
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, JOBS, PODS
+
+A, B = Quota(namespace="a", gpus=2), Quota(namespace="b", gpus=2)
+
+
+def stake(held: int = 0, wants: int = 1, *, endless: bool = False, leaving: int = 0) -> Stake:
+    return Stake(held, wants, endless, leaving)
+
+
+# --- the rules --------------------------------------------------------------------------------
+
+
+def test_without_quotas_the_order_stays_and_nobody_is_refused() -> None:
+    turn = Turn()
+    keys = [("a", "1"), ("b", "2")]
+    assert turn.ranked(keys) == keys
+    assert turn.refusal(("a", "1"), 10**6) == ""
+
+
+def test_who_keeps_within_a_share_goes_before_who_borrows() -> None:
+    stakes = {("a", str(i)): stake() for i in range(4)} | {("b", "late"): stake(wants=2)}
+    ranked = Turn([A, B], stakes).ranked(list(stakes))
+    assert [name for _, name in ranked] == ["0", "1", "late", "2", "3"]
+
+
+def test_what_runs_counts_before_what_waits_and_those_last_in_order_borrow() -> None:
+    stakes = {
+        ("a", "waits"): stake(),
+        ("a", "first"): stake(held=1),
+        ("a", "second"): stake(held=2, wants=2),
+        ("b", "waits"): stake(),
+    }
+    turn = Turn([A, B], stakes)
+    assert [name for _, name in turn.ranked(list(stakes))] == [
+        "first", "waits", "waits", "second",
+    ]  # fmt: skip
+    assert turn.reclaims(("b", "waits"), ("a", "second"))
+    assert not turn.reclaims(("b", "waits"), ("a", "first"))
+    assert not turn.reclaims(("a", "waits"), ("a", "second"))
+
+
+def test_a_namespace_without_a_share_only_borrows_and_the_star_is_for_it() -> None:
+    stakes = {("c", "x"): stake(), ("a", "y"): stake()}
+    assert Turn([A], stakes).ranked(list(stakes)) == [("a", "y"), ("c", "x")]
+    everybody = Quota(namespace="*", gpus=1)
+    assert Turn([A, everybody], stakes).ranked(list(stakes)) == [("c", "x"), ("a", "y")]
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        (Quota(namespace="a", gpus=2, max_gpus=3), "holds 3 GPU(s), and may have 3 at most"),
+        (Quota(namespace="a", gpus=3, borrow=False), "of a share of 3, and may not borrow"),
+        (
+            Quota(namespace="a", gpus=9, gpu_seconds=50, borrow=False),
+            "has had 60 of its 50 GPU-seconds",
+        ),
+        (Quota(namespace="a", endless_gpus=3), "hold 3 GPU(s), and may have 3 at most"),
+    ],
+)
+def test_every_limit_is_kept_and_named(quota: Quota, said: str) -> None:
+    stakes = {("a", "has"): stake(held=3, endless=True), ("a", "wants"): stake(endless=True)}
+    turn = Turn([quota], stakes, {"a": 60.0})
+    assert said in turn.refusal(("a", "wants"), 1)
+    assert Turn([quota], {}, {}).refusal(("a", "wants"), 1) == ""
+
+
+def test_what_a_cycle_gives_away_counts_at_once() -> None:
+    turn = Turn([Quota(namespace="a", max_gpus=2)], {("a", "x"): stake()})
+    assert turn.refusal(("a", "x"), 2) == ""
+    turn.take(("a", "x"), 2)
+    assert turn.refusal(("a", "y"), 1) != ""
+
+
+def test_how_much_a_namespace_must_give_up_first() -> None:
+    quota = Quota(namespace="a", max_gpus=4)
+    assert Turn([quota], {("a", "x"): stake(held=3)}).excess(("a", "y"), 2) == 1
+    going = {("a", "x"): stake(held=3, leaving=3)}
+    assert Turn([quota], going).excess(("a", "y"), 2) == 0
+
+
+def test_settings_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ValidationError, match="max_gpus must be at least gpus"):
+        Quota(namespace="a", gpus=3, max_gpus=2)
+    with pytest.raises(ValidationError, match="two quotas for a"):
+        QueueConfig(quotas=(A, A))
+
+
+# --- GPU-seconds ------------------------------------------------------------------------------
+
+
+def test_usage_is_counted_forgotten_after_the_window_and_not_made_up_for_a_gap() -> None:
+    usage = Usage(None, window_s=240.0)
+    for now in range(1000, 1031, 10):
+        usage.advance(now, {"a": 2})
+    assert usage.used(1030) == {"a": 60.0}
+    usage.advance(1100, {"a": 2})
+    assert usage.used(1100) == {"a": 60.0}
+    assert usage.used(1300) == {}
+
+
+def test_usage_outlives_the_leader_beside_what_was_learned() -> None:
+    api = MemoryCluster()
+    api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {"other": "1"}}, "tandem-system")
+
+    def save(usage: Usage, now_s: float) -> None:
+        registry = Registry(lambda _: None, lambda: now_s)
+        writer = Writer(api, registry, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
+        asyncio.run(usage.save(writer, now_s))
+
+    first = Usage("tandem-system", 2400.0)
+    for now in (1000.0, 1010.0):
+        first.advance(now, {"a": 1})
+    save(first, 1010.0)
+    second = Usage("tandem-system", 2400.0)
+    save(second, 1020.0)
+    assert second.used(1020) == {"a": 10.0}
+    second.advance(1020, {"a": 1})
+    second.advance(1030, {"a": 1})
+    save(second, 1060.0)
+    save(first, 1100.0)
+    assert first.used(1100) == {"a": 20.0}
+    assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]["other"] == "1"
+
+
+# --- the controller ---------------------------------------------------------------------------
+
+
+class Teams(Cluster):
+    """One node of four GPUs; Jobs of several namespaces, each of one pod on whole GPUs."""
+
+    def __init__(self, *quotas: Quota, window_s: float = 1000.0) -> None:
+        settings = EAGER.model_copy(update={"quotas": quotas, "quota_window_s": window_s})
+        super().__init__(profile=tiresias(100.0), settings=settings)
+        self.add_node("n0", gpus=4)
+
+    def submit(self, team: str, name: str, gpus: int = 1, kind: str = "Job") -> None:
+        self.now += 1
+        if kind == "Job":
+            self.api.create(JOBS, {"metadata": {"name": name}, "spec": {}}, team)
+        raw = raw_pod(f"{name}-pod", gpus=gpus, owner=(kind, name), annotations=SAVES)
+        raw["metadata"] |= {"namespace": team, "creationTimestamp": rfc3339(self.now)}
+        if kind == "Job":
+            uid = self.api.get(JOBS, name, team)["metadata"]["uid"]
+            raw["metadata"]["ownerReferences"][0]["uid"] = uid
+        self.api.create(PODS, raw)
+
+    async def pass_s(self, seconds: float) -> None:
+        self.now += seconds
+        self.state.tick(self.now)
+        for _ in range(3):
+            await self.cycle()
+            for pod in self.api.list(PODS):
+                if not pod["spec"].get("nodeName") and not pod["spec"].get("schedulingGates"):
+                    self._run(pod)
+
+    def _run(self, pod: dict) -> None:
+        team, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        places = [
+            place
+            for job in self.api.list(GPU_JOBS)
+            for place in (job["status"].get("plan") or {}).get("pods", ())
+        ]
+        (place,) = [each for each in places if each["uid"] == pod["metadata"]["uid"]]
+        devices = {"tandem.gpu/visible-devices": ",".join(place["gpus"])}
+        self.api.bind(team, name, place["node"], uid=place["uid"], annotations=devices)
+        state = {"running": {"startedAt": rfc3339(self.now)}}
+        status = {"phase": "Running", "containerStatuses": [{"state": state}]}
+        self.api.patch(PODS, name, {"status": status}, team, subresource="status")
+
+    def status(self, team: str, name: str, kind: str = "job") -> dict:
+        return self.api.get(GPU_JOBS, f"{kind}-{name}", team)["status"]
+
+    def phases(self) -> dict[str, str]:
+        return {
+            job["metadata"]["name"].removeprefix("job-"): job["status"]["phase"]
+            for job in self.api.list(GPU_JOBS)
+        }
+
+    async def comes(self, name: str, phase: str) -> None:
+        """Let a few seconds pass until a job has come into a phase."""
+        for _ in range(10):
+            await self.pass_s(1)
+            if self.phases().get(name) == phase:
+                return
+        raise AssertionError(f"{name} is not {phase}: {self.phases()}")
+
+    def ends(self, team: str, name: str) -> None:
+        """Let a Job's pod be gone, as the Job controller does when it is suspended."""
+        self.api.delete(PODS, f"{name}-pod", team)
+
+
+def test_what_nobody_needs_is_lent_and_taken_back_from_who_may_be_preempted() -> None:
+    cluster = Teams(A, B)
+
+    async def scenario() -> None:
+        for name in ("a1", "a2", "a3", "a4"):
+            cluster.submit("a", name)
+            await cluster.comes(name, "Running")
+        cluster.submit("b", "b1")
+        # Nothing but the share speaks for it: neither has had more service than the other's cost.
+        await cluster.comes("a4", "Preempting")
+        phases = cluster.phases()
+        assert [phases[name] for name in ("a1", "a2", "a3", "b1")] == ["Running"] * 3 + ["Queued"]
+        cluster.ends("a", "a4")
+        await cluster.comes("b1", "Running")
+
+    run(scenario)
+
+
+def test_a_cap_refuses_with_its_reason_and_stands_in_nobody_elses_way() -> None:
+    cluster = Teams(Quota(namespace="a", max_gpus=1))
+
+    async def scenario() -> None:
+        for name in ("a1", "a2"):
+            cluster.submit("a", name)
+        cluster.submit("b", "b1", gpus=3)
+        await cluster.comes("b1", "Running")
+        await cluster.comes("a1", "Running")
+        assert cluster.phases()["a2"] == "Queued"
+        message = cluster.status("a", "a2")["message"]
+        assert "namespace a holds 1 GPU(s), and may have 1 at most" in message
+        # Within the namespace the order holds: who has had its share of time gives way.
+        await cluster.pass_s(150)
+        await cluster.comes("a1", "Preempting")
+        cluster.ends("a", "a1")
+        await cluster.comes("a2", "Running")
+        assert cluster.phases()["b1"] == "Running"
+
+    run(scenario)
+
+
+def test_services_and_notebooks_have_a_cap_of_their_own_and_are_never_preempted() -> None:
+    cluster = Teams(Quota(namespace="a", endless_gpus=1))
+
+    async def scenario() -> None:
+        cluster.submit("a", "lab", kind="StatefulSet")
+        cluster.submit("a", "serve", kind="ReplicaSet")
+        cluster.submit("a", "a1", gpus=3)
+        await cluster.comes("a1", "Running")
+        assert cluster.status("a", "lab", "statefulset")["phase"] == "Running"
+        assert "services and notebooks" in cluster.status("a", "serve", "replicaset")["message"]
+        await cluster.pass_s(500)
+        cluster.submit("a", "a2")
+        await cluster.comes("a1", "Preempting")
+        assert cluster.status("a", "lab", "statefulset")["phase"] == "Running"
+
+    run(scenario)
+
+
+def test_who_has_had_its_gpu_seconds_gives_way_to_who_has_not() -> None:
+    cluster = Teams(
+        Quota(namespace="a", gpus=4, gpu_seconds=100), Quota(namespace="b", gpus=4),
+        window_s=24_000,
+    )  # fmt: skip
+
+    async def scenario() -> None:
+        cluster.submit("a", "a1", gpus=4)
+        await cluster.pass_s(1)
+        for _ in range(5):
+            await cluster.pass_s(10)
+        cluster.submit("a", "a2")
+        cluster.submit("b", "b1")
+        await cluster.comes("a1", "Preempting")
+        cluster.ends("a", "a1")
+        await cluster.comes("b1", "Running")
+
+    run(scenario)
