@@ -126,6 +126,9 @@ class Binder:
         Raises:
             KubeError: it certainly has not; the reservation has been given back.
         """
+        annotations = {names.VISIBLE_DEVICES: format_visible_devices(claim.gpus)}
+        if pod.annotations.get(names.ACCUMULATION) == "true":
+            annotations[names.ACCUMULATION_STEPS] = str(claim.job.accumulation_steps)
         try:
             await self._call(
                 self._api.bind,
@@ -134,7 +137,7 @@ class Binder:
                 claim.node,
                 uid=pod.uid,
                 resource_version=pod.resource_version,
-                annotations={names.VISIBLE_DEVICES: format_visible_devices(claim.gpus)},
+                annotations=annotations,
             )
             faults.reach("bind-sent")
         except KubeError as error:

@@ -14,9 +14,10 @@ from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang
 from scheduler_extender.writes import Writer
 from tandem.contracts.prediction import Prediction
-from tandem.contracts.resources import Condition, GPUJobStatus, Phase, Source
+from tandem.contracts.resources import Condition, GPUJobStatus, Load, Phase, Source, SubBatch
 
 PREDICT_AGAIN_S = 30.0
+MOST_HALVINGS = 3  # of a batch, for gradient accumulation
 
 
 class Gpus(Protocol):
@@ -71,6 +72,7 @@ class Foresight:
                     "reason": "Queued",
                     "message": prediction.explanation,
                     "load": prediction.load,
+                    "sub_batches": await self._sub_batches(gang, prediction.load),
                     "queued_at": created,
                     "waiting_since": now,
                     "conditions": self._predicted(status, prediction),
@@ -88,6 +90,39 @@ class Foresight:
         self._gpus.beliefs.of(policy_job("", demand, prediction.load), prediction.load)
         await self._pricing.ask()
         return prediction
+
+    async def _sub_batches(self, gang: Gang, load: Load) -> list[SubBatch]:
+        """Ask what the job would use with its batch halved once, twice and so on.
+
+        Source: [SJF-BSBF] Alg. 2; the time of an iteration is that of its micro-batches.
+        """
+        assert gang.record is not None
+        demand = gang.record.spec.demand
+        if not demand.accumulation or demand.batch_size is None or load.iteration_s is None:
+            return []
+        found: list[SubBatch] = []
+        for halvings in range(1, MOST_HALVINGS + 1):
+            steps = 2**halvings
+            if demand.batch_size % steps:
+                break
+            part = demand.model_copy(
+                update={"batch_size": demand.batch_size // steps, "declared_memory_bytes": None}
+            )
+            said = await self._predictor.predict(gang.key[0], part, self._gpus.gpu_kind())
+            if said.load.iteration_s is None:
+                break
+            base = said.load.memory_base_bytes
+            found.append(
+                SubBatch(
+                    steps=steps,
+                    memory_base_bytes=base,
+                    memory_peak_bytes=max(
+                        base + said.load.memory_peak_extra_bytes, said.load.memory_p95_bytes
+                    ),
+                    stretch=max(1.0, steps * said.load.iteration_s / load.iteration_s),
+                )
+            )
+        return found
 
     def _predicted(self, status: GPUJobStatus, prediction: Prediction) -> list[Condition]:
         source = prediction.load.memory_source
@@ -125,6 +160,6 @@ class Foresight:
         if seen or prediction.load == status.load:
             return  # what was seen meanwhile, by the memory guard, counts for more
         conditions = self._predicted(status, prediction)
-        await self._writer.write_status(
-            gang, status.model_copy(update={"load": prediction.load, "conditions": conditions})
-        )
+        changes = {"load": prediction.load, "conditions": conditions}
+        changes["sub_batches"] = await self._sub_batches(gang, prediction.load)
+        await self._writer.write_status(gang, status.model_copy(update=changes))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source
+from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source, SubBatch
 from tandem.policy.job import Job, gib
+from tandem.policy.job import SubBatch as PolicySubBatch
 
 
 def unpredicted_load(demand: Demand) -> Load:
@@ -37,10 +39,12 @@ def policy_job(
     pods: int | None = None,
     queued_at_s: float = 0.0,
     attained_gpu_seconds: float = 0.0,
+    sub_batches: Sequence[SubBatch] = (),
 ) -> Job:
     """Return the job as policies see it; memory is the upper estimate, so that sharing is safe.
 
     `pods` is how many start now (a gang, or one replacement); by default the whole gang.
+    `sub_batches` is what gradient accumulation offers, where the job allows it.
     """
     base = gib(load.memory_base_bytes)
     peak = max(
@@ -59,7 +63,23 @@ def policy_job(
         queued_at_s=queued_at_s,
         attained_gpu_seconds=attained_gpu_seconds,
         model=demand.model or "",
+        sub_batches=tuple(
+            PolicySubBatch(
+                each.steps,
+                gib(each.memory_base_bytes),
+                gib(each.memory_peak_bytes - each.memory_base_bytes),
+                each.stretch,
+            )
+            for each in sub_batches
+            if demand.accumulation
+        ),
     )
+
+
+def in_steps(job: Job, steps: int) -> Job:
+    """Return the job as it runs in so many micro-batches; as submitted where it has no such way."""
+    chosen = next((each for each in job.sub_batches if each.steps == steps), None)
+    return job if chosen is None else job.with_sub_batch(chosen)
 
 
 def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | None = None) -> Job:
@@ -71,6 +91,7 @@ def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | N
         pods=pods,
         queued_at_s=seconds(status.queued_at) if status.queued_at else 0.0,
         attained_gpu_seconds=status.attained_gpu_seconds,
+        sub_batches=status.sub_batches,
     )
 
 

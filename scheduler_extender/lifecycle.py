@@ -61,8 +61,12 @@ def with_plan(
     placements: Sequence[tuple[Sequence[PodInfo], Placement]],
     now_s: float,
     deadline_s: float,
+    steps: int = 1,
 ) -> GPUJobStatus:
-    """Return the status with places for more pods; places of pods still on their way are kept."""
+    """Return the status with places for more pods; places of pods still on their way are kept.
+
+    The gang runs in `steps` micro-batches.
+    """
     on_their_way = planned_uids(status, now_s)
     unbound = {pod.uid for pod in gang.live_pods() if not pod.node_name}
     kept = [
@@ -83,7 +87,12 @@ def with_plan(
             "phase": phase,
             "reason": "Planned",
             "message": message,
-            "plan": Plan(pods=[*kept, *new], made_at=rfc3339(now_s), deadline=rfc3339(deadline_s)),
+            "plan": Plan(
+                pods=[*kept, *new],
+                made_at=rfc3339(now_s),
+                deadline=rfc3339(deadline_s),
+                accumulation_steps=steps,
+            ),
             "admitted_at": rfc3339(now_s),
             "attempts": status.attempts + 1,
             "position": None,

@@ -10,6 +10,7 @@ from scheduler_extender.gangs import gpujob_name
 from scheduler_extender.jobs import policy_job, seconds, unpredicted_load
 from scheduler_extender.pods import PodInfo, pod_info
 from scheduler_extender.table import GpuFacts, GpuKind
+from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import (
@@ -80,6 +81,15 @@ class GpuJobRecord(Record):
     def spans_workloads(self) -> bool:
         """True for gangs that their users have named: their pods may have several owners."""
         return self.name.startswith(("gang-", "group-"))
+
+    def steps(self, uid: str, annotations: Mapping[str, str]) -> int:
+        """Return in how many micro-batches a pod runs: as it was bound, else as it is planned."""
+        bound = annotations.get(names.ACCUMULATION_STEPS, "")
+        if bound.isdigit():
+            return int(bound)
+        plan = self.status.plan
+        planned = plan is not None and any(pod.uid == uid for pod in plan.pods)
+        return plan.accumulation_steps if plan is not None and planned else 1
 
     @property
     def plan(self) -> tuple[PodPlan, ...]:
@@ -163,7 +173,9 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
         *identity,
         spec=spec,
         status=status,
-        worker=policy_job("/".join(identity[:2]), spec.demand, load, pods=1),
+        worker=policy_job(
+            "/".join(identity[:2]), spec.demand, load, pods=1, sub_batches=status.sub_batches
+        ),
         plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
     )
 

@@ -183,8 +183,9 @@ class Rounds:
             return
         now = self._clock()
         places = [(verdict.start.pods, verdict.decision) for verdict in verdicts]
+        steps = max(verdict.steps for verdict in verdicts)
         status = lifecycle.with_plan(
-            gang.record.status, gang, places, now, now + self._settings.plan_life_s
+            gang.record.status, gang, places, now, now + self._settings.plan_life_s, steps
         )
         faults.reach("plan-before")
         await self._writer.write_status(gang, status)

@@ -15,6 +15,7 @@ import numpy as np
 
 from scheduler_extender.beliefs import Beliefs
 from scheduler_extender.gangs import gpujob_name
+from scheduler_extender.jobs import in_steps
 from scheduler_extender.ledger import Claim, Hold, Ledger
 from scheduler_extender.nodes import NodeBook
 from scheduler_extender.pods import PodInfo
@@ -136,6 +137,8 @@ class ClusterState:
             job = self.beliefs.of(worker_by_annotations(pod))
         else:
             job = self.beliefs.of(gang.worker, gang.status.load)
+            if job.sub_batches:
+                job = in_steps(job, gang.steps(pod.uid, pod.annotations))
         return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
 
     def settle_beliefs(self) -> None:
@@ -254,6 +257,8 @@ class ClusterState:
         if not gone and record.plan and record.plan_deadline_s > self.now_s:
             self._deadlines[record.key] = record.plan_deadline_s
             worker = self.beliefs.of(record.worker, record.status.load)
+            if record.status.plan is not None:
+                worker = in_steps(worker, record.status.plan.accumulation_steps)
             for pod in record.plan:
                 claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker)
                 self._plans.setdefault(pod.uid, {})[record.key] = claim

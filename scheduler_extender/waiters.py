@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler_extender import lifecycle
-from scheduler_extender.jobs import job_of
+from scheduler_extender.jobs import in_steps, job_of
 from scheduler_extender.pods import PodInfo
 from scheduler_extender.questions import Start
 from scheduler_extender.records import GpuJobRecord, Key
@@ -46,6 +46,10 @@ class Waiters:
                 job_id += f"#{pods[0].name}"
             job = job_of(job_id, record.spec, record.status, pods=len(pods))
             job = self._believe(replace(job, where=self._number(pods[0])), record.status.load)
+            if gang.holders() and record.status.plan is not None:
+                # A replacement runs as its siblings do.
+                steps = record.status.plan.accumulation_steps
+                job = replace(in_steps(job, steps), sub_batches=())
             starts.append(Start(gang.key, job, tuple(pods)))
         if starts:
             self.starts[gang.key] = tuple(starts)

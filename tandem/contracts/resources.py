@@ -95,6 +95,18 @@ class Load(Message):
     bandwidth_share: Probability | None = None
 
 
+class SubBatch(Message):
+    """The batch as submitted, run in `steps` micro-batches by gradient accumulation.
+
+    Memory as in a Load; `stretch` is the time of an iteration as a multiple of that in one step.
+    """
+
+    steps: Annotated[int, Field(ge=2)]
+    memory_base_bytes: Bytes
+    memory_peak_bytes: Bytes
+    stretch: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
 class Phase(StrEnum):
     """Where a gang is on its way."""
 
@@ -117,12 +129,16 @@ class PodPlan(Message):
 
 
 class Plan(Message):
-    """Where a whole gang goes; written before the first gate is removed."""
+    """Where a whole gang goes; written before the first gate is removed.
+
+    `accumulation_steps` is in how many micro-batches it runs there.
+    """
 
     pods: list[PodPlan]
     made_at: Time
     deadline: Time
     epoch: str = ""
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
 
 
 class GPUJobSpec(Message):
@@ -173,6 +189,7 @@ class GPUJobStatus(Message):
     reason: str = ""
     message: str = ""
     load: Load | None = None
+    sub_batches: list[SubBatch] = []
     plan: Plan | None = None
     queued_at: Time | None = None
     waiting_since: Time | None = None

@@ -1,0 +1,159 @@
+"""What the live dispatch does in a cluster: micro-batches, moves, a place for the large."""
+
+import itertools
+import json
+from typing import Any
+
+from queue_builders import load, raw_pod
+from test_queue_controller import Cluster, run
+from test_queue_preemption import EAGER, SAVES, Training
+
+from scheduler_extender.verbs import Verbs
+from tandem.contracts.prediction import Prediction
+from tandem.kube.resource import JOBS, PODS
+from tandem.policy.catalog import load_profile
+
+
+class Models(Cluster):
+    """A batch of 64 takes 10 + 50 GiB; each halving halves the peak and stretches an iteration."""
+
+    async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:
+        about = load(10, 50 * demand.batch_size / 64).model_copy(
+            update={
+                "iteration_s": {64: 1.0, 32: 0.6, 16: 0.4, 8: 0.3}[demand.batch_size],
+                "utilisation_percent": 30.0,
+            }
+        )
+        return Prediction(load=about, explanation="by the formula")
+
+
+def batch(size: int, **more: str) -> dict[str, str]:
+    annotations = {"tandem.gpu/model": "m", "tandem.gpu/iterations": "10000"}
+    return annotations | {"tandem.gpu/batch-size": f"{size}"} | more
+
+
+def test_who_may_accumulate_shares_in_micro_batches_where_the_batch_would_not_fit() -> None:
+    profile = load_profile("sjf-bsbf")
+    cluster = Models(profile=profile)
+    cluster.add_node("n0")
+
+    async def scenario() -> None:
+        cluster.api.create(PODS, raw_pod("first", annotations=batch(16)))
+        await cluster.cycle()
+        cluster.bind_as_planned("first")
+        cluster.api.create(PODS, raw_pod("fixed", annotations=batch(64)))
+        await cluster.cycle()
+        assert "peaks need 82.5 GiB" in cluster.gpujob("pod-fixed")["status"]["message"]
+        splits = raw_pod("splits", annotations=batch(64) | {"tandem.gpu/accumulation": "true"})
+        cluster.api.create(PODS, splits)
+        await cluster.cycle()
+        status = cluster.gpujob("pod-splits")["status"]
+        offered = {each["steps"]: each["stretch"] for each in status["subBatches"]}
+        assert offered == {2: 1.2, 4: 1.6, 8: 2.4}
+        assert status["plan"]["accumulationSteps"] == 2
+        # The verbs look at the job as it will run: the same node passes, and what it takes counts.
+        cluster.state.check()
+        pod = cluster.pod("splits")
+        verbs = Verbs(cluster.state, profile.pipeline())
+        asked = json.loads(verbs.filter({"Pod": pod, "NodeNames": ["n0"]}))
+        assert asked["NodeNames"] == ["n0"]
+        gpus = cluster.state.gpus
+        assert (gpus.memory_base_gib + gpus.memory_peak_sum_gib)[:1].tolist() == [22.5 + 35]
+        assert cluster.gated("fixed")
+
+    run(scenario)
+
+
+def test_a_stream_of_small_jobs_does_not_starve_one_that_needs_whole_gpus() -> None:
+    """The default profile fills every share as it falls free; `reserve_after_s` ends that."""
+    settings = EAGER.model_copy(update={"reserve_after_s": 600.0, "max_preemptions_per_hour": 0})
+    cluster = Training(settings, load_profile("tandem"))
+    small = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "20"}
+    began: list[float] = []
+
+    async def scenario() -> None:
+        start = cluster.now
+        running: list[tuple[float, str]] = []
+        for index in range(40):
+            # Four at a time on two GPUs, for 100 s each, one ending every 25 s: never a free GPU.
+            for end_s, name in [each for each in running if each[0] <= cluster.now]:
+                running.remove((end_s, name))
+                cluster.api.delete(JOBS, name, "default")
+                cluster.job_controller_deletes(name)
+            cluster.submit(f"s{index}", annotations=small)
+            if index == 4:
+                cluster.submit("large", gpus=2, annotations={"tandem.gpu/exclusive": "true"})
+            await cluster.pass_s(0)
+            for name in [f"s{i}" for i in range(index + 1)]:
+                known = {each for _, each in running}
+                exists = any(cluster.pods_of(name))
+                if name not in known and exists and cluster.status(name)["phase"] == "Running":
+                    running.append((cluster.now + 100, name))
+            if not began and index > 4 and cluster.status("large")["phase"] == "Running":
+                began.append(cluster.now - start)
+            cluster.state.tick(cluster.now)
+            await cluster.pass_s(25)
+
+    run(scenario)
+    # 100 s after it came the GPUs were full; 600 s of waiting, and 100 s until all there had ended.
+    assert began
+    assert 700 <= began[0] <= 700 + 150
+
+
+def test_move_apart_gives_a_gang_other_neighbours() -> None:
+    cluster = Training(EAGER, load_profile("tandem"))
+    cluster.add_node("n1", gpus=1)
+    light = SAVES | {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "20"}
+
+    def gpu_of(job: str) -> str:
+        (pod,) = cluster.pods_of(job)
+        return pod["metadata"]["annotations"]["tandem.gpu/visible-devices"]
+
+    async def scenario() -> None:
+        for name in ("a", "b", "c", "d"):
+            cluster.submit(name, annotations=light)
+            await cluster.pass_s(1)
+        neighbour = next(name for name in ("a", "b", "c") if gpu_of(name) == gpu_of("d"))
+        controller = cluster.controller
+        key, other = ("default", "job-d"), ("default", f"job-{neighbour}")
+        assert not controller.move_apart(("default", "job-none"), "of no use", other)
+        assert controller.move_apart(key, "slowed down by 60 %", other)
+        await cluster.pass_s(0)
+        assert cluster.suspended("d")
+        assert "slowed down by 60 %" in cluster.status("d")["message"]
+        cluster.job_controller_deletes("d")
+        await cluster.pass_s(1)
+        cluster.new_pod("d", 1, light)
+        await cluster.pass_s(1)
+        assert cluster.status("d")["phase"] == "Running"
+        assert gpu_of("d") != gpu_of(neighbour)
+
+    run(scenario)
+
+
+def test_a_plan_that_was_refused_is_made_elsewhere_and_then_less_and_less_often() -> None:
+    cluster = Cluster()
+    for name in ("n0", "n1"):
+        cluster.add_node(name)
+    plans: list[tuple[float, str]] = []
+
+    async def scenario() -> None:
+        cluster.api.create(PODS, raw_pod("p", annotations={"tandem.gpu/model": "resnet50"}))
+        start = cluster.now
+        while cluster.now < start + 300:
+            await cluster.cycle()
+            plan = cluster.gpujob("pod-p")["status"].get("plan")
+            if plan and (not plans or plan["madeAt"] != made[-1]):
+                made.append(plan["madeAt"])
+                plans.append((cluster.now - start, plan["pods"][0]["node"]))
+            cluster.now += 1
+            cluster.state.tick(cluster.now)
+
+    made: list[str] = []
+    run(scenario)
+    assert [node for _, node in plans[:2]] == ["n0", "n1"]
+    gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(plans)]
+    assert gaps[0] < 34  # the life of a plan, and on to the other node at once
+    assert gaps[1] >= 35
+    assert gaps[2] >= 40
+    assert gaps == sorted(gaps)
