@@ -30,8 +30,6 @@ PAPER_TESTBED = {"yarn-cs": "5.5 (5.11 simulated)", "srtf": "0.74", "tiresias-g"
 PAPER_TRACE = {"yarn-cs": "2.41", "best-effort": "1.50", "gandiva": "2.00", "srtf": "1.00",
                "tiresias-g": "0.97", "smallest-first": "1.52", "srsf": "1"}  # fmt: skip
 PHILLY = {"philly-103959": "4x8", "philly-0e4a51": "6x8", "philly-ed69ec": "2x8"}
-#: A round each 60 s over a year of simulated time takes minutes: on one trace alone.
-SLICED = ("philly-ed69ec",)
 
 
 def workload(seed: int) -> tuple[TraceJob, ...]:
@@ -78,11 +76,10 @@ def philly() -> str:
     base = Profile.model_validate(values)
     columns: dict[str, dict[str, list[float]]] = {}
     for trace, cluster in PHILLY.items():
-        names = [n for n in PAPER_TRACE if n != "gandiva" or trace in SLICED]
         setup = Setup(load_trace(trace), (parse_cluster(cluster),))
-        columns[trace] = ratios(names, [setup], base)
+        columns[trace] = ratios(list(PAPER_TRACE), [setup], base)
     rows = [
-        [name, *(f"{c[name][0]:.2f}" if name in c else "-" for c in columns.values()), paper]
+        [name, *(f"{c[name][0]:.2f}" for c in columns.values()), paper]
         for name, paper in PAPER_TRACE.items()
     ]
     return markdown(["profile", *columns, "paper"], rows)
@@ -114,8 +111,7 @@ Table 5, on three virtual clusters of the same company's trace, at loads of thei
 
 YARN-CS and best-effort on 103959 are the paper's. SRTF and SRSF lead by more here: these clusters
 are loaded throughout, so that knowing the durations pays. No job of these has more than 4 GPUs, so
-that smallest-first has little to tell them apart by. Gandiva's time slices are shown on the one
-trace whose time a round each 60 s can cover.
+that smallest-first has little to tell them apart by.
 """,
     )
 

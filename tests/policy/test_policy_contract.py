@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args
 
 import numpy as np
@@ -138,6 +138,19 @@ def test_a_gather_takes_distinct_allowed_rows_or_none(kind: type) -> None:
     assert gather(job(2), gpus, np.zeros(12, dtype=np.bool_), score) is None
 
 
+@pytest.mark.parametrize("kind", kinds(AnyGather))
+def test_a_gather_follows_the_nodes_when_they_are_listed_otherwise(kind: type) -> None:
+    gather, gpus = make(kind), cluster()
+    allowed = np.array([True] * 4 + [True] * 3 + [False] + [True] * 2 + [False] * 2)
+    score = np.linspace(0, 1, 12)
+    other = np.concatenate([np.arange(4) + 4 * node for node in (2, 0, 1)])
+    listed = replace(gpus.take(other), node=np.repeat(np.arange(3), 4))
+    for asked in JOBS:
+        rows = gather(asked, gpus, allowed, score)
+        moved = other[gather(asked, listed, allowed[other], score[other])]
+        assert set(moved.tolist()) == set(rows.tolist())
+
+
 def board() -> Board:
     arrays = JobArrays.of(JOBS)
     made = Board.of(list(JOBS), arrays, GpuArrays.empty(np.repeat(np.arange(2), 4), np.full(8, 16)))
@@ -179,6 +192,21 @@ def test_a_profile_decides_once_and_does_not_flap(name: str) -> None:
     # Nothing has happened since: some rounds more change nothing.
     for _ in range(3):
         assert one_round(first) == []
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_starts_nobody_where_there_are_no_gpus_and_nothing_without_jobs(
+    name: str,
+) -> None:
+    profile = load_profile(name)
+    none = GpuArrays.empty(np.zeros(0, dtype=np.int64), np.zeros(0))
+    on = Board.of(list(JOBS), JobArrays.of(JOBS), none)
+    profile.dispatch(on, np.arange(len(JOBS)), profile.pipeline(), profile.order.blocks)
+    assert on.take_actions() == []
+    busy = board()
+    nobody = np.zeros(0, dtype=np.int64)
+    profile.dispatch(busy, nobody, profile.pipeline(), profile.order.blocks)
+    assert busy.take_actions() == []
 
 
 @pytest.mark.parametrize("kind", kinds(AnyAdjuster))
