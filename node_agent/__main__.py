@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--interval", type=float, help="seconds between full readings")
     p.add_argument("--shares", type=int, help="jobs that may share a GPU")
     p.add_argument("--proc", type=Path, help="the host's /proc")
+    p.add_argument("--canary", type=Path, help="folder with what a container without GPUs saw")
     p.add_argument("--listen", default="127.0.0.1:9405", help="for /healthz and /metrics")
     p.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     return p
@@ -81,6 +82,7 @@ def _settings(options: argparse.Namespace) -> AgentSettings:
         "interval_s": options.interval,
         "shares": options.shares,
         "proc": options.proc,
+        "canary": options.canary,
     }
     values |= {name: value for name, value in given.items() if value is not None and value != ""}
     try:

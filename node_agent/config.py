@@ -79,6 +79,7 @@ class AgentSettings(_Settings):
 
     `interval_s` is the time between full readings, `memory_interval_s` between readings of memory,
     by process where it has changed; `window_s` is how far back the fits of memory look.
+    `canary` is the folder in which a container without GPUs has left what it saw.
     """
 
     node: Annotated[str, Field(min_length=1)]
@@ -87,6 +88,7 @@ class AgentSettings(_Settings):
     window_s: Seconds = 300.0
     shares: Annotated[int, Field(ge=1, le=64)] = 2
     proc: Path = Path("/proc")
+    canary: Path | None = None
     report: ReportSettings = ReportSettings()
     health: HealthSettings = HealthSettings()
     guard: GuardSettings = GuardSettings()

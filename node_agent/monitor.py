@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from importlib.metadata import version
 
-from node_agent import guard
+from node_agent import canary, guard
 from node_agent.attribution import Attribution
 from node_agent.board import Board
 from node_agent.config import AgentSettings
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 NVML_CONDITION = "NvmlAvailable"
 READABLE_CONDITION = "AllGpusReadable"
 ASSIGNMENT_CONDITION = "AssignmentHonoured"
+VARIABLE_CONDITION = "VariableHonoured"
 
 VERSION = version("tandem-gpu")
 
@@ -54,6 +55,9 @@ class Monitor:
         #: How often a GPU became nearly full, by whether a pod was found that had outgrown.
         self.nearly_full: Counter[str] = Counter()
         self.out_of_memory = OutOfMemoryLog(settings.guard)
+        self._canary = canary.verdict(settings.canary) if settings.canary else None
+        if self._canary:
+            log.error("%s", self._canary)
         self._attribution = Attribution(settings.proc)
         self._pods = pods
         self._open = False
@@ -113,6 +117,9 @@ class Monitor:
         if trouble:
             trouble += ": the container toolkit does not honour the assignment of GPUs"
         self._condition(ASSIGNMENT_CONDITION, stamp, trouble, "Honoured", "NotHonoured")
+        # Who sees no GPU with `all` cannot say whether `void` makes a difference.
+        if self._canary is not None and (self._canary or self.boards):
+            self._condition(VARIABLE_CONDITION, stamp, self._canary, "Honoured", "NotHonoured")
         return GPUNodeStatus(
             agent_version=VERSION,
             driver_version=self.nvml.driver_version or "",

@@ -135,13 +135,15 @@ def test_nvml_that_stays_away_fails_liveness(agent, sink, tmp_path):
 
 
 @pytest.mark.slow
-def test_metrics_pass_promtool(agent, sink, proc):
+def test_metrics_pass_promtool(agent, sink, proc, tmp_path):
     promtool = binaries.find("promtool")
     if promtool is None:
         pytest.skip("promtool is not at hand: `tandem controlplane build` fetches it")
     state = StubState(gpus=[StubGpu("GPU-a", gpm=0.5)], processes=[StubProcess(0, 7, GIB, sm=50)])
     proc.add(7, POD)
-    _, url = agent(state, "--interval", "0.3")
+    settings = tmp_path / "agent.yaml"
+    settings.write_text("metrics: {detail: gpu}")
+    _, url = agent(state, "--interval", "0.3", "--config", str(settings))
     wait_for(lambda: sink.reports)
     wait_for(lambda: b'source="gpm"' in get(url + "/metrics")[1])
     checked = subprocess.run(
