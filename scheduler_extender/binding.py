@@ -173,12 +173,18 @@ class Binder:
 
         Touching the pod moves its resourceVersion, so that a Binding still on its way conflicts;
         the answer to the touch shows whether it had come through before. Until then the GPUs stay
-        reserved; afterwards only where the pod is bound.
+        reserved; afterwards only where the pod is bound. Who leads no more writes nothing more: the
+        new leader has touched the pod, or will before it acts.
         """
         wait_s = _SETTLE_FIRST_S
         while True:
             try:
-                record = await self._touch(pod)
+                if self._may_bind():
+                    record = await self._touch(pod)
+                else:
+                    record = await self._read(pod.namespace, pod.name)
+                    if record is not None and record.uid != pod.uid:
+                        record = None
                 break
             except KubeError as error:
                 log.warning("bind outcome unknown pod=%s/%s error=%s", *pod.key, error)

@@ -314,3 +314,31 @@ async def test_whatever_fault_strikes_no_gpu_goes_over_its_shares_and_nothing_le
     assert max(held.values()) <= 2
     assert bench.state.ledger.counts()[Hold.RESERVED] == 0
     bench.state.check()
+
+
+@pytest.mark.parametrize("lost", [answer_lost, request_lost])
+def test_who_leads_no_more_finds_out_without_writing(lost) -> None:
+    async def story() -> None:
+        bench = Bench()
+        leads = True
+        bench.binder._may_bind = lambda: leads
+        created = bench.create("p")
+
+        def loses(done: Callable[[], None]) -> None:
+            nonlocal leads
+            leads = False
+            lost(done)
+
+        gpus = gpu_node("n0", "GPU-0")
+        bench.state.upsert("gpunodes", gpus)
+        bench.cluster.bind_faults = [loses]
+        bench.cluster.patch_faults = [Forbidden(403, "this one must not write")]
+        said = await bench.bind(created)
+        bound = lost is answer_lost
+        assert said == ("" if bound else "this replica does not lead (yet): trying again")
+        assert (bench.assigned("p")[0] == "n0") is bound
+        assert bench.cluster.patch_faults, "something was written"
+        held = bench.state.ledger.claim(created["metadata"]["uid"], Hold.RESERVED)
+        assert held is None
+
+    asyncio.run(asyncio.wait_for(story(), 60))
