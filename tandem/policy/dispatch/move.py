@@ -41,24 +41,42 @@ def _move_if_better(valuation: Valuation, job: int, cost_s: float) -> None:
     size = int(board.arrays.gpus[job])
     service = float(board.arrays.attained_gpu_s(np.array([job]), board.now_s)[0])
     horizon_s = service / size + _HORIZON_S
+    least = cost_s * float(valuation.rate[job]) * size / horizon_s
     partners = board.partners(job)
     before = valuation.value(job) + sum(valuation.value(p) for p in partners)
     alone = sum(valuation.value_without(p, job) for p in partners)
-    least = cost_s * float(valuation.rate[job]) * size
-    if (valuation.most_elsewhere(job) + alone - before) * horizon_s <= least:
+    if valuation.most_elsewhere(job) + alone - before <= least:
         return
-    rows, gain = _best_elsewhere(valuation, job)
-    if rows is not None and (gain + alone - before) * horizon_s > least:
+    rows = _best_elsewhere(valuation, job)
+    if rows is not None and _gain(valuation, job, rows) > least:
         board.stop(job)
         board.start(job, rows)
 
 
-def _best_elsewhere(valuation: Valuation, job: int) -> tuple[Ints | None, float]:
-    """Return the best place if `job` left the one it has, and the gain there."""
+def _best_elsewhere(valuation: Valuation, job: int) -> Ints | None:
+    """Return the best place if `job` left the one it has."""
     board = valuation.board
     if len(board.rows_of[job]) == 1:  # its GPU is full, or it would not be slow: it may stay there
-        return valuation.best_place(job)
+        return valuation.best_place(job)[0]
     aside = board.set_aside(job)
-    found = valuation.best_place(job)
+    rows, _ = valuation.best_place(job)
     board.put_back(aside)
-    return found
+    return rows
+
+
+def _gain(valuation: Valuation, job: int, rows: Ints) -> float:
+    """Return what all concerned would yield more with `job` on `rows`: by trial, so exactly.
+
+    The gain by which a place is chosen shares a gang's loss out over its GPUs; were a move decided
+    by it, a job could move to and fro, or to where it is.
+    """
+    board = valuation.board
+    there = {other for row in rows.tolist() for other in board.residents_of[row]}
+    concerned = sorted({job} | board.partners(job) | there)
+    before = sum(valuation.value(one) for one in concerned)
+    aside = board.set_aside(job)
+    board.place(job, rows)
+    after = sum(valuation.value(one) for one in concerned)
+    board.remove(job)
+    board.put_back(aside)
+    return after - before
