@@ -8,11 +8,12 @@ class, at admission, against all the classes that are known. So no plan waits fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from scheduler_extender.learned import Pair, Pairs
 from tandem.contracts.prediction import InterferenceAnswer
 from tandem.contracts.resources import Load
 from tandem.policy.equations.horus import slowdown_over_commit
@@ -35,7 +36,10 @@ class Beliefs:
     each class, '' where its jobs name none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pairs: Pairs | None = None) -> None:
+        self.pairs = Pairs() if pairs is None else pairs  # an empty one is false
+        self._pairs_known = 0
+        self._predicted: dict[tuple[int, int], float] = {}  # what was learned stands in its place
         self.models = ["", ""]  # by class; nobody and the unknown have none
         self._slowdown: Floats = np.full((CLASSES, CLASSES), np.inf)  # of the row's, beside
         self._slowdown[:, NOBODY] = self._slowdown[NOBODY, :] = 0.0
@@ -52,6 +56,9 @@ class Beliefs:
         if job.exclusive:
             return job
         index = self.class_of(job, load)
+        own = self.pairs.of_namespace(job.id.partition("/")[0])
+        if job.model and any(job.model in pair for pair in own):
+            return self._experienced(job, index, own)
         if index == job.interference_class:
             return job
         return replace(
@@ -60,6 +67,25 @@ class Beliefs:
             own_slowdown=self._view[index],
             caused_slowdown=self._view[:, index],
         )
+
+    def _experienced(self, job: Job, index: int, own: Mapping[Pair, float]) -> Job:
+        """Return the job with what its own namespace has learned of its like."""
+        mine, caused = self._slowdown[index].copy(), self._slowdown[:, index].copy()
+        for (one, other), slowdown in own.items():
+            if one == job.model:
+                mine[self._called(other)] = slowdown
+            if other == job.model:
+                caused[self._called(one)] = slowdown
+        return replace(
+            job,
+            interference_class=index,
+            own_slowdown=mine,
+            caused_slowdown=caused,
+            experience=job.id.partition("/")[0],
+        )
+
+    def _called(self, model: str) -> list[int]:
+        return [index for index, name in enumerate(self.models) if name == model]
 
     def class_of(self, job: Job, load: Load | None) -> int:
         """Return the class of a load; made and priced by the formula where it is new."""
@@ -76,6 +102,7 @@ class Beliefs:
             known = slice(UNKNOWN + 1, index + 1)
             slower = slowdown_over_commit(utilisation + self._utilisation[known]) - 1
             self._slowdown[index, known] = self._slowdown[known, index] = slower
+            self._pairs_known = -1  # what was learned of its like holds for it from `settle` on
             if shares and load is not None:
                 self._loads[index] = load
                 self._unasked[index] = None
@@ -107,6 +134,10 @@ class Beliefs:
     def settle(self) -> set[int]:
         """Let answers take effect; return the classes whose slowdowns have changed."""
         changed: set[int] = set()
+        if self._answers:
+            for where, predicted in self._predicted.items():
+                self._slowdown[where] = predicted
+            self._predicted, self._pairs_known = {}, -1
         for index, others, answer in self._answers:
             at = np.array(others, dtype=np.int64)
             own = np.array([pair.job_slowdown for pair in answer.pairs])
@@ -117,7 +148,27 @@ class Beliefs:
             self._slowdown[at, index] = caused
             self._slowdown[index, at] = own
         self._answers.clear()
-        return changed
+        return changed | self._learn()
+
+    def _learn(self) -> set[int]:
+        """Let what running jobs have shown stand in the place of what was predicted."""
+        if self._pairs_known == self.pairs.version:
+            return set()
+        self._pairs_known = self.pairs.version
+        before = {at: float(self._slowdown[at]) for at in self._predicted}
+        for at, predicted in self._predicted.items():
+            self._slowdown[at] = predicted
+        learned = {
+            (i, j): slowdown
+            for (own, beside), slowdown in self.pairs.for_all().items()
+            for i in self._called(own)
+            for j in self._called(beside)
+        }
+        self._predicted = {at: float(self._slowdown[at]) for at in learned}
+        for at, slowdown in learned.items():
+            self._slowdown[at] = slowdown
+        changed = {at for at in {*before, *learned} if before.get(at) != learned.get(at)}
+        return {index for at in changed for index in at}
 
 
 def _shares(load: Load | None) -> tuple[float, ...]:

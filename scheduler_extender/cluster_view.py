@@ -46,6 +46,10 @@ class ClusterView(Protocol):
         """Return the commonest type of GPU."""
         ...
 
+    def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:
+        """Let these GPUs (node, UUID), and no others, take nobody beside those who are there."""
+        ...
+
     def apply(self, kind: str, record: Record) -> None:
         """Take in an object as the API server has it."""
         ...

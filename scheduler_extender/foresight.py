@@ -7,7 +7,7 @@ from typing import Protocol
 
 from scheduler_extender import faults, lifecycle
 from scheduler_extender.beliefs import Beliefs
-from scheduler_extender.jobs import policy_job, rfc3339
+from scheduler_extender.jobs import kind_of_model, policy_job, rfc3339
 from scheduler_extender.predictions import GpuKind, Predictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.records import Key
@@ -44,6 +44,7 @@ class Foresight:
         gpus: Gpus,
         clock: Callable[[], float],
         later: Callable[[Key, float], None],
+        earlier: Callable[[Gang, Prediction], Prediction] = lambda _, prediction: prediction,
     ) -> None:
         self._writer = writer
         self._predictor = predictor
@@ -51,6 +52,7 @@ class Foresight:
         self._gpus = gpus
         self._clock = clock
         self._later = later
+        self._earlier = earlier  # what earlier runs have shown, where that is more
         self._predicted_at: dict[Key, float] = {}
 
     def forget(self, key: Key) -> None:
@@ -84,10 +86,13 @@ class Foresight:
     async def _predict(self, gang: Gang) -> Prediction:
         assert gang.record is not None
         self._predicted_at[gang.key] = self._clock()
-        demand = gang.record.spec.demand
-        prediction = await self._predictor.predict(gang.key[0], demand, self._gpus.gpu_kind())
+        spec = gang.record.spec
+        prediction = await self._predictor.predict(gang.key[0], spec.demand, self._gpus.gpu_kind())
+        prediction = self._earlier(gang, prediction)
         # What it does to others is asked before it is planned beside them.
-        self._gpus.beliefs.of(policy_job("", demand, prediction.load), prediction.load)
+        kind = kind_of_model(spec, prediction.load)
+        job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=kind)
+        self._gpus.beliefs.of(job, prediction.load)
         await self._pricing.ask()
         return prediction
 

@@ -9,6 +9,54 @@ from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, S
 from tandem.policy.job import Job, gib
 from tandem.policy.job import SubBatch as PolicySubBatch
 
+#: What was seen of a job for so long says what it needs, even where that is less than predicted.
+SETTLED_S = 600.0
+_HEADROOM = 1.1  # of the highest level seen: what may still come
+
+
+def kind_of_model(spec: GPUJobSpec, load: Load | None) -> str:
+    """Return what a job is known by from run to run: its graph and batch, else its fingerprint."""
+    if load is not None and load.feature_hash and spec.demand.batch_size:
+        return f"{load.feature_hash}@{spec.demand.batch_size}"
+    return f"image:{spec.fingerprint}" if spec.fingerprint else ""
+
+
+def load_now(demand: Demand, status: GPUJobStatus) -> Load:
+    """Return the load that counts: what is predicted, or what is measured where that is more.
+
+    What was measured for long enough counts also where it is less than a model or a formula said.
+    Of a job that has whole GPUs nothing need be known.
+    """
+    load = status.load or unpredicted_load(demand)
+    seen = status.observed
+    if seen is None or load.memory_source is Source.WHOLE_GPU:
+        return load
+    settled = seen.seconds >= SETTLED_S
+    changes: dict[str, object] = {}
+    base, peak = seen.memory_base_bytes, seen.memory_peak_bytes
+    guessed = load.memory_source in (Source.MODEL, Source.FORMULA)
+    if peak is not None and ((settled and guessed) or peak > load.memory_p95_bytes):
+        low = min(peak if base is None else base, peak)
+        upper = max(round(_HEADROOM * peak), demand.declared_memory_bytes or 0)
+        changes = {
+            "memory_base_bytes": low,
+            "memory_peak_extra_bytes": peak - low,
+            "peak_probability": seen.peak_probability or 0.0,
+            "memory_p95_bytes": max(min(upper, load.memory_p95_bytes), peak),
+            "memory_source": Source.OBSERVED,
+        }
+    busy = seen.solo_utilisation_percent if settled else None
+    if busy is None:  # beside others it gets less than it would take
+        most = max(seen.solo_utilisation_percent or 0.0, seen.utilisation_percent or 0.0)
+        busy = most if most > load.utilisation_percent else None
+    if busy is not None:
+        changes |= {
+            "utilisation_percent": busy,
+            "utilisation_p95_percent": max(busy, min(load.utilisation_p95_percent, 100.0)),
+            "utilisation_source": Source.OBSERVED,
+        }
+    return load.model_copy(update=changes) if changes else load
+
 
 def unpredicted_load(demand: Demand) -> Load:
     """Return the load of a job when no predictor answers: what was declared, or the whole GPU.
@@ -40,11 +88,13 @@ def policy_job(
     queued_at_s: float = 0.0,
     attained_gpu_seconds: float = 0.0,
     sub_batches: Sequence[SubBatch] = (),
+    kind: str = "",
 ) -> Job:
     """Return the job as policies see it; memory is the upper estimate, so that sharing is safe.
 
     `pods` is how many start now (a gang, or one replacement); by default the whole gang.
-    `sub_batches` is what gradient accumulation offers, where the job allows it.
+    `sub_batches` is what gradient accumulation offers, where the job allows it; `kind` is what the
+    job is known by from run to run.
     """
     base = gib(load.memory_base_bytes)
     peak = max(
@@ -62,7 +112,7 @@ def policy_job(
         checkpointable=demand.checkpoint,
         queued_at_s=queued_at_s,
         attained_gpu_seconds=attained_gpu_seconds,
-        model=demand.model or "",
+        model=kind,
         sub_batches=tuple(
             PolicySubBatch(
                 each.steps,
@@ -87,11 +137,12 @@ def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | N
     return policy_job(
         job_id,
         spec.demand,
-        status.load or unpredicted_load(spec.demand),
+        load_now(spec.demand, status),
         pods=pods,
         queued_at_s=seconds(status.queued_at) if status.queued_at else 0.0,
         attained_gpu_seconds=status.attained_gpu_seconds,
         sub_batches=status.sub_batches,
+        kind=kind_of_model(spec, status.load),
     )
 
 

@@ -1,24 +1,16 @@
 """Which models get into each other's way, as running jobs have shown. Pure.
 
-What is learned is expressed as beliefs: a job's predicted slowdown beside each class of others, by
-which the interference constraint refuses a GPU in filter, bind and planning alike. Where nothing
-was learned, nothing is believed, and nothing refused.
+What is learned replaces what is predicted (`Beliefs`): planning weighs places by it, and where two
+were too slow together the slowdown is infinite, by which filter, bind and planning refuse a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from tandem.policy.job import NOBODY, UNKNOWN, Job
-from tandem.policy.units import Floats
-
-#: Models and fingerprints that can be told apart; those beyond are unknown.
-CLASSES = 4096
 #: Words of namespaces that are kept in all.
 _MOST = 2000
 _NEWEST = 0.3  # weight of a new word of the same namespace on the same pair
@@ -40,28 +32,18 @@ class Pairs:
 
     A namespace's own jobs are placed by all that it has shown. Others believe what agents measured,
     the median over namespaces, so that one's word is one word; and each keeps a bounded number.
+    Above `bound` two are kept apart.
     """
 
-    def __init__(self, per_namespace: int) -> None:
+    def __init__(self, per_namespace: int = 64, bound: float = 0.35) -> None:
         self.version = 0
+        self.bound = bound
         self._per_namespace = per_namespace
         self._words: dict[Pair, dict[str, Word]] = {}
-        self._classes: dict[str, int] = {}
-        self._vectors: dict[tuple[str, str], tuple[Floats, Floats] | None] = {}
+        self._own: dict[str, dict[Pair, float]] = {}
 
     def __len__(self) -> int:
         return len(self._words)
-
-    def class_of(self, kind: str) -> int:
-        """Return the interference class by which residents of a kind are known."""
-        if not kind:
-            return UNKNOWN
-        known = self._classes.get(kind)
-        if known is None:
-            if len(self._classes) + 2 >= CLASSES:
-                return UNKNOWN
-            known = self._classes[kind] = len(self._classes) + 2
-        return known
 
     def enter(
         self,
@@ -114,51 +96,27 @@ class Pairs:
         others = [word.slowdown for word in words.values() if word.measured]
         return median(others) if others else None
 
-    def of(self, job: Job) -> Job:
-        """Return the job with what is believed of it; its `model` names its kind."""
-        if not job.model:
-            return job
-        own_class = self.class_of(job.model)
-        vectors = self._beliefs(job.id.partition("/")[0], job.model)
-        if vectors is None:
-            return (
-                job
-                if job.interference_class == own_class
-                else replace(job, interference_class=own_class)
-            )
-        return replace(
-            job,
-            interference_class=own_class,
-            own_slowdown=vectors[0],
-            caused_slowdown=vectors[1],
-        )
-
-    def _beliefs(self, namespace: str, kind: str) -> tuple[Floats, Floats] | None:
-        """Return (classes,) twice: its slowdown beside each, and each one's beside it."""
-        key = (namespace, kind)
-        if key in self._vectors:
-            return self._vectors[key]
-        own, caused = np.zeros(CLASSES), np.zeros(CLASSES)
-        for one, other in self._words:
-            if kind not in (one, other):
-                continue
-            value = self.believed(one, other, namespace)
-            if value is None:
-                continue
-            if one == kind:
-                own[self.class_of(other)] = value
-            if other == kind:
-                caused[self.class_of(one)] = value
-        for vector in (own, caused):
-            vector[[NOBODY, UNKNOWN]] = 0.0
-            vector.setflags(write=False)
-        found = (own, caused) if own.any() or caused.any() else None
-        self._vectors[key] = found
+    def for_all(self) -> dict[Pair, float]:
+        """Return what everybody is to believe; infinite where the two are to be kept apart."""
+        found = {}
+        for pair, words in self._words.items():
+            measured = [word.slowdown for word in words.values() if word.measured]
+            if measured:
+                found[pair] = self._as_belief(median(measured))
         return found
+
+    def of_namespace(self, namespace: str) -> Mapping[Pair, float]:
+        """Return what a namespace's own jobs are to believe beyond that."""
+        return self._own.get(namespace, {})
+
+    def _as_belief(self, slowdown: float) -> float:
+        return float("inf") if slowdown > self.bound else slowdown
 
     def _changed(self) -> None:
         self.version += 1
-        self._vectors.clear()
+        self._own = {}
+        for pair, namespace, word in self._all():
+            self._own.setdefault(namespace, {})[pair] = self._as_belief(word.slowdown)
 
     def _trim(self, namespace: str) -> None:
         """Forget what a namespace said longest ago, where it has said too much; then anybody's."""

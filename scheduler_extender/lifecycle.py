@@ -8,6 +8,7 @@ from scheduler_extender.accounting import with_service
 from scheduler_extender.jobs import rfc3339, seconds
 from scheduler_extender.pods import PodInfo
 from scheduler_extender.registry import Gang
+from tandem.contracts.learning import Decision
 from tandem.contracts.resources import (
     Condition,
     GPUJobStatus,
@@ -19,6 +20,7 @@ from tandem.contracts.resources import (
 from tandem.policy.decision import Placement
 
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
+_DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status
 
 
@@ -244,6 +246,13 @@ def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
             ),
         }
     )
+
+
+def decided(status: GPUJobStatus, what: str, why: str, now_s: float) -> GPUJobStatus:
+    """Return the status with one more of the latest decisions; said again, only its time moves."""
+    new = Decision(at=rfc3339(now_s), what=what, why=why[:_LONGEST])
+    kept = [each for each in status.decisions if (each.what, each.why) != (new.what, new.why)]
+    return status.model_copy(update={"decisions": [*kept, new][-_DECISIONS:]})
 
 
 def with_condition(

@@ -81,6 +81,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.pods: dict[tuple[str, GpuKey], Watched] = {}
+        self.shared: dict[GpuKey, frozenset[str]] = {}  # GPUs with two pods or more: their uids
         self._of_node: dict[str, set[tuple[str, GpuKey]]] = {}
 
     def of_pod(self, uid: str, gpus: tuple[GpuKey, ...]) -> list[Watched]:
@@ -93,6 +94,10 @@ class Watch:
         for gpu in record.status.gpus:
             at = (record.name, gpu.uuid)
             present = {use.uid: use for use in gpu.pods if _runs(use)}
+            if len(present) > 1:
+                self.shared[at] = frozenset(present)
+            else:
+                self.shared.pop(at, None)
             unknown = any(use.foreign and use.memory_bytes != 0 for use in gpu.pods)
             for uid, use in present.items():
                 others = frozenset(present.keys() - {uid}) | ({""} if unknown else frozenset())
@@ -113,6 +118,8 @@ class Watch:
     def _drop(self, keys: set[tuple[str, GpuKey]]) -> None:
         for key in keys:
             self.pods.pop(key, None)
+            if len(self.shared.get(key[1], frozenset()) - {key[0]}) < 2:
+                self.shared.pop(key[1], None)
 
 
 def _runs(use: PodUse) -> bool:

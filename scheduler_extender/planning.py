@@ -41,6 +41,10 @@ class Planner:
         self._rows: dict[tuple[str, str], int] = {}
         self._rows_are_of: tuple[str, ...] | None = None
 
+    def forget_refusals(self) -> None:
+        """Try everybody anew in the next round."""
+        self._refusals.of.clear()
+
     def plan(self, question: Question) -> Answer:
         """Return who starts where, who gives way, and who waits."""
         self._refusals.look(question.snapshot, question.eligible)

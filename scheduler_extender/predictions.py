@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from scheduler_extender.jobs import unpredicted_load
 from tandem.contracts.prediction import (
+    Feedback,
     InterferenceAnswer,
     InterferenceRequest,
     Prediction,
@@ -106,6 +107,17 @@ class HttpPredictor:
         except (httpx.HTTPError, ValidationError) as error:
             log.warning("predictor prices no pairs error=%r", error)
             return None
+
+    async def tell(self, feedback: Feedback) -> bool:
+        """Send what a run of a model was observed to use; False where it was not taken."""
+        if self._client is None:
+            return False
+        try:
+            answer = await self._client.post("/v1/feedback", json=feedback.wire())
+        except httpx.HTTPError as error:
+            log.warning("predictor not told error=%r", error)
+            return False
+        return answer.is_success
 
     async def aclose(self) -> None:
         """Drop the connections."""

@@ -100,13 +100,18 @@ class Preempter:
         record = gang.record
         assert record is not None
         faults.reach("preempt-chosen")
+        if await self.leave(gang, why):
+            self.preemptions += 1
+
+    async def leave(self, gang: Gang, why: str) -> bool:
+        """Have a gang give up its GPUs for a reason; False where a budget forbids it."""
         forbidden = await self._forbidden(gang)
         if forbidden:
             log.info("not preempted gpujob=%s/%s why=%s", *gang.key, forbidden)
             self._spared[gang.key] = (self._clock() + _SPARED_S, forbidden)
-            return
+            return False
         await self.release(gang, why)
-        self.preemptions += 1
+        return True
 
     async def release(self, gang: Gang, by: str) -> None:
         """Have all pods of a gang go, whatever disruption budgets say of healthy ones."""

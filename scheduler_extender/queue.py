@@ -18,12 +18,14 @@ from collections.abc import Awaitable, Callable
 
 from scheduler_extender import lifecycle
 from scheduler_extender.avoiding import Avoiding
+from scheduler_extender.books import Books
 from scheduler_extender.cluster_view import ClusterView
-from scheduler_extender.config import QueueConfig
+from scheduler_extender.config import LearningConfig, QueueConfig
 from scheduler_extender.evictions import Evictions
 from scheduler_extender.foresight import Foresight
 from scheduler_extender.gates import Gates
 from scheduler_extender.history import Learned
+from scheduler_extender.learning import Learning
 from scheduler_extender.predictions import Predictor
 from scheduler_extender.preemption import Preempter
 from scheduler_extender.pricing import Pricing
@@ -38,6 +40,7 @@ from scheduler_extender.telling import Telling
 from scheduler_extender.waiters import Waiters
 from scheduler_extender.work import WorkQueue
 from scheduler_extender.writes import Tell, Writer
+from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
@@ -68,6 +71,9 @@ class Controller:
         take_over: Callable[[str], Awaitable[None]] | None = None,
         settings: QueueConfig | None = None,
         learned: Learned | None = None,
+        books: Books | None = None,
+        learning: LearningConfig | None = None,
+        feedback: Callable[[Feedback], Awaitable[bool]] | None = None,
         metrics: QueueMetrics | None = None,
         stale_after_s: float = STALE_AFTER_S,
     ) -> None:
@@ -82,7 +88,29 @@ class Controller:
         self._writer = Writer(api, self.registry, state, tell, clock)
         self._preempter = Preempter(self._writer, settings, clock)
         self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
-        foresight = Foresight(self._writer, predictor, self._pricing, state, clock, self.work.later)
+        self._books = books or Books(pairs=state.beliefs.pairs)
+        self.learning = Learning(
+            settings=learning or LearningConfig(),
+            books=self._books,
+            state=state,
+            registry=self.registry,
+            work=self.work,
+            writer=self._writer,
+            preempter=self._preempter,
+            avoiding=self._avoiding,
+            pipeline=profile.pipeline(),
+            clock=clock,
+            tell=feedback,
+        )
+        foresight = Foresight(
+            self._writer,
+            predictor,
+            self._pricing,
+            state,
+            clock,
+            self.work.later,
+            self.learning.earlier,
+        )
         self._reconciler = Reconciler(
             self._writer,
             foresight,
@@ -134,6 +162,7 @@ class Controller:
                 self.registry.job_changed(record)
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
+                self.learning.node_changed(record)
         self._changed.set()
 
     def forget(self, record: Record) -> None:
@@ -145,6 +174,7 @@ class Controller:
                 self.registry.job_gone(record.key, record.uid)
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
+                self.learning.node_gone(record)
         self._changed.set()
 
     # --- rounds -------------------------------------------------------------------------------
@@ -198,6 +228,7 @@ class Controller:
             await self._take_over(term)
         if self._term() != term:
             return False
+        self._learned.read_again()
         self._leads_in = term
         self.work.go()
         return True
@@ -220,6 +251,11 @@ class Controller:
         self.work.wake()
         self._pricing.step()
         await self.evictions.step()
+        await self.learning.step()
+        if self.learning.believe():
+            self.rounds.forget_refusals()
+            for key in list(self._waiters.starts):
+                self.work.add(key)
         await self._learned.save(self._writer, self._clock())
         await self._accounts.step(self._writer)
         if self._waiters.starts:
@@ -257,7 +293,7 @@ class Controller:
         if gang.record.status.phase not in _OPEN:
             self.standings.drop(key)
             self._learned.take(gang.record)
-            return None
+            return self.learning.end(gang)
         work = self._gates.step(gang)
         if work is not None:
             return work
@@ -283,6 +319,7 @@ class Controller:
         self._reconciler.forget(key)
         self._preempter.forget(key)
         self._telling.forget(key)
+        self.learning.forget(key)
         self._waiters.forget(key)
         self._avoiding.forget(key)
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler_extender.gangs import gpujob_name
-from scheduler_extender.jobs import policy_job, seconds, unpredicted_load
+from scheduler_extender.jobs import (
+    kind_of_model,
+    load_now,
+    policy_job,
+    seconds,
+    unpredicted_load,
+)
 from scheduler_extender.pods import PodInfo, pod_info
 from scheduler_extender.table import GpuFacts, GpuKind
 from tandem.contracts import names
@@ -168,13 +174,18 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
     identity = _identity(raw)
     spec = GPUJobSpec.model_validate(raw["spec"])
     status = GPUJobStatus.model_validate(raw.get("status") or {})
-    load = status.load or unpredicted_load(spec.demand)
+    load, kind = load_now(spec.demand, status), kind_of_model(spec, status.load)
     return GpuJobRecord(
         *identity,
         spec=spec,
         status=status,
         worker=policy_job(
-            "/".join(identity[:2]), spec.demand, load, pods=1, sub_batches=status.sub_batches
+            "/".join(identity[:2]),
+            spec.demand,
+            load,
+            pods=1,
+            kind=kind,
+            sub_batches=status.sub_batches,
         ),
         plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
     )
@@ -184,8 +195,8 @@ def parse_pod(raw: Raw) -> PodRecord:
     """Read a pod; of pods that are not ours, and of those that run, only what still matters."""
     pod = pod_info(raw)
     identity = (pod.namespace, pod.name, pod.uid, pod.resource_version)
-    if pod.node_name:
-        # Where it may run is settled.
+    if pod.node_name and pod.annotations.get(names.CHECKPOINT) != "true":
+        # Where it may run is settled, and it is never moved.
         pod = replace(pod, node_selector=_NOTHING, tolerations=(), affinity=_NOTHING)
     if pod.gpus == 0:
         return PodRecord(

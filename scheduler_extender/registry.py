@@ -41,6 +41,11 @@ class Registry:
         self._clock = clock
         self._gang_of_pod: dict[str, Key] = {}
 
+    def gang_of(self, uid: str) -> Gang | None:
+        """Return the gang of a pod."""
+        key = self._gang_of_pod.get(uid)
+        return self.gangs.get(key) if key else None
+
     def pod_changed(self, record: PodRecord) -> None:
         """Take in a pod; those that ask for none of our GPUs are left out."""
         if record.pod.gpus == 0:

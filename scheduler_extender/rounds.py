@@ -71,6 +71,10 @@ class Rounds:
         self._clock = clock
         self._slice_ends_s = 0.0
 
+    def forget_refusals(self) -> None:
+        """Try everybody anew: what is believed of jobs has changed."""
+        self._planner.forget_refusals()
+
     async def plan(self) -> None:
         """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
         question = self._question()

@@ -16,11 +16,13 @@ from functools import partial
 from uuid import uuid4
 
 from scheduler_extender.binding import Binder
+from scheduler_extender.books import Books, believing
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.feed import Feed
 from scheduler_extender.fencing import Fence
 from scheduler_extender.history import Learned
 from scheduler_extender.leader import LeaseWatch
+from scheduler_extender.learned import Pairs
 from scheduler_extender.memory_api import admission
 from scheduler_extender.metrics import Metrics
 from scheduler_extender.predictions import HttpPredictor
@@ -78,12 +80,15 @@ async def running(
             if config.api == "memory"
             else KubeClient.load(config.kubeconfig)
         )
-    profile = config.profile
+    profile = believing(config.profile, config.learning)
+    learning = config.learning
+    books = Books(Pairs(learning.pairs_per_namespace, learning.max_interference))
     pipeline = profile.pipeline()
     state = ClusterState(
         now_s=clock(),
         max_jobs_per_gpu=config.max_jobs_per_gpu,
         stale_after_s=config.stale_after_s,
+        pairs=books.pairs,
     )
     metrics = Metrics()
     feed = Feed(state, on_slice=metrics.slice_took)
@@ -120,7 +125,10 @@ async def running(
         take_over=None if config.leader.always else take_over,
         stale_after_s=config.stale_after_s,
         settings=config.queue,
-        learned=Learned(config.public.namespace, config.queue.history_jobs),
+        learned=Learned(config.public.namespace, config.queue.history_jobs, books.kept()),
+        books=books,
+        learning=config.learning,
+        feedback=predictor.tell,
         metrics=QueueMetrics(metrics.registry),
     )
     reflectors = _start_feed(feed, api)

@@ -16,6 +16,7 @@ import numpy as np
 from scheduler_extender.beliefs import Beliefs
 from scheduler_extender.gangs import gpujob_name
 from scheduler_extender.jobs import in_steps
+from scheduler_extender.learned import Pairs
 from scheduler_extender.ledger import Claim, Hold, Ledger
 from scheduler_extender.nodes import NodeBook
 from scheduler_extender.pods import PodInfo
@@ -46,10 +47,16 @@ class ClusterState:
     """
 
     def __init__(
-        self, *, now_s: float, max_jobs_per_gpu: int = 2, stale_after_s: float = 150.0
+        self,
+        *,
+        now_s: float,
+        max_jobs_per_gpu: int = 2,
+        stale_after_s: float = 150.0,
+        pairs: Pairs | None = None,
     ) -> None:
         self.now_s = now_s
-        self.beliefs = Beliefs()
+        self.beliefs = Beliefs(pairs)
+        self._closed: frozenset[tuple[str, str]] = frozenset()
         self._max_jobs_per_gpu = max_jobs_per_gpu
         self._stale_after_s = stale_after_s
         self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
@@ -204,6 +211,15 @@ class ClusterState:
         for key in [key for key, end in self._deadlines.items() if end <= now_s]:
             self._drop_plan(key)
 
+    def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:
+        """Let these GPUs, and no others, take nobody beside those who are there."""
+        changed = {node for node, _ in gpus ^ self._closed}
+        self._closed = gpus
+        for node in sorted(changed):
+            record = self.gpu_nodes().get(("", node))
+            if record is not None:
+                self._follow_gpu_node(record, gone=False)
+
     # --- Bindings under way -------------------------------------------------------------------
 
     def reserve(self, uid: str, claim: Claim) -> None:
@@ -245,6 +261,7 @@ class ClusterState:
             return
         # Where memory is about to end, and until it is not, nobody joins those who are there.
         full = {request.gpu for request in record.status.eviction_requests}
+        full |= {gpu for node, gpu in self._closed if node == record.name}
         most = self._max_jobs_per_gpu
         capped = [
             replace(g, shares=min(g.shares, 1 if g.uuid in full else most)) for g in record.gpus

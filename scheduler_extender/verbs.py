@@ -156,7 +156,7 @@ class Verbs:
         kept until the state changes.
         """
         state = self._state
-        key = (uid, job, state.generation, len(state.gpus))
+        key = (uid, job, state.generation, state.beliefs.pairs.version, len(state.gpus))
         if self._known is not None and self._known[0] == key:
             return self._known[1]
         evaluation = evaluate(job, state.gpus, self._pipeline.constraints)

@@ -46,6 +46,8 @@ class Writer:
         self._tell = tell
         self._clock = clock
         self._turns = asyncio.Semaphore(PARALLEL_WRITES)
+        #: What else goes with each write of a status.
+        self.annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
 
     async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.
@@ -58,6 +60,7 @@ class Writer:
         ending = tuple(gang.gone)
         if status.finished_at is None:
             status = with_service(status, gang, self._clock())
+        status = self.annotate(gang, status)
         if status == record.status:
             return
         faults.reach("service-before")

@@ -58,13 +58,13 @@ class Observed(Message):
 
     Memory and its peaks as in a Load. `solo_utilisation_percent` and `solo_iterations_per_second`
     are of the time in which it was alone on its GPU. `kind` is the model or fingerprint by which
-    it is known again. `remembered` says that its history has been sent on.
+    it is known again, `seconds` how long it was seen. `remembered`: its history has been sent on.
     """
 
     at: Time
     kind: Annotated[str, Field(max_length=128)] = ""
     gpu_model: str = ""
-    samples: Annotated[int, Field(ge=0)] = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
     memory_base_bytes: Bytes | None = None
     memory_peak_bytes: Bytes | None = None
     peak_probability: Probability | None = None

@@ -17,7 +17,7 @@ from tandem.policy.adjust.migrate import Migrate
 from tandem.policy.adjust.online import Requeue
 from tandem.policy.constraints.balance import Balance
 from tandem.policy.constraints.health import Fresh, Healthy
-from tandem.policy.constraints.interference import Interference, Utilisation
+from tandem.policy.constraints.interference import Apart, Interference, Utilisation
 from tandem.policy.constraints.memory import MemoryCapacity, MemoryCollision, PeakFits
 from tandem.policy.constraints.shares import Exclusive, Shares
 from tandem.policy.dispatch.admit import Admit
@@ -61,6 +61,7 @@ AnyConstraint = Annotated[
     | MemoryCollision
     | PeakFits
     | Interference
+    | Apart
     | Utilisation
     | Balance,
     Field(discriminator="kind"),

@@ -57,6 +57,7 @@ class Job:
     interference_class: int = UNKNOWN
     own_slowdown: Floats | None = field(default=None, compare=False, repr=False)
     caused_slowdown: Floats | None = field(default=None, compare=False, repr=False)
+    experience: str = ""  # whose own, where the predictions are not everybody's
     # What gradient accumulation offers, fewest steps first; memory falls, the stretch does not.
     sub_batches: tuple[SubBatch, ...] = ()
     accumulation_steps: int = 1  # as it runs
@@ -90,7 +91,7 @@ class Job:
         return (
             self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
             self.peak_probability, self.gpu_utilisation, self.exclusive, self.skewed,
-            self.interference_class, self.sub_batches, self.where,
+            self.interference_class, self.sub_batches, self.experience, self.where,
         )  # fmt: skip
 
 

@@ -26,7 +26,9 @@ class Engine:
     """One run of one profile on one trace.
 
     `believed` are the jobs as the policies see them, in the order of `trace`. `history` is what
-    jobs that ended before taught; it stands beside what this run teaches.
+    jobs that ended before taught; it stands beside what this run teaches. Where memory is
+    `guarded`, an agent measures it: whoever outgrew what was believed of it goes before a neighbour
+    fails.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Engine:
         *,
         history: History | None = None,
         seed: int = 0,
+        guarded: bool = False,
         on_progress: Callable[[int], None] | None = None,
         record_decisions: bool = False,
     ) -> None:
@@ -70,6 +73,7 @@ class Engine:
             self._events,
             self.outcome,
             np.random.default_rng(seed),
+            guarded=guarded,
         )
 
     def run(self) -> Outcome:

@@ -19,7 +19,8 @@ from tandem.simulator.truth import OOM_AT_ONCE_S, PEAK_WINDOW_S, Truth
 class Progress:
     """Keeps the rows of running jobs in `JobArrays` true, and expects what will become of them.
 
-    `left` is what each job still has to do, in solo seconds, (jobs,).
+    `left` is what each job still has to do, in solo seconds, (jobs,). Where memory is `guarded`,
+    who outgrew what is believed of it goes, in place of whoever asks last.
     """
 
     def __init__(
@@ -31,6 +32,8 @@ class Progress:
         events: Events,
         outcome: Outcome,
         rng: np.random.Generator,
+        *,
+        guarded: bool = False,
     ) -> None:
         self.rows: dict[int, tuple[int, ...]] = {}  # of each running job
         self._board = board
@@ -42,6 +45,7 @@ class Progress:
         self._events = events
         self._outcome = outcome
         self._rng = rng
+        self._guarded = guarded
         self._widest_node = int(np.bincount(board.gpus.node).max())
         # Where nobody can slow or kill anybody, there are no speeds to keep up to date.
         self._sharing = (
@@ -161,6 +165,12 @@ class Progress:
     def _victim(self, row: int, residents: Sequence[int]) -> int:
         """Return who asks last: one of those in a peak, or the newcomer where bases do not fit."""
         memory = self._truth.memory
+        if self._guarded:
+            jobs = self._board.jobs
+            beyond = {j: memory[j].peak_gib - jobs[j].memory_peak_gib for j in residents}
+            worst = max(residents, key=lambda j: beyond[j])
+            if beyond[worst] > 0:
+                return worst
         room = self._truth.memory_gib[row] - sum(memory[j].base_gib for j in residents)
         if room < 0 or self._truth.overflow(row, residents) >= 1.0:
             return residents[-1]

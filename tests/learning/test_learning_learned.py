@@ -3,30 +3,31 @@
 import numpy as np
 from learning_builders import NOW
 
+from scheduler_extender.beliefs import Beliefs
 from scheduler_extender.learned import Pairs
 from tandem.policy.cluster import GpuArrays, add_worker
-from tandem.policy.constraints.interference import Interference
+from tandem.policy.constraints.interference import Apart
 from tandem.policy.job import Job
-
-BOUND = Interference(max_interference=0.35)
 
 
 def job(kind: str, namespace: str = "ml", name: str = "j") -> Job:
-    return Job(id=f"{namespace}/{name}", model=kind)
+    return Job(id=f"{namespace}/{name}", model=kind, gpu_utilisation=40.0)
 
 
-def allowed(pairs: Pairs, newcomer: Job, there: Job) -> bool:
+def allowed(pairs: Pairs, newcomer: Job, there: Job, beliefs: Beliefs | None = None) -> bool:
     """Whether `newcomer` may go beside `there`."""
-    columns = {
-        field: getattr(GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0])), field).copy()
-        for field in GpuArrays.__dataclass_fields__
-    }
-    add_worker(columns, pairs.of(there), np.array([0]), 0)
-    return bool(BOUND(pairs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
+    beliefs = beliefs or Beliefs(pairs)
+    for each in (newcomer, there):
+        beliefs.of(each)
+    beliefs.settle()
+    empty = GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0]))
+    columns = {field: getattr(empty, field).copy() for field in GpuArrays.__dataclass_fields__}
+    add_worker(columns, beliefs.of(there), np.array([0]), 0)
+    return bool(Apart()(beliefs.of(newcomer), GpuArrays(**columns))[0])  # type: ignore[arg-type]
 
 
 def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
-    pairs = Pairs(8)
+    pairs = Pairs()
     assert allowed(pairs, job("bert"), job("resnet"))
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     assert not allowed(pairs, job("bert"), job("resnet"))
@@ -36,7 +37,7 @@ def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
 
 
 def test_others_profit_from_measurements_and_from_nothing_else() -> None:
-    pairs = Pairs(8)
+    pairs = Pairs()
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=False)
     assert not allowed(pairs, job("bert"), job("resnet", "other"))
     assert allowed(pairs, job("bert", "other"), job("resnet", "other"))
@@ -46,26 +47,28 @@ def test_others_profit_from_measurements_and_from_nothing_else() -> None:
 
 
 def test_one_namespace_has_one_voice_among_others() -> None:
-    pairs = Pairs(8)
+    pairs = Pairs()
     for _ in range(100):
         pairs.enter("bert", "resnet", "liar", 9.0, NOW, measured=True)
     for honest in ("x", "y"):
         pairs.enter("bert", "resnet", honest, 0.1, NOW, measured=True)
     assert pairs.believed("bert", "resnet", "somebody") == 0.1
-    assert pairs.believed("bert", "resnet", "liar") == 9.0
+    assert pairs.for_all() == {("bert", "resnet"): 0.1}
+    assert allowed(pairs, job("bert", "x"), job("resnet", "somebody"))
+    assert not allowed(pairs, job("bert", "liar"), job("resnet", "somebody"))
 
 
 def test_a_flood_drowns_nobody_elses_memory() -> None:
     pairs = Pairs(8)
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
-    for number in range(5000):
+    for number in range(300):
         pairs.enter(f"k{number}", f"m{number}", "flood", 9.0, NOW + number, measured=True)
     assert len(pairs) == 9
-    assert pairs.believed("bert", "resnet", "other") == 0.6
+    assert not allowed(pairs, job("bert", "other"), job("resnet"))
 
 
 def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
-    pairs = Pairs(8)
+    pairs = Pairs()
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     pairs.part("bert", "resnet", "ml", 0.4, NOW + 1, measured=False)
     pairs.enter("bert", "resnet", "ml", 0.5, NOW + 2, measured=False)
@@ -73,7 +76,7 @@ def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
 
 
 def test_it_is_kept_across_a_restart() -> None:
-    before, after = Pairs(8), Pairs(8)
+    before, after = Pairs(), Pairs()
     before.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     before.enter("vgg", "vgg", "x", 0.2, NOW, measured=False)
     after.merge(before.stored())
@@ -84,9 +87,28 @@ def test_it_is_kept_across_a_restart() -> None:
     assert after.version == version
 
 
-def test_jobs_of_no_known_kind_are_left_as_they_are() -> None:
-    pairs = Pairs(8)
-    plain = Job(id="ml/j")
-    assert pairs.of(plain) is plain
+def test_what_was_measured_stands_in_the_place_of_what_was_predicted_until_it_is_forgotten() -> (
+    None
+):
+    pairs = Pairs(1)
+    beliefs = Beliefs(pairs)
+    bert, resnet = beliefs.of(job("bert")), beliefs.of(job("resnet"))
+    assert bert.own_slowdown is not None
+    predicted = float(bert.own_slowdown[resnet.interference_class])
+    pairs.enter("bert", "resnet", "ml", 0.27, NOW, measured=True)
+    assert beliefs.settle() >= {bert.interference_class, resnet.interference_class}
+    assert bert.own_slowdown[resnet.interference_class] == 0.27
+    # A load of the same model that was never seen before is believed to be alike.
+    heavy = beliefs.of(Job(id="ml/k", model="bert", gpu_utilisation=90.0))
+    beliefs.settle()
+    assert heavy.own_slowdown is not None
+    assert heavy.own_slowdown[resnet.interference_class] == 0.27
+    pairs.enter("vgg", "vgg", "ml", 0.2, NOW + 1, measured=True)
+    beliefs.settle()
+    assert bert.own_slowdown[resnet.interference_class] == predicted
+
+
+def test_jobs_of_no_known_kind_teach_nothing() -> None:
+    pairs = Pairs()
     pairs.enter("", "bert", "ml", 0.9, NOW, measured=True)
     assert len(pairs) == 0

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from queue_builders import GIB, load, raw_pod
 
-from scheduler_extender.config import QueueConfig
+from scheduler_extender.books import Books, believing
+from scheduler_extender.config import LearningConfig, QueueConfig
 from scheduler_extender.predictions import without_predictor
 from scheduler_extender.queue import Controller
 from scheduler_extender.records import PARSERS
 from scheduler_extender.state import ClusterState
-from tandem.contracts.prediction import Prediction
+from tandem.contracts.prediction import Feedback, Prediction
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, JOBS, NODES, PODS
 from tandem.policy.catalog import Profile, load_profile
@@ -37,11 +38,15 @@ class Cluster:
         self.api = api or MemoryCluster()
         self.said: list[tuple[str, str, str]] = []
         self.predictions = 0
-        self.state = ClusterState(now_s=self.now)
+        self.books = Books()
+        self.feedback: list[Feedback] = []
+        self.state = ClusterState(now_s=self.now, pairs=self.books.pairs)
         self.controller = Controller(
             state=self.state,
             api=self.api,
-            profile=profile or load_profile("tandem"),
+            profile=believing(profile or load_profile("tandem"), LearningConfig()),
+            books=self.books,
+            feedback=self.take_feedback,
             settings=settings,
             predictor=self,
             tell=lambda regarding, reason, note, _kind: self.said.append(
@@ -51,6 +56,10 @@ class Cluster:
         )
         for kind, resource in KINDS.items():
             self.api.watch(resource, lambda event, obj, kind=kind: self._event(kind, event, obj))
+
+    async def take_feedback(self, feedback: Feedback) -> bool:
+        self.feedback.append(feedback)
+        return True
 
     async def cycle(self) -> None:
         self.loop = asyncio.get_running_loop()

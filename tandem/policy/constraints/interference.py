@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
-from tandem.policy.job import Job
+from tandem.policy.job import NOBODY, UNKNOWN, Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
 
@@ -41,6 +41,28 @@ class Interference(Policy):
         theirs = np.where(gpus.residents >= 0, gpus.resident_slowdown + caused, 0.0)
         worst: Floats = np.maximum(mine, theirs.max(axis=1))
         return worst
+
+
+class Apart(Policy):
+    """Two that are believed never to get along (an infinite slowdown) are not put together.
+
+    Ours: models that running jobs have shown to be bad neighbours stay apart, whatever else is
+    weighed. Where nothing is believed, nothing is refused.
+    """
+
+    kind: Literal["apart"] = "apart"
+
+    def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
+        """Return (gpus,), True where it was never bad beside any resident, nor one beside it."""
+        if job.own_slowdown is None or job.caused_slowdown is None:
+            return np.ones(len(gpus), dtype=np.bool_)
+        bad = np.isinf(job.own_slowdown) | np.isinf(job.caused_slowdown)
+        bad[[NOBODY, UNKNOWN]] = False
+        return np.logical_not(np.asarray(bad[gpus.resident_class].any(axis=1)))
+
+    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+        """Say why `row` may not take `job`."""
+        return "beside a model with which one of the two was slowed down too much before"
 
 
 class Utilisation(Policy):

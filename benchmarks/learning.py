@@ -1,0 +1,316 @@
+"""docs/results/learning.md: what wrong predictions cost, and what of it learning gives back.
+
+    python -m benchmarks.learning [--only SECTION] [--seeds 3]
+
+Sections keep their figures under .out/learning; the page is written of what is there. Pairs are
+measured ones (TANDEM_SHARED_DATA) where a section says so, otherwise drawn here, seeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.learning_repair import repair_course
+from benchmarks.papers.page import write
+from benchmarks.tables import data_folder, load_trace, markdown
+from tandem.policy.adjust.learn import Learn
+from tandem.policy.catalog import Profile, load_profile
+from tandem.policy.job import Job
+from tandem.policy.units import Floats
+from tandem.simulator.cluster import gpu_arrays, parse_cluster
+from tandem.simulator.engine import Engine
+from tandem.simulator.gavel import PairMatrix, load_matrix
+from tandem.simulator.jobs import TraceJob
+from tandem.simulator.report import Report, report
+from tandem.simulator.run import Setup, run_profile
+from tandem.simulator.world import World, measured_world
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / ".out" / "learning"
+TRACES = {"philly-103959": "4x8", "philly-ed69ec": "2x8"}
+ERRORS = (0.25, 0.5)
+MODELS, JOBS = 40, 2000
+LIARS = 0.1
+LIARS_JOBS, LIARS_TRIALS = 500, 4  # trials for each seed that is asked for
+LIE = 0.25  # of its true memory and utilisation is what a liar declares
+
+
+def with_loop(profile: Profile) -> Profile:
+    """Return the profile with online learning."""
+    return profile.model_copy(update={"adjust": Learn()})
+
+
+# --- predictions that are off -------------------------------------------------------------------
+
+
+def errors(seeds: int) -> list[dict[str, float | str]]:
+    """Run `tandem` with exact and with wrong predictions, without the loop and with it."""
+    matrix = data_folder() / "colocation" / "gavel-oracle-v100-p100.json"
+    plain = load_profile("tandem")
+    rows: list[dict[str, float | str]] = []
+    for seed, (trace, cluster) in product(range(seeds), TRACES.items()):
+        for error, loop in [(0.0, False), *product(ERRORS, (False, True))]:
+            setup = Setup(
+                load_trace(trace), (parse_cluster(cluster),), matrix, seed, belief_error=error
+            )
+            found = run_profile(setup, with_loop(plain) if loop else plain).report
+            at: dict[str, float | str] = {"trace": trace, "seed": seed, "error": error}
+            rows.append(at | {"loop": loop} | _figures(found))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _figures(found: Report) -> dict[str, float]:
+    return {
+        "jct": found.avg_jct_s,
+        "speed": found.mean_speed,
+        "moves": found.migrations,
+        "preemptions": found.preemptions,
+    }
+
+
+def errors_table(rows: Sequence[dict[str, float]]) -> str:
+    """Return one line for each trace and error, means over seeds."""
+    lines = []
+    for trace in TRACES:
+        exact = _mean(rows, "jct", trace=trace, error=0.0)
+        lines.append([trace, "0 %", f"{exact:,.0f}", "-", *_rest(rows, trace, 0.0, False)])
+        for error in ERRORS:
+            off = _mean(rows, "jct", trace=trace, error=error, loop=False)
+            learned = _mean(rows, "jct", trace=trace, error=error, loop=True)
+            back = (off - learned) / (off - exact)
+            lines.append([trace, f"{error:.0%}, no loop",
+                          f"{off:,.0f} ({off / exact - 1:+.1%})", "-",
+                          *_rest(rows, trace, error, False)])  # fmt: skip
+            lines.append([trace, f"{error:.0%}, with the loop",
+                          f"{learned:,.0f} ({learned / exact - 1:+.1%})", f"{back:.0%}",
+                          *_rest(rows, trace, error, True)])  # fmt: skip
+    return markdown(["trace", "error of the predictions", "mean completion, s", "won back",
+                     "mean speed", "moves", "preemptions"], lines)  # fmt: skip
+
+
+def _rest(rows: Sequence[dict[str, float]], trace: str, error: float, loop: bool) -> list[str]:
+    at = {"trace": trace, "error": error, "loop": loop}
+    return [
+        f"{_mean(rows, 'speed', **at):.3f}",
+        f"{_mean(rows, 'moves', **at):,.0f}",
+        f"{_mean(rows, 'preemptions', **at):,.0f}",
+    ]
+
+
+def _mean(rows: Sequence[dict[str, float]], what: str, **at: object) -> float:
+    return float(np.mean([r[what] for r in rows if all(r[k] == v for k, v in at.items())]))
+
+
+# --- a history that grows -----------------------------------------------------------------------
+
+
+def drawn_matrix(rng: np.random.Generator) -> PairMatrix:
+    """Draw what each of the models suffers beside each other: log-uniform, 2 to 120 %."""
+    slowdown = np.exp(rng.uniform(np.log(0.02), np.log(1.2), size=(MODELS, MODELS)))
+    return PairMatrix(tuple(f"model-{i:02}" for i in range(MODELS)), slowdown)
+
+
+def drawn_trace(rng: np.random.Generator, jobs: int = JOBS) -> list[TraceJob]:
+    """Draw one-GPU jobs of a heavy tail for 32 GPUs at a load over 1."""
+    submit = np.cumsum(rng.exponential(60.0, size=jobs))
+    duration = np.exp(rng.normal(np.log(1200), 1.0, size=jobs)).clip(120, 4 * 86_400)
+    gpus = rng.choice([1, 1, 1, 1, 2, 4], size=jobs)
+    return [
+        TraceJob(str(i), float(s), int(g), float(d))
+        for i, (s, d, g) in enumerate(zip(submit, duration, gpus, strict=True))
+    ]
+
+
+def history(seeds: int) -> list[dict[str, object]]:
+    """Run 2,000 jobs of 40 models, and follow the error of the predictions."""
+    found = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        trace, matrix = drawn_trace(rng), drawn_matrix(rng)
+        for loop in (False, True):
+            profile = load_profile("tandem")
+            profile = with_loop(profile) if loop else profile
+            gpus = gpu_arrays([parse_cluster("4x8")], shares=2)
+            world = measured_world(trace, gpus, matrix, seed=seed, belief_error=0.5)
+            told = _told(world)
+            course: list[tuple[int, float]] = []
+
+            def note(ended: int, told: Floats = told, truth: Floats = matrix.slowdown,
+                     course: list[tuple[int, float]] = course) -> None:  # fmt: skip
+                if ended % 50 == 0 or ended == 1:
+                    off = float(np.abs((1 + told) / (1 + truth) - 1).mean())
+                    course.append((ended, off))
+
+            engine = Engine(trace, world.believed, gpus, profile, world.truth, seed=seed,
+                            on_progress=note)  # fmt: skip
+            outcome = engine.run()
+            figures = _figures(report(outcome, world.truth, len(gpus), 0.0))
+            found.append({"seed": seed, "loop": loop, "course": course, **figures})
+            print(seed, loop, course[0], course[-1], figures, flush=True)
+    return found
+
+
+def _told(world: World) -> Floats:
+    """Return a live view of what is believed of each pair of models, (models, models)."""
+    table = world.believed[0].own_slowdown
+    assert table is not None
+    base = table.base
+    assert isinstance(base, np.ndarray)
+    view: Floats = base[2:, 2:]
+    return view
+
+
+def history_plot(runs: Sequence[dict[str, object]], path: Path) -> None:
+    """Draw the error over the jobs that have ended."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams["svg.hashsalt"] = "tandem"
+    plt.figure(figsize=(7, 4))
+    for run in runs:
+        x, y = zip(*run["course"], strict=True)  # type: ignore[call-overload]
+        colour, label = ("C0", "with the loop") if run["loop"] else ("C1", "without")
+        plt.plot(x, 100 * np.array(y), colour, label=label if run["seed"] == 0 else None)
+    plt.xlabel("jobs ended")
+    plt.ylabel("mean error over all pairs of models, %")
+    plt.ylim(bottom=0)
+    plt.legend()
+    plt.tight_layout()
+    plt.savefig(path, metadata={"Date": None})
+    plt.close()
+
+
+def history_table(runs: Sequence[dict[str, object]]) -> str:
+    """Return the error after so many jobs, and what it came to."""
+    lines = []
+    for loop in (False, True):
+        courses = [dict(map(tuple, r["course"])) for r in runs if r["loop"] == loop]  # type: ignore[call-overload]
+        marks = [
+            f"{100 * np.mean([c[n] for c in courses]):.1f} %" for n in (1, 250, 500, 1000, 2000)
+        ]
+        at = [r for r in runs if r["loop"] == loop]
+        jct = float(np.mean([r["jct"] for r in at]))  # type: ignore[arg-type]
+        speed = float(np.mean([r["speed"] for r in at]))  # type: ignore[arg-type]
+        lines.append(
+            ["with the loop" if loop else "without", *marks, f"{jct:,.0f}", f"{speed:.3f}"]
+        )
+    return markdown(["", "after 1 job", "250", "500", "1,000", "2,000", "mean completion, s",
+                     "mean speed"], lines)  # fmt: skip
+
+
+# --- liars ----------------------------------------------------------------------------------------
+
+
+def liars(seeds: int) -> list[dict[str, float | str]]:
+    """Let a tenth of the jobs declare a quarter of their memory, guarded by measurement or not."""
+    matrix = load_matrix(data_folder() / "colocation" / "gavel-oracle-v100-p100.json")
+    rows: list[dict[str, float | str]] = []
+    for seed in range(LIARS_TRIALS * seeds):
+        rng = np.random.default_rng(seed)
+        trace = drawn_trace(rng, LIARS_JOBS)
+        lying = rng.random(len(trace)) < LIARS
+        for case in ("all honest", "guarded", "not guarded"):
+            gpus = gpu_arrays([parse_cluster("4x8")], shares=2)
+            world = measured_world(trace, gpus, matrix, seed=seed, belief_error=0.0)
+            believed = [
+                _lie(job) if case != "all honest" and lies else job
+                for job, lies in zip(world.believed, lying, strict=True)
+            ]
+            tandem, guarded = load_profile("tandem"), case == "guarded"
+            engine = Engine(trace, believed, gpus, tandem, world.truth, seed=seed, guarded=guarded)
+            out = engine.run()
+            jct = out.end_s - out.submit_s
+            speed = (out.duration_s + out.overhead_s) / out.run_s
+            rows.append(
+                {
+                    "case": case,
+                    "seed": seed,
+                    "honest_jct": float(jct[~lying].mean()),
+                    "honest_speed": float(speed[~lying].mean()),
+                    "honest_ooms": int(out.ooms[~lying].sum()),
+                    "honest_lost_s": float(out.overhead_s[~lying].sum()),
+                    "liars_jct": float(jct[lying].mean()),
+                    "liars_ooms": int(out.ooms[lying].sum()),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _lie(job: Job) -> Job:
+    return replace(
+        job,
+        memory_base_gib=LIE * job.memory_base_gib,
+        memory_peak_extra_gib=LIE * job.memory_peak_extra_gib,
+        gpu_utilisation=LIE * job.gpu_utilisation,
+    )
+
+
+def liars_table(rows: Sequence[dict[str, float]]) -> str:
+    """Return one line for each case, means over seeds."""
+    lines = []
+    for case in ("all honest", "guarded", "not guarded"):
+        jct = _mean(rows, "honest_jct", case=case)
+        lines.append(
+            [
+                case,
+                f"{jct:,.0f} ({_change(rows, case)})",
+                f"{_mean(rows, 'honest_speed', case=case):.3f}",
+                f"{_mean(rows, 'honest_ooms', case=case):.1f}",
+                f"{_mean(rows, 'liars_jct', case=case):,.0f}",
+                f"{_mean(rows, 'liars_ooms', case=case):.1f}",
+            ]
+        )
+    columns = ["", "honest jobs: mean completion, s", "mean speed", "killed for memory",
+               "liars: mean completion, s", "evicted or killed for memory"]  # fmt: skip
+    return markdown(columns, lines)
+
+
+def _change(rows: Sequence[dict[str, float]], case: str) -> str:
+    """Return how honest jobs' mean completion differs from when all are honest, seed by seed."""
+    base = {r["seed"]: r["honest_jct"] for r in rows if r["case"] == "all honest"}
+    found = np.array([r["honest_jct"] / base[r["seed"]] - 1 for r in rows if r["case"] == case])
+    return f"{found.mean():+.1%} ± {found.std(ddof=1) / np.sqrt(len(found)):.1%}"
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+SECTIONS = {"errors": errors, "history": history, "liars": liars, "repair": repair_course}
+
+
+def _kept(name: str) -> list[dict[str, float]]:
+    path = KEPT / f"{name}.json"
+    if not path.exists():
+        raise SystemExit(f"no figures of {name}: python -m benchmarks.learning --only {name}")
+    found: list[dict[str, float]] = json.loads(path.read_text())
+    return found
+
+
+def main() -> None:
+    """Run the sections asked for, all by default; write the page when all figures are there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=[*SECTIONS, "page"])
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for name, section in SECTIONS.items():
+        if arguments.only in (None, name):
+            (KEPT / f"{name}.json").write_text(json.dumps(section(arguments.seeds)))
+    if arguments.only in (None, "page"):
+        from benchmarks.learning_page import page
+
+        write("learning", page(arguments.seeds, _kept))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""The page of benchmarks.learning."""
+
+from __future__ import annotations

@@ -1,0 +1,188 @@
+"""The learning loop on the API server in memory: bad neighbours are parted and stay apart."""
+
+from __future__ import annotations
+
+from queue_builders import GIB
+from test_queue_controller import run
+from test_queue_preemption import Training
+
+from scheduler_extender.jobs import rfc3339
+from tandem.kube.resource import GPU_NODES, JOBS, PODS
+from tandem.policy.catalog import load_profile
+
+MODEL = {"tandem.gpu/model": "resnet50", "tandem.gpu/batch-size": "32"}
+SAVES = MODEL | {"tandem.gpu/checkpoint": "true"}
+
+
+class Sharing(Training):
+    """Training with agents that report how much of its GPU's time each pod gets."""
+
+    def __init__(self) -> None:
+        super().__init__(profile=load_profile("tandem"))
+        self.percent: dict[str, float] = {}  # by job; when alone 90
+        self.told: dict[str, float] = {}
+        self.peak: dict[str, int] = {}
+        self.jobs: list[str] = []
+
+    async def predict(self, namespace, demand, gpu):
+        found = await super().predict(namespace, demand, gpu)
+        load = found.load.model_copy(
+            update={"feature_hash": f"{demand.model}", "peak_probability": 0.1}
+        )
+        return found.model_copy(update={"load": load})
+
+    def submit(self, name: str, gpus: int = 1, annotations: dict | None = None) -> None:
+        given = SAVES if annotations is None else annotations
+        model = {"tandem.gpu/model": name} if "tandem.gpu/model" in given else {}
+        super().submit(name, gpus, given | model)
+        self.jobs.append(name)
+
+    def report(self) -> None:
+        on: dict[str, list[dict]] = {}
+        for pod in self.api.list(PODS):
+            meta = pod["metadata"]
+            job = meta["ownerReferences"][0]["name"]
+            gpu = (meta.get("annotations") or {}).get("tandem.gpu/visible-devices")
+            if gpu and "deletionTimestamp" not in meta and pod["status"]["phase"] == "Running":
+                on.setdefault(gpu, []).append({"uid": meta["uid"], "job": job})
+        gpus = []
+        for index in range(2):
+            uuid = f"GPU-n0-{index}"
+            uses = []
+            for pod in on.get(uuid, []):
+                alone = len(on[uuid]) == 1
+                use = {
+                    "uid": pod["uid"],
+                    "memoryBytes": GIB,
+                    "memoryPeakBytes": self.peak.get(pod["job"], 12 * GIB),
+                    "memoryBaseBytes": 10 * GIB,
+                    "peakProbability": 0.1,
+                    "utilisationPercent": 90.0 if alone else self.percent.get(pod["job"], 90.0),
+                }
+                if pod["job"] in self.told:
+                    use["iterationsPerSecond"] = 2.0 if alone else self.told[pod["job"]]
+                uses.append(use)
+            gpus.append({"uuid": uuid, "index": index, "model": "NVIDIA A100", "shares": 2,
+                         "memoryBytes": 80 * GIB, "utilisationPercent": 100.0 if uses else 0.0,
+                         "utilisationSource": "samples", "pods": uses})  # fmt: skip
+        status = {"observedAt": rfc3339(self.now), "gpus": gpus}
+        self.api.patch(GPU_NODES, "n0", {"status": status}, subresource="status")
+
+    async def live(self, seconds: float) -> None:
+        """Let time pass in steps of five seconds, with a report each; Jobs answer to `suspend`."""
+        for _ in range(int(seconds / 5)):
+            self.report()
+            await self.pass_s(5)
+            for job in self.jobs:
+                if self.suspended(job):
+                    self.job_controller_deletes(job)
+                elif not self.pods_of(job) and self.status(job)["phase"] == "Suspended":
+                    self.new_pod(job, 1, SAVES | {"tandem.gpu/model": job})
+
+    def ends(self, job: str) -> None:
+        self.set_phase(self.pods_of(job)[0]["metadata"]["name"], "Succeeded")
+        done = {"conditions": [{"type": "Complete", "status": "True"}]}
+        self.api.patch(JOBS, job, {"status": done}, "default", subresource="status")
+
+    def gpu_of(self, job: str) -> str:
+        (pod,) = self.pods_of(job)
+        return (pod["metadata"].get("annotations") or {}).get("tandem.gpu/visible-devices", "")
+
+
+async def paired(cluster: Sharing, **annotations: dict) -> None:
+    """`a` alone for two minutes, then `b` beside it; the other GPU is taken by `c` meanwhile."""
+    cluster.submit("c", annotations=annotations.get("c", {"tandem.gpu/exclusive": "true"}))
+    await cluster.live(10)
+    cluster.submit("a", annotations=annotations.get("a"))
+    await cluster.live(120)
+    cluster.submit("b", annotations=annotations.get("b"))
+    await cluster.live(10)
+    assert cluster.gpu_of("a") == cluster.gpu_of("b")
+
+
+def test_a_bad_pair_is_parted_and_never_put_together_again() -> None:
+    cluster = Sharing()
+    cluster.percent = {"a": 56.25, "b": 80.0}
+
+    async def scenario() -> None:
+        await paired(cluster)
+        # There is no better place as long as the other GPU is taken: nobody moves.
+        await cluster.live(60)
+        assert cluster.gpu_of("a") == cluster.gpu_of("b")
+        seen = cluster.status("a")["observed"]["slowdown"]
+        assert seen == {
+            "value": 0.6,
+            "means": "utilisation",
+            "reference": "solo",
+            "estimated": True,
+        }
+        decisions = [d for job in ("a", "b") for d in cluster.status(job).get("decisions", [])]
+        assert any(d["what"] == "Kept" and "no better place" in d["why"] for d in decisions)
+        cluster.ends("c")
+        await cluster.live(60)
+        assert sorted([cluster.gpu_of("a"), cluster.gpu_of("b")]) == ["GPU-n0-0", "GPU-n0-1"]
+        moved = [d for job in ("a", "b") for d in cluster.status(job)["decisions"]]
+        assert any(d["what"] == "Moved" and "slowed down by 60%" in d["why"] for d in moved)
+        assert cluster.books.pairs.believed("a@32", "b@32", "other") == 0.6
+        await cluster.live(120)
+        assert cluster.controller.learning.outcomes["Moved"] == 1
+        for job in ("a", "b"):
+            assert cluster.status(job)["phase"] == "Running"
+
+    run(scenario)
+
+
+def test_what_a_pod_tells_moves_itself_and_nobody_elses_word_is_needed() -> None:
+    cluster = Sharing()
+    cluster.percent = {"a": 90.0, "b": 90.0}
+    cluster.told = {"a": 0.2}
+
+    async def scenario() -> None:
+        await paired(cluster)
+        await cluster.live(60)
+        assert cluster.books.pairs.believed("a@32", "b@32", "default") > 0.35
+        assert cluster.books.pairs.believed("a@32", "b@32", "other") is None
+
+    run(scenario)
+
+
+def test_who_saves_no_checkpoint_stays_and_nobody_joins() -> None:
+    cluster = Sharing()
+    cluster.percent = {"a": 56.25, "b": 80.0}
+
+    async def scenario() -> None:
+        await paired(cluster, a=MODEL, b=MODEL)
+        await cluster.live(60)
+        assert cluster.gpu_of("a") == cluster.gpu_of("b")
+        row = cluster.state.table.row_of["n0", cluster.gpu_of("a")]
+        assert cluster.state.gpus.shares[row] == 1
+        assert "saves no checkpoint" in cluster.status("a")["decisions"][-1]["why"]
+        # The pair is known all the same, and gets over it: others may join again.
+        assert cluster.books.pairs.believed("a@32", "b@32", "other") > 0.35
+        cluster.percent = {}
+        await cluster.live(60)
+        assert cluster.state.gpus.shares[row] == 2
+
+    run(scenario)
+
+
+def test_memory_that_is_measured_counts_while_it_runs_and_its_end_is_told_once() -> None:
+    cluster = Sharing()
+    cluster.peak = {"a": 60 * GIB}
+
+    async def scenario() -> None:
+        cluster.submit("a")
+        await cluster.live(90)
+        worker = cluster.state.gpu_jobs()["default", "job-a"].worker
+        assert worker.memory_peak_gib == 60
+        row = cluster.state.table.row_of["n0", cluster.gpu_of("a")]
+        assert cluster.state.gpus.memory_base_gib[row] == 10
+        assert cluster.state.gpus.memory_peak_extra_gib[row] == 50
+        cluster.ends("a")
+        await cluster.live(20)
+        (told,) = cluster.feedback
+        assert (told.model, told.batch_size, told.memory_peak_bytes) == ("a", 32, 60 * GIB)
+        assert told.utilisation_percent == 90.0
+        assert cluster.status("a")["observed"]["remembered"]
+
+    run(scenario)
