@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from node_agent import canary, guard
 from node_agent.attribution import Attribution
@@ -26,7 +26,10 @@ READABLE_CONDITION = "AllGpusReadable"
 ASSIGNMENT_CONDITION = "AssignmentHonoured"
 VARIABLE_CONDITION = "VariableHonoured"
 
-VERSION = version("tandem-gpu")
+try:
+    VERSION = version("tandem-gpu")
+except PackageNotFoundError:  # from a source tree that is not installed
+    VERSION = ""
 
 #: NVML that is gone is tried again this often.
 RETRY_S = 5.0
