@@ -19,8 +19,9 @@ from typing import Any
 
 from predictor.equations import training_step
 from predictor.gpus import find_gpu
+from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
-from predictor.training import MeasuredJob, MeasuredPair, compare, table
+from predictor.training import compare, table
 from tandem.contracts.resources import GraphFeatures, Load, Source
 
 Matrix = dict[str, dict[str, dict[str, Any]]]

@@ -197,12 +197,13 @@ def create_app(
         """Take what a run was measured to use: it corrects the next prediction of its kind."""
         return store.observe(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
-    @app.post("/v1/interference")
-    def interference(request: InterferenceRequest) -> InterferenceAnswer:
+    @app.post("/v1/interference", response_model=InterferenceAnswer)
+    async def interference(request: InterferenceRequest) -> Response:
         """Predict how a job and each of many candidates would slow one another down."""
+        # Written as it is: to have each of many pairs checked once more costs as much as the model.
         answer = pricing.answer(request)
         metrics.priced(len(answer.pairs), answer.source.value)
-        return answer
+        return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

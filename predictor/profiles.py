@@ -7,18 +7,23 @@ A file is either such profiles as they are, or what `tandem profile collect` wro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from predictor.collect.records import graph_bytes
+from predictor.errors import GraphError
 from predictor.gpus import find_gpu
+from predictor.load import Predictor
+from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.sources import Question
 from tandem.contracts.base import Message
-from tandem.contracts.prediction import BatchSize, Optimizer, Precision, Size
-from tandem.contracts.resources import GraphFeatures, Percent
+from tandem.contracts.prediction import BatchSize, Optimizer, Precision, PredictRequest, Size
+from tandem.contracts.resources import GraphFeatures, Load, Percent
 from tandem.errors import UsageError
 
 
@@ -68,24 +73,94 @@ class Profile(Message):
 
 def read_profiles(file: Path) -> list[Profile]:
     """Read the solo configurations of a file; raises UsageError naming the first bad line."""
+    return [profile for _, profile in _profiles(file, list(read_records(file)))]
+
+
+def is_collected(file: Path) -> bool:
+    """Whether the collector wrote the file."""
+    first = next(read_records(file), (0, {}))[1]
+    return first.get("kind") == "header"
+
+
+def read_measured_pairs(file: Path) -> list[MeasuredPair]:
+    """Read the pairs of a collector's file, each side with the load that its graph predicts.
+
+    Raises UsageError naming the first bad line.
+    """
+    records = list(read_records(file))
+    alone = {record["key"]: profile for record, profile in _profiles(file, records)}
     found = []
+    for _, record in records:
+        if record.get("kind") != "pair" or record.get("status") != "ok":
+            continue
+        sides = []
+        for key, slowdown in zip(
+            (record["first"], record["second"]), record["slowdown"], strict=True
+        ):
+            profile = alone.get(key)
+            if profile is None:
+                break
+            speed = 1 / (1 + slowdown)
+            load = _predicted(profile)
+            sides.append(MeasuredJob(name=key, family=profile.family, load=load, speed=speed))
+        else:
+            gpu = alone[record["first"]].gpu_model
+            found.append(MeasuredPair(gpu_model=gpu, first=sides[0], second=sides[1]))
+    return found
+
+
+def _profiles(
+    file: Path, records: Sequence[tuple[int, dict[str, Any]]]
+) -> Iterator[tuple[dict[str, Any], Profile]]:
+    """Yield each solo configuration that ran, as it was read and as a profile."""
     header: dict[str, Any] = {}
-    for number, record in read_records(file):
+    graphs = {
+        (r.get("model"), r.get("sequence")): r for _, r in records if r.get("kind") == "graph"
+    }
+    features: dict[tuple[Any, Any], dict[str, object] | None] = {}
+    for number, record in records:
         kind = record.get("kind", "profile")
         if kind == "header":
             header = record
-            continue
-        if kind == "pair" or record.get("status", "ok") != "ok":
+        if kind not in ("solo", "profile") or record.get("status", "ok") != "ok":
             continue  # a configuration that ran out of memory has nothing to learn from
+        whole = record
         if kind == "solo":
-            record = _of_collector(record, header)
+            graph = (record.get("model"), record.get("sequence"))
+            if graph not in features:
+                features[graph] = _features(graphs.get(graph, {}))
+            whole = _of_collector(record, header) | {"features": features[graph]}
         try:
-            found.append(Profile.model_validate(record))
+            yield record, Profile.model_validate(whole)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the line"
             raise UsageError(f"{file}, line {number}: {where}: {first['msg']}.") from None
-    return found
+
+
+def _features(graph: dict[str, Any]) -> dict[str, object] | None:
+    """Return a model's features: as extracted before, of its graph, or of its layers."""
+    if "features" in graph:
+        known: dict[str, object] = graph["features"]
+        return known
+    packed = graph_bytes(graph)
+    if packed is not None:
+        from predictor.graph.features import extract_features
+
+        with suppress(GraphError):
+            return extract_features(packed).wire()
+    return graph.get("layers")
+
+
+def _predicted(profile: Profile) -> Load:
+    request = PredictRequest(
+        batch_size=profile.batch_size,
+        precision=profile.precision,
+        optimizer=profile.optimizer,
+        gpu_model=profile.gpu_model,
+        gpu_memory_bytes=profile.gpu_memory_bytes,
+    )
+    return Predictor().predict(request, profile.features).load
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -119,7 +194,6 @@ def _of_collector(record: dict[str, Any], header: dict[str, Any]) -> dict[str, A
         "name": record.get("model"),
         "family": record.get("family"),
         "origin": Origin.MEASURED,
-        "features": record.get("features"),
         "batchSize": record.get("batchSize"),
         "precision": record.get("precision"),
         "optimizer": record.get("optimizer"),

@@ -14,8 +14,8 @@ from tandem.cli.output import err, print_json, print_table
 from tandem.errors import TandemError, UsageError
 
 if TYPE_CHECKING:
+    from predictor.pairs import MeasuredPair
     from predictor.profiles import Profile
-    from predictor.training import MeasuredPair
 
 OutOption = Annotated[
     Path, typer.Option("--out", help="Directory of trained models, as the predictor reads it.")
@@ -89,14 +89,22 @@ def _train_load(read: Sequence[Profile], out: Path) -> Card:
 
 @app.command()
 def interference(
-    pairs: Annotated[Path, typer.Argument(help="Measured pairs, one JSON object a line.")],
+    pairs: Annotated[
+        list[Path],
+        typer.Argument(help="Files of `tandem profile collect`, or of pairs, one a line."),
+    ],
     out: OutOption = _OUT,
     as_json: JsonOption = False,
 ) -> None:
     """Train on measured pairs; publish if better than the quadratic on what was not seen."""
+    from predictor.profiles import is_collected, read_measured_pairs
     from predictor.training import read_pairs
 
-    measured = read_pairs(pairs)
+    measured = [
+        pair
+        for file in pairs
+        for pair in (read_measured_pairs if is_collected(file) else read_pairs)(file)
+    ]
     card = _trained(lambda: _train_interference(measured, out))
     if as_json:
         print_json(card.model_dump())

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from predictor.artifacts import Artifacts, Card
 from predictor.gpus import find_gpu
@@ -24,6 +24,7 @@ from predictor.interference import (
     load_features,
     pair_features,
 )
+from predictor.pairs import MeasuredPair
 from predictor.selection import (
     QUADRATIC,
     Pairs,
@@ -33,8 +34,6 @@ from predictor.selection import (
     unseen_models,
     unseen_pairs,
 )
-from tandem.contracts.base import Message
-from tandem.contracts.resources import Load
 from tandem.errors import TandemError, UsageError
 
 #: The candidate that is published: the others serve for comparison, or cannot be stored as data.
@@ -44,25 +43,6 @@ MIN_FAMILIES = 4
 MIN_PAIRS = 50
 #: Below this, a published model must beat the quadratic on unseen models; 2 % above is a tie.
 _TIE = 1.02
-
-Speed = Annotated[float, Field(gt=0)]
-
-
-class MeasuredJob(Message):
-    """One side of a pair. `family` names the architecture: ResNet-50 at any batch is one family."""
-
-    name: str
-    family: str
-    load: Load
-    speed: Speed
-
-
-class MeasuredPair(Message):
-    """Two jobs beside one another; `speed` of each is t_solo / t_colocated."""
-
-    gpu_model: str
-    first: MeasuredJob
-    second: MeasuredJob
 
 
 def read_pairs(file: Path) -> list[MeasuredPair]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from predictor.graph import contrib
 from predictor.graph.model import Shape
 
 
@@ -139,7 +140,7 @@ _MULTIPLY_ADD: dict[str, Callable[[NodeShapes], float]] = {
     "GRU": _recurrent,
     "RNN": _recurrent,
     "Einsum": _einsum,
-}
+} | {f"{contrib.DOMAIN}.{name}": count for name, count in contrib.MULTIPLY_ADD.items()}
 
 #: Nodes that change the shape or the name and move nothing (Dropout: in inference).
 VIEWS = frozenset(
@@ -161,6 +162,7 @@ _PER_OUTPUT_ELEMENT = {
     "LpNormalization": 4, "MeanVarianceNormalization": 8, "LRN": 10, "Gelu": 8, "Mish": 5,
     "HardSwish": 3, "Swish": 2,
 }  # fmt: skip
+_PER_OUTPUT_ELEMENT |= {f"{contrib.DOMAIN}.{k}": v for k, v in contrib.PER_OUTPUT_ELEMENT.items()}
 _GLOBAL = ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK")
 _WINDOWED = ("MaxPool", "AveragePool", "LpPool")
 

@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.defs import onnx_opset_version
 
 from predictor.errors import GraphError, Refusal
+from predictor.graph.contrib import DOMAIN, standing_in
 
 Shape = tuple[int, ...]
 
@@ -119,13 +120,20 @@ def infer(model: ModelProto, opset: int, sizes: SymbolSizes) -> InferredModel:
     for value in (*model.graph.output, *model.graph.value_info):
         _substitute(value, bound)
     try:
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(standing_in(model), data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise GraphError(
             Refusal.MALFORMED,
             f"The shapes of the graph cannot be inferred: {str(error)[:200]}",
             "onnx.shape_inference.infer_shapes says the same; export the model again.",
         ) from None
+    if any(node.domain == DOMAIN for node in model.graph.node):
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(inferred.graph.value_info)
+        del model.graph.output[:]
+        model.graph.output.extend(inferred.graph.output)
+    else:
+        model = inferred
     shapes = {value.name: shape_of(value) for value in inputs}
     return InferredModel(
         model=model,

@@ -24,6 +24,7 @@ from predictor.interference import (
     open_interference,
     pair_features,
 )
+from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.selection import (
     Pairs,
     across_gpus,
@@ -35,7 +36,7 @@ from predictor.selection import (
     unseen_pairs,
 )
 from predictor.store import ClusterProfileStore
-from predictor.training import MeasuredJob, MeasuredPair, read_pairs, table, train
+from predictor.training import read_pairs, table, train
 from tandem.cli.main import build_app
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
