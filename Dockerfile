@@ -1,10 +1,17 @@
 # syntax=docker/dockerfile:1
 # One file, three images: --target extender | agent | predictor. What a test can do without a
 # container engine it does: tests/helm/test_image.py takes the same steps in a folder.
-# Releases name the base by digest: --build-arg PYTHON_IMAGE=python@sha256:...
+# Releases name the base by digest, or are refused; docs/install.md tells how to find it:
+#   --build-arg RELEASE=true --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
 ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build
+ARG PYTHON_IMAGE
+ARG RELEASE=false
+RUN case "$RELEASE $PYTHON_IMAGE" in \
+    true*@sha256:* | false*) ;; \
+    *) echo "a release names its base by digest, not $PYTHON_IMAGE" >&2; exit 1 ;; \
+    esac
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
 COPY requirements-run.lock requirements-build.lock ./

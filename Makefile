@@ -6,21 +6,32 @@ UV_VERSION := 0.13.8
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RUNNABLE := $(VENV)/.runnable
 LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench chaos soak results lock fmt clean generate sbom audit
+.PHONY: help setup check test demo bench chaos soak results lock fmt clean generate sbom audit fuzz lint-chart
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
-$(READY): requirements.lock pyproject.toml
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
+define set-up
 	@echo "Setting up $(VENV) (locked dependencies)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@for lock in $(1); do $(INSTALL) --require-hashes -r $$lock; done
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+endef
+
+$(READY): requirements.lock pyproject.toml
+	$(call set-up,requirements.lock)
+	@touch $@ $(RUNNABLE)
+
+# What the services need, and no more: less than half of it.
+$(RUNNABLE): requirements-run.lock requirements-build.lock pyproject.toml
+	$(call set-up,requirements-run.lock requirements-build.lock)
 	@touch $@
 
 setup: $(READY) ## Make the virtual environment (done by every other target when needed)
@@ -40,7 +51,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/tandem controlplane build
 	@$(BIN)/pytest -n 2 --dist loadgroup
 
-demo: $(READY) ## Twelve jobs on simulated GPUs, without a cluster
+demo: $(RUNNABLE) ## Twelve jobs on simulated GPUs, without a cluster
 	@$(BIN)/tandem demo
 
 bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,000 pods
@@ -68,17 +79,24 @@ lock: ## Resolve the dependencies anew into the two lock files
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"; }
 	@$(LOCK) --extra dev -o requirements.lock
 	@$(LOCK) --constraints requirements.lock -o requirements-run.lock
-	@echo "hatchling>=1.27" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
+	@printf "hatchling>=1.27\neditables>=0.5\n" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
 
 generate: $(READY) ## Write what follows from code and chart: values schema, manifests, reference pages
 	@$(BIN)/python helm/generate.py
+
+fuzz: $(READY) ## 10,000 requests made of the services' own OpenAPI documents: none may end in a 5xx
+	@TANDEM_FUZZ_CASES=$${CASES:-10000} $(BIN)/pytest -n0 -s tests/contracts/test_contracts_openapi.py
+
+lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
+	@$(BIN)/python -m tandem.controlplane.charttools
+	@$(BIN)/pytest -n0 tests/helm/test_helm_lint.py
 
 sbom: $(READY) ## What the images hold, as CycloneDX: .out/sbom.json
 	@mkdir -p .out
 	@$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements-run.lock -o .out/sbom.json
 
-audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI)
-	@$(BIN)/uv tool run pip-audit==2.10.1 --require-hashes --disable-pip -r requirements-run.lock
+audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI; fails where PyPI does not say)
+	@$(BIN)/uv tool run pip-audit==2.10.1 --strict --require-hashes --disable-pip -r requirements-run.lock
 
 clean: ## Remove the virtual environment and the caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out

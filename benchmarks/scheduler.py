@@ -23,12 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, wait_until
+from tandem.controlplane import ControlPlane, Node, manifests, wait_until
 from tandem.controlplane.gpus import report_gpus
-from tandem.controlplane.installation import MANIFESTS, Installation
+from tandem.controlplane.installation import Installation
 
 BAR, STRETCH = 0.7, 0.9
 QPS = {"qps": 1000, "burst": 2000}
@@ -226,7 +224,7 @@ def _namespace(way: str) -> str:
 
 
 def _configuration() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((MANIFESTS / "scheduler.yaml").read_text())
+    config: dict[str, Any] = manifests.scheduler_config()
     return config | {"clientConnection": dict(QPS)}
 
 

@@ -77,10 +77,9 @@ def manifests() -> Iterator[tuple[Path, str]]:
 
 
 def policies() -> str:
-    """Return the chart's template of the policies, whose source is in deploy/dev."""
+    """Return the chart's template of the policies, whose source is beside this file."""
     source = "---\n".join(
-        (ROOT / "deploy" / "dev" / name).read_text()
-        for name in ("policies.yaml", "agent-policy.yaml")
+        (ROOT / "helm" / name).read_text() for name in ("policies.yaml", "agent-policy.yaml")
     )
     source = source.replace(f":{names.NAMESPACE}:", ":{{ .Release.Namespace }}:")
     source = re.sub(rf":{names.AGENT_NAMESPACE}\b", ":{{ .Values.agent.namespace }}", source)
@@ -91,7 +90,7 @@ def policies() -> str:
     )
     labels = """{{- include "tandem.labels" (dict "root" . "component" "policies") | nindent 4 }}"""
     source = re.sub(r"(?m)^(metadata:\n  name: .+\n)", rf"\g<1>  labels: {labels}\n", source)
-    head = "{{- /* Made by helm/generate.py of deploy/dev; change it there. */ -}}\n"
+    head = "{{- /* Made by helm/generate.py of helm/policies.yaml; change it there. */ -}}\n"
     return f"{head}{{{{- if .Values.policies.enabled }}}}\n{source}{{{{- end }}}}\n"
 
 

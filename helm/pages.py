@@ -25,6 +25,11 @@ _ACCOUNTS = {
     "agent": "`tandem-agent` in `tandem-agents`",
     "predictor": "`tandem-predictor` in the namespace of the release",
 }
+_UNLESS = {
+    "": "",
+    "certManager": "; not with cert-manager",
+    "attach": "; not beside a scheduler of yours",
+}
 _METRICS_HEAD = """# Metrics
 
 Made of the code by `python helm/generate.py`. Base units; no label grows with the number of pods.
@@ -72,7 +77,7 @@ def rights() -> str:
         for where, words in (("cluster", "everywhere"), ("namespace", "its namespace")):
             lines += [_right(words, rule) for rule in given.get(where, ())]
         lines += [
-            f"| everywhere | the role `{bound['role']}` | | {bound['why']} |"
+            f"| everywhere | the role `{bound['role']}` | | {_why(bound)} |"
             for bound in given.get("bound", ())
         ]
     return "\n".join(lines) + "\n" + _TENANTS
@@ -85,8 +90,11 @@ def _right(where: str, rule: dict[str, Any]) -> str:
     )
     if only := rule.get("resourceNames"):
         what += " named " + ", ".join(f"`{name}`" for name in only)
-    why = rule["why"] + ("; not with cert-manager" if rule.get("unless") else "")
-    return f"| {where} | {what} | {', '.join(rule['verbs'])} | {why} |"
+    return f"| {where} | {what} | {', '.join(rule['verbs'])} | {_why(rule)} |"
+
+
+def _why(right: dict[str, Any]) -> str:
+    return str(right["why"]) + _UNLESS[right.get("unless", "")]
 
 
 def metrics() -> str:

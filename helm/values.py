@@ -69,8 +69,14 @@ class _Extender(_Section):
     resources: _Resources
 
 
+class _Attach(_Section):
+    enabled: bool
+    secret: Name
+
+
 class _Scheduler(_Placed):
     replicas: Replicas
+    attach: _Attach
     kube_scheduler: _KubeScheduler
     extender: _Extender
 
@@ -93,11 +99,23 @@ class _Agent(_Placed):
     resources: _Resources
 
 
+class _IssuerRef(_Section):
+    name: str
+    kind: str
+    group: str
+
+
+class _CertManager(_Section):
+    enabled: bool
+    issuer_ref: _IssuerRef
+
+
 class _Webhook(_Section):
     failure_policy: Literal["Fail", "Ignore"]
     timeout_seconds: Annotated[int, Field(ge=1, le=30)]
     url: Annotated[str, Field(pattern="^(https://.+)?$")]
     service_names: list[str]
+    cert_manager: _CertManager
 
 
 class _PriorityClass(_Section):

@@ -24,6 +24,8 @@ def main() -> int:
         logging.basicConfig(
             level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )
+        # It would tell of every question to the predictor.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         uvloop.run(serve(config))
     except TandemError as error:
         sys.stderr.write(f"error: {error.message}\n")

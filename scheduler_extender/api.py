@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.feed import Feed
 from scheduler_extender.metrics import CONTENT_TYPE, Metrics
+from scheduler_extender.readers import Check, everybody
 from scheduler_extender.reasons import node_reason
 from scheduler_extender.records import GpuNodeRecord, PodRecord
 from scheduler_extender.state import ClusterState
@@ -25,6 +26,11 @@ _PIECE = 25
 _NODES_EXPLAINED = 20
 
 Line = dict[str, Any]
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "Not a token that the API server knows"},
+    403: {"description": "The caller may not read this in the API server either"},
+}
 
 
 def health_router(feed: Feed, metrics: Metrics) -> APIRouter:
@@ -51,27 +57,30 @@ def health_router(feed: Feed, metrics: Metrics) -> APIRouter:
     return router
 
 
-def read_router(state: ClusterState, pipeline: Pipeline) -> APIRouter:
-    """Return the routes under /v1."""
+def read_router(state: ClusterState, pipeline: Pipeline, may: Check = everybody) -> APIRouter:
+    """Return the routes under /v1; `may` says who may read what."""
     router = APIRouter(prefix="/v1", tags=["read-only"])
 
-    @router.get("/gpus")
-    async def gpus(node: str | None = None) -> StreamingResponse:
+    @router.get("/gpus", responses=_REFUSALS)
+    async def gpus(request: Request, node: str | None = None) -> StreamingResponse:
         """List GPUs with what holds them, those of one node or all."""
+        await may(request, "list", "gpunodes", None)
         reports = state.gpu_nodes()
         wanted = [node] if node is not None else sorted(name for _, name in reports)
         found = (reports[key] for key in (("", name) for name in wanted) if key in reports)
         return _listed("gpus", (gpu for report in found for gpu in _gpus_of(state, report)))
 
-    @router.get("/jobs")
-    async def jobs(namespace: str | None = None) -> StreamingResponse:
+    @router.get("/jobs", responses=_REFUSALS)
+    async def jobs(request: Request, namespace: str | None = None) -> StreamingResponse:
         """List GPUJobs with the places of their pods, those of one namespace or all."""
+        await may(request, "list", "gpujobs", namespace)
         keys = sorted(k for k in state.gpu_jobs() if namespace is None or k[0] == namespace)
         return _listed("jobs", (_job(state, key) for key in keys if key in state.gpu_jobs()))
 
-    @router.get("/explain/{namespace}/{pod}", responses={404: {"model": ErrorBody}})
-    async def explain(namespace: str, pod: str) -> Response:
+    @router.get("/explain/{namespace}/{pod}", responses={404: {"model": ErrorBody}, **_REFUSALS})
+    async def explain(request: Request, namespace: str, pod: str) -> Response:
         """Say where a pod is, or what keeps it off each node."""
+        await may(request, "get", "gpujobs", namespace)
         record = state.pod_named(namespace, pod)
         if record is None or not record.ours:
             error = ErrorBody(

@@ -14,8 +14,10 @@ from fastapi import FastAPI
 
 from scheduler_extender.api import health_router, read_router
 from scheduler_extender.config import ExtenderConfig, Listen
+from scheduler_extender.limits import Limited
 from scheduler_extender.memory_api import memory_router
 from scheduler_extender.process import collector_spared, give_way_soon, keep_freed_memory
+from scheduler_extender.readers import Readers, everybody
 from scheduler_extender.rotation import Keeper
 from scheduler_extender.routes import verbs_router
 from scheduler_extender.service import Service, running
@@ -42,10 +44,17 @@ def public_app(service: Service) -> FastAPI:
     """Return what the API server, Prometheus, kubelet and users call."""
     app = FastAPI(title="Tandem", docs_url=None, redoc_url=None)
     app.include_router(health_router(service.feed, service.metrics))
-    app.include_router(read_router(service.state, service.config.profile.pipeline()))
-    app.include_router(admission_router(service.config.admission, lambda: service.runtime_class[0]))
+    in_memory = isinstance(service.api, MemoryCluster)
+    readers = everybody if in_memory else Readers(service.api).check
+    app.include_router(read_router(service.state, service.config.profile.pipeline(), readers))
+    app.include_router(
+        admission_router(
+            service.config.admission, lambda: service.runtime_class[0], service.metrics.admitted
+        )
+    )
     if isinstance(service.api, MemoryCluster):
         app.include_router(memory_router(service.api))
+    app.add_middleware(Limited)
     return app
 
 

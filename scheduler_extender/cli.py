@@ -20,6 +20,9 @@ CaOption = Annotated[
     Path | None,
     typer.Option("--ca-file", envvar="TANDEM_CA_FILE", help="CA of the extender's certificate."),
 ]
+TokenOption = Annotated[
+    str, typer.Option("--token", envvar="TANDEM_TOKEN", help="Your token of the cluster.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULT_SERVER = "https://127.0.0.1:8443"
 
@@ -44,10 +47,11 @@ def gpus(
     node: Annotated[str | None, typer.Option("--node", help="Only the GPUs of this node.")] = None,
     server: ServerOption = DEFAULT_SERVER,
     ca_file: CaOption = None,
+    token: TokenOption = "",
     json: JsonOption = False,
 ) -> None:
     """List GPUs, what holds them and what is promised of them."""
-    found = _get(server, ca_file, "/v1/gpus", {"node": node} if node else {})
+    found = _get(server, ca_file, token, "/v1/gpus", {"node": node} if node else {})
     if json:
         print_json(found)
         return
@@ -76,10 +80,11 @@ def jobs(
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
     ca_file: CaOption = None,
+    token: TokenOption = "",
     json: JsonOption = False,
 ) -> None:
     """List jobs: where they are in the queue, where they run, and why they wait."""
-    found = _get(server, ca_file, "/v1/jobs", {"namespace": namespace} if namespace else {})
+    found = _get(server, ca_file, token, "/v1/jobs", {"namespace": namespace} if namespace else {})
     if json:
         print_json(found)
         return
@@ -104,6 +109,7 @@ def explain(
     pod: Annotated[str, typer.Argument(metavar="NAMESPACE/POD", help="The pod in question.")],
     server: ServerOption = DEFAULT_SERVER,
     ca_file: CaOption = None,
+    token: TokenOption = "",
     json: JsonOption = False,
 ) -> None:
     """Say where a pod is, or what keeps it off each node."""
@@ -115,7 +121,7 @@ def explain(
     if not namespace or not name:
         raise UsageError(f"{pod!r} names no pod", "write NAMESPACE/POD, such as default/train-0")
     path = f"/v1/explain/{quote(namespace, safe='')}/{quote(name, safe='')}"
-    found = _get(server, ca_file, path, {})
+    found = _get(server, ca_file, token, path, {})
     if json:
         print_json(found)
         return
@@ -159,25 +165,30 @@ def _state(gpu: dict[str, Any]) -> str:
     return "ready" if gpu["fresh"] else "stale report"
 
 
-def _get(server: str, ca_file: Path | None, path: str, query: dict[str, str]) -> Any:  # noqa: ANN401 - JSON
+def _get(server: str, ca_file: Path | None, token: str, path: str, query: dict[str, str]) -> Any:  # noqa: ANN401 - JSON
     """Return what the extender answers, or an error that says what to do."""
     import httpx
 
-    with _client(server, ca_file) as client:
+    with _client(server, ca_file, token) as client:
         try:
             answer = client.get(path, params=query)
             body = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise TandemError(
                 f"no usable answer from {server}: {error}",
-                "give --server, or: kubectl -n tandem-system port-forward svc/tandem 8443",
+                "give --server, or:"
+                " kubectl port-forward -n tandem-system svc/tandem-webhook 8443:443",
             ) from error
     if answer.status_code != 200:
-        raise TandemError(body.get("error", f"HTTP {answer.status_code}"), body.get("hint", ""))
+        words = body.get("error") or body.get("detail") or f"HTTP {answer.status_code}"
+        hint = body.get("hint", "")
+        if answer.status_code == 401:
+            hint = "give --token or TANDEM_TOKEN, as from `kubectl create token ACCOUNT`"
+        raise TandemError(str(words), hint)
     return body
 
 
-def _client(server: str, ca_file: Path | None) -> httpx.Client:
+def _client(server: str, ca_file: Path | None, token: str) -> httpx.Client:
     import ssl
 
     import httpx
@@ -186,4 +197,5 @@ def _client(server: str, ca_file: Path | None) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
     except OSError as error:
         raise TandemError(f"{ca_file}: {error}", "give a PEM file with --ca-file") from error
-    return httpx.Client(base_url=server, verify=context, timeout=30.0)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return httpx.Client(base_url=server, verify=context, timeout=30.0, headers=headers)

@@ -51,6 +51,12 @@ class Metrics:
             ["outcome"],
             registry=self._registry,
         )
+        self._admissions = Counter(
+            "tandem_extender_admissions_total",
+            "Pods and owners of pods that the webhook has judged, by outcome.",
+            ["outcome"],
+            registry=self._registry,
+        )
         self._slices = Histogram(
             "tandem_extender_event_slice_duration_seconds",
             "Time for which applying events held the event loop.",
@@ -86,6 +92,10 @@ class Metrics:
     def bound(self, outcome: str) -> None:
         """Count one request to bind."""
         self._bindings.labels(outcome).inc()
+
+    def admitted(self, outcome: str) -> None:
+        """Count one verdict of the webhook."""
+        self._admissions.labels(outcome).inc()
 
     def slice_took(self, seconds: float) -> None:
         """Note how long events held the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from scheduler_extender.binding import Binder
 from scheduler_extender.feed import Feed
+from scheduler_extender.limits import BODY_WITHIN_S, MAX_BODY_BYTES
 from scheduler_extender.metrics import Metrics
 from scheduler_extender.verbs import MalformedPodError, Verbs
 from scheduler_extender.wire import (
@@ -29,8 +31,6 @@ from tandem.contracts.prediction import ErrorBody
 
 log = logging.getLogger(__name__)
 
-#: 5,000 nodes by name are 150 KiB; whole nodes are not sent to us (`nodeCacheCapable`).
-MAX_BODY_BYTES = 4 * 2**20
 _MISTAKES_SHOWN = 3
 
 Answer = Callable[[bytes], Awaitable[bytes]]
@@ -108,15 +108,21 @@ def _endpoint(
 
 
 async def _body(request: Request) -> bytes:
-    """Read the body, as far as it may go."""
+    """Read the body, as far as it may go (5,000 nodes by name are 150 KiB)."""
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise _RefusedError(
-                413, f"the body is over {MAX_BODY_BYTES} bytes", "set nodeCacheCapable: true"
-            )
-        chunks.append(chunk)
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > MAX_BODY_BYTES:
+                    raise _RefusedError(
+                        413,
+                        f"the body is over {MAX_BODY_BYTES} bytes",
+                        "set nodeCacheCapable: true",
+                    )
+                chunks.append(chunk)
+    except TimeoutError:
+        raise _RefusedError(408, f"the body has not come within {BODY_WITHIN_S:g} s") from None
     return b"".join(chunks)
 
 
@@ -133,7 +139,7 @@ def _schemas(request: Any, response: Any) -> dict[str, Any]:  # noqa: ANN401 - t
     """Return what OpenAPI says of the bodies, which the framework does not see."""
 
     def content(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - types as values
-        return {"application/json": {"schema": TypeAdapter(kind).json_schema()}}
+        return {"application/json": {"schema": _spelt_out(TypeAdapter(kind).json_schema())}}
 
     error = content(ErrorBody)
     return {
@@ -145,3 +151,20 @@ def _schemas(request: Any, response: Any) -> dict[str, Any]:  # noqa: ANN401 - t
             "503": {"description": "The cluster has not been read yet", "content": error},
         },
     }
+
+
+def _spelt_out(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with its definitions in place: in an OpenAPI document they are not found."""
+    definitions = schema.pop("$defs", {})
+
+    def resolved(part: Any) -> Any:  # noqa: ANN401 - any JSON
+        if isinstance(part, list):
+            return [resolved(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return resolved(definitions[part["$ref"].removeprefix("#/$defs/")])
+        return {key: resolved(one) for key, one in part.items()}
+
+    whole: dict[str, Any] = resolved(schema)
+    return whole

@@ -28,6 +28,7 @@ from tandem.kube.resource import RUNTIME_CLASSES
 log = logging.getLogger(__name__)
 
 _UNPROCESSABLE = 422
+_AUDITED = 1024  # characters
 
 
 class _Message(BaseModel):
@@ -41,6 +42,12 @@ class GroupKind(_Message):
     kind: str
 
 
+class UserInfo(_Message):
+    """Who asks."""
+
+    username: str = ""
+
+
 class AdmissionRequest(_Message):
     """The part of admission.k8s.io/v1 AdmissionRequest that we read."""
 
@@ -49,6 +56,8 @@ class AdmissionRequest(_Message):
     namespace: str = ""
     name: str = ""
     operation: Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
+    dry_run: bool | None = None
+    user_info: UserInfo = Field(default_factory=UserInfo)
     object_: dict[str, Any] | None = Field(default=None, alias="object")
     old_object: dict[str, Any] | None = None
 
@@ -60,25 +69,36 @@ class AdmissionReview(_Message):
 
 
 def admission_router(
-    config: AdmissionConfig, has_runtime_class: Callable[[], bool] = lambda: False
+    config: AdmissionConfig,
+    has_runtime_class: Callable[[], bool] = lambda: False,
+    count: Callable[[str], None] = lambda _: None,
 ) -> APIRouter:
     """Return the routes `/mutate` and, for adopted namespaces, `/mutate-adopted`.
 
     Both take pods at their creation and the owners of pods whose templates we know. The API
     server tells adopted namespaces from others by the selectors of the two webhooks.
-    `has_runtime_class` tells whether the cluster has the runtime class `nvidia`.
+    `has_runtime_class` tells whether the cluster has the runtime class `nvidia`; `count` is told
+    of each verdict: `refused`, `changed` or `as it is`.
     """
-    router = APIRouter()
+    router = APIRouter(tags=["admission"])
+
+    def answer(request: AdmissionRequest, *, adopt: bool) -> dict[str, Any]:
+        verdict = judge(request, config, adopt=adopt, has_runtime_class=has_runtime_class())
+        if verdict.errors:
+            _log_refusal(request, verdict)
+        outcome = "changed" if verdict.patch else "as it is"
+        count("refused" if verdict.errors else outcome)
+        return review_response(request.uid, verdict)
 
     @router.post("/mutate")
     async def mutate(review: AdmissionReview) -> dict[str, Any]:
         """Admit a pod or an owner of pods."""
-        return _answer(review.request, config, adopt=False, has_runtime_class=has_runtime_class())
+        return answer(review.request, adopt=False)
 
     @router.post("/mutate-adopted")
     async def mutate_adopted(review: AdmissionReview) -> dict[str, Any]:
         """Admit in an adopted namespace: what asks for nvidia.com/gpu becomes ours."""
-        return _answer(review.request, config, adopt=True, has_runtime_class=has_runtime_class())
+        return answer(review.request, adopt=True)
 
     return router
 
@@ -96,19 +116,17 @@ def has_nvidia_runtime_class(api: ClusterApi) -> bool:
     return True
 
 
-def _answer(
-    request: AdmissionRequest, config: AdmissionConfig, *, adopt: bool, has_runtime_class: bool
-) -> dict[str, Any]:
-    verdict = judge(request, config, adopt=adopt, has_runtime_class=has_runtime_class)
-    if verdict.errors:
-        log.info(
-            "refused kind=%s object=%s/%s errors=%d",
-            request.kind.kind,
-            request.namespace,
-            request.name,
-            len(verdict.errors),
-        )
-    return review_response(request.uid, verdict)
+def _log_refusal(request: AdmissionRequest, verdict: Verdict) -> None:
+    """Log who was refused what, and which fields were wrong; not what was written in them."""
+    log.info(
+        "refused user=%r kind=%s object=%s/%s%s fields=%s",
+        request.user_info.username,
+        request.kind.kind,
+        request.namespace,
+        request.name or "(not named yet)",
+        " (dry run)" if request.dry_run else "",
+        ",".join(error.field for error in verdict.errors),
+    )
 
 
 def judge(
@@ -143,6 +161,10 @@ def review_response(uid: str, verdict: Verdict) -> dict[str, Any]:
             "reason": "Invalid",
             "message": "; ".join(str(error) for error in verdict.errors),
             "details": {"causes": list(_causes(verdict.errors))},
+        }
+        # The API server puts it into its audit log, beside who has asked.
+        response["auditAnnotations"] = {
+            "refused": "; ".join(str(error) for error in verdict.errors)[:_AUDITED]
         }
     elif verdict.patch:
         response["patchType"] = "JSONPatch"

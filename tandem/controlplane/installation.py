@@ -17,7 +17,7 @@ import httpx
 import yaml
 
 from tandem.contracts import names
-from tandem.controlplane import binaries
+from tandem.controlplane import binaries, manifests
 from tandem.controlplane.plane import ControlPlane
 from tandem.controlplane.processes import Process, free_port
 from tandem.controlplane.waiting import wait_until
@@ -25,7 +25,6 @@ from tandem.errors import TandemError
 
 _ROOT = Path(__file__).resolve().parents[2]
 CUSTOM_RESOURCES = _ROOT / "helm" / "tandem" / "crds"
-MANIFESTS = _ROOT / "deploy" / "dev"
 CHART = _ROOT / "helm" / "tandem"
 RELEASE = "tandem"
 
@@ -39,12 +38,23 @@ class Installation:
     predictor, the extender and its kube-scheduler; agents are added by node. With `values`, the
     chart is installed by Helm with these values instead, and the services read the settings that
     it gives them; its pods are left without a scheduler, for they would start nothing here.
+    `source` is another checkout, whose chart and services are used instead of ours.
     """
 
     def __init__(
-        self, plane: ControlPlane, folder: Path, *, values: Settings | None = None
+        self,
+        plane: ControlPlane,
+        folder: Path,
+        *,
+        values: Settings | None = None,
+        source: Path = _ROOT,
     ) -> None:
         self.plane = plane
+        self.chart = source / "helm" / "tandem"
+        # That checkout's modules, not those of the folder that we are in nor what is installed.
+        self._environment = (
+            {} if source == _ROOT else {"PYTHONPATH": str(source), "PYTHONSAFEPATH": "1"}
+        )
         self._values = values
         self._folder = folder
         self._ports = {name: free_port() for name in ("predictor", "verbs", "public")}
@@ -95,14 +105,13 @@ class Installation:
         """Apply the custom resources, the accounts with their rights, and the policies."""
         if self._values is not None:
             values = str(self.helm_values())
-            self.helm("install", RELEASE, str(CHART), "--create-namespace", "--values", values)
+            self.helm("install", RELEASE, str(self.chart), "--create-namespace", "--values", values)
             return
         for path in sorted(CUSTOM_RESOURCES.glob("*.yaml")):
             self.plane.apply(path)
         for crd in ("gpujobs", "gpunodes", "modelprofiles"):
             self.plane.kubectl("wait", "--for=condition=Established", f"crd/{crd}.{names.GROUP}")
-        for name in ("namespaces", "priority", "rbac", "policies", "agent-policy"):
-            self.plane.apply(MANIFESTS / f"{name}.yaml")
+        self.plane.apply(manifests.objects(*manifests.FOUNDATIONS, *manifests.POLICIES))
         # What a cluster's Service leads to the webhook's pods, this one leads to our process.
         self.plane.apply(
             {
@@ -113,12 +122,12 @@ class Installation:
             }
         )
 
-    def start_predictor(self) -> Process:
+    def start_predictor(self, name: str = "predictor") -> Process:
         """Start the predictor with its models in the API server."""
         path = self._folder / "predictor.yaml"
         path.write_text(yaml.safe_dump(self.settings("predictor")))
         process = self.plane.run(
-            "predictor",
+            name,
             [
                 sys.executable, "-m", "predictor",
                 "--config", str(path),
@@ -126,6 +135,7 @@ class Installation:
                 "--port", str(self._ports["predictor"]),
                 "--kubeconfig", self._account(names.NAMESPACE, "tandem-predictor"),
             ],
+            env=self._environment,
         )  # fmt: skip
         self._await_ready(process, f"{self.predictor_url}/readyz")
         return process
@@ -135,8 +145,13 @@ class Installation:
         settings: Settings,
         name: str = "extender",
         env: Mapping[str, str] | None = None,
+        *,
+        ready_at_public: bool = False,
     ) -> Process:
-        """Install the webhook's configuration and start the extender, which fills it in."""
+        """Install the webhook's configuration and start the extender, which fills it in.
+
+        Whether it is ready is asked at the verbs' port, or at the public one.
+        """
         given = self.settings("scheduler", "extender")
         public = {"host": "127.0.0.1", "port": self._ports["public"]}
         config = {
@@ -150,27 +165,32 @@ class Installation:
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         if self._values is None:
-            webhooks = yaml.safe_load((MANIFESTS / "webhooks.yaml").read_text())
+            (webhooks,) = manifests.objects("MutatingWebhookConfiguration")
             for webhook in webhooks["webhooks"]:
                 webhook["clientConfig"]["service"]["port"] = self._ports["public"]
             self.plane.apply(webhooks)
         process = self.plane.run(
-            name, [sys.executable, "-m", "scheduler_extender", "--config", str(path)], env=env
+            name,
+            [sys.executable, "-m", "scheduler_extender", "--config", str(path)],
+            env={**self._environment, **(env or {})},
         )
-        self._await_ready(process, f"{self.verbs_url}/readyz")
+        url = self.public_url if ready_at_public else self.verbs_url
+        self._await_ready(process, f"{url}/readyz")
         return process
 
-    def start_scheduler(self) -> Process:
-        """Start the kube-scheduler that calls the extender, with the account that they share."""
-        config = self.settings("scheduler") or yaml.safe_load(
-            (MANIFESTS / "scheduler.yaml").read_text()
-        )
+    def start_scheduler(self, name: str = names.SCHEDULER_NAME, hostname: str = "") -> Process:
+        """Start the kube-scheduler that calls the extender, with the account that they share.
+
+        A second one needs a `name`, and a `hostname` by which it holds the Lease.
+        """
+        config = self.settings("scheduler") or manifests.scheduler_config()
         config["extenders"][0]["urlPrefix"] = self.verbs_url
         config["clientConnection"] = {"qps": 1000, "burst": 2000}
         return self.plane.start_scheduler(
-            names.SCHEDULER_NAME,
+            name,
             config=config,
             kubeconfig=Path(self._account(names.NAMESPACE, "tandem-scheduler")),
+            hostname=hostname,
         )
 
     def start_agent(
@@ -193,7 +213,7 @@ class Installation:
                 "--kubeconfig", str(self.agent_account(node)),
                 "--listen", f"127.0.0.1:{port}",
             ],
-            env=env,
+            env={**self._environment, **env},
         )  # fmt: skip
         self._ports[f"agent-{node}"] = port
         wait_until(
@@ -242,7 +262,8 @@ class Installation:
             if not process.running:
                 raise RuntimeError(f"{process.name} has ended:\n{process.log_tail()}")
             try:
-                return httpx.get(url, timeout=2.0, trust_env=False).is_success
+                # On loopback, by a certificate of its own making; and it is told nothing.
+                return httpx.get(url, timeout=2.0, trust_env=False, verify=False).is_success  # noqa: S501
             except httpx.TransportError:
                 return False
 

@@ -17,8 +17,8 @@ import yaml
 
 from scheduler_extender.faults import VARIABLE
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Process, wait_until
-from tandem.controlplane.installation import MANIFESTS, Installation
+from tandem.controlplane import ControlPlane, Process, manifests, wait_until
+from tandem.controlplane.installation import Installation
 from tandem.controlplane.wire import Wire
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ class Pair:
         self.extender = self.installation.start_extender(
             settings, name=f"extender-{self.name}", env={VARIABLE: f"@{self.fault}"}
         )
-        config = yaml.safe_load((MANIFESTS / "scheduler.yaml").read_text())
+        config = manifests.scheduler_config()
         config["extenders"][0]["urlPrefix"] = self.installation.verbs_url
         self.scheduler = self.plane.start_scheduler(
             f"scheduler-{self.name}", config=config, kubeconfig=account, hostname=self.name

@@ -54,6 +54,7 @@ def test_what_is_made_of_code_and_chart_is_current(helm: Helm) -> None:
         ("image.digests.extender", "sha256:short"),
         ("image.pullPolicy", "Sometimes"),
         ("webhook.failurePolicy", "Maybe"),
+        ("webhook.certManager.issuerRef.nam", "ours"),
         ("monitoring.operator", "on"),
         ("networkPolicies.metricsFrom", "everybody"),
     ],
@@ -210,6 +211,69 @@ def test_another_namespace_is_used_everywhere() -> None:
     assert "tandem-webhook.gpu-system.svc" in text
 
 
+def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
+    with_it = ("--set", "webhook.certManager.enabled=true")
+    hosts = ("--set", "webhook.serviceNames={localhost,10.0.0.5}")
+    objects = render(*with_it, *hosts)
+    (certificate,) = find(objects, "Certificate", "tandem-webhook")
+    assert certificate["spec"]["dnsNames"] == ["tandem-webhook.tandem-system.svc", "localhost"]
+    assert certificate["spec"]["ipAddresses"] == ["10.0.0.5"]
+    issuer = certificate["spec"]["issuerRef"]
+    assert find(objects, issuer["kind"], issuer["name"])
+    (webhook,) = find(objects, "MutatingWebhookConfiguration", "tandem")
+    assert webhook["metadata"]["annotations"] == {
+        "cert-manager.io/inject-ca-from": "tandem-system/tandem-webhook"
+    }
+    (config,) = find(objects, "ConfigMap", "tandem-scheduler")
+    extender = ExtenderConfig.model_validate(yaml.safe_load(config["data"]["extender.yaml"]))
+    (deployment,) = find(objects, "Deployment", "tandem-scheduler")
+    pod = deployment["spec"]["template"]["spec"]
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "tls"]
+    assert volume["secret"] == {"secretName": certificate["spec"]["secretName"]}
+    (mount,) = [m for m in pod["initContainers"][0]["volumeMounts"] if m["name"] == "tls"]
+    for file in (extender.public.tls_cert, extender.public.tls_key):
+        assert str(file).startswith(mount["mountPath"])
+    # What the extender no longer does it may not do.
+    roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
+    rules = [rule for role in roles for rule in role["rules"]]
+    assert not [rule for rule in rules if "secrets" in rule["resources"]]
+    assert not [r for r in rules if "mutatingwebhookconfigurations" in r["resources"]]
+
+    own = render(*with_it, "--set", "webhook.certManager.issuerRef.name=ours")
+    assert not [o for o in own if o["kind"] == "Issuer"]
+    (certificate,) = find(own, "Certificate", "tandem-webhook")
+    assert certificate["spec"]["issuerRef"]["name"] == "ours"
+    assert not [o for o in render() if o["apiVersion"].startswith("cert-manager.io/")]
+
+
+def test_attached_to_a_scheduler_the_extender_stands_alone_and_may_do_less() -> None:
+    objects = render("--set", "scheduler.attach.enabled=true")
+    (deployment,) = find(objects, "Deployment", "tandem-scheduler")
+    spec = deployment["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert (spec["replicas"], spec["strategy"], container["name"]) == (
+        1,
+        {"type": "Recreate"},
+        "extender",
+    )
+    (config,) = find(objects, "ConfigMap", "tandem-scheduler")
+    extender = ExtenderConfig.model_validate(yaml.safe_load(config["data"]["extender.yaml"]))
+    assert extender.leader.always
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    for file in (extender.verbs.tls_cert, extender.verbs.tls_key, extender.verbs.client_ca):
+        assert str(file).startswith(mounts["verbs"])
+    given = yaml.safe_load(config["data"]["attach.yaml"])
+    assert given["profiles"] == [{"schedulerName": extender.admission.scheduler_name}]
+    (service,) = find(objects, "Service", "tandem-extender")
+    (port,) = service["spec"]["ports"]
+    assert given["extenders"][0]["urlPrefix"].endswith(f".svc:{port['port']}")
+    assert port["port"] == extender.verbs.port
+    bound = {o["roleRef"]["name"] for o in objects if o["kind"].endswith("RoleBinding")}
+    assert bound == {"tandem-extender", "tandem-agent", "tandem-predictor"}
+    rules = [rule for o in objects if o["kind"].endswith("Role") for rule in o["rules"]]
+    assert not [rule for rule in rules if "leases" in rule["resources"]]
+
+
 def test_objects_of_others_are_made_only_where_they_are_known() -> None:
     assert not [o for o in render() if o["apiVersion"].startswith(FOREIGN)]
     kinds = {o["kind"] for o in render("--set", "monitoring.operator=always")}
@@ -237,27 +301,6 @@ def test_overlays_change_what_they_say(overlay: str) -> None:
         assert deployment["spec"]["replicas"] == 1
         assert not {"nodeSelector", "runtimeClassName"} & agent.keys()
     assert len(find(objects, "CustomResourceDefinition", "gpujobs.tandem.gpu")) == 1
-
-
-def test_the_development_manifests_say_the_same(rendered: list[Object]) -> None:
-    """deploy/dev, which the tests on a control plane use, and the chart are one and the same."""
-    compared = 0
-    for file in ("priority", "rbac", "webhooks", "policies", "agent-policy"):
-        for expected in yaml.safe_load_all((ROOT / "deploy" / "dev" / f"{file}.yaml").read_text()):
-            metadata = expected["metadata"]
-            found = find(rendered, expected["kind"], metadata["name"], metadata.get("namespace"))
-            assert len(found) == 1, f"{expected['kind']} {metadata['name']}"
-            ours = {**found[0], "metadata": bare(found[0])}
-            assert ours == {**expected, "metadata": bare(expected)}
-            compared += 1
-    dev = yaml.safe_load((ROOT / "deploy" / "dev" / "scheduler.yaml").read_text())
-    (config,) = find(rendered, "ConfigMap", "tandem-scheduler")
-    assert yaml.safe_load(config["data"]["scheduler.yaml"]) == dev
-    assert compared > 15
-
-
-def bare(found: Object) -> Object:
-    return {key: value for key, value in found["metadata"].items() if key != "labels"}
 
 
 def find(objects: list[Object], kind: str, name: str, namespace: str | None = None) -> list[Object]:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import tarfile
-import threading
-from collections.abc import Iterator
-from pathlib import Path
-
-import httpx
 import pytest
 from helm_cluster import ChartCluster
-from helm_render import ROOT, run_helm
+from helm_render import ROOT
 
 from tandem.contracts import names
 from tandem.controlplane import wait_until
@@ -51,83 +43,6 @@ def test_upgrade_and_rollback_keep_the_webhook_working_and_pods_running(
     survivor = cluster.pod_of(team, "before")
     assert (survivor["metadata"]["uid"], survivor["status"]["phase"]) == (uid, "Running")
     plane.kubectl("delete", "namespace", team)
-
-
-def test_to_the_previous_chart_and_back_under_a_stream_of_jobs(
-    cluster: ChartCluster, tmp_path: Path
-) -> None:
-    plane, team = cluster.plane, cluster.team()
-    previous = previous_chart(tmp_path)
-    cluster.submit(team, "long")
-    uid = cluster.await_run(team, "long")["metadata"]["uid"]
-    refused = bindings(cluster, "refused")
-
-    values = ("--values", str(cluster.installation.helm_values()))
-    with stream(cluster, team) as names_of_jobs:
-        for chart in (previous, CHART):
-            cluster.installation.helm("upgrade", RELEASE, str(chart), *values)
-
-    def done() -> bool:
-        jobs = {
-            job["metadata"]["name"]: job["status"] for job in plane.get("jobs", "-n", team)["items"]
-        }
-        return all(jobs[name].get("succeeded") for name in names_of_jobs)
-
-    wait_until(done, f"all {len(names_of_jobs)} jobs have ended well", timeout_s=240, poll_s=1)
-    assert len(names_of_jobs) >= 5
-    assert bindings(cluster, "refused") == refused
-    assert not [
-        job for job in plane.get("jobs", "-n", team)["items"] if job["status"].get("failed")
-    ]
-    survivor = cluster.pod_of(team, "long")
-    assert (survivor["metadata"]["uid"], survivor["status"]["phase"]) == (uid, "Running")
-    plane.kubectl("delete", "namespace", team)
-
-
-def previous_chart(folder: Path) -> Path:
-    """Return the chart of an earlier commit: the latest that differs from ours and is whole."""
-    log = ("git", "log", "-6", "--format=%H", "--", "helm/tandem")
-    answer = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
-    for commit in answer.stdout.split()[1:]:
-        archive = folder / f"{commit}.tar"
-        command = ("git", "archive", "--output", archive, commit, "helm/tandem")
-        subprocess.run(command, cwd=ROOT, check=True)
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder / commit, filter="data")
-        chart = folder / commit / "helm" / "tandem"
-        if run_helm("lint", str(chart)).returncode == 0:
-            return chart
-    pytest.skip("no earlier chart: this is no git checkout, or one without history")
-
-
-def bindings(cluster: ChartCluster, outcome: str) -> float:
-    """Return how many bindings the extender has counted with this outcome."""
-    text = httpx.get(f"{cluster.installation.verbs_url}/metrics", trust_env=False).text
-    name = f'tandem_extender_bindings_total{{outcome="{outcome}"}} '
-    return sum(
-        float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name)
-    )
-
-
-@contextlib.contextmanager
-def stream(cluster: ChartCluster, namespace: str) -> Iterator[list[str]]:
-    """Submit short jobs one after another; yield the list of their names, which grows."""
-    submitted: list[str] = []
-    over = threading.Event()
-
-    def submit() -> None:
-        while not over.wait(0.2):
-            name = f"short-{len(submitted)}"
-            cluster.submit(namespace, name, memory="1Gi", seconds=0.5)
-            submitted.append(name)
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    try:
-        yield submitted
-    finally:
-        over.set()
-        thread.join(60)
 
 
 def uninstall(cluster: ChartCluster) -> None:

@@ -57,6 +57,31 @@ def test_images_are_built_from_one_base_and_run_as_somebody() -> None:
     assert not [name for name, _ in instructions() if name == "ADD"]
 
 
+@pytest.mark.parametrize(
+    ("release", "image", "fine"),
+    [
+        ("false", "python:3.13-slim", True),
+        ("true", "python:3.13-slim", False),
+        ("true", "python", False),
+        ("true", f"python:3.13-slim@sha256:{'0' * 64}", True),
+        ("yes", f"python:3.13-slim@sha256:{'0' * 64}", False),
+    ],
+)
+def test_a_release_is_built_on_a_base_by_digest(release: str, image: str, fine: bool) -> None:
+    bases = [stage[0][1] for stage in stages().values()]
+    assert set(bases) == {"${PYTHON_IMAGE}", "base"}
+    check = next(arguments for name, arguments in stages()["build"] if name == "RUN")
+    answer = subprocess.run(
+        ["sh", "-ec", check],
+        env={**os.environ, "RELEASE": release, "PYTHON_IMAGE": image},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (answer.returncode == 0) is fine
+    assert fine or "by digest" in answer.stderr
+
+
 def test_all_that_is_installed_is_locked_and_comes_ready_made() -> None:
     installs = re.findall(r"pip install ([^&]+)", (ROOT / "Dockerfile").read_text())
     from_index = [line for line in installs if "/wheels" not in line]
@@ -114,6 +139,8 @@ def test_the_build_stage_makes_an_installation_that_runs(tmp_path: Path) -> None
     for name, arguments in stages()["build"]:
         if name == "ENV":
             env |= dict(pair.split("=", 1) for pair in shlex.split(arguments))
+        elif name == "ARG" and "=" in arguments:
+            env |= dict([arguments.split("=", 1)])
         elif name == "WORKDIR":
             folder = Path(moved(arguments))
             folder.mkdir()

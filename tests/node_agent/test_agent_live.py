@@ -1,5 +1,6 @@
 """The agent on a real API server, under its own account's rights."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environm
 from node_agent.writers import KubeWriter
 from tandem.contracts import names
 from tandem.contracts.resources import GPU, GPUNodeStatus
-from tandem.controlplane import wait_until
+from tandem.controlplane import manifests, wait_until
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import Forbidden
@@ -25,6 +26,7 @@ from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
 pytestmark = pytest.mark.controlplane
 
 ROOT = Path(__file__).parents[2]
+POLICY = ROOT / "helm" / "agent-policy.yaml"
 GIB = 1 << 30
 STAMP = "2026-01-02T03:04:05Z"
 
@@ -39,8 +41,8 @@ def installed(control_plane):
         control_plane.apply(path)
     control_plane.kubectl("wait", "--for=condition=Established", "crd/gpunodes.tandem.gpu")
     control_plane.kubectl("wait", "--for=condition=Established", "crd/gpujobs.tandem.gpu")
-    for name in ("namespaces", "rbac", "agent-policy"):
-        control_plane.apply(ROOT / f"deploy/dev/{name}.yaml")
+    control_plane.apply(manifests.objects(*manifests.FOUNDATIONS))
+    control_plane.apply(POLICY)
     users = {}
     for node in ("agent-a", "agent-b"):
         control_plane.add_node(node)
@@ -60,7 +62,7 @@ def installed(control_plane):
             names.AGENT_NAMESPACE, "tandem-agent", pod=found
         )
     yield users
-    control_plane.kubectl("delete", "-f", str(ROOT / "deploy/dev/agent-policy.yaml"))
+    control_plane.kubectl("delete", "-f", str(POLICY))
     control_plane.kubectl("delete", "node", *users)
     control_plane.kubectl("delete", "gpunodes", "--ignore-not-found", *users)
 
@@ -132,7 +134,8 @@ def test_token_without_a_node_writes_nothing(control_plane, client):
 
 
 def test_daemon_set_is_valid(control_plane, installed):
-    control_plane.kubectl("apply", "--dry-run=server", "-f", str(ROOT / "deploy/dev/agent.yaml"))
+    (agent,) = manifests.objects("DaemonSet")
+    control_plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(agent))
 
 
 def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed):

@@ -2,11 +2,9 @@
 
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 import uvicorn
-import yaml
 from admission_cases import container, job, pod
 from fastapi import FastAPI
 
@@ -21,7 +19,7 @@ from scheduler_extender.config import Rotation
 from scheduler_extender.rotation import Keeper
 from scheduler_extender.webhook import admission_router, has_nvidia_runtime_class
 from tandem.contracts import crds, names
-from tandem.controlplane import wait_until
+from tandem.controlplane import manifests, wait_until
 from tandem.errors import TandemError
 from tandem.kube import errors
 from tandem.kube.client import KubeClient
@@ -40,8 +38,6 @@ from tandem.kube.resource import (
 
 pytestmark = [pytest.mark.controlplane]
 
-MANIFESTS = Path(__file__).parents[2] / "deploy" / "dev"
-
 
 @pytest.fixture(scope="module")
 def installed(control_plane):
@@ -50,8 +46,7 @@ def installed(control_plane):
         control_plane.apply(definition.manifest())
         name = definition.manifest()["metadata"]["name"]
         control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}")
-    for name in ("namespaces", "priority", "rbac"):
-        control_plane.apply(MANIFESTS / f"{name}.yaml")
+    control_plane.apply(manifests.objects(*manifests.FOUNDATIONS))
     return control_plane
 
 
@@ -87,7 +82,7 @@ def webhook(installed, extender, tmp_path_factory):
         )
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
-        configuration = yaml.safe_load((MANIFESTS / "webhooks.yaml").read_text())
+        (configuration,) = manifests.objects("MutatingWebhookConfiguration")
         for each in configuration["webhooks"]:
             path = each["clientConfig"].pop("service")["path"]
             each["clientConfig"]["url"] = f"https://127.0.0.1:{port}{path}"
@@ -310,7 +305,7 @@ def test_a_kube_scheduler_runs_with_our_configuration_and_account(installed, ext
     """It accepts the file, is elected, schedules what needs no extender, and is refused nothing."""
     path = installed.service_account_kubeconfig(names.NAMESPACE, "tandem-scheduler")
     process = installed.start_scheduler(
-        "tandem-scheduler", config=MANIFESTS / "scheduler.yaml", kubeconfig=path
+        "tandem-scheduler", config=manifests.scheduler_config(), kubeconfig=path
     )
 
     def holder():

@@ -102,6 +102,16 @@ affinity:
   "public" (dict "namespace" $namespace "service_names" (prepend .Values.webhook.serviceNames $service))
   "leader" (dict "namespace" $namespace)
 -}}
+{{- if .Values.webhook.certManager.enabled }}
+{{- $files := dict "tls_cert" "/etc/tandem-tls/tls.crt" "tls_key" "/etc/tandem-tls/tls.key" }}
+{{- $_ := set $ours "public" (merge $ours.public $files) }}
+{{- end }}
+{{- if .Values.scheduler.attach.enabled }}
+{{- $files := dict "tls_cert" "/etc/tandem-verbs/tls.crt" "tls_key" "/etc/tandem-verbs/tls.key" "client_ca" "/etc/tandem-verbs/ca.crt" }}
+{{- $_ := set $ours "verbs" (merge (dict "host" "0.0.0.0") $files) }}
+{{- /* One replica acts, and no Lease of a scheduler beside it says so. */}}
+{{- $_ := set $ours "leader" (dict "namespace" $namespace "always" true) }}
+{{- end }}
 {{- $config := mergeOverwrite (deepCopy .Values.scheduler.extender.config) $ours -}}
 {{- $admission := get $config "admission" | default dict -}}
 {{- $port := ternary .Values.agent.port 0 .Values.agent.progress -}}

@@ -1,0 +1,111 @@
+"""Requests made of the services' own OpenAPI documents, sound and unsound: never a 5xx.
+
+`make fuzz` makes 10,000; each run of the tests a few hundred, of a seed that it prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import schemathesis
+import yaml
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+
+from tandem.controlplane.processes import free_port
+from tandem.controlplane.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+CASES = int(os.environ.get("TANDEM_FUZZ_CASES", "150"))
+SEED = int(os.environ.get("TANDEM_FUZZ_SEED", str(random.SystemRandom().randrange(2**32))))
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The services as processes, on an API server in memory."""
+    folder = tmp_path_factory.mktemp("openapi")
+    ports = {name: free_port() for name in ("verbs", "public", "predictor")}
+    settings_of = {
+        "scheduler_extender": {
+            "api": "memory",
+            "leader": {"always": True},
+            "verbs": {"port": ports["verbs"]},
+            "public": {"host": "127.0.0.1", "port": ports["public"]},
+            "log_level": "WARNING",
+        },
+        "predictor": {"store": "memory", "host": "127.0.0.1", "port": ports["predictor"]},
+    }
+    running = []
+    for module, config in settings_of.items():
+        path = folder / f"{module}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", module, "--config", str(path)]
+        with (folder / f"{module}.log").open("wb") as log:
+            running.append(subprocess.Popen(command, stderr=log, stdout=log))
+    found = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    try:
+        for address in found.values():
+            wait_until(lambda url=address: ready(url), f"{address} is ready", timeout_s=120)
+        yield found
+        assert [process.poll() for process in running] == [None, None], "none has ended"
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(30)
+    said = "".join(path.read_text() for path in Path(folder).glob("*.log"))
+    assert "Traceback" not in said, said
+
+
+def ready(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/readyz", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.timeout(7200 if CASES > 1000 else 600)
+@pytest.mark.parametrize("service", ["verbs", "public", "predictor"])
+def test_whatever_is_asked_is_answered_without_a_fault(
+    addresses: dict[str, str], service: str
+) -> None:
+    schema = schemathesis.openapi.from_url(f"{addresses[service]}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    taking = [op for op in operations if op.body or list(op.iter_parameters())]
+    each = max(1, CASES // 3 // len(taking) // 2)
+    sent = 0
+    for operation in operations:
+        for mode in GenerationMode if operation in taking else [GenerationMode.POSITIVE]:
+
+            @seed(SEED)
+            @settings(
+                max_examples=each,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: Case) -> None:
+                nonlocal sent
+                sent += 1
+                answer = case.call(timeout=60)
+                case.validate_response(answer, checks=[not_a_server_error])
+
+            # Where any string will do, there is nothing unsound to send.
+            with contextlib.suppress(Unsatisfiable):
+                ask()
+    print(f"{service}: {sent} requests to {len(operations)} operations, seed {SEED}")
+    assert sent >= each * len(taking)

@@ -1,0 +1,221 @@
+"""What callers may send, who may read, and what is told of those who were refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from starlette.types import Message
+
+from scheduler_extender.admission import AdmissionConfig
+from scheduler_extender.api import read_router
+from scheduler_extender.limits import MAX_BODY_BYTES, Limited
+from scheduler_extender.readers import ACCESS_REVIEWS, TOKEN_REVIEWS, Readers
+from scheduler_extender.state import ClusterState
+from scheduler_extender.webhook import admission_router
+from tandem.contracts import names
+from tandem.kube.errors import Forbidden, KubeError
+from tandem.policy.catalog import load_profile
+
+GROUPS = ["system:authenticated", "ml"]
+
+
+class Api:
+    """An API server that knows one token, whose user may list GPUJobs in the namespace ml."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict]] = []
+        self.error: KubeError | None = None
+
+    def create(self, resource, body, namespace=None):
+        if self.error:
+            raise self.error
+        self.asked.append((resource.plural, body["spec"]))
+        if resource == TOKEN_REVIEWS:
+            known = body["spec"]["token"] == "known"
+            user = {"username": "ada", "uid": "1", "groups": GROUPS}
+            return {"status": {"authenticated": True, "user": user} if known else {}}
+        assert resource == ACCESS_REVIEWS
+        assert (body["spec"]["user"], body["spec"]["groups"]) == ("ada", GROUPS)
+        wanted = body["spec"]["resourceAttributes"]
+        may = wanted == {
+            "group": names.GROUP, "resource": "gpujobs", "verb": "list", "namespace": "ml",
+        }  # fmt: skip
+        return {"status": {"allowed": may}}
+
+
+def ask(app: FastAPI, *calls: tuple[str, str]) -> list[httpx.Response]:
+    async def story() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://public") as client:
+            return [
+                await client.get(path, headers={"authorization": token} if token else {})
+                for path, token in calls
+            ]
+
+    return asyncio.run(story())
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [1000.0]
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def app(api: Api, now: list[float]) -> FastAPI:
+    app = FastAPI()
+    readers = Readers(api, lambda: now[0])
+    pipeline = load_profile("tandem").pipeline()
+    app.include_router(read_router(ClusterState(now_s=0), pipeline, readers.check))
+    return app
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/gpus", "/v1/jobs", "/v1/jobs?namespace=ml", "/v1/explain/ml/p"]
+)
+@pytest.mark.parametrize(
+    "token", ["", "Bearer", "Basic known", "Bearer unknown", "Bearer " + "x" * 20000]
+)
+def test_nobody_reads_without_a_token_that_the_api_server_knows(app, path, token) -> None:
+    (answer,) = ask(app, (path, token))
+    assert answer.status_code == 401
+    assert "token" in answer.json()["detail"]
+
+
+def test_a_reader_sees_what_the_api_server_would_show(app) -> None:
+    token = "Bearer known"
+    answers = ask(
+        app,
+        ("/v1/jobs?namespace=ml", token),
+        ("/v1/jobs", token),
+        ("/v1/jobs?namespace=other", token),
+        ("/v1/gpus", token),
+        ("/v1/explain/ml/p", token),
+    )
+    assert [answer.status_code for answer in answers] == [200, 403, 403, 403, 403]
+    assert answers[1].json()["detail"] == "you may not list gpujobs.tandem.gpu in all namespaces"
+
+
+def test_answers_are_kept_for_a_minute_and_no_longer(app, api, now) -> None:
+    path = ("/v1/jobs?namespace=ml", "Bearer known")
+    ask(app, path, path, path)
+    assert len(api.asked) == 2
+    now[0] += 61
+    ask(app, path)
+    assert len(api.asked) == 4
+
+
+def test_an_api_server_that_does_not_say_lets_nobody_in(app, api) -> None:
+    for error in (Forbidden(403, "no"), KubeError(0, "away")):
+        api.error = error
+        (answer,) = ask(app, ("/v1/gpus", "Bearer known"))
+        assert answer.status_code == 503
+
+
+# --- bodies -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def echo() -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/length")
+    async def length(request: Request) -> int:
+        return len(await request.body())
+
+    app.add_middleware(Limited, within_s=0.2)
+    return app
+
+
+def send(app: FastAPI, messages: list[Message], announced: int | None = None) -> tuple[int, bytes]:
+    """Send a request as a server would hand it on; return status and body of the answer."""
+
+    async def story() -> tuple[int, bytes]:
+        rest = iter(messages)
+        answer: list[Message] = []
+
+        async def receive() -> Message:
+            message = next(rest, None)
+            if message is None:
+                await asyncio.sleep(60)
+            return message or {"type": "http.disconnect"}
+
+        async def collect(message: Message) -> None:
+            answer.append(message)
+
+        headers = [] if announced is None else [(b"content-length", str(announced).encode())]
+        scope = {
+            "type": "http", "method": "POST", "path": "/length", "query_string": b"",
+            "headers": headers, "http_version": "1.1", "scheme": "http",
+        }  # fmt: skip
+        await app(scope, receive, collect)
+        if not answer:
+            return 0, b""
+        return answer[0]["status"], b"".join(m.get("body", b"") for m in answer[1:])
+
+    return asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def part(size: int, *, more: bool) -> Message:
+    return {"type": "http.request", "body": b"x" * size, "more_body": more}
+
+
+def test_a_body_of_four_mebibytes_is_read_and_one_of_a_byte_more_is_not(echo) -> None:
+    half = MAX_BODY_BYTES // 2
+    assert send(echo, [part(half, more=True), part(half, more=False)]) == (200, b"%d" % (2 * half))
+    status, body = send(echo, [part(half, more=True), part(half, more=True), part(1, more=False)])
+    assert (status, b"over 4194304 bytes" in body) == (413, True)
+
+
+def test_a_body_that_is_announced_too_large_is_not_waited_for(echo) -> None:
+    assert send(echo, [], announced=MAX_BODY_BYTES + 1)[0] == 413
+
+
+def test_a_body_that_does_not_come_is_not_waited_for_for_ever(echo) -> None:
+    assert send(echo, [part(5, more=True)])[0] == 408
+
+
+def test_a_caller_that_goes_is_forgotten(echo) -> None:
+    assert send(echo, [part(5, more=True), {"type": "http.disconnect"}])[0] == 0
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_logged_counted_and_given_to_the_audit_log(caplog) -> None:
+    counted: list[str] = []
+    app = FastAPI()
+    app.include_router(admission_router(AdmissionConfig(), count=counted.append))
+    container = {"name": "c", "image": "i", "resources": {"limits": {names.RESOURCE: "1"}}}
+    pod = {
+        "metadata": {"annotations": {names.MEMORY: "a secret of mine"}},
+        "spec": {"containers": [container]},
+    }
+    review = {
+        "request": {
+            "uid": "u", "kind": {"group": "", "kind": "Pod"}, "namespace": "ml", "name": "p",
+            "operation": "CREATE", "object": pod, "userInfo": {"username": "ada\nforged=1"},
+        }
+    }  # fmt: skip
+
+    async def story() -> dict:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://public") as client:
+            return (await client.post("/mutate", json=review)).json()["response"]
+
+    with caplog.at_level(logging.INFO, logger="scheduler_extender.webhook"):
+        answer = asyncio.run(story())
+    assert not answer["allowed"]
+    assert names.MEMORY in answer["auditAnnotations"]["refused"]
+    (line,) = caplog.messages
+    assert line.startswith(r"refused user='ada\nforged=1' kind=Pod object=ml/p fields=")
+    assert "a secret of mine" not in line
+    assert counted == ["refused"]
