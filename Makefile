@@ -68,7 +68,9 @@ soak: $(READY) ## docs/soak.md: a day of jobs in an hour; memory and descriptors
 
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m benchmarks.results
-	@for paper in tiresias horus ojpp sjf_bsbf xonar; do $(BIN)/python -m benchmarks.papers.$$paper; done
+	@for paper in tiresias horus ojpp sjf_bsbf xonar; do \
+		echo "papers: $$paper (some minutes)"; $(BIN)/python -m benchmarks.papers.$$paper; \
+	done
 	@$(BIN)/python -m benchmarks.simulator
 
 fmt: $(READY) ## Format the code and fix what lint can fix

@@ -55,6 +55,10 @@ class Cell:
     seed: int
     less: str | None = None  # a key of ABLATION
 
+    def __str__(self) -> str:
+        less = f" less {self.less}" if self.less else ""
+        return f"{self.name}{less} on {self.trace}, seed {self.seed}"
+
     @property
     def path(self) -> Path:
         """Where its figures are kept."""
@@ -106,15 +110,13 @@ def run_missing(wanted: Sequence[Cell], *, processes: int, reuse: bool) -> None:
     commit = _commit()
     with ProcessPoolExecutor(processes) as pool:
         futures = {pool.submit(run, cell, commit): cell for cell in missing}
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
-            cell = futures[future]
-            less = f" less {cell.less}" if cell.less else ""
-            print(
-                f"{done}/{len(missing)} {cell.name}{less} {cell.trace} seed {cell.seed}",
-                file=sys.stderr,
-                flush=True,
-            )
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                print(f"{done}/{len(missing)} {futures[future]}", file=sys.stderr, flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or all that waits would run first
+            raise
 
 
 def _commit() -> str:
