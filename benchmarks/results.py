@@ -83,6 +83,17 @@ def _job(job: TraceJob) -> str:
     return f"job {job.id} ({job.gpus} GPUs, submitted at {job.submit_s:,.0f})"
 
 
+def prediction_error() -> str:
+    """Measure how far off the policies are told slowdowns, over the seeds."""
+    errors = []
+    for seed in SEEDS:
+        setup = Cell("tandem", "philly-ed69ec", seed).setup()
+        error = setup.world(setup.gpus(shares=2)).prediction_error
+        assert error is not None
+        errors.append(error)
+    return f"{np.mean(errors):.1%}"
+
+
 class Results:
     """The figures of all cells that are kept."""
 
@@ -221,6 +232,7 @@ def main() -> None:
     for name, section in {
         "orderings": orderings(),
         "where_they_part": where_they_part(),
+        "prediction_error": prediction_error(),
         "measured": measured(results),
         "bars": bars(results),
         "ablation": ablation(results),

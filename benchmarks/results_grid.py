@@ -74,6 +74,13 @@ class Cell:
         values["dispatch"] |= ABLATION[self.less]
         return Profile.model_validate(values)
 
+    def setup(self) -> Setup:
+        """Return the jobs, the cluster and the truth that it runs on."""
+        matrix = data_folder() / "colocation" / "gavel-oracle-v100-p100.json"
+        nodes = (parse_cluster(CLUSTERS[self.trace]),)
+        setup = Setup(load_trace(self.trace), nodes, matrix, self.seed)
+        return replace(setup, preemption_cost_s=0.0) if self.name in FREE_PREEMPTION else setup
+
     def figures(self) -> dict[str, float] | None:
         """Return what has been kept, or None."""
         return json.loads(self.path.read_text()) if self.path.exists() else None
@@ -92,12 +99,7 @@ def cells(seeds: Sequence[int] = SEEDS) -> list[Cell]:
 
 def run(cell: Cell, commit: str) -> None:
     """Run one cell and keep its figures."""
-    matrix = data_folder() / "colocation" / "gavel-oracle-v100-p100.json"
-    nodes = (parse_cluster(CLUSTERS[cell.trace]),)
-    setup = Setup(load_trace(cell.trace), nodes, matrix, cell.seed)
-    if cell.name in FREE_PREEMPTION:
-        setup = replace(setup, preemption_cost_s=0.0)
-    figures = run_profile(setup, cell.profile()).report.as_json()
+    figures = run_profile(cell.setup(), cell.profile()).report.as_json()
     CELLS.mkdir(parents=True, exist_ok=True)
     partial = cell.path.with_suffix(".partial")
     partial.write_text(json.dumps({**figures, "commit": commit}))
