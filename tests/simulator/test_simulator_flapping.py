@@ -56,6 +56,7 @@ def jobs(rng: np.random.Generator) -> list[TraceJob]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", profile_names())
 def test_asked_again_at_once_a_profile_soon_changes_nothing(name: str) -> None:
     rng = np.random.default_rng(7)
