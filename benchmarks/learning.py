@@ -309,7 +309,7 @@ def main() -> None:
     if arguments.only in (None, "page"):
         from benchmarks.learning_page import page
 
-        write("learning", page(arguments.seeds, _kept))
+        write("learning", page(_kept))
 
 
 if __name__ == "__main__":

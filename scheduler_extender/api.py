@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from scheduler_extender import explaining
 from scheduler_extender.feed import Feed
 from scheduler_extender.metrics import CONTENT_TYPE, Metrics
 from scheduler_extender.readers import Check, everybody
@@ -19,6 +20,7 @@ from scheduler_extender.records import GpuNodeRecord, PodRecord
 from scheduler_extender.state import ClusterState
 from tandem.contracts.prediction import ErrorBody
 from tandem.contracts.resources import GPUJobStatus
+from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 
 #: Lines per turn of the event loop; a verb waits for no more than one such piece.
@@ -129,6 +131,10 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
         "gated": pod.gated,
         "held": held and {"why": held[0].name.lower(), "node": held[1].node,
                           "gpus": list(held[1].gpus)},
+        "here": _here(state, pipeline, record, worker),
+        "prediction": explaining.prediction(status),
+        "observed": status.observed.wire() if status.observed else None,
+        "decisions": [decision.wire() for decision in reversed(status.decisions)],
         "worker": {
             "gpus": pod.gpus,
             "memoryBaseGib": worker.memory_base_gib,
@@ -142,6 +148,23 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
         if not pod.node_name
         else 0,
     }  # fmt: skip
+
+
+def _here(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:
+    """Return what the constraints and scorers say of each GPU that a pod holds, itself left out."""
+    held = state.ledger.held(record.uid)
+    if held is None:
+        return []
+    rows = state.rows_of(held[1].node, held[1].gpus)
+    gpus = state.ledger.without(rows, frozenset((record.uid,)))
+    return [
+        {
+            "gpu": state.table.gpu_ids[row],
+            "constraints": explaining.constraints(pipeline, worker, gpus, index),
+            "scores": explaining.scores(pipeline, worker, gpus, index),
+        }
+        for index, row in enumerate(rows.tolist())
+    ]
 
 
 def _gpus_of(state: ClusterState, report: GpuNodeRecord) -> Iterator[Line]:

@@ -139,6 +139,7 @@ def explain(
         said.append(f"{found['phase']}: {found['message']}")
     for line in said:
         out.print(line, highlight=False, markup=False)
+    _tell_of_sharing(found)
     if found["nodes"]:
         print_table(
             "Nodes",
@@ -155,6 +156,40 @@ def explain(
         )
     if found["nodesNotShown"]:
         out.print(f"{found['nodesNotShown']} more node(s) not shown", highlight=False)
+
+
+def _tell_of_sharing(found: dict[str, Any]) -> None:
+    """Print what is predicted, what was measured since, and the latest decisions with their why."""
+    predicted, seen = found.get("prediction"), found.get("observed")
+    lines = []
+    if predicted:
+        lines.append(
+            f"predicted: {predicted['memoryUpperGib']:.1f} GiB at most"
+            f" ({predicted['memorySource']}), {predicted['utilisationPercent']:.0f} % utilisation"
+            f" ({predicted['utilisationSource']})"
+        )
+    if seen:
+        slower = seen.get("slowdown")
+        said = f"measured: {seen.get('memoryPeakBytes', 0) / 2**30:.1f} GiB at most"
+        if slower:
+            said += (
+                f"; {slower['value']:.0%} slower than alone (by {slower['means']},"
+                f" against {slower['reference']}{', an estimate' if slower['estimated'] else ''})"
+            )
+        lines.append(said)
+    lines += [f"{each['at']} {each['what']}: {each['why']}" for each in found.get("decisions", ())]
+    for line in lines:
+        out.print(line, highlight=False, markup=False)
+    for gpu in found.get("here", ()):
+        print_table(
+            gpu["gpu"],
+            ("constraint", "allows", "figures"),
+            [
+                (each["constraint"], "yes" if each["allows"] else "no", each["says"] or "-")
+                for each in gpu["constraints"]
+            ]
+            + [(kind, "score", f"{score:.2f}") for kind, score in gpu["scores"].items()],
+        )
 
 
 def _state(gpu: dict[str, Any]) -> str:

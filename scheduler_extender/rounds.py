@@ -7,7 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from scheduler_extender import faults, lifecycle
+import numpy as np
+
+from scheduler_extender import explaining, faults, lifecycle
 from scheduler_extender.avoiding import Avoiding
 from scheduler_extender.cluster_view import ClusterView
 from scheduler_extender.config import QueueConfig
@@ -26,9 +28,12 @@ from scheduler_extender.telling import Chooser, Telling, ToTell
 from scheduler_extender.waiters import Waiters
 from scheduler_extender.work import WorkQueue
 from scheduler_extender.writes import Writer
+from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.dispatch.best_sharing import BestSharing
+
+PLACED = "Placed"
 
 
 class Rounds:
@@ -66,6 +71,7 @@ class Rounds:
         self._metrics = metrics
         self._avoiding = avoiding
         self._profile = profile
+        self._pipeline = profile.pipeline()
         self._planner = Planner(profile, settings.reserve_after_s)
         self._settings = settings
         self._clock = clock
@@ -168,7 +174,7 @@ class Rounds:
             if gang is not None and not self._work.busy(key):
                 self._waiters.drop(key)
                 self._standings.place(key)
-                self._work.do(key, self._write_plan(gang, verdicts))
+                self._work.do(key, self._write_plan(gang, verdicts, snapshot))
         for gives in answer.gives_way:
             self._ask_to_give_way(gives)
 
@@ -181,7 +187,9 @@ class Rounds:
         why = "runs faster elsewhere" if gives.to == gives.victim else f"{to} needs them"
         self._work.do(gives.victim, self._preempter.begin(gang, why))
 
-    async def _write_plan(self, gang: Gang, verdicts: Sequence[Verdict]) -> None:
+    async def _write_plan(
+        self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot
+    ) -> None:
         """Write the plan of one GPUJob; its gates open when it is looked at again."""
         if gang.record is None:
             return
@@ -191,9 +199,20 @@ class Rounds:
         status = lifecycle.with_plan(
             gang.record.status, gang, places, now, now + self._settings.plan_life_s, steps
         )
+        why = self._explained(verdicts[0], snapshot, status)
+        status = lifecycle.decided(status, PLACED, why, now)
         faults.reach("plan-before")
         await self._writer.write_status(gang, status)
         faults.reach("plan-after")
+
+    def _explained(self, verdict: Verdict, snapshot: Snapshot, status: GPUJobStatus) -> str:
+        """Return why the first of its pods go where they go."""
+        rows = np.array(verdict.decision.rows[: explaining.GPUS], dtype=np.int64)
+        node = snapshot.gpus.node
+        names = [f"{snapshot.node_names[node[row]]}/{snapshot.gpu_ids[row]}" for row in rows]
+        gpus = snapshot.gpus.take(rows)
+        more = len(verdict.decision.rows) - len(rows)
+        return explaining.placed(self._pipeline, verdict.start.job, gpus, names, more, status.load)
 
     def _promote(self, keys: Iterable[Key]) -> None:
         """Put those that have starved back into the first queue."""

@@ -141,6 +141,8 @@ def notable(before: Observed | None, after: Observed | None) -> bool:
     one, other = before.memory_peak_bytes or 0, after.memory_peak_bytes or 0
     if other > one * (1 + OUTGREW_SHARE):
         return True
+    if (before.solo_utilisation_percent is None) != (after.solo_utilisation_percent is None):
+        return True
     slow = [seen.slowdown.value if seen.slowdown else 0.0 for seen in (before, after)]
     return abs(slow[0] - slow[1]) >= 0.15
 

@@ -1,0 +1,87 @@
+"""Why a job is where it is: each constraint with its values and bound, the scores, the load. Pure.
+
+A constraint's sentence gives its values and its bound whether it refuses or not, for those that
+have figures; of the others it is enough that they allow the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.contracts.resources import GPUJobStatus, Load
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.pipeline import Pipeline
+
+_GIB = 1 << 30
+#: Constraints whose sentence is one of figures.
+WITH_FIGURES = frozenset(
+    ("shares", "memory_capacity", "memory_collision", "peak_fits", "interference", "utilisation",
+     "balance")
+)  # fmt: skip
+GPUS = 4  # of one job that are told of in full
+
+
+def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list[dict[str, Any]]:
+    """Return what each constraint says of a worker of `job` on `row`, with its figures."""
+    found = []
+    for constraint in pipeline.constraints:
+        allows = bool(constraint(job, gpus)[row])
+        says = constraint.sentence(job, gpus, row)
+        told = not allows or constraint.kind in WITH_FIGURES
+        found.append(
+            {"constraint": constraint.kind, "allows": allows, "says": says if told else ""}
+        )
+    return found
+
+
+def scores(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> dict[str, float]:
+    """Return the score of `row` for `job` by each scorer, in [0, 1]."""
+    return {scorer.kind: round(float(scorer(job, gpus)[row]), 3) for scorer in pipeline.scorers}
+
+
+def prediction(status: GPUJobStatus) -> dict[str, Any] | None:
+    """Return what is predicted of one worker, and where each figure comes from."""
+    load = status.load
+    if load is None:
+        return None
+    return {
+        "memoryBaseGib": round(load.memory_base_bytes / _GIB, 2),
+        "memoryPeakGib": round((load.memory_base_bytes + load.memory_peak_extra_bytes) / _GIB, 2),
+        "memoryUpperGib": round(load.memory_p95_bytes / _GIB, 2),
+        "peakProbability": load.peak_probability,
+        "utilisationPercent": load.utilisation_percent,
+        "memorySource": load.memory_source.value,
+        "utilisationSource": load.utilisation_source.value,
+        "modelVersion": load.model_version,
+    }
+
+
+def placed(
+    pipeline: Pipeline,
+    job: Job,
+    gpus: GpuArrays,
+    names: Sequence[str],
+    more: int,
+    load: Load | None,
+) -> str:
+    """Return in words why `job` goes to `gpus`, called `names`, and to so many `more`."""
+    parts = []
+    for row, name in enumerate(names):
+        told = [
+            f"{each['constraint']}: {each['says']}"
+            for each in constraints(pipeline, job, gpus, row)
+            if each["says"]
+        ]
+        marks = [f"{kind} {score:.2f}" for kind, score in scores(pipeline, job, gpus, row).items()]
+        parts.append(f"{name}: {'; '.join(told)} (scores: {', '.join(marks) or 'none'})")
+    if more > 0:
+        parts.append(f"and {more} more GPU(s)")
+    if load is not None:
+        parts.append(
+            f"predicted: {load.memory_p95_bytes / _GIB:.1f} GiB at most"
+            f" ({load.memory_source.value}), {load.utilisation_percent:.0f} % utilisation"
+            f" ({load.utilisation_source.value})"
+        )
+    return " | ".join(parts)

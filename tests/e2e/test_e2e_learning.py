@@ -1,0 +1,197 @@
+"""What agents measure corrects what was predicted, on a real control plane.
+
+TANDEM_LEARNING_EVERY_S is the time between two looks of the adjuster: 3 s here, 10 s by default.
+The times that it took are printed; nothing is asserted about them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from e2e_cluster import DEVICES, TandemCluster, job
+from e2e_physics import Physics
+
+from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.slow, pytest.mark.xdist_group("learning")]
+
+EVERY_S = float(os.environ.get("TANDEM_LEARNING_EVERY_S", "3"))
+SETTINGS = {"learning": {"every_s": EVERY_S}, "profile": "tandem"}
+SAVES = {"tandem.gpu/checkpoint": "true"}
+RESNET = SAVES | {"tandem.gpu/model": "resnet50", "tandem.gpu/batch-size": "32"}
+SQUEEZENET = SAVES | {"tandem.gpu/model": "squeezenet", "tandem.gpu/batch-size": "64"}
+WHOLE = {"tandem.gpu/exclusive": "true"}
+LONG_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def physics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TandemCluster, Physics]]:
+    """Two nodes of one GPU each; `resnet` and `squeeze` slow each other down by 60 %."""
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    folder: Path = tmp_path_factory.mktemp("learning")
+    with ControlPlane.start(nodes=[Node("n0", cpu=32), Node("n1", cpu=32)]) as plane:
+        cluster = TandemCluster(plane, folder)
+        cluster.installation.install(SETTINGS)
+        bad = {("resnet", "squeeze"): 0.6, ("squeeze", "resnet"): 0.6}
+        with Physics(cluster, folder, ("n0", "n1"), bad) as physics:
+            yield cluster, physics
+
+
+def gpu_of(cluster: TandemCluster, namespace: str, name: str) -> str:
+    """Return the GPU of a job's pod, '' while it has none or is on its way out."""
+    pod = cluster.pod_of(namespace, name)
+    if pod is None or "deletionTimestamp" in pod["metadata"]:
+        return ""
+    return (pod["metadata"].get("annotations") or {}).get(DEVICES, "")
+
+
+def started(cluster: TandemCluster, namespace: str, name: str, annotations: dict) -> str:
+    cluster.apply_job(namespace, job(name, annotations=annotations))
+    return cluster.running(namespace, name, timeout_s=90)["metadata"]["uid"]
+
+
+def uid_of(cluster: TandemCluster, namespace: str, name: str) -> str:
+    pod = cluster.pod_of(namespace, name)
+    return pod["metadata"]["uid"] if pod else ""
+
+
+def test_bad_neighbours_are_parted_and_their_models_never_put_together_again(
+    physics: tuple[TandemCluster, Physics],
+) -> None:
+    cluster, gpus = physics
+    mine, other = cluster.namespace(), cluster.namespace()
+    for namespace in (mine, other):
+        cluster.push(namespace, "resnet50", "squeezenet")
+    # One GPU is taken, so that the two that are thought to get along share the other.
+    started(cluster, mine, "whole", WHOLE)
+    started(cluster, mine, "resnet-1", RESNET)
+    gpus.is_known_alone(mine, "resnet-1")
+    started(cluster, mine, "squeeze-1", SQUEEZENET)
+    began = time.monotonic()
+    assert gpu_of(cluster, mine, "resnet-1") == gpu_of(cluster, mine, "squeeze-1")
+    cluster.let_end(mine, "whole")
+
+    wait_until(lambda: gpus.slowdown_of(mine, "resnet-1") > 0.35, "it is noticed", timeout_s=LONG_S)
+    noticed = time.monotonic() - began
+
+    def parted() -> bool:
+        places = [gpu_of(cluster, mine, name) for name in ("resnet-1", "squeeze-1")]
+        return all(places) and len(set(places)) == 2
+
+    wait_until(parted, "the two are parted", timeout_s=LONG_S)
+    moved = time.monotonic() - began
+    said = gpus.decisions(mine, "resnet-1") + gpus.decisions(mine, "squeeze-1")
+    assert any("Moved" in line and "slowed down by" in line for line in said), said
+    for name in ("resnet-1", "squeeze-1"):
+        wait_until(
+            lambda name=name: (
+                gpus.slowdown_of(mine, name) == 0.0
+                and gpus.gpujob(mine, name)["phase"] == "Running"
+            ),
+            f"{name} runs as if alone",
+            timeout_s=LONG_S,
+        )
+    restored = time.monotonic() - began
+    print(f"noticed after {noticed:.0f} s, moved after {moved:.0f} s, restored {restored:.0f} s")
+
+    # Others profit, by what the agents have measured: no pod has told anything of itself.
+    for name, asks, beside in (
+        ("squeeze-2", SQUEEZENET, "squeeze-1"),
+        ("resnet-2", RESNET, "resnet-1"),
+    ):
+        started(cluster, other, name, asks)
+        assert gpu_of(cluster, other, name) == gpu_of(cluster, mine, beside)
+    for namespace in (mine, other):
+        cluster.remove(namespace)
+
+
+def test_who_forges_its_progress_moves_nobody_else(
+    physics: tuple[TandemCluster, Physics],
+) -> None:
+    cluster, gpus = physics
+    theirs, mine = cluster.namespace(), cluster.namespace()
+    declared = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"}
+    started(cluster, theirs, "whole", WHOLE)
+    started(cluster, mine, "forger", declared)
+    tell(cluster, mine, "forger", 100.0)
+    gpus.is_known_alone(mine, "forger")
+    before = started(cluster, theirs, "honest", declared | SAVES)
+    assert gpu_of(cluster, mine, "forger") == gpu_of(cluster, theirs, "honest")
+    cluster.let_end(theirs, "whole")  # there would be a place to move to
+
+    def said() -> bool:
+        tell(cluster, mine, "forger", 1.0)
+        return any("moves nobody else" in line for line in gpus.decisions(mine, "forger"))
+
+    wait_until(said, "the forger is told that its word moves nobody else", timeout_s=LONG_S)
+    assert uid_of(cluster, theirs, "honest") == before
+    assert not any("Moved" in line for line in gpus.decisions(theirs, "honest"))
+    for namespace in (theirs, mine):
+        cluster.remove(namespace)
+
+
+def test_who_declared_far_too_little_is_the_one_who_leaves(
+    physics: tuple[TandemCluster, Physics],
+) -> None:
+    cluster, gpus = physics
+    theirs, mine = cluster.namespace(), cluster.namespace()
+    gpus.gib = {"liar": 30}
+    gpus.slowdown |= {("honest", "liar"): 0.8, ("liar", "honest"): 0.0}
+    started(cluster, theirs, "whole", WHOLE)
+    honest = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"} | SAVES
+    before = started(cluster, theirs, "honest", honest)
+    gpus.is_known_alone(theirs, "honest")
+    lie = {"tandem.gpu/memory": "4Gi", "tandem.gpu/utilization": "10"} | SAVES
+    liar = started(cluster, mine, "liar", lie)
+    assert gpu_of(cluster, mine, "liar") == gpu_of(cluster, theirs, "honest")
+    cluster.let_end(theirs, "whole")
+
+    def left() -> bool:
+        now = uid_of(cluster, mine, "liar")
+        place = gpu_of(cluster, mine, "liar")
+        return now not in ("", liar) and place not in ("", gpu_of(cluster, theirs, "honest"))
+
+    wait_until(left, "the liar goes elsewhere", timeout_s=LONG_S)
+    assert uid_of(cluster, theirs, "honest") == before
+    wait_until(
+        lambda: gpus.observed(mine, "liar").get("memoryPeakBytes", 0) >= 30 << 30,
+        "what it holds is known",
+        timeout_s=LONG_S,
+    )
+    for namespace in (theirs, mine):
+        cluster.remove(namespace)
+
+
+def tell(cluster: TandemCluster, namespace: str, name: str, rate: float) -> None:
+    """Let a pod tell its agent so many iterations per second, with its own token."""
+    pod = cluster.pod_of(namespace, name)
+    assert pod is not None
+    review = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": ["tandem-agent"],
+            "boundObjectRef": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": pod["metadata"]["name"],
+                "uid": pod["metadata"]["uid"],
+            },
+        },
+    }
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default/token"
+    token = cluster.plane.http.post(path, json=review).raise_for_status().json()["status"]["token"]
+    httpx.post(
+        f"{cluster.installation.agent_url(pod['spec']['nodeName'])}/v1/progress",
+        json={"iterations": rate, "seconds": 1.0},
+        headers={"Authorization": f"Bearer {token}"},
+        trust_env=False,
+        timeout=10.0,
+    )
