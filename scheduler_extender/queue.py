@@ -148,6 +148,8 @@ class Controller:
         self._term = term
         self._take_over = take_over
         self._leads_in = ""  # the term for which nothing decided before can take effect
+        self._runs = False  # by itself, not cycle by cycle at another's word
+        self._writer.may_write = lambda: not self._runs or self.leads
         self.caught_up = asyncio.Event()  # all that was there when we began has been looked at
         self.metrics.watch(self)
 
@@ -182,6 +184,7 @@ class Controller:
     async def run(self) -> None:
         """Work until cancelled. A failed cycle is logged, and the next one tries again."""
         rest_s = SETTLE_S
+        self._runs = True
         try:
             while True:
                 try:

@@ -13,6 +13,7 @@ from scheduler_extender.records import Record, parse_gpu_job, parse_pod
 from scheduler_extender.registry import Gang, Registry
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.api import ClusterApi
+from tandem.kube.errors import Conflict
 from tandem.kube.resource import GPU_JOBS
 
 PARALLEL_WRITES = 16
@@ -48,6 +49,7 @@ class Writer:
         self._turns = asyncio.Semaphore(PARALLEL_WRITES)
         #: What else goes with each write of a status.
         self.annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
+        self.may_write: Callable[[], bool] = lambda: True  # asked right before each write
 
     async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.
@@ -104,6 +106,15 @@ class Writer:
         await self.call(self._tell, regarding, reason, note, kind)
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
-        """Run a blocking call in a thread, when it is its turn."""
+        """Run a blocking call in a thread, when it is its turn and while we lead.
+
+        Raises:
+            Conflict: another leads by now; whoever stood still in between must not go on.
+        """
         async with self._turns:
-            return await asyncio.to_thread(function, *args, **kwargs)
+            return await asyncio.to_thread(self._while_leading, function, *args, **kwargs)
+
+    def _while_leading(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
+        if not self.may_write():
+            raise Conflict(409, "another replica leads by now")
+        return function(*args, **kwargs)

@@ -59,7 +59,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         for plane in planes_of(getattr(item, "funcargs", {}).values()):
             report.sections.append(("the control plane", plane.diagnosis()))
             for process in plane.processes.values():
-                report.sections.append((f"log of {process.name}", process.log_tail(40)))
+                state = "" if process.running else f" (ended with status {process.exit_code})"
+                report.sections.append((f"log of {process.name}{state}", process.log_tail(40)))
     return report
 
 

@@ -134,7 +134,13 @@ class ControlPlane:
         except httpx.TransportError:
             return False
 
-    def _await(self, condition: Callable[[], bool], what: str, *needed: str) -> None:
+    def _await(
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        *needed: str,
+        timeout_s: float = _START_TIMEOUT_S,
+    ) -> None:
         """Wait for `condition`, but no longer than the plane's own and the `needed` programs live.
 
         One that the caller has stopped on purpose and does not need is not missed.
@@ -147,7 +153,7 @@ class ControlPlane:
                     raise process.failure(f"ended with status {process.exit_code}")
             return condition()
 
-        wait_until(lives_and_holds, what, timeout_s=_START_TIMEOUT_S)
+        wait_until(lives_and_holds, what, timeout_s=timeout_s)
 
     def kubeconfig(self, user: str = ADMIN, *, groups: Sequence[str] = ()) -> Path:
         """Return the path of a kubeconfig for `user`.
@@ -226,9 +232,11 @@ class ControlPlane:
         """Wait until a namespace that has been deleted is gone; the error says what keeps it."""
         path = f"/api/v1/namespaces/{namespace}"
         try:
-            wait_until(
+            self._await(
                 lambda: self.http.get(path).status_code == httpx.codes.NOT_FOUND,
                 f"namespace {namespace} is gone",
+                "kube-controller-manager",
+                "kwok",
                 timeout_s=timeout_s,
             )
         except TandemError as error:
