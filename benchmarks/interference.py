@@ -29,10 +29,10 @@ Matrix = dict[str, dict[str, dict[str, Any]]]
 _NAME = re.compile(r"(?P<family>[\w-]+)(?: \(batch size (?P<batch>\d+)\))?")
 
 
-def _features(
+def workload(
     gflops: float, parameters_m: float, activations_mib: float, kernels: int
 ) -> GraphFeatures:
-    """One sample's forward pass. Nodes write each activation once and read about as much."""
+    """Return features by sample, forward: nodes write each activation once, read about as much."""
     flops, parameter_bytes = gflops * 1e9, parameters_m * 4e6
     activation_bytes = activations_mib * 2**20
     return GraphFeatures(
@@ -47,19 +47,19 @@ def _features(
 #: Per family. Sizes as in the projects that the measurements used.
 WORKLOADS = {
     # 32 x 32 images, stem without stride: 0.56 G multiply-adds.
-    "ResNet-18": _features(1.11, 11.2, 6.4, 67),
+    "ResNet-18": workload(1.11, 11.2, 6.4, 67),
     # 224 x 224 images.
-    "ResNet-50": _features(8.18, 25.6, 143.0, 175),
+    "ResNet-50": workload(8.18, 25.6, 143.0, 175),
     # 6 + 6 layers of width 512, about 30 tokens on each side, vocabulary of 9,500.
-    "Transformer": _features(3.0, 63.0, 16.0, 420),
+    "Transformer": workload(3.0, 63.0, 16.0, 420),
     # Two LSTM layers of width 200, 35 steps, vocabulary of 33,278.
-    "LM": _features(0.51, 14.0, 9.5, 85),
+    "LM": workload(0.51, 14.0, 9.5, 85),
     # Auto-encoder of 20,108 items with a hidden layer of 200; moves more than it computes.
-    "Recommendation": _features(0.016, 8.1, 0.25, 8),
+    "Recommendation": workload(0.016, 8.1, 0.25, 8),
     # Two generators with nine residual blocks, three passes each, and two discriminators.
-    "CycleGAN": _features(700.0, 28.3, 2100.0, 640),
+    "CycleGAN": workload(700.0, 28.3, 2100.0, 640),
     # Four convolutions and an LSTM cell on 42 x 42 frames, 20 steps, several workers.
-    "A3C": _features(0.06, 0.3, 2.0, 400),
+    "A3C": workload(0.06, 0.3, 2.0, 400),
 }
 
 

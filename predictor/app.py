@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from predictor.config import PredictorConfig
+from predictor.drift import Drift
 from predictor.errors import BusyError, GraphError, ModelNotFoundError, Refusal
 from predictor.graph.skim import Skimmer
 from predictor.http import Edge, add_error_handlers
@@ -68,6 +69,7 @@ class _Service:
         self._predictor = (
             Predictor([learned.memory], [learned.utilisation]) if learned else Predictor()
         )
+        self._drift = Drift(self._predictor)
         self._uploads = 0
         # Graphs wait for their turn here and not in the threads that predictions need.
         self._parsers = anyio.CapacityLimiter(sandbox.limits.parallel)
@@ -113,6 +115,13 @@ class _Service:
             ) from None
         except ClientDisconnect:
             raise GraphError(Refusal.MALFORMED, "The upload was broken off.") from None
+
+    def feedback(self, run: Feedback, now: str) -> ModelSummary:
+        model = self._store.observe(run, now)
+        drifted = self._drift.add(run, model.features)
+        if drifted is not None:
+            self._metrics.fed_back(*drifted)
+        return model
 
     def predict(self, request: PredictRequest) -> Prediction:
         model = None
@@ -195,7 +204,7 @@ def create_app(
     @app.post("/v1/feedback", response_model_exclude_none=True)
     def feedback(run: Feedback) -> ModelSummary:
         """Take what a run was measured to use: it corrects the next prediction of its kind."""
-        return store.observe(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+        return service.feedback(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
     @app.post("/v1/interference", response_model=InterferenceAnswer)
     async def interference(request: InterferenceRequest) -> Response:

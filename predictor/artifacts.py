@@ -49,6 +49,19 @@ class ArtifactError(TandemError):
     """A trained model is missing or damaged."""
 
 
+#: Trained models that come with Tandem, with a card of where they are from.
+SHIPPED = Path(__file__).parent / "data"
+
+
+def serving(directory: Path | None, kind: str) -> tuple[dict[str, bytes], Card] | None:
+    """Return the parts and card of the model of `directory`, else of the one that is shipped.
+
+    Raises ArtifactError when its files are missing, or not what was published.
+    """
+    found = Artifacts(directory).load(kind) if directory else None
+    return found or Artifacts(SHIPPED).load(kind)
+
+
 class Artifacts:
     """The trained models of one directory."""
 

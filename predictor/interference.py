@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.artifacts import ArtifactError, Artifacts, Card
+from predictor.artifacts import ArtifactError, Card, serving
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest, PairSlowdown
 from tandem.contracts.resources import Load, Source
@@ -50,6 +50,10 @@ class InterferenceModel(Protocol):
         """Return (partners, 2): the slowdown of the job, and that of each partner, at least 0."""
         ...
 
+    def out_of_distribution(self, gpu: GpuType | None) -> bool:
+        """Whether pairs on this type of GPU are unlike those that it is made of."""
+        ...
+
 
 class HorusInterference:
     """[Horus] Eq. (9)-(10): both slow down alike, by the GPU's total utilisation."""
@@ -63,6 +67,11 @@ class HorusInterference:
         total = np.array([job.utilisation_percent + p.utilisation_percent for p in partners])
         slowdown = (slowdown_over_commit(total) - 1).clip(0.0)
         return np.column_stack([slowdown, slowdown])
+
+    def out_of_distribution(self, gpu: GpuType | None) -> bool:
+        """Return False: it knows no types of GPU."""
+        del gpu
+        return False
 
 
 class LearnedInterference:
@@ -78,7 +87,8 @@ class LearnedInterference:
             )
         import xgboost  # takes seconds, and most services have no use for it
 
-        self.version = card.version
+        self.version = f"{KIND}/{card.version}"
+        self._gpus = frozenset(card.details.get("gpus", ()))
         self._booster = xgboost.Booster({"nthread": 1})
         self._booster.load_model(bytearray(parts[PART]))
 
@@ -90,6 +100,10 @@ class LearnedInterference:
         speed = self._booster.inplace_predict(np.concatenate(rows)).astype(float)
         slowdown = (1 / speed.clip(_SLOWEST, 1.0) - 1).reshape(2, -1)
         return slowdown.T
+
+    def out_of_distribution(self, gpu: GpuType | None) -> bool:
+        """Return True on a type of GPU that it was not trained on."""
+        return gpu is None or gpu.name not in self._gpus
 
 
 class Interference:
@@ -105,7 +119,8 @@ class Interference:
         loads = (request.job, *request.candidates)
         if self._learned is not None and all(has_shares(load) for load in loads):
             model = self._learned
-        slowdowns = model.slowdowns(request.job, request.candidates, find_gpu(request.gpu_model))
+        gpu = find_gpu(request.gpu_model)
+        slowdowns = model.slowdowns(request.job, request.candidates, gpu)
         return InterferenceAnswer(
             pairs=[
                 PairSlowdown(job_slowdown=job, partner_slowdown=partner)
@@ -113,12 +128,13 @@ class Interference:
             ],
             source=model.source,
             model_version=model.version,
+            out_of_distribution=model.out_of_distribution(gpu),
         )
 
 
 def open_interference(directory: Path | None) -> Interference:
-    """Return what prices pairs: with the model of `directory`, if there is one that is sound."""
-    found = Artifacts(directory).load(KIND) if directory else None
+    """Return what prices pairs: with the model of `directory`, else the one that is shipped."""
+    found = serving(directory, KIND)
     return Interference(LearnedInterference(*found) if found else None)
 
 

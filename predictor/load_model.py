@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from predictor.artifacts import ArtifactError, Artifacts, Card
+from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
 from predictor.gpus import UNKNOWN_GPU
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, known
@@ -148,6 +148,6 @@ class LearnedLoad:
 
 
 def open_load(directory: Path | None) -> LearnedLoad | None:
-    """Return the load model of `directory`, if there is one."""
-    found = Artifacts(directory).load(KIND) if directory else None
+    """Return the load model of `directory`, else the one that is shipped, if there is one."""
+    found = serving(directory, KIND)
     return LearnedLoad(*found) if found else None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
 )
 
+from predictor.drift import Residuals
 from tandem.contracts.resources import Load
 
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -55,6 +57,38 @@ class Metrics:
             ["source"],
             registry=self._registry,
         )
+
+        self._fed_back = Counter(
+            "tandem_predictor_feedback_total",
+            "Runs that were fed back and held against their prediction, by type of GPU.",
+            ["gpu"],
+            registry=self._registry,
+        )
+        self._memory_residual = Gauge(
+            "tandem_predictor_memory_residual_ratio",
+            "Memory that the latest runs took over what was predicted, less one (geometric mean).",
+            ["gpu"],
+            registry=self._registry,
+        )
+        self._utilisation_residual = Gauge(
+            "tandem_predictor_utilisation_residual_ratio",
+            "Utilisation of the latest runs less what was predicted, as a share of the GPU (mean).",
+            ["gpu"],
+            registry=self._registry,
+        )
+        self._under_predicted = Gauge(
+            "tandem_predictor_memory_under_predicted_ratio",
+            "Share of the latest runs that took more memory than their upper bound (p95).",
+            ["gpu"],
+            registry=self._registry,
+        )
+
+    def fed_back(self, gpu: str, residuals: Residuals) -> None:
+        """Show how the latest runs on a type of GPU differ from their predictions."""
+        self._fed_back.labels(gpu).inc()
+        self._memory_residual.labels(gpu).set(residuals.memory_ratio)
+        self._utilisation_residual.labels(gpu).set(residuals.utilisation_ratio)
+        self._under_predicted.labels(gpu).set(residuals.under_predicted)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one request."""

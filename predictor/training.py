@@ -120,6 +120,10 @@ def train(measured: list[MeasuredPair], artifacts: Artifacts) -> Card:
         "trained_on": dict(gpus) | {"pairs": len(measured), "families": len(families)},
         "errors": errors,
         "chosen": PUBLISHED,
+        "details": {
+            "gpus": sorted({gpu.name for name in gpus if (gpu := find_gpu(name)) is not None}),
+            "families": sorted(families),
+        },
     }
     return artifacts.publish(KIND, {PART: model}, card)
 

@@ -137,11 +137,15 @@ class PairSlowdown(Message):
 
 
 class InterferenceAnswer(Message):
-    """One entry for each candidate, in order; `source` is `model` or `formula` for all."""
+    """One entry for each candidate, in order; `source` is `model` or `formula` for all.
+
+    `out_of_distribution` says that the model was trained on other types of GPU.
+    """
 
     pairs: list[PairSlowdown]
     source: Source
     model_version: str = ""
+    out_of_distribution: bool = False
 
 
 class ErrorBody(Message):

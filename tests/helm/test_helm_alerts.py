@@ -24,6 +24,8 @@ GPUS = 'tandem_extender_gpus{instance="%s",state="%s"}'
 REPORTS = 'tandem_agent_reports_total{instance="a",outcome="%s"}'
 OUTGROWN = 'tandem_agent_nearly_full_total{instance="a",blame="%s"}'
 ANSWERS = 'tandem_predictor_request_duration_seconds_count{route="/v1/predict",status="%s"}'
+UNDER = 'tandem_predictor_memory_under_predicted_ratio{gpu="%s"}'
+FED_BACK = 'tandem_predictor_feedback_total{gpu="%s"}'
 BUSY = 'tandem_node_busy_gpus{node="%s"}'
 IN_USE = 'tandem_node_gpus{node="%s",state="in_use"}'
 PROMISED = "tandem_extender_promised_utilisation_ratio"
@@ -100,6 +102,17 @@ CASES: dict[str, Case] = {
             PROMISED: "0.9x200",
             BUSY % "idle": "0x200",
             IN_USE % "idle": "0x200",
+        },
+    ),
+    "TandemPredictorDrift": (
+        60,
+        {UNDER % "V100": "0.3x80", FED_BACK % "V100": "25x80"},
+        {
+            UNDER % "V100": "0.05x80",
+            FED_BACK % "V100": "200x80",
+            # Three runs say nothing.
+            UNDER % "T4": "0.66x80",
+            FED_BACK % "T4": "3x80",
         },
     ),
     "TandemPredictorErrors": (

@@ -20,6 +20,7 @@ from predictor.interference import (
     PAIR_FEATURES,
     PART,
     HorusInterference,
+    Interference,
     load_features,
     open_interference,
     pair_features,
@@ -116,10 +117,11 @@ def test_features_of_a_pair_have_their_columns():
 
 
 def test_without_a_trained_model_the_quadratic_answers():
-    answer = open_interference(None).answer(
+    answer = Interference().answer(
         InterferenceRequest(job=load(60), candidates=[load(50), load(90)])
     )
     assert answer.source is Source.FORMULA
+    assert not answer.out_of_distribution
     assert answer.pairs[0].job_slowdown < answer.pairs[1].job_slowdown
 
 
@@ -131,6 +133,9 @@ def test_a_trained_model_answers_where_both_loads_came_from_graphs(trained):
         InterferenceRequest(job=light, candidates=[light, heavy], gpu_model="Tesla V100")
     )
     assert answer.source is Source.MODEL
+    assert not answer.out_of_distribution
+    elsewhere = InterferenceRequest(job=light, candidates=[heavy], gpu_model="NVIDIA A100")
+    assert pricing.answer(elsewhere).out_of_distribution
     assert answer.pairs[0].job_slowdown < 0.1 < answer.pairs[1].job_slowdown
     both = pricing.answer(InterferenceRequest(job=light, candidates=[heavy, unknown]))
     assert both.source is Source.FORMULA
