@@ -4,9 +4,9 @@
 
 DATA is a directory with `colocation/gavel-oracle-v100-p100.json` (solo steps/s of 26
 configurations, by the Gavel project) and `pollux/APPLICATION/placements.csv` (step times by batch,
-by the AdaptDL project); neither is part of this repository. They hold measured times and nothing of memory or
-utilisation, and their workloads have no graphs: features are derived by hand from the published
-architectures, good to a factor. Whole families are held out, each in its turn.
+by the AdaptDL project); neither is part of this repository. They hold measured times and nothing of
+memory or utilisation, and their workloads have no graphs: features are derived by hand from the
+published architectures, good to a factor. Whole families are held out, each in its turn.
 """
 
 from __future__ import annotations
