@@ -179,7 +179,7 @@ class _Bench:
     def time_parts(self) -> None:
         """Have the controller's parts timed."""
         rounds = self.controller.rounds
-        for name, times in (("_question", self.questions), ("_carry_out", self.carried)):
+        for name, times in (("_picture", self.questions), ("_carry_out", self.carried)):
             inner = getattr(rounds, name)
 
             def timed(*args: object, inner: Any = inner, times: list[float] = times) -> object:  # noqa: ANN401 - any method

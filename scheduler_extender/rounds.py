@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from heapq import nlargest
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,8 @@ from tandem.policy.cluster import Snapshot
 from tandem.policy.dispatch.best_sharing import BestSharing
 
 PLACED = "Placed"
+#: Running gangs that may be preempted or moved in one round.
+_VICTIMS = 100
 
 
 class Rounds:
@@ -83,13 +87,13 @@ class Rounds:
 
     async def plan(self) -> None:
         """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
-        question = self._question()
+        asked = self._picture()
         tell = self._telling.chooser(self._preempter.all_spared())
         self._work.hold()  # what is being planned stands still, what is being written goes on
         began = time.perf_counter()
         try:
-            answer, to_tell, starving = await asyncio.to_thread(
-                self._think, question, self._accounts.turn(), tell, self._clock()
+            question, answer, to_tell, starving = await asyncio.to_thread(
+                self._think, asked, self._accounts.turn(), tell, self._clock()
             )
         finally:
             self._work.go()
@@ -102,49 +106,60 @@ class Rounds:
         self._tell(to_tell)
 
     def _think(
-        self, question: Question, turn: Turn, tell: Chooser, now_s: float
-    ) -> tuple[Answer, dict[Key, ToTell], list[Key]]:
+        self, asked: Callable[[], Question], turn: Turn, tell: Chooser, now_s: float
+    ) -> tuple[Question, Answer, dict[Key, ToTell], list[Key]]:
         """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
+        question = asked()
         answer = plan_within(question, turn, self._planner.plan)
         told = tell(answer.waiting, answer.explain)
-        return answer, told, self._standings.starving(now_s)
+        return question, answer, told, self._standings.starving(now_s)
 
     # --- the question -------------------------------------------------------------------------
 
-    def _question(self) -> Question:
+    def _picture(self) -> Callable[[], Question]:
+        """Take down what changes while we plan; return what makes a question of it.
+
+        The latter is for the thread: standings and starts stand still meanwhile.
+        """
         now = self._clock()
-        history = self._learned.history()
-        standings = self._standings
+        history, standings = self._learned.history(), self._standings
         standings.cross(now)
         if self._preempter.expire() or now >= self._slice_ends_s:
             standings.competes = True
         if now >= self._slice_ends_s:
             self._slice_ends_s = now + self._profile.order.slice_s
         competes, standings.competes = standings.competes, False
-        dispatch, arrays = self._profile.dispatch, standings.arrays(now, history)
-        going = frozenset(uid for key in standings.placed for uid in standings.of[key].leaving)
+        preempts = self._profile.dispatch.preempts
         self._state.settle_beliefs()
-        return Question(
-            rank=lambda: standings.rank(arrays, now, history),
-            starts=dict(self._waiters.starts),
-            snapshot=self._state.snapshot(),
-            eligible={
+        picture: dict[str, Any] = {
+            "starts": dict(self._waiters.starts),
+            "snapshot": self._state.snapshot(),
+            "eligible": {
                 number: self._state.eligible_nodes(pod)
                 for number, pod in self._waiters.shapes().items()
             },
-            arrays=arrays,
-            row_of={key: standing.row for key, standing in standings.of.items()},
-            claims=self._state.claims(),
-            going=going if dispatch.preempts else frozenset(),
-            competes=competes,
-            victims=self._victims(now) if dispatch.preempts and competes else {},
-            where_of=dict(self._waiters.where_of),
-            avoids=self._avoiding.all(now),
-            front=frozenset(standings.front()),
-            history=history,
-            now_s=now,
-            needs_remaining=isinstance(dispatch, BestSharing),
-        )
+            "claims": self._state.claims(),
+            "victims": self._victims(now) if preempts and competes else {},
+            "where_of": dict(self._waiters.where_of),
+            "avoids": self._avoiding.all(now),
+        }
+
+        def question() -> Question:
+            arrays = standings.arrays(now, history)
+            return Question(
+                rank=lambda: standings.rank(arrays, now, history),
+                arrays=arrays,
+                row_of={key: standing.row for key, standing in standings.of.items()},
+                going=standings.going() if preempts else frozenset(),
+                front=frozenset(standings.front()),
+                competes=competes,
+                history=history,
+                now_s=now,
+                needs_remaining=isinstance(self._profile.dispatch, BestSharing),
+                **picture,
+            )
+
+        return question
 
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""
@@ -159,6 +174,11 @@ class Rounds:
             found[key] = Victim(
                 standing.service(now), self._settings.preemption_cost_s * standing.rate
             )
+        if len(found) > _VICTIMS:
+            # A round is to be short: those who have had most come first, the others soon.
+            self._standings.competes = True
+            most = nlargest(_VICTIMS, found, key=lambda key: found[key].service_gpu_s)
+            found = {key: found[key] for key in most}
         return found
 
     # --- the answer ---------------------------------------------------------------------------

@@ -163,6 +163,10 @@ class Standings:
         """Return those that an administrator has moved to the front."""
         return [key for key, standing in self.of.items() if standing.prioritized_s < np.inf]
 
+    def going(self) -> frozenset[str]:
+        """Return the uids of the pods that are giving up their GPUs."""
+        return frozenset(uid for key in self.placed for uid in self.of[key].leaving)
+
     def queue_of(self, key: Key, now_s: float) -> int | None:
         """Return the queue that a gang is in, 0 first; None where the order has none."""
         standing = self.of.get(key)
