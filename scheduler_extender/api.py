@@ -102,6 +102,11 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
     status = gang.status if gang else GPUJobStatus()
     held = state.ledger.held(record.uid)
     nodes = []
+
+    def models(node: str) -> list[str]:
+        report = state.gpu_nodes().get(("", node))
+        return sorted({gpu.model for gpu in report.status.gpus}) if report else []
+
     if not pod.node_name:
         suits = dict(zip(state.table.sorted_names, state.eligible_nodes(pod).tolist(), strict=True))
         for name in state.table.sorted_names[:_NODES_EXPLAINED]:
@@ -112,6 +117,7 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
             nodes.append(
                 {
                     "node": name,
+                    "models": models(name),
                     "fits": bool(allowed.sum() >= pod.gpus and suits[name]),
                     "gpus": [gpu for gpu, fine in zip(ids, allowed, strict=True) if fine],
                     "reason": node_reason(worker, left, ids, pipeline.constraints)

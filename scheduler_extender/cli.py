@@ -143,10 +143,11 @@ def explain(
     if found["nodes"]:
         print_table(
             "Nodes",
-            ("node", "fits", "GPUs that could take it", "reason"),
+            ("node", "GPU type", "fits", "GPUs that could take it", "reason"),
             [
                 (
                     each["node"],
+                    ", ".join(each["models"]) or "-",
                     "yes" if each["fits"] else "no",
                     ", ".join(each["gpus"]) or "-",
                     each["reason"] or "-",

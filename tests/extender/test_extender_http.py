@@ -140,6 +140,7 @@ async def test_people_see_gpus_jobs_and_why_a_pod_waits() -> None:
             ("n0", False, "GPU-n0: held by a job that does not share"),
             ("n1", False, "CPU, memory, labels or taints do not suit the pod"),
         ]
+        assert [n["models"] for n in why["nodes"]] == [["NVIDIA A100-SXM4-80GB"]] * 2
         old = (await client.get("http://public/v1/explain/ml/old")).json()
         assert (old["node"], old["gpus"], old["held"]["why"]) == ("n0", ["GPU-n0"], "bound")
         missing = await client.get("http://public/v1/explain/ml/nobody")
