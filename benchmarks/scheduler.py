@@ -12,6 +12,7 @@ time runs from the moment at which it goes on to the last Binding, by a watch. T
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import tempfile
@@ -22,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from tandem.contracts import names
 from tandem.controlplane import ControlPlane, Node, manifests, wait_until
@@ -83,7 +86,8 @@ class Watched:
     def _follow(self, version: str) -> None:
         query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
         stream = self._plane.http.stream("GET", self._path, params=query, timeout=None)
-        with stream as answer:
+        # At the end the API server goes away under it.
+        with contextlib.suppress(httpx.HTTPError), stream as answer:
             for line in answer.iter_lines():
                 found = json.loads(line)["object"]
                 if found.get("spec", {}).get("nodeName"):
