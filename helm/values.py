@@ -81,10 +81,18 @@ class _Scheduler(_Placed):
     extender: _Extender
 
 
+class _Retraining(_Section):
+    enabled: bool
+    schedule: str
+    image: str
+    resources: _Resources
+
+
 class _Predictor(_Placed):
     replicas: Replicas
     config: PredictorConfig
     artifacts_claim: NameOrNone
+    retraining: _Retraining
     resources: _Resources
 
 

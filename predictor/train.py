@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from predictor.pairs import MeasuredPair
     from predictor.profiles import Profile
 
+_Trained = TypeVar("_Trained")
 OutOption = Annotated[
     Path, typer.Option("--out", help="Directory of trained models, as the predictor reads it.")
 ]
@@ -51,21 +52,39 @@ def load(
         list[Path] | None,
         typer.Option("--profiles", metavar="FILE...", help="Files of measured profiles."),
     ] = None,
+    from_cluster: Annotated[
+        bool,
+        typer.Option("--from-cluster", help="Learn from what the cluster's agents have seen."),
+    ] = False,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="Of that cluster; inside it, none.")
+    ] = None,
     out: OutOption = _OUT,
     as_json: JsonOption = False,
 ) -> None:
-    """Train on measured profiles; publish what beats the formula and the model that serves."""
+    """Train on measured profiles; publish what beats the formula and the model that serves.
+
+    With --from-cluster it is no failure that nothing better was found: what serves goes on.
+    """
     if context.invoked_subcommand is not None:
         return
-    if not profiles:
+    if not profiles and not from_cluster:
         raise UsageError(
             "Nothing to learn from.",
-            "Name files of `tandem profile collect` with --profiles, or see `tandem train --help`.",
+            "Name files of `tandem profile collect` with --profiles, or give --from-cluster.",
         )
     from predictor.profiles import read_profiles
 
-    read = [profile for file in profiles for profile in read_profiles(file)]
-    card = _trained(lambda: _train_load(read, out))
+    read = [profile for file in profiles or () for profile in read_profiles(file)]
+    if from_cluster:
+        from predictor.from_cluster import read_cluster
+
+        seen = read_cluster(kubeconfig)
+        err.print(f"{len(seen)} kinds of runs were seen in the cluster.")
+        read += seen
+    card = _trained(lambda: _train_load(read, out, may_stay=from_cluster))
+    if card is None:
+        return
     if as_json:
         print_json(card.model_dump())
         return
@@ -81,10 +100,16 @@ def load(
     )
 
 
-def _train_load(read: Sequence[Profile], out: Path) -> Card:
+def _train_load(read: Sequence[Profile], out: Path, *, may_stay: bool) -> Card | None:
     from predictor.load_training import train_load
 
-    return train_load(read, Artifacts(out))
+    try:
+        return train_load(read, Artifacts(out))
+    except TandemError as error:
+        if not may_stay:
+            raise
+        err.print(f"Nothing published: {error.message} What serves goes on.", highlight=False)
+        return None
 
 
 @app.command()
@@ -128,7 +153,7 @@ def _train_interference(measured: list[MeasuredPair], out: Path) -> Card:
     return train(measured, Artifacts(out))
 
 
-def _trained(train: Callable[[], Card]) -> Card:
+def _trained(train: Callable[[], _Trained]) -> _Trained:
     try:
         return train()
     except ModuleNotFoundError as error:

@@ -87,6 +87,25 @@ class _OfQueue(Collector):
             "Decisions and acts that were broken off by an error of ours.",
             value=controller.work.failures,
         )
+        learning = controller.learning
+        outcomes = CounterMetricFamily(
+            "tandem_learning_adjustments",
+            "What became of bad neighbours: one moved, kept where nobody could be, would be moved.",
+            labels=["outcome"],
+        )
+        for outcome, count in learning.outcomes.items():
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+        yield GaugeMetricFamily(
+            "tandem_learning_worst_interference_ratio",
+            "Highest moving average of a slowdown on any shared GPU.",
+            value=learning.worst,
+        )
+        yield GaugeMetricFamily(
+            "tandem_learning_pairs",
+            "Pairs of models of which running jobs have shown something.",
+            value=len(learning.pairs),
+        )
         evictions = CounterMetricFamily(
             "tandem_queue_guard_evictions",
             "Evictions that agents asked for because a pod outgrew its prediction, by outcome.",
