@@ -15,13 +15,11 @@ from tandem.controlplane import charttools
 #: What kube-score asks for and we do not do, each with the reason.
 ACCEPTED = {
     "container-image-pull-policy": "IfNotPresent, for images by version or digest",
-    "container-security-context-user-group-id": "65532 and not above 10000: distroless' nobody",
+    "container-security-context-user-group-id": "the agent is root, without a capability",
     "container-ephemeral-storage-request-and-limit": "nothing is written but to sized volumes",
     "container-resources": "no limit of CPU: throttling would cost the verbs their latency",
-    "pod-probes": "kube-scheduler's liveness is the extender's on purpose; see scheduler.yaml",
-    "pod-probes-identical": "readiness and liveness of kube-scheduler ask for different things",
-    "deployment-replicas": "the predictor may be away: no job waits for it",
-    "deployment-has-poddisruptionbudget": "the same",
+    "deployment-replicas": "the predictor may be away: no job waits for it; attached, one acts",
+    "deployment-strategy": "attached to a scheduler, two extenders must never act at once",
     "deployment-has-host-podantiaffinity": "spread by topologySpreadConstraints instead",
 }
 
