@@ -29,7 +29,7 @@ WARM_SHARE = 0.95
 #: no better than to this.
 SLACK_S = 0.01
 #: Periods that are tried between the shortest and the longest that fit the changes.
-PERIODS_TRIED = 65
+PERIODS_TRIED = 33
 
 
 class Series:
