@@ -90,11 +90,14 @@ class Monitor:
             self._reopen(now_s)
             if not self._open:
                 return
+            # Memory of all GPUs first: the rest takes longer, and the time of a change counts.
             for board in self.boards.values():
-                self._read(board, now_s, full=full)
+                self._read_memory(board, now_s, full=full)
                 if board.fullness() >= self.settings.guard.full:
                     board.full.note(unix_time(stamp), board.guarded(self._pods))
             if full:
+                for board in self.boards.values():
+                    self._read_rest(board, now_s)
                 self._full_at_s = now_s
                 self._take_xids(now_s)
                 self._attribution.keep_only(
@@ -180,25 +183,34 @@ class Monitor:
 
     # --- readings -----------------------------------------------------------------------------
 
-    def _read(self, board: Board, now_s: float, *, full: bool) -> None:
+    def _read_memory(self, board: Board, now_s: float, *, full: bool) -> None:
         if board.lost and not full:
             return
         try:
             if board.gpu is None:
                 raise GpuLostError(board.lost or "the GPU is no longer found")
             board.read_memory(now_s, self._owner if full else self._known_owner, all_kinds=full)
-            if full:
-                board.read_rest(now_s)
         except GpuLostError as error:
-            if not board.lost:
-                log.error("gpu lost uuid=%s reason=%r", board.uuid, str(error))
-            board.lost = str(error)
-            board.forget_readings()
-            board.quarantine.trouble(now_s, str(error))
+            self._lose(board, now_s, error)
         else:
             if board.lost:
                 log.info("gpu answers again uuid=%s", board.uuid)
             board.lost = ""
+
+    def _read_rest(self, board: Board, now_s: float) -> None:
+        if board.lost:
+            return
+        try:
+            board.read_rest(now_s)
+        except GpuLostError as error:
+            self._lose(board, now_s, error)
+
+    def _lose(self, board: Board, now_s: float, error: GpuLostError) -> None:
+        if not board.lost:
+            log.error("gpu lost uuid=%s reason=%r", board.uuid, str(error))
+        board.lost = str(error)
+        board.forget_readings()
+        board.quarantine.trouble(now_s, str(error))
 
     def _owner(self, pid: int) -> str | None:
         container = self._attribution.container(pid)

@@ -26,8 +26,8 @@ MIN_MEMORY_STEP = 0.01
 #: Warm-up ends when memory first reaches this share of the steady lower level.
 WARM_SHARE = 0.95
 #: A reading is made a little after the time that is noted for it: the moment of a change is known
-#: no better than to this.
-SLACK_S = 0.01
+#: no better than to this; the second where the agent had to wait for the CPU.
+SLACKS_S = (0.01, 0.05)
 #: Periods that are tried between the shortest and the longest that fit the changes.
 PERIODS_TRIED = 33
 
@@ -209,14 +209,17 @@ def share_of_time(changes: Changes, high: Bools) -> float:
     edges = max(rises, falls, key=len)
     if len(edges) < 2:
         return float(changes.durations[high].sum() / changes.durations.sum())
-    share = _share_of_period(changes, rises, falls)
-    if share is not None:
-        return share
+    for slack_s in SLACKS_S:
+        share = _share_of_period(changes, rises, falls, slack_s)
+        if share is not None:
+            return share
     cycles = changes.durations[edges[0] : edges[-1]]
     return float(cycles[high[edges[0] : edges[-1]]].sum() / cycles.sum())
 
 
-def _share_of_period(changes: Changes, rises: Indices, falls: Indices) -> float | None:
+def _share_of_period(
+    changes: Changes, rises: Indices, falls: Indices, slack_s: float
+) -> float | None:
     """Return the share of a fixed period that is high; None where no fixed period fits.
 
     Each change lies in a known interval. With a period P and a first rise r, all rises lie at
@@ -225,7 +228,7 @@ def _share_of_period(changes: Changes, rises: Indices, falls: Indices) -> float 
     """
     if len(rises) == 0 or len(falls) == 0:
         return None
-    low, high = changes.before_s - SLACK_S, changes.after_s + SLACK_S
+    low, high = changes.before_s - slack_s, changes.after_s + slack_s
     middle = (low + high) / 2
     more = max(rises, falls, key=len)
     period_s = float(np.median(np.diff(middle[more])))

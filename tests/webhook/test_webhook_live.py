@@ -8,7 +8,6 @@ import uvicorn
 from admission_cases import container, job, pod
 from fastapi import FastAPI
 
-from node_agent.progress import TokenReviewer
 from scheduler_extender.admission import AdmissionConfig
 from scheduler_extender.certificates import (
     CONFIGURATION_NAME,
@@ -342,48 +341,3 @@ def test_agents_and_predictor_write_their_own_kind_only(installed, namespace):
     assert predictor.list(MODEL_PROFILES, namespace) == []
     with pytest.raises(errors.Forbidden):
         predictor.list(PODS, namespace)
-
-
-def test_a_job_within_pod_security_may_tell_its_progress_as_itself(control_plane, team):
-    """Within `restricted`, with a token that the API server makes out for this pod and agents."""
-    level = "pod-security.kubernetes.io/enforce=restricted"
-    control_plane.kubectl("label", "namespace", team, level)
-    body = pod(
-        container(
-            gpus="1",
-            securityContext={
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-                "runAsNonRoot": True,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-        )
-    )
-    spec = {key: body["spec"][key] for key in ("containers", "restartPolicy")}
-    plain = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tells"}, "spec": spec}
-    apply(control_plane, team, plain)
-    admitted = control_plane.get("pod", "tells", "-n", team)
-    (source,) = [
-        each["serviceAccountToken"]
-        for volume in admitted["spec"]["volumes"]
-        if volume["name"] == "tandem-token"
-        for each in volume["projected"]["sources"]
-    ]
-    assert source["audience"] == names.AGENT_AUDIENCE
-    env = {each["name"]: each for each in admitted["spec"]["containers"][0]["env"]}
-    assert env[names.AGENT_URL_ENV]["value"] == f"http://$({names.HOST_IP_ENV}):9405"
-
-    # What kubelet asks for on the pod's behalf, reviewed as the agent does.
-    asked = {
-        "audiences": [source["audience"]],
-        "boundObjectRef": {"kind": "Pod", "name": "tells", "uid": admitted["metadata"]["uid"]},
-    }
-    answer = control_plane.http.post(
-        f"/api/v1/namespaces/{team}/serviceaccounts/default/token",
-        json={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": asked},
-    )
-    token = answer.raise_for_status().json()["status"]["token"]
-    agent = account(control_plane, names.AGENT_NAMESPACE, "tandem-agent")
-    assert TokenReviewer(agent).pod_uid(token) == admitted["metadata"]["uid"]
-    assert TokenReviewer(agent).pod_uid(token[:-8] + "AAAAAAAA") is None
-    agent.close()
