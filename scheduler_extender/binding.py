@@ -195,8 +195,13 @@ class Binder:
         return record
 
     async def _touch(self, pod: PodInfo) -> PodRecord | None:
-        """Write the pod's wake annotation and return the pod as it then is; None if it is gone."""
-        body = {"metadata": {"uid": pod.uid, "annotations": {names.WAKE: self._stamp()}}}
+        """Write the pod's wake annotation and return the pod as it then is; None if it is gone.
+
+        With the Binding's own resourceVersion: where the pod has moved on, nothing is to be written
+        (the Binding has had its effect or has none), and a touch that is itself late has none.
+        """
+        metadata = {"uid": pod.uid, "resourceVersion": pod.resource_version}
+        body = {"metadata": {**metadata, "annotations": {names.WAKE: self._stamp()}}}
         try:
             return self._take(
                 await self._call(self._api.patch, PODS, pod.name, body, pod.namespace)
@@ -204,10 +209,11 @@ class Binder:
         except NotFound:
             return None
         except (Conflict, Invalid):
-            # Most likely another pod bears the name by now; if not, the touch must be made.
             record = await self._read(pod.namespace, pod.name)
             if record is None or record.uid != pod.uid:
                 return None
+            if record.resource_version != pod.resource_version:
+                return record
             raise
 
     async def _read(self, namespace: str, name: str) -> PodRecord | None:

@@ -128,7 +128,7 @@ class Wire:
                 continue
             for key, _ in selector.select(_POLL_S):
                 side = near if key.fileobj is near else far
-                if not self._passing.is_set():
+                if connection.muted or not self._passing.is_set():
                     break
                 chunk = side.recv(_CHUNK)
                 if chunk:

@@ -50,6 +50,11 @@ def uninstall(cluster: ChartCluster) -> None:
     cluster.installation.helm("uninstall", RELEASE, "--ignore-not-found")
     for name in ("agent-n0", names.SCHEDULER_NAME, "extender", "predictor"):
         cluster.plane.processes[name].terminate()
+    # With the agent ends its pod, which bound its token; nobody has to play its grace period.
+    cluster.plane.kubectl(
+        "delete", "pods", "--all", "-n", names.AGENT_NAMESPACE, "--grace-period=0", "--force",
+        "--ignore-not-found",
+    )  # fmt: skip
 
 
 def test_uninstall_leaves_running_pods_and_names_those_that_wait(cluster: ChartCluster) -> None:
