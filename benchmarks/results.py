@@ -223,6 +223,7 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="write of what is there, run nothing")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many, from 0")
+    parser.add_argument("--note", default="", help="what else is to be known of these runs")
     arguments = parser.parse_args()
     wanted = cells(SEEDS[: arguments.seeds])
     if not arguments.kept:
@@ -236,7 +237,7 @@ def main() -> None:
         "measured": measured(results),
         "bars": bars(results),
         "ablation": ablation(results),
-        "provenance": provenance(results),
+        "provenance": f"{provenance(results)} {arguments.note}".rstrip(),
     }.items():
         text = text.replace("{" + name + "}", section)
     (ROOT / "docs" / "results.md").write_text(text)
