@@ -33,7 +33,7 @@ from tandem.controlplane.installation import Installation
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import UNKNOWN, Job
 from tandem.simulator.cluster import Nodes, gpu_arrays
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, Outcome
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.truth import MemoryCourse, Truth
 
@@ -140,8 +140,8 @@ def scaled(name: str, scale: float = 1.0) -> Profile:
 # --- the simulator --------------------------------------------------------------------------------
 
 
-def simulate(gangs: Sequence[Gang], profile: Profile, latency: Latency) -> tuple[float, int]:
-    """Return the simulator's mean completion in seconds, and its preemptions."""
+def simulate(gangs: Sequence[Gang], profile: Profile, latency: Latency) -> Outcome:
+    """Return what the simulator makes of it."""
     gpus = gpu_arrays([Nodes(NODES, GPUS, "A100", 80.0)], shares=profile.max_jobs_per_gpu)
     beliefs = Beliefs()
     jobs = [_believed(gang, beliefs) for gang in gangs]
@@ -164,8 +164,7 @@ def simulate(gangs: Sequence[Gang], profile: Profile, latency: Latency) -> tuple
         TraceJob(gang.name, gang.arrives_s, gang.pods, gang.duration_s + latency.start_s)
         for gang in gangs
     ]
-    outcome = Engine(trace, jobs, gpus, profile, truth).run()
-    return float(np.mean(outcome.end_s - outcome.submit_s)), int(outcome.preemptions.sum())
+    return Engine(trace, jobs, gpus, profile, truth).run()
 
 
 def _believed(gang: Gang, beliefs: Beliefs) -> Job:
@@ -326,12 +325,14 @@ def _slower(jobs: Mapping[str, Job], job: str, other: str) -> float:
 def compare(name: str, gangs: Sequence[Gang], latency: Latency, scale: float = 1.0) -> Compared:
     """Run one profile in both worlds."""
     profile = scaled(name, scale)
-    simulated_s, preemptions = simulate(gangs, profile, latency)
+    simulated = simulate(gangs, profile, latency)
+    simulated_s = float(np.mean(simulated.end_s - simulated.submit_s))
     with site(profile) as at:
         training, watching = at.run(at.namespace("workload"), gangs)
     measured_s = fmean(run.completion_s for run in training.runs.values())
     return Compared(
-        name, len(gangs), round(measured_s, 2), round(simulated_s, 2), preemptions,
+        name, len(gangs), round(measured_s, 2), round(simulated_s, 2),
+        int(simulated.preemptions.sum()),
         round(watching.longest_partial_s, 1), watching.most_on_a_gpu,
     )  # fmt: skip
 

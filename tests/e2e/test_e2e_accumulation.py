@@ -1,0 +1,63 @@
+"""Gradient accumulation on a real control plane: from the predictor to the container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from e2e_cluster import TandemCluster, job, resolved_environment
+
+from tandem.controlplane import ControlPlane, Node, binaries
+
+pytestmark = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("accumulation"),
+]
+
+STEPS = "TANDEM_ACCUMULATION_STEPS"
+#: Half the GPU for some minutes, as far as anybody knows.
+HOLDER = {"tandem.gpu/memory": "40Gi", "tandem.gpu/utilization": "30"}
+#: Three minutes of ResNet-50: 49 GiB with the batch as submitted, 26 GiB in two parts.
+SPLITS = {
+    "tandem.gpu/model": "resnet50",
+    "tandem.gpu/batch-size": "256",
+    "tandem.gpu/iterations": "1000",
+    "tandem.gpu/accumulation": "true",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
+    """One GPU of 80 GiB, under the profile that proposes steps."""
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
+        cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))
+        cluster.start(gpus_per_node=1, nodes=("n0",), settings={"profile": "sjf-bsbf"})
+        yield cluster
+
+
+def test_a_batch_that_does_not_fit_beside_another_job_runs_in_two_parts(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace()
+    cluster.push(namespace, "resnet50")
+    cluster.apply_job(namespace, job("whole", annotations=SPLITS))
+    alone = cluster.running(namespace, "whole")
+    # On its own it runs as submitted, and is told so.
+    assert resolved_environment(alone)["train"][STEPS] == "1"
+    cluster.let_end(namespace, "whole")
+
+    cluster.apply_job(namespace, job("holder", annotations=HOLDER))
+    cluster.running(namespace, "holder")
+    cluster.apply_job(namespace, job("splits", annotations=SPLITS))
+    pod = cluster.running(namespace, "splits")
+    assert pod["metadata"]["annotations"]["tandem.gpu/accumulation-steps"] == "2"
+    assert resolved_environment(pod)["train"][STEPS] == "2"
+    status = cluster.plane.get("gpujob", "job-splits", "-n", namespace)["status"]
+    assert status["plan"]["accumulationSteps"] == 2
+    assert [each["steps"] for each in status["subBatches"]] == [2, 4, 8]
+    assert all(len(pods) == 2 for pods in cluster.holders().values())
+    cluster.remove(namespace)

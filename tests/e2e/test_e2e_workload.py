@@ -1,0 +1,30 @@
+"""A short generated workload on a real control plane; the long one is `benchmarks.plane`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.plane import scaled, site, workload
+from tandem.controlplane import binaries
+
+pytestmark = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("workload"),
+    pytest.mark.timeout(900),
+]
+
+SCALE = 0.3  # most jobs take three to six seconds
+
+
+def test_gangs_under_tiresias_all_end_whole_and_never_two_on_a_gpu() -> None:
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    gangs = workload(7, 12, 1.25, scale=SCALE)
+    assert {gang.pods for gang in gangs} == {1, 2, 4}
+    with site(scaled("tiresias-l", SCALE)) as at:
+        training, watching = at.run(at.namespace("workload"), gangs)
+    assert all(run.trained_s >= run.duration_s for run in training.runs.values())
+    assert watching.most_on_a_gpu == 1
+    assert watching.longest_partial_s < 60
