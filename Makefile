@@ -54,9 +54,10 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 demo: $(RUNNABLE) ## Twelve jobs on simulated GPUs, without a cluster
 	@$(BIN)/tandem demo
 
-bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,000 pods
+bench: $(READY) ## Latency of the verbs at 1,000 and 5,000 nodes; a queue of 10,000 pods; features and predictions
 	@$(BIN)/python -m benchmarks.verbs
 	@$(BIN)/python -m benchmarks.queue
+	@$(BIN)/python -m benchmarks.predictor
 
 chaos: $(READY) ## docs/chaos.md: every fault with its full counts on a real control plane (half a day)
 	@$(BIN)/tandem controlplane build

@@ -18,6 +18,7 @@ from predictor.equations import training_step
 from predictor.gpus import UNKNOWN_GPU
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, known
 from predictor.sources import PEAK_LEVEL, Memory, Question, Utilisation, formula_utilisation, gib
+from predictor.trees import Trees
 from tandem.contracts.resources import Source
 
 #: The name of its artifacts, and of their parts.
@@ -59,21 +60,15 @@ class LearnedLoad:
             self._details = LoadDetails.model_validate(card.details)
         except ValidationError as error:
             raise ArtifactError(f"The card of the load model {card.version} is damaged.") from error
-        import xgboost  # takes seconds, and most services have no use for it
-
         self.version = f"{KIND}/{card.version}"
-        self._boosters = {}
-        for name, part in parts.items():
-            booster = xgboost.Booster({"nthread": 1})
-            booster.load_model(bytearray(part))
-            self._boosters[name] = booster
+        self._parts = {name: Trees(part) for name, part in parts.items()}
         self._range = np.array([self._details.low, self._details.high])
         self._supported = [LOAD_FEATURES.index(name) for name in SUPPORTED]
 
     def memory(self, question: Question) -> Memory | None:
         """Predict memory; passes without a graph, a batch size, or a model of memory."""
         asked = known(question)
-        if asked is None or MEMORY not in self._boosters:
+        if asked is None or MEMORY not in self._parts:
             return None
         formula = asked.levels.fixed + asked.levels.varying
         total = formula * math.exp(self._correction(MEMORY, asked))
@@ -101,7 +96,7 @@ class LearnedLoad:
     def utilisation(self, question: Question) -> Utilisation | None:
         """Predict utilisation and the step's time; passes as `memory` does."""
         asked = known(question)
-        if asked is None or UTILISATION not in self._boosters:
+        if asked is None or UTILISATION not in self._parts:
             return None
         correction = math.exp(self._correction(UTILISATION, asked))
         mean = min((asked.step.utilisation_percent + 1) * correction - 1, 100.0)
@@ -112,7 +107,7 @@ class LearnedLoad:
             formula = formula_utilisation(question)
             p95 = max(p95, formula.p95 if formula else 100.0)
         step = asked.step
-        if ITERATION in self._boosters:
+        if ITERATION in self._parts:
             assert question.batch_size is not None
             seconds = step.seconds * math.exp(self._correction(ITERATION, asked))
             gpu = question.gpu or UNKNOWN_GPU
@@ -124,7 +119,7 @@ class LearnedLoad:
 
     def _correction(self, part: str, asked: Known) -> float:
         row = np.array([asked.columns], dtype=np.float32)
-        learned = float(self._boosters[part].inplace_predict(row)[0])
+        learned = float(self._parts[part].predict(row)[0])
         return min(max(learned, -_MAX_CORRECTION), _MAX_CORRECTION)
 
     def _strange(self, asked: Known, question: Question) -> str:

@@ -35,6 +35,7 @@ from predictor.load_model import KIND, LearnedLoad, open_load
 from predictor.load_training import train_load
 from predictor.profiles import Origin, read_profiles
 from predictor.store import ClusterProfileStore
+from predictor.trees import Trees
 from tandem.cli.main import build_app
 from tandem.contracts.prediction import Prediction, PredictRequest
 from tandem.contracts.resources import Source
@@ -238,6 +239,21 @@ def test_a_kill_while_it_trains_or_stores_leaves_the_old_model(tmp_path):
         versions.add(found.version)
     artifacts.rollback(KIND)
     assert artifacts.load(KIND) is not None
+
+
+@pytest.mark.slow
+def test_trees_answer_as_xgboost_does():
+    table = load_table(synthetic_profiles())
+    learner = xgboost_learner()
+    learner.fit(table.columns, table.residual("memory"))
+    booster = learner.get_booster()
+    rows = table.columns.astype(np.float32)
+    rows[::7, 3] = np.nan
+    ours = Trees(bytes(booster.save_raw("ubj"))).predict(rows)
+    assert ours == pytest.approx(booster.inplace_predict(rows, missing=np.nan), abs=1e-5)
+    # A single leaf is a tree as well.
+    flat = xgboost_learner().fit(table.columns, np.full(len(rows), 0.25)).get_booster()
+    assert Trees(bytes(flat.save_raw("ubj"))).predict(rows[:1]) == pytest.approx([0.25], abs=1e-5)
 
 
 # --- serving ----------------------------------------------------------------------------------
