@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tandem.controlplane import ControlPlane
 
 MARK = "controlplane"
+#: Conditions are waited for with limits of their own, whose errors say more than this one's.
+CONTROL_PLANE_TIMEOUT_S = 600
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker(MARK):
             item.user_properties.append((MARK, True))
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(CONTROL_PLANE_TIMEOUT_S))
             if not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(MARK))
 

@@ -228,7 +228,7 @@ class ControlPlane:
         """Return in words what waits on this plane, what is on its way out, and the last events."""
         return diagnosis(self.http)
 
-    def await_gone(self, namespace: str, *, timeout_s: float = 300.0) -> None:
+    def await_gone(self, namespace: str, *, timeout_s: float = 240.0) -> None:
         """Wait until a namespace that has been deleted is gone; the error says what keeps it."""
         path = f"/api/v1/namespaces/{namespace}"
         try:
