@@ -156,12 +156,12 @@ def test_a_peak_of_two_samples_is_not_missed(node, driver, proc):
 
 
 def scripted(driver, proc, dice):
-    """32 courses on 8 GPUs: peaks of 15 to 85 % of the time, 0.4 s at least, every 2 to 15 s."""
+    """32 courses on 8 GPUs: peaks of 20 to 80 % of the time, 0.5 s at least, every 3 to 15 s."""
     driver.state.gpus = [StubGpu(f"GPU-{i}", gpm=0.5 if i % 2 else None) for i in range(8)]
     script = {}
     for i in range(32):
-        period = dice.uniform(2, 15)
-        margin = max(0.15, 0.4 / period)
+        period = dice.uniform(3, 15)
+        margin = max(0.2, 0.5 / period)
         share = dice.uniform(margin, 1 - margin)
         wave = Wave(int(period * 1e6), int(period * share * 1e6), dice.randrange(10**7))
         memory, extra = dice.uniform(1, 8) * GIB, dice.uniform(0.5, 4) * GIB
