@@ -191,9 +191,11 @@ def bars(results: Results) -> str:
 
 
 def ablation(results: Results) -> str:
-    """`tandem` less each of its parts."""
-    rows = [["nothing taken away", *results.row("tandem")[1]]]
-    rows += [[part, *results.row("tandem", part)[1]] for part in ABLATION]
+    """`tandem` less each of its parts, on the seeds that all of them have been run with."""
+    every = [set(results.of("tandem", trace, part)) for trace in CLUSTERS for part in ABLATION]
+    alike = Results([cell for cell in results.figures if cell.seed in set.intersection(*every)])
+    rows = [["nothing taken away", *alike.row("tandem")[1]]]
+    rows += [[part, *alike.row("tandem", part)[1]] for part in ABLATION]
     return markdown(["less", *_COLUMNS], rows)
 
 
