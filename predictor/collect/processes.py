@@ -16,6 +16,8 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parents[2]
 _TAIL = 300
 _END_S = 5.0
+#: Until PyTorch is imported, on a machine with much else to do.
+_START_S = 180.0
 
 
 class Failed(Exception):  # noqa: N818 - an outcome to record, not an error of ours
@@ -58,7 +60,7 @@ class Worker:
     def hear(self, timeout_s: float) -> dict[str, Any]:
         """Return the answer to the last question; raises Failed."""
         if not self._greeted:  # it says first that it is there
-            self._next(timeout_s)
+            self._next(_START_S)
             self._greeted = True
         answer = self._next(timeout_s)
         if "ok" not in answer:

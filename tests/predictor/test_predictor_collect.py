@@ -88,10 +88,10 @@ def test_groups_fit_and_bring_new_pairs():
 
 
 def test_a_run_is_recorded_and_gone_on_with(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "_PREPARE_S", 5.0)
+    monkeypatch.setattr(runner, "_PREPARE_S", 15.0)
     out = tmp_path / "profiles.jsonl"
     chosen = "^(resnet50|alexnet|vgg16|lenet|mlp)$"
-    options = ("--models", chosen, "--variants", "1", "--minutes", "5")
+    options = ("--models", chosen, "--variants", "1", "--minutes", "30")
     assert collect(out, *options, "--only", "solo") == 0
     status = {record["model"]: record["status"] for record in lines(out, "solo")}
     assert status == {
@@ -140,7 +140,7 @@ def test_a_kill_leaves_a_good_file_and_no_process(tmp_path, monkeypatch, how):
     process = subprocess.Popen(
         [
             sys.executable, "-m", "predictor.collect", "--out", str(out), "--device", "cpu",
-            "--backend", FAKE, "--seconds", "0.05", "--models", "resnet|bert", "--minutes", "5",
+            "--backend", FAKE, "--seconds", "0.05", "--models", "resnet|bert", "--minutes", "30",
         ],
         cwd=ROOT,
         env=os.environ
@@ -177,7 +177,7 @@ def wait_for(condition) -> None:
 
 def test_what_was_collected_can_be_trained_on(tmp_path):
     out = tmp_path / "profiles.jsonl"
-    options = ("--models", "^(resnet50|bert-base|lstm-lm)$", "--minutes", "5", "--group", "3")
+    options = ("--models", "^(resnet50|bert-base|lstm-lm)$", "--minutes", "30", "--group", "3")
     assert collect(out, *options, "--variants", "2", "--pairs", "6") == 0
     assert is_collected(out)
     profiles = read_profiles(out)
@@ -266,20 +266,21 @@ def python_with_torch() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_real_collector_on_a_cpu(tmp_path):
     python = python_with_torch()
     out = tmp_path / "profiles.jsonl"
     done = subprocess.run(
         [
             python, "-m", "predictor.collect", "--device", "cpu", "--out", str(out),
-            "--models", "^(lenet|a3c|gru-lm)$", "--variants", "1", "--seconds", "0.2",
-            "--minutes", "4", "--warm", "0", "--group", "2", "--pairs", "1",
+            "--models", "^(lenet|gru-lm)$", "--variants", "1", "--seconds", "0.2",
+            "--minutes", "19", "--warm", "0", "--group", "2", "--pairs", "1",
         ],
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert [r["status"] for r in lines(out, "solo")] == ["ok"] * 3, out.read_text()[-2000:]
+    assert [r["status"] for r in lines(out, "solo")] == ["ok"] * 2, out.read_text()[-2000:]
     for record in lines(out, "solo"):
         assert record["measured"]["iterationS"] > 0
         assert "utilisationPercent" not in record["measured"]  # a CPU has none: absent, not zero

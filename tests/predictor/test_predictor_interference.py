@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from predictor import selection, training
 from predictor.app import create_app
-from predictor.artifacts import ArtifactError, Artifacts
+from predictor.artifacts import SHIPPED, ArtifactError, Artifacts, serving
 from predictor.config import PredictorConfig
 from predictor.interference import (
     KIND,
@@ -331,3 +331,28 @@ def test_on_measured_pairs_the_published_learner_beats_the_quadratic(monkeypatch
     errors = training.compare(pairs)
     assert errors["xgboost"]["unseen_pair"] < 0.5 * errors["quadratic"]["unseen_pair"]
     assert errors["xgboost"]["unseen_model"] < errors["quadratic"]["unseen_model"]
+
+
+# --- what ships -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_shipped_model_is_sound_small_and_says_what_it_knows():
+    parts, card = serving(None, KIND)
+    assert sum(map(len, parts.values())) < 2 << 20
+    assert card.details["gpus"] == ["P100", "V100"]
+    for split in ("unseen_pair", "unseen_model"):
+        assert card.errors["xgboost"][split] < card.errors["quadratic"][split]
+    about = (SHIPPED / "README.md").read_text()
+    assert "Gavel" in about
+    request = InterferenceRequest(job=load(95), candidates=[load(95)], gpu_model="Tesla V100")
+    answer = open_interference(None).answer(request)
+    assert answer.source is Source.MODEL
+    assert answer.model_version == f"interference/{card.version}"
+    assert not answer.out_of_distribution
+
+
+@pytest.mark.slow
+def test_a_directory_of_ones_own_goes_before_what_ships(trained):
+    assert serving(trained, KIND)[1].version != serving(None, KIND)[1].version
+    assert serving(trained, "load") is None
