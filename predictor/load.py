@@ -98,6 +98,7 @@ class Predictor:
             iteration_s=step.seconds if step else None,
             compute_share=step.compute_share if step else None,
             bandwidth_share=step.bandwidth_share if step else None,
+            tensor_skew=features.tensor_skew if features else None,
         )
         explanation = "; ".join(parts) + "."
         return Prediction(load=load, explanation=explanation[0].upper() + explanation[1:])

@@ -58,6 +58,10 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
     return load.model_copy(update=changes) if changes else load
 
 
+#: Above this skew a gang is kept on few machines ([Tiresias] 3.4; the figure is ours).
+PACK_LIMIT = 0.5
+
+
 def unpredicted_load(demand: Demand) -> Load:
     """Return the load of a job when no predictor answers: what was declared, or the whole GPU.
 
@@ -113,6 +117,7 @@ def policy_job(
         queued_at_s=queued_at_s,
         attained_gpu_seconds=attained_gpu_seconds,
         model=kind,
+        skewed=load.tensor_skew is None or load.tensor_skew > PACK_LIMIT,
         sub_batches=tuple(
             PolicySubBatch(
                 each.steps,

@@ -77,6 +77,8 @@ class Load(Message):
     sum that constraints use where they must be safe. `iteration_s` is the time of one training
     step, `compute_share` and `bandwidth_share` what it takes of the GPU's FLOP rate and bandwidth:
     they are known where the model's graph is, and say how jobs get into each other's way.
+    `tensor_skew` is the share of the model that its largest tensor holds: who has much of it in one
+    runs slower when it is spread over machines.
     """
 
     utilisation_percent: Percent
@@ -93,6 +95,7 @@ class Load(Message):
     iteration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     compute_share: Probability | None = None
     bandwidth_share: Probability | None = None
+    tensor_skew: Probability | None = None
 
 
 class SubBatch(Message):

@@ -157,3 +157,27 @@ def test_a_plan_that_was_refused_is_made_elsewhere_and_then_less_and_less_often(
     assert gaps[1] >= 35
     assert gaps[2] >= 40
     assert gaps == sorted(gaps)
+
+
+def test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps() -> None:
+    """[Tiresias] 3.4, from the graph: what the largest tensor holds of the model."""
+
+    class Graphs(Cluster):
+        async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:
+            skew = {"skewed": 0.8, "even": 0.2}[demand.model]
+            about = load().model_copy(update={"tensor_skew": skew})
+            return Prediction(load=about, explanation="by its graph")
+
+    def nodes(cluster: Cluster, model: str) -> set[str]:
+        gang = {"tandem.gpu/gang": model, "tandem.gpu/gang-size": "2", "tandem.gpu/model": model}
+        for index in range(2):
+            cluster.api.create(PODS, raw_pod(f"{model}-{index}", annotations=gang))
+        run(cluster.cycle)
+        plan = cluster.gpujob(f"gang-{model}")["status"]["plan"]
+        return {pod["node"] for pod in plan["pods"]}
+
+    for model, expected in (("skewed", {"n2"}), ("even", {"n0", "n1"})):
+        cluster = Graphs(profile=load_profile("tiresias-l"))
+        for name, gpus in (("n0", 1), ("n1", 1), ("n2", 2)):
+            cluster.add_node(name, gpus=gpus)
+        assert nodes(cluster, model) == expected
