@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from queue_builders import load, pod
+from test_queue_controller import run
+from test_queue_preemption import SAVES, Training
 
 from scheduler_extender.beliefs import Beliefs
 from scheduler_extender.jobs import policy_job
@@ -12,12 +14,18 @@ from scheduler_extender.ledger import Claim
 from scheduler_extender.planning import Planner
 from scheduler_extender.questions import Question, Start, Victim
 from tandem.contracts.resources import Demand
+from tandem.kube.resource import JOBS
 from tandem.policy.board import Board
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.attained import Las2D
+from tandem.simulator.cluster import Nodes, gpu_arrays
+from tandem.simulator.engine import Engine
+from tandem.simulator.jobs import TraceJob
+from tandem.simulator.world import plain_world
 
 PROFILES = ("fifo", "tiresias-l", "tandem", "tandem-guarded", "sjf-bsbf", "horus", "ojpp", "xonar")
 NOW = 1_000_000.0
@@ -165,3 +173,52 @@ def test_a_round_of_the_controller_is_a_round_of_the_simulator(name: str) -> Non
         seen |= {kind for kind, some in (("start", now), ("stop", gone), ("move", moved)) if some}
     expected = {"start"} | ({"stop"} if profile.dispatch.preempts else set())
     assert expected <= seen
+
+
+UNIT_S = 20.0
+PAPER = (("one", 2, 2), ("two", 1, 8), ("three", 2, 6))  # [Tiresias] Fig. 6: GPUs, units
+
+
+def test_the_papers_three_jobs_under_plain_2d_las_end_as_in_the_simulator() -> None:
+    """Slices of a unit, time by the second: a preemption costs two seconds, in both worlds."""
+    profile = load_profile("tiresias-l")
+    profile = profile.model_copy(update={"order": Las2D(slice_s=UNIT_S)})
+    trace = [
+        TraceJob(name, index / 10, gpus, units * UNIT_S)
+        for index, (name, gpus, units) in enumerate(PAPER)
+    ]
+    world = plain_world(trace, gpus := gpu_arrays([Nodes(1, 2)], shares=2))
+    truth = replace(world.truth, preemption_cost_s=2.0)
+    outcome = Engine(trace, world.believed, gpus, profile, truth).run()
+    expected = dict(zip([job.id for job in trace], outcome.end_s - outcome.submit_s, strict=True))
+
+    cluster = Training(profile=profile)
+    left = {name: units * UNIT_S for name, _, units in PAPER}
+    ended: dict[str, float] = {}
+
+    async def scenario() -> None:
+        start = cluster.now
+        for index, (name, gpus_, _) in enumerate(PAPER):
+            cluster.now = start + index / 10
+            cluster.submit(name, gpus=gpus_)
+        while left and cluster.now < start + 30 * UNIT_S:
+            await cluster.pass_s(1)
+            for name, gpus_, _ in PAPER:
+                if name not in left:
+                    continue
+                if cluster.suspended(name) and cluster.pods_of(name):
+                    cluster.job_controller_deletes(name)
+                elif not cluster.suspended(name) and not cluster.pods_of(name):
+                    cluster.new_pod(name, gpus_, SAVES)
+                elif cluster.status(name).get("phase") == "Running":
+                    left[name] -= 1
+                    if left[name] <= 0:
+                        del left[name]
+                        ended[name] = cluster.now - start
+                        cluster.api.delete(JOBS, name, "default")
+                        cluster.job_controller_deletes(name)
+
+    run(scenario)
+    assert sorted(ended, key=ended.__getitem__) == sorted(expected, key=expected.__getitem__)
+    mean = sum(ended.values()) / sum(expected.values())
+    assert mean == pytest.approx(1.0, abs=0.1)
