@@ -68,7 +68,7 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
             "TANDEM_API_AWAY_S": str(max(60, round(300 * share))),
         }
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-n0", "-q", "-rs", *suite.tests]
+        command = [sys.executable, "-m", "pytest", "-n0", "-rs", *suite.tests]
         answer = subprocess.run(
             command, cwd=ROOT, env=env, text=True, capture_output=True, check=False
         )
@@ -83,6 +83,7 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, "
         f"Python {platform.python_version()}",
+        "load": round(os.getloadavg()[2], 1),  # mean of the last quarter of an hour
         "share": share,
         "seed": seed,
         "wall_s": round(time.monotonic() - began),
@@ -111,19 +112,23 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
         "a real control plane (etcd, API server, controller manager, kube-scheduler; kwok plays "
         "the kubelets) with the services as processes. `make test` repeats each fault a few times "
         "with a seed that it prints; here are the larger counts. Times are medians in seconds, "
-        "with the largest. A share of 1 is the full count; what is below it was cut short.",
+        "with the largest. A share of 1 is the full count; what is below it was cut short. The "
+        "load is what else the machine had to do.",
     ]
     known = [suite for suite in SUITES if suite.name in kept]
     rows = [
         [
             suite.name, suite.shows, each["outcome"], f"{each['share']:g}", each["seed"],
             each["commit"] + ("+" if each["changed"] else ""), each["when"], f"{each['wall_s']} s",
+            f"{each['load']:g}",
         ]
         for suite in known
         for each in (kept[suite.name],)
     ]  # fmt: skip
     parts.append(
-        markdown(["suite", "faults", "outcome", "share", "seed", "commit", "UTC", "took"], rows)
+        markdown(
+            ["suite", "faults", "outcome", "share", "seed", "commit", "UTC", "took", "load"], rows
+        )
     )
     parts.append(f"Machine: {'; '.join(sorted({each['machine'] for each in kept.values()}))}.")
     shown = [
