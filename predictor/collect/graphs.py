@@ -51,7 +51,7 @@ def _onnx(model: Model, sequence: int | None) -> str:
 def _export(module: nn.Module, example: torch.Tensor) -> bytes:
     """Return the ONNX file: by the exporter that traces, for it keeps layers as operators."""
     file = io.BytesIO()
-    options: dict[str, Any] = {"opset_version": _OPSET, "do_constant_folding": False}
+    options: dict[str, Any] = {"opset_version": _OPSET}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:

@@ -1,8 +1,9 @@
 """What a model's layers say where it cannot be exported: the features of a graph, by the operators.
 
 Follows the definitions of docs/predictor.md over ATen operators of one forward pass at batch 1, on
-the `meta` device, so that nothing is computed and no memory taken. A recurrent layer counts by the
-products it is made of, not as one node, so its counts of kernels are higher than those of a graph.
+the `meta` device, so that nothing is computed and no memory taken. FLOPs and parameters are those
+of the exported graph. Views count nothing, and a recurrent layer counts by the products that it is
+made of, so that activations and kernels may differ: a graph is preferred where there is one.
 """
 
 from __future__ import annotations
@@ -89,7 +90,6 @@ class _Counter(TorchDispatchMode):
         outputs = [t for t in tree_flatten(result)[0] if isinstance(t, Tensor)]
         self.ops[_NAMES.get(name, name)] += 1
         if name in _VIEWS:
-            self.written += sum(map(_bytes, outputs[:1]))
             return result
         inputs = [t for t in tree_flatten((args, kwargs or {}))[0] if isinstance(t, Tensor)]
         made = sum(map(_bytes, outputs[:1]))
