@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predictor.gpus import find_gpu
+from tandem.contracts.learning import Neighbour
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import ModelProfileStatus, Observation
 
@@ -12,6 +13,7 @@ from tandem.contracts.resources import ModelProfileStatus, Observation
 _NEWEST_WEIGHT = 0.3
 #: Kinds of runs (type of GPU, batch size) that are kept; the one unseen for longest goes first.
 _MAX_KINDS = 64
+_MAX_NEIGHBOURS = 8
 
 
 def find(
@@ -51,6 +53,8 @@ def add_run(
             memory_peak_bytes=peak,
             peak_probability=run.peak_probability,
             utilisation_percent=run.utilisation_percent,
+            iterations_per_second=run.iterations_per_second,
+            neighbours=run.neighbours,
             last_observed_at=now,
         )
     else:
@@ -61,6 +65,8 @@ def add_run(
                 "memory_peak_bytes": max(known.memory_peak_bytes, peak),
                 "peak_probability": _mean(known.peak_probability, run.peak_probability),
                 "utilisation_percent": _mean(known.utilisation_percent, run.utilisation_percent),
+                "iterations_per_second": run.iterations_per_second or known.iterations_per_second,
+                "neighbours": _latest(known.neighbours, run.neighbours),
                 "last_observed_at": now,
             }
         )
@@ -71,6 +77,12 @@ def add_run(
         last_observed_at=now,
         observed=[seen, *others[: _MAX_KINDS - 1]],
     )
+
+
+def _latest(before: Sequence[Neighbour], newest: Sequence[Neighbour]) -> list[Neighbour]:
+    """Return what was seen beside each neighbour last, the newest at the end."""
+    kinds = {each.kind for each in newest}
+    return [*(each for each in before if each.kind not in kinds), *newest][-_MAX_NEIGHBOURS:]
 
 
 def _mean(before: float, newest: float) -> float:

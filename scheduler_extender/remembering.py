@@ -158,6 +158,8 @@ def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:
         memory_peak_bytes=peak,
         peak_probability=seen.peak_probability or 0.0,
         utilisation_percent=busy,
+        iterations_per_second=seen.solo_iterations_per_second,
+        neighbours=seen.neighbours,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tandem.contracts.base import Message
+from tandem.contracts.learning import Neighbour
 from tandem.contracts.resources import (
     Bytes,
     GraphFeatures,
@@ -107,6 +108,8 @@ class Feedback(Message):
     memory_peak_bytes: Size
     peak_probability: Probability = 0.0
     utilisation_percent: Percent
+    iterations_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
 
 
 class PredictBatch(Message):

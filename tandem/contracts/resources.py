@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, computed_field
 
 from tandem.contracts.base import Message
-from tandem.contracts.learning import Decision, Observed
+from tandem.contracts.learning import Decision, Neighbour, Observed
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -406,6 +406,8 @@ class Observation(Message):
 
     `feature_hash` is that of the graph that ran: another graph pushed under the same name is not
     taken for it. Memory in the peak is the highest of all runs, the rest a moving average.
+    `iterations_per_second` is what its pods told while alone, `neighbours` the latest beside which
+    it ran and how much it was slowed down.
     """
 
     gpu_model: str
@@ -416,6 +418,8 @@ class Observation(Message):
     memory_peak_bytes: Bytes
     peak_probability: Probability
     utilisation_percent: Percent
+    iterations_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
     last_observed_at: Time
 
 

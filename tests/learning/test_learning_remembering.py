@@ -1,0 +1,112 @@
+"""What earlier runs and the present one say of a job's need."""
+
+import numpy as np
+from learning_builders import GIB, NOW
+
+from scheduler_extender.jobs import SETTLED_S, load_now, policy_job
+from scheduler_extender.remembering import Memory, feedback
+from tandem.contracts.learning import Means, Observed
+from tandem.contracts.resources import Demand, GPUJobStatus, Load, Source
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.constraints.memory import MemoryCollision
+from tandem.policy.job import Job
+
+A100 = "NVIDIA A100-SXM4-80GB"
+STAMP = "2026-01-01T00:00:00Z"
+
+
+def seen(
+    peak_gib: float, kind: str = "image:x", seconds: float = 900.0, **more: object
+) -> Observed:
+    values: dict[str, object] = {
+        "solo_utilisation_percent": 70.0, "memory_base_bytes": int(peak_gib * GIB / 2),
+        "peak_probability": 0.3,
+    }  # fmt: skip
+    return Observed.model_validate(
+        {
+            "at": STAMP, "kind": kind, "gpu_model": A100, "seconds": seconds,
+            "memory_peak_bytes": int(peak_gib * GIB), **values, **more,
+        }
+    )  # fmt: skip
+
+
+def load(p95_gib: float, source: Source) -> Load:
+    return Load(
+        utilisation_percent=40, utilisation_p95_percent=60, memory_base_bytes=int(p95_gib * GIB),
+        memory_peak_extra_bytes=0, peak_probability=0.0, memory_p95_bytes=int(p95_gib * GIB),
+        utilisation_source=source, memory_source=source,
+    )  # fmt: skip
+
+
+def now(predicted: Load, observed: Observed, demand: Demand | None = None) -> Load:
+    status = GPUJobStatus(load=predicted, observed=observed)
+    return load_now(demand or Demand(gpus_per_pod=1), status)
+
+
+def test_more_than_predicted_counts_at_once_and_less_after_a_while() -> None:
+    assert now(load(10, Source.DECLARED), seen(30, seconds=5)).memory_p95_bytes == 30 * GIB
+    assert now(load(40, Source.MODEL), seen(20, seconds=5)).memory_p95_bytes == 40 * GIB
+    settled = now(load(40, Source.MODEL), seen(20, seconds=SETTLED_S))
+    assert (settled.memory_p95_bytes, settled.memory_source) == (22 * GIB, Source.OBSERVED)
+
+
+def test_what_was_raised_or_declared_is_not_lowered() -> None:
+    for source in (Source.OBSERVED, Source.DECLARED):
+        assert now(load(40, source), seen(20)).memory_p95_bytes == 40 * GIB
+
+
+def test_a_gpu_that_no_longer_meets_its_collision_bound_takes_no_new_job() -> None:
+    demand, bound = Demand(gpus_per_pod=1), MemoryCollision(max_collision_probability=0.1)
+    newcomer = Job(id="ml/new", peak_probability=0.2)
+    gpus = GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0]))
+    predicted = load(10, Source.MODEL)
+    for observed, allowed in (
+        (seen(9, peak_probability=0.9), True),
+        (seen(30, peak_probability=0.9), False),
+    ):
+        status = GPUJobStatus(load=predicted, observed=observed.model_copy(update={"seconds": 5.0}))
+        worker = policy_job("ml/a", demand, load_now(demand, status))
+        assert bool(bound(newcomer, gpus.with_job(worker, [0]))[0]) is allowed
+
+
+def test_a_fingerprint_is_recognised_once_it_has_been_stable() -> None:
+    memory, demand = Memory(), Demand(gpus_per_pod=1)
+    memory.enter("ml", seen(20), NOW)
+    assert memory.load("ml", "image:x", A100, demand) is None
+    memory.enter("ml", seen(21), NOW + 1)
+    found = memory.load("ml", "image:x", A100, demand)
+    assert found is not None
+    assert found.memory_source is Source.OBSERVED
+    assert found.memory_p95_bytes == round(1.1 * 21 * GIB)
+    assert memory.load("other", "image:x", A100, demand) is None
+    memory.enter("ml", seen(40), NOW + 2)
+    assert memory.load("ml", "image:x", A100, demand) is None
+
+
+def test_speed_alone_is_its_namespaces_own_and_load_is_everybodys() -> None:
+    memory = Memory()
+    memory.enter("ml", seen(20, solo_iterations_per_second=2.0), NOW)
+    assert memory.alone("ml", "image:x", A100) == {Means.PROGRESS: 2.0, Means.UTILISATION: 70.0}
+    assert memory.alone("other", "image:x", A100) == {Means.UTILISATION: 70.0}
+    assert memory.alone("other", "image:y", A100) == {}
+
+
+def test_a_namespace_forgets_its_own_and_a_restart_forgets_nothing() -> None:
+    memory = Memory()
+    memory.enter("ml", seen(20), NOW)
+    for number in range(200):
+        memory.enter("flood", seen(20, kind=f"image:{number}"), NOW + number)
+    assert len(memory) == 65
+    again = Memory()
+    again.merge(memory.stored())
+    assert sorted(again.stored(), key=str) == sorted(memory.stored(), key=str)
+
+
+def test_feedback_needs_a_model_and_a_time_alone() -> None:
+    demand = Demand(gpus_per_pod=1, model="bert", batch_size=32)
+    told = feedback("ml", demand, seen(20))
+    assert told is not None
+    assert (told.memory_peak_bytes, told.utilisation_percent) == (20 * GIB, 70.0)
+    assert feedback("ml", Demand(gpus_per_pod=1), seen(20)) is None
+    assert feedback("ml", demand, seen(20, solo_utilisation_percent=None)) is None
+    assert feedback("ml", demand, seen(20, seconds=10.0)) is None
