@@ -37,6 +37,7 @@ class Resident:
     cost_gib: float = 0.0
     stays: str = ""
     outgrew: bool = False  # it uses more than was said of it
+    busy: bool = False  # being looked after already: the next look decides
 
     @property
     def namespace(self) -> str:
@@ -88,6 +89,7 @@ class Adjuster:
         self._settings = settings
         self._levels: dict[GpuKey, _Level] = {}
         self._moved: dict[Key, tuple[float, float]] = {}  # when, and at which slowdown
+        self._closed: dict[GpuKey, str] = {}
         self._settled: set[Key] = set()  # their move did not help: not again
         self._moves_s: deque[float] = deque()
         self._for_s: dict[str, deque[float]] = {}  # moves of others for a namespace's sake
@@ -118,6 +120,10 @@ class Adjuster:
         for gpu in worst_first[: (len(gpus) + 1) // 2]:
             if not levels[gpu.at].over or moving & {r.key for r in gpu.residents}:
                 continue
+            if any(resident.busy for resident in gpu.residents):
+                if gpu.at in self._closed:
+                    looked.closed[gpu.at] = self._closed[gpu.at]
+                continue
             move, why = self._choose(gpu, has_place, left_gib, now_s)
             if move is None:
                 looked.closed[gpu.at] = why
@@ -125,6 +131,7 @@ class Adjuster:
             looked.moves.append(move)
             moving.add(move.key)
             left_gib -= move.cost_gib
+        self._closed = looked.closed
         return looked
 
     def made(self, move: Move, now_s: float) -> None:

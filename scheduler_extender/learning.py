@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import permutations
 
 from scheduler_extender import lifecycle
@@ -124,12 +125,12 @@ class Learning:
         if now < self._next_s:
             return
         self._next_s = now + self._settings.every_s
-        await self._observe(now)
         gpus = await self._shared_gpus()
         self.looked = self._adjuster.look(gpus, self._has_place, now)
         self.worst = max((self._adjuster.level(gpu.at) for gpu in gpus), default=0.0)
         if self._settings.mode != "off":
             self._act(gpus, now)
+        await self._observe(now)
 
     def believe(self) -> bool:
         """Let what was learned take effect; say whether there was anything."""
@@ -173,7 +174,10 @@ class Learning:
                 await asyncio.sleep(0)
             gangs = {g.key: g for g in map(self._registry.gang_of, sorted(uids)) if g is not None}
             residents = tuple(
-                self._sharing.resident(gang, at, self._stays(gang, gang.record))
+                replace(
+                    self._sharing.resident(gang, at, self._stays(gang, gang.record)),
+                    busy=self._is_busy(gang),
+                )
                 for _, gang in sorted(gangs.items())
                 if gang.record is not None and gang.record.status.phase is Phase.RUNNING
             )
@@ -187,9 +191,11 @@ class Learning:
             return "it saves no checkpoint"
         if not method_of(record):
             return "nobody would make its pods anew"
-        if self._work.busy(gang.key) or any(pod.deleting for pod in gang.holders()):
-            return "it is being looked after already"
         return self._preempter.spared(gang.key)
+
+    def _is_busy(self, gang: Gang) -> bool:
+        """Say whether something is being done about a gang: who leaves is decided when it is."""
+        return self._work.busy(gang.key) or any(pod.deleting for pod in gang.holders())
 
     def _has_place(self, resident: Resident, gpu: SharedGpu) -> bool:
         gang = self._registry.gangs.get(resident.key)

@@ -143,6 +143,15 @@ def test_between_two_moves_of_a_job_lies_a_rest() -> None:
     assert [m.key for m in rested.moves] == [("ml", "a")]
 
 
+def test_while_something_is_done_about_one_of_them_nobody_is_chosen() -> None:
+    adjuster = Adjuster(SETTINGS)
+    pair = (resident("liar", 0.0, outgrew=True, busy=True), resident("honest", 0.6))
+    assert looks(adjuster, [gpu(*pair)]).moves == []
+    free = (resident("liar", 0.0, outgrew=True), resident("honest", 0.6))
+    (move,) = looks(adjuster, [gpu(*free)], start_s=NOW + 200).moves
+    assert move.key == ("ml", "liar")
+
+
 def test_new_neighbours_begin_a_new_average() -> None:
     adjuster = Adjuster(SETTINGS)
     looks(adjuster, [gpu(resident("a", 0.6), resident("b", 0.6))], times=3)
