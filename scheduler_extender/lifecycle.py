@@ -40,7 +40,8 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     """Return the groups of pods that want a place; each group starts as a whole or not at all.
 
     A gang of which nothing runs starts with its size; whoever is beyond the size, and a
-    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet.
+    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet. Members
+    that have succeeded (of an indexed Job that was stopped as it ended, say) do not come back.
     """
     record = gang.record
     if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
@@ -52,6 +53,7 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     size = record.spec.demand.gang_size
     if size == 1 or placed:
         return [[pod] for pod in waiting]
+    size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
     return [waiting[:size], *([pod] for pod in waiting[size:])]
@@ -138,7 +140,8 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     live = gang.live_pods()
     running = [pod for pod in live if pod.node_name and pod.phase == "Running"]
     planned = planned_uids(status, now_s)
-    if len(running) >= record.spec.demand.gang_size and status.phase is not Phase.RUNNING:
+    enough = gang.still_to_come(record.spec.demand.gang_size)
+    if len(running) >= enough and status.phase is not Phase.RUNNING:
         message = f"{len(running)} pod(s) running"
         return status.model_copy(
             update={

@@ -113,7 +113,7 @@ class Reconciler:
         record = gang.record
         assert record is not None
         holders = gang.holders()
-        size = record.spec.demand.gang_size
+        size = gang.still_to_come(record.spec.demand.gang_size)
         if (
             record.status.phase is Phase.RUNNING
             or size == 1

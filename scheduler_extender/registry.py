@@ -27,6 +27,13 @@ class Gang:
         pods = (pod for pod in self.pods.values() if not pod.finished and not pod.deleting)
         return sorted(pods, key=lambda pod: pod.name)
 
+    def still_to_come(self, size: int) -> int:
+        """Return how many of `size` pods have not succeeded: of an indexed Job, those come back.
+
+        At least one, for a workload that has pods again after all had ended.
+        """
+        return max(1, size - sum(pod.phase == "Succeeded" for pod in self.pods.values()))
+
     def holders(self) -> list[PodInfo]:
         """Return the pods that hold GPUs: bound and not ended, those that are going included."""
         return [pod for pod in self.pods.values() if pod.node_name and not pod.finished]

@@ -95,6 +95,17 @@ def test_a_gang_starts_with_its_size_and_the_rest_alone() -> None:
     assert lifecycle.pods_to_start(gang(*pods), 0) == [[p] for p in pods]
 
 
+def test_who_has_succeeded_is_not_waited_for_when_a_gang_was_stopped_as_it_ended() -> None:
+    done = [replace(pod(f"p{i}", gated=False), node_name="n0", phase="Succeeded") for i in (0, 1)]
+    back = [pod("p2"), pod("p3")]
+    stopped = gang(*done, *back, size=4, phase=Phase.SUSPENDED)
+    assert lifecycle.pods_to_start(stopped, 0) == [back]
+    runs = [replace(each, node_name="n0", phase="Running", gates=()) for each in back]
+    assert (
+        lifecycle.observed(gang(*done, *runs, size=4, phase=Phase.ADMITTED), 0).phase == "Running"
+    )
+
+
 def test_a_replacement_in_a_running_gang_starts_alone() -> None:
     bound = replace(pod("p0", gated=False), node_name="n0", phase="Running")
     new = pod("p1")
