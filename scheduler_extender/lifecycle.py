@@ -40,8 +40,8 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     """Return the groups of pods that want a place; each group starts as a whole or not at all.
 
     A gang of which nothing runs starts with its size; whoever is beyond the size, and a
-    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet. Members
-    that have succeeded (of an indexed Job that was stopped as it ended, say) do not come back.
+    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet; but
+    members that have succeeded (of an indexed Job stopped as it ended, say) do not come back.
     """
     record = gang.record
     if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
