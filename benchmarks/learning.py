@@ -90,15 +90,25 @@ def errors_table(rows: Sequence[dict[str, float]]) -> str:
         for error in ERRORS:
             off = _mean(rows, "jct", trace=trace, error=error, loop=False)
             learned = _mean(rows, "jct", trace=trace, error=error, loop=True)
-            back = (off - learned) / (off - exact)
+            back = f"{_back(rows, trace, error, 'jct')} / {_back(rows, trace, error, 'speed')}"
             lines.append([trace, f"{error:.0%}, no loop",
                           f"{off:,.0f} ({off / exact - 1:+.1%})", "-",
                           *_rest(rows, trace, error, False)])  # fmt: skip
             lines.append([trace, f"{error:.0%}, with the loop",
-                          f"{learned:,.0f} ({learned / exact - 1:+.1%})", f"{back:.0%}",
+                          f"{learned:,.0f} ({learned / exact - 1:+.1%})", back,
                           *_rest(rows, trace, error, True)])  # fmt: skip
-    return markdown(["trace", "error of the predictions", "mean completion, s", "won back",
-                     "mean speed", "moves", "preemptions"], lines)  # fmt: skip
+    columns = ["trace", "error of the predictions", "mean completion, s",
+               "won back of completion / of speed", "mean speed", "moves",
+               "preemptions"]  # fmt: skip
+    return markdown(columns, lines)
+
+
+def _back(rows: Sequence[dict[str, float]], trace: str, error: float, what: str) -> str:
+    """Return the share of an error's cost that the loop wins back; - where it costs nothing."""
+    exact = _mean(rows, what, trace=trace, error=0.0)
+    off, learned = (_mean(rows, what, trace=trace, error=error, loop=o) for o in (False, True))
+    worse = off > exact if what == "jct" else off < exact
+    return f"{(off - learned) / (off - exact):.0%}" if worse else "-"
 
 
 def _rest(rows: Sequence[dict[str, float]], trace: str, error: float, loop: bool) -> list[str]:
@@ -285,7 +295,8 @@ def _change(rows: Sequence[dict[str, float]], case: str) -> str:
     """Return how honest jobs' mean completion differs from when all are honest, seed by seed."""
     base = {r["seed"]: r["honest_jct"] for r in rows if r["case"] == "all honest"}
     found = np.array([r["honest_jct"] / base[r["seed"]] - 1 for r in rows if r["case"] == case])
-    return f"{found.mean():+.1%} ± {found.std(ddof=1) / np.sqrt(len(found)):.1%}"
+    spread = f" ± {found.std(ddof=1) / np.sqrt(len(found)):.1%}" if len(found) > 1 else ""
+    return f"{found.mean():+.1%}{spread}"
 
 
 # --- the page -------------------------------------------------------------------------------------

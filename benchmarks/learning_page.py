@@ -25,7 +25,7 @@ def page(kept: Kept) -> str:
     seeds = {name: len({row.get("seed") for row in kept(name)}) for name in ("errors", "history")}
     liars = len({row["seed"] for row in kept("liars")})
     made = made_by(
-        "python -m benchmarks.learning",
+        "python -m benchmarks.learning --only SECTION",
         f"seeds from 0: {seeds['errors']} for wrong predictions, {seeds['history']} for the"
         f" history, {liars} for liars, {courses[0]['trials']} for the repair",
     )
