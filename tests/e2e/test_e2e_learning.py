@@ -137,38 +137,6 @@ def test_who_forges_its_progress_moves_nobody_else(
         cluster.remove(namespace)
 
 
-def test_who_declared_far_too_little_is_the_one_who_leaves(
-    physics: tuple[TandemCluster, Physics],
-) -> None:
-    cluster, gpus = physics
-    theirs, mine = cluster.namespace(), cluster.namespace()
-    gpus.gib = {"liar": 30}
-    gpus.slowdown |= {("honest", "liar"): 0.8, ("liar", "honest"): 0.0}
-    started(cluster, theirs, "whole", WHOLE)
-    honest = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"} | SAVES
-    before = started(cluster, theirs, "honest", honest)
-    gpus.is_known_alone(theirs, "honest")
-    lie = {"tandem.gpu/memory": "4Gi", "tandem.gpu/utilization": "10"} | SAVES
-    liar = started(cluster, mine, "liar", lie)
-    assert gpu_of(cluster, mine, "liar") == gpu_of(cluster, theirs, "honest")
-    cluster.let_end(theirs, "whole")
-
-    def left() -> bool:
-        now = uid_of(cluster, mine, "liar")
-        place = gpu_of(cluster, mine, "liar")
-        return now not in ("", liar) and place not in ("", gpu_of(cluster, theirs, "honest"))
-
-    wait_until(left, "the liar goes elsewhere", timeout_s=LONG_S)
-    assert uid_of(cluster, theirs, "honest") == before
-    wait_until(
-        lambda: gpus.observed(mine, "liar").get("memoryPeakBytes", 0) >= 30 << 30,
-        "what it holds is known",
-        timeout_s=LONG_S,
-    )
-    for namespace in (theirs, mine):
-        cluster.remove(namespace)
-
-
 def tell(cluster: TandemCluster, namespace: str, name: str, rate: float) -> None:
     """Let a pod tell its agent so many iterations per second, with its own token."""
     pod = cluster.pod_of(namespace, name)
