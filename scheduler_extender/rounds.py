@@ -80,6 +80,8 @@ class Rounds:
         self._settings = settings
         self._clock = clock
         self._slice_ends_s = 0.0
+        # GPUs (node, UUID) of plans that are being written: no snapshot shows them yet.
+        self._promised: dict[Key, frozenset[tuple[str, str]]] = {}
 
     def forget_refusals(self) -> None:
         """Try everybody anew: what is believed of jobs has changed."""
@@ -189,11 +191,20 @@ class Rounds:
             # What was overtaken while we planned is seen anew in the next cycle.
             if self._state.unchanged(snapshot, verdict.decision.rows):
                 placed[verdict.start.gpujob].append(verdict)
+        # Those of one round know of one another, but not of plans that are still on their way.
+        promised = frozenset().union(*self._promised.values())
         for key, verdicts in placed.items():
             gang = self._registry.gangs.get(key)
-            if gang is not None and not self._work.busy(key):
+            gpus = frozenset(
+                (pod.node, gpu)
+                for each in verdicts
+                for pod in each.decision.pods
+                for gpu in pod.gpu_ids
+            )
+            if gang is not None and not self._work.busy(key) and not gpus & promised:
                 self._waiters.drop(key)
                 self._standings.place(key)
+                self._promised[key] = gpus
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
         for gives in answer.gives_way:
             self._ask_to_give_way(gives)
@@ -211,6 +222,14 @@ class Rounds:
         self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot
     ) -> None:
         """Write the plan of one GPUJob; its gates open when it is looked at again."""
+        try:
+            await self._plan_written(gang, verdicts, snapshot)
+        finally:
+            self._promised.pop(gang.key, None)
+
+    async def _plan_written(
+        self, gang: Gang, verdicts: Sequence[Verdict], snapshot: Snapshot
+    ) -> None:
         if gang.record is None:
             return
         now = self._clock()
