@@ -34,6 +34,7 @@ from tandem.policy.pipeline import Pipeline, best_rows
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 2
+_LEAD_S = 1.5
 _SETTLE_FIRST_S, _SETTLE_MAX_S = 0.2, 10.0
 _Result = TypeVar("_Result")
 
@@ -105,6 +106,7 @@ class Binder:
                     return f"the pod asks for no {names.RESOURCE}: it is not Tandem's to bind"
                 if record.pod.node_name:
                     return _already_bound(record.pod, node)
+                await self._lead_soon()
                 claim, why = self.choose(record.pod, node)
                 if claim is None:
                     return why
@@ -119,6 +121,16 @@ class Binder:
         except KubeError as error:
             return f"the API server refused: {error}"
         return "the pod keeps changing or the API server does not answer; trying again later"
+
+    async def _lead_soon(self) -> None:
+        """Wait a moment for the lead: kube-scheduler has its Lease before we have fenced off the old.
+
+        Well within the timeout of its request, so that a change of leaders costs no attempt.
+        """
+        for _ in range(30):
+            if self._may_bind():
+                return
+            await asyncio.sleep(_LEAD_S / 30)
 
     async def _sent(self, pod: PodInfo, claim: Claim) -> bool:
         """Send the Binding; False where it may or may not have taken effect.
