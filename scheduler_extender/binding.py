@@ -123,7 +123,7 @@ class Binder:
         return "the pod keeps changing or the API server does not answer; trying again later"
 
     async def _lead_soon(self) -> None:
-        """Wait a moment for the lead: kube-scheduler has its Lease before we have fenced off the old.
+        """Wait a moment for the lead: kube-scheduler has its Lease before we fenced off the others.
 
         Well within the timeout of its request, so that a change of leaders costs no attempt.
         """

@@ -143,7 +143,10 @@ class _Round:
             for victim in victims & self._stops:
                 key = self._drawn.keys[victim]
                 known = self._q.victims[key]
-                if known.service_gpu_s - float(service[index]) < known.charge_gpu_s:
+                # What costs nothing is the order's to decide, as in the simulator: in a list, who
+                # came first goes first, even where both have had the same.
+                gain = known.service_gpu_s - float(service[index])
+                if known.charge_gpu_s > 0 and gain < known.charge_gpu_s:
                     found.add(key)
         return found
 
