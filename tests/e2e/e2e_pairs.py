@@ -110,12 +110,13 @@ def holder(plane: ControlPlane) -> str:
 def kubelet(pair: Pair) -> Iterator[None]:
     """Probe both containers of a pair as its manifest asks, and start again what fails.
 
-    A container that does not end at SIGTERM is killed after the grace period, as a hung one is.
+    A container that does not end at SIGTERM is killed after the grace period of its probe, or of
+    its pod. The first restart comes at once, the next ones after 10, 20, ... seconds.
     """
     over = threading.Event()
     threads = [
-        threading.Thread(target=_keep, args=(pair, process, probe, over), daemon=True)
-        for process, probe in zip(pair.processes, liveness(), strict=True)
+        threading.Thread(target=_keep, args=(pair, process, probes, over), daemon=True)
+        for process, probes in zip(pair.processes, shipped_probes(), strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -127,8 +128,11 @@ def kubelet(pair: Pair) -> Iterator[None]:
             thread.join(GRACE_S + 10)
 
 
-def liveness() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the liveness probes of kube-scheduler and extender in the manifests that we ship."""
+Probe = dict[str, Any]
+
+
+def shipped_probes() -> tuple[dict[str, Probe], dict[str, Probe]]:
+    """Return the probes of kube-scheduler and extender in the manifests that we ship, by kind."""
     documents = yaml.safe_load_all((ROOT / "deploy" / "manifests" / "tandem.yaml").read_text())
     spec = next(
         one["spec"]["template"]["spec"]
@@ -136,31 +140,48 @@ def liveness() -> tuple[dict[str, Any], dict[str, Any]]:
         if one and (one["kind"], one["metadata"]["name"]) == ("Deployment", "tandem-scheduler")
     )
     found = {
-        container["name"]: container["livenessProbe"]
+        container["name"]: {kind: container[f"{kind}Probe"] for kind in ("startup", "liveness")}
         for container in (*spec["containers"], *spec["initContainers"])
     }
     return found["kube-scheduler"], found["extender"]
 
 
-def _keep(pair: Pair, process: Process, probe: dict[str, Any], over: threading.Event) -> None:
+def _keep(pair: Pair, process: Process, probes: dict[str, Probe], over: threading.Event) -> None:
     # Both ask the extender: it is its health that the scheduler's life hangs on.
-    assert probe["httpGet"]["path"] == "/healthz"
-    assert str(probe["httpGet"]["port"]) in ("8443", "https")
+    for probe in probes.values():
+        assert probe["httpGet"]["path"] == "/healthz"
+        assert str(probe["httpGet"]["port"]) in ("8443", "https")
     url = f"{pair.installation.public_url}/healthz"
+    backoff_s = 0.0
+    while _until_it_fails(probes["liveness"], url, over):
+        _end(process, probes["liveness"].get("terminationGracePeriodSeconds", GRACE_S), over)
+        if over.wait(backoff_s):
+            return
+        process.start()
+        backoff_s = min(max(10.0, 2 * backoff_s), 300.0)
+        if not _until_it_answers(probes["startup"], url, over):
+            return
+
+
+def _until_it_fails(probe: Probe, url: str, over: threading.Event) -> bool:
     failed = 0
     while not over.wait(probe["periodSeconds"]):
         failed = 0 if answers(url, probe.get("timeoutSeconds", 1)) else failed + 1
         if failed >= probe.get("failureThreshold", 3):
-            _end(process, over)
-            if over.is_set():
-                return
-            process.start()
-            failed = 0
+            return True
+    return False
 
 
-def _end(process: Process, over: threading.Event) -> None:
+def _until_it_answers(probe: Probe, url: str, over: threading.Event) -> bool:
+    while not over.wait(probe["periodSeconds"]):
+        if answers(url, probe.get("timeoutSeconds", 1)):
+            return True
+    return False
+
+
+def _end(process: Process, grace_s: float, over: threading.Event) -> None:
     process.send(signal.SIGTERM)
-    until = time.monotonic() + GRACE_S
+    until = time.monotonic() + grace_s
     while process.running and time.monotonic() < until:
         if over.wait(0.1):
             return
