@@ -4,8 +4,10 @@
 
 A prediction is what the scheduler asks about a job at admission: the load of a model that was
 pushed, and the slowdowns beside 64 candidates, each over HTTP from the service in a process of its
-own on this machine, one after the other. With `--artifacts` trained models answer, otherwise those
-that the service has by itself.
+own on this machine, one after the other, on one connection of the standard library's client: what
+it takes to make JSON of the question and to read the answer is in the figures. With `--artifacts`
+trained models answer, otherwise those that the service has by itself. On a machine with other work
+the times are those of waiting for a core as well; `CPU ms` is what the service itself used.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
-import httpx
 import numpy as np
 import onnx
 
@@ -28,6 +32,7 @@ from predictor.sandbox import Sandbox
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 CANDIDATES = 64
 GRAPHS = ("densenet121", "resnet50")
+OK, BAD = 200, 300
 BAR_FEATURES_MS, BAR_PREDICTION_MS = 150, 5
 
 
@@ -64,47 +69,81 @@ def prediction(requests: int, artifacts: Path | None) -> dict[str, object]:
         env=os.environ,
     )  # fmt: skip
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            return _timed(client, requests)
+        return _timed(_Client(port), service.pid, requests)
     finally:
         service.terminate()
         service.wait(30)
 
 
-def _timed(client: httpx.Client, requests: int) -> dict[str, object]:
-    for _ in range(600):
-        try:
-            client.get("/readyz").raise_for_status()
-            break
-        except httpx.HTTPError:
+class _Client:
+    """One connection that is kept, made by the standard library's client."""
+
+    def __init__(self, port: int) -> None:
+        self._http = HTTPConnection("127.0.0.1", port, timeout=30)
+
+    def wait_until_ready(self) -> None:
+        for _ in range(1200):
+            try:
+                self._http.request("GET", "/readyz")
+                answer = self._http.getresponse()
+                answer.read()
+                if answer.status == OK:
+                    return
+            except OSError:
+                self._http.close()
             time.sleep(0.1)
-    data = (LIGHT / "light_resnet50.onnx").read_bytes()
-    client.post("/v1/models?name=net", content=data).raise_for_status()
+        raise SystemExit("the predictor does not get ready")
+
+    def post(self, path: str, body: bytes | dict[str, Any]) -> dict[str, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self._http.request("POST", path, data, {"Content-Type": "application/json"})
+        answer = self._http.getresponse()
+        read = answer.read()
+        if answer.status >= BAD:
+            raise SystemExit(f"{path}: {answer.status} {read.decode()}")
+        found: dict[str, Any] = json.loads(read)
+        return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, all its threads, s."""
+    return sum(
+        int((task / "schedstat").read_text().split()[0]) / 1e9
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
+def _timed(client: _Client, pid: int, requests: int) -> dict[str, object]:
+    client.wait_until_ready()
+    client.post("/v1/models?name=net", (LIGHT / "light_resnet50.onnx").read_bytes())
     gpu = "Tesla V100-SXM2-16GB"
-    loads = [
-        client.post(
-            "/v1/predict", json={"model": "net", "batchSize": batch, "gpuModel": gpu}
-        ).json()
-        for batch in range(1, CANDIDATES + 1)
-    ]
-    pair = {"candidates": [each["load"] for each in loads], "gpuModel": gpu}
-    predicting, pricing, both = [], [], []
-    answer: dict[str, object] = {}
-    for number in range(requests):
-        own = {"model": "net", "batchSize": 1 + number % 256, "gpuModel": gpu}
-        started = time.perf_counter()
-        load = client.post("/v1/predict", json=own).json()["load"]
-        between = time.perf_counter()
-        answer = client.post("/v1/interference", json=pair | {"job": load}).json()
-        ended = time.perf_counter()
-        predicting.append(between - started)
-        pricing.append(ended - between)
-        both.append(ended - started)
-    assert len(answer["pairs"]) == CANDIDATES  # type: ignore[arg-type]
+
+    def load(batch: int) -> dict[str, Any]:
+        asked = {"model": "net", "batchSize": batch, "gpuModel": gpu}
+        return dict(client.post("/v1/predict", asked)["load"])
+
+    candidates = [load(batch) for batch in range(1, CANDIDATES + 1)]
+
+    def price(job: dict[str, Any]) -> dict[str, Any]:
+        pair = {"job": job, "candidates": candidates, "gpuModel": gpu}
+        return client.post("/v1/interference", pair)
+
+    def measure(one: Callable[[int], object]) -> dict[str, float]:
+        times = []
+        used = _cpu_seconds(pid)
+        for number in range(requests):
+            started = time.perf_counter()
+            one(1 + number % 256)
+            times.append(time.perf_counter() - started)
+        used = _cpu_seconds(pid) - used
+        return percentiles(times) | {"cpu_ms": round(1e3 * used / requests, 2)}
+
+    answer = price(candidates[0])
+    assert len(answer["pairs"]) == CANDIDATES
     return {
-        "load": percentiles(predicting),
-        f"interference_{CANDIDATES}": percentiles(pricing),
-        "both": percentiles(both),
+        "load": measure(load),
+        f"interference_{CANDIDATES}": measure(lambda n: price(candidates[n % CANDIDATES])),
+        "both": measure(lambda n: price(load(n))),
         "source": answer["source"],
     }
 
@@ -121,14 +160,15 @@ def main() -> None:
         "features": features(options.repeats),
         "prediction": prediction(options.requests, options.artifacts),
     }
-    print(f"{'':28}{'p50 ms':>10}{'p99 ms':>10}{'bar ms':>10}")
+    print(f"{'':28}{'p50 ms':>10}{'p99 ms':>10}{'bar ms':>10}{'CPU ms':>10}")
     for name, times in result["features"].items():
         bar = BAR_FEATURES_MS if name == "densenet121" else ""
         print(f"features of {name:16}{times['p50_ms']:10.1f}{times['p99_ms']:10.1f}{bar:>10}")
     for name, times in result["prediction"].items():
         if isinstance(times, dict):
             bar = BAR_PREDICTION_MS if name == "both" else ""
-            print(f"prediction, {name:16}{times['p50_ms']:10.2f}{times['p99_ms']:10.2f}{bar:>10}")
+            figures = f"{times['p50_ms']:10.2f}{times['p99_ms']:10.2f}{bar:>10}"
+            print(f"prediction, {name:16}{figures}{times['cpu_ms']:10.2f}")
     print(f"interference answered by: {result['prediction']['source']}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

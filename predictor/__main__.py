@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -51,8 +52,11 @@ def serve(
     )
     flags = {"host": host, "port": port, "store": store}
     settings = load_config(config, flags | {"kubeconfig": kubeconfig, "artifacts": artifacts})
+    service = create_app(settings, _open_store(settings))
+    gc.collect()
+    gc.freeze()  # code and schemas: to look through them again is a pause of tens of ms
     uvicorn.run(
-        create_app(settings, _open_store(settings)),
+        service,
         host=settings.host,
         port=settings.port,
         log_config=None,

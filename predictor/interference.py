@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
+from predictor.trees import Trees
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest, PairSlowdown
 from tandem.contracts.resources import Load, Source
 from tandem.policy.equations.horus import slowdown_over_commit
@@ -85,19 +86,16 @@ class LearnedInterference:
                 f"The interference model {card.version} was trained on other features.",
                 "Train it again with this version of Tandem.",
             )
-        import xgboost  # takes seconds, and most services have no use for it
-
         self.version = f"{KIND}/{card.version}"
         self._gpus = frozenset(card.details.get("gpus", ()))
-        self._booster = xgboost.Booster({"nthread": 1})
-        self._booster.load_model(bytearray(parts[PART]))
+        self._trees = Trees(parts[PART])
 
     def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
         """Return (partners, 2) slowdowns; every load must have its shares."""
         others = np.array([load_features(p) for p in partners]).reshape(-1, _LOAD_FEATURES)
         own = np.tile(load_features(job), (len(partners), 1))
         rows = [pair_features(own, others, gpu), pair_features(others, own, gpu)]
-        speed = self._booster.inplace_predict(np.concatenate(rows)).astype(float)
+        speed = self._trees.predict(np.concatenate(rows).astype(np.float32))
         slowdown = (1 / speed.clip(_SLOWEST, 1.0) - 1).reshape(2, -1)
         return slowdown.T
 

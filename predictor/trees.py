@@ -1,59 +1,66 @@
-"""A few rows through boosted trees, in numpy: XGBoost's own call costs a millisecond each time.
+"""A few rows through boosted trees, in numpy: as fast as XGBoost's own call, without its import.
 
 All trees are walked at once, one level a step: a handful of small array operations for a row.
 """
 
 from __future__ import annotations
 
-import json
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from predictor.ubjson import read
 
 Rows = NDArray[np.float32]
 
 
 class Trees:
-    """The trees of a model that XGBoost stored (UBJSON), for regression."""
+    """The trees of a model that XGBoost stored (UBJSON), for regression.
+
+    Nodes of all trees lie one after the other; `_next` holds both children of each, left and right.
+    """
 
     def __init__(self, model: bytes) -> None:
-        import xgboost  # takes seconds, and most services have no use for it
-
-        booster = xgboost.Booster({"nthread": 1})
-        booster.load_model(bytearray(model))
-        learner = json.loads(booster.save_raw("json"))["learner"]
+        learner = read(model)["learner"]
         stored = learner["gradient_booster"]["model"]["trees"]
         sizes = [len(tree["left_children"]) for tree in stored]
-        self._roots = np.array([0, *accumulate(sizes)][:-1], dtype=np.intp)
+        self._roots = np.cumsum([0, *sizes], dtype=np.intp)[:-1]
 
-        def column(name: str) -> list[float]:
-            return [value for tree in stored for value in tree[name]]
+        def column(name: str, kind: type) -> NDArray[Any]:
+            return np.concatenate([tree[name] for tree in stored]).astype(kind)
 
-        offset = np.repeat(self._roots, sizes)
-        left = np.array(column("left_children"), dtype=np.intp)
-        right = np.array(column("right_children"), dtype=np.intp)
-        own = np.arange(len(offset))
-        leaf = left < 0
+        children = np.stack(
+            [column("left_children", np.intp), column("right_children", np.intp)], axis=1
+        )
+        leaf = children[:, 0] < 0
+        own = np.arange(len(leaf))
         # A leaf leads to itself, so that short trees wait for the deep ones.
-        self._left = np.where(leaf, own, left + offset)
-        self._right = np.where(leaf, own, right + offset)
-        self._feature = np.array(column("split_indices"), dtype=np.intp)
-        self._value = np.array(column("split_conditions"), dtype=np.float32)
-        self._default_left = np.array(column("default_left"), dtype=np.bool_)
+        children = np.where(
+            leaf[:, None], own[:, None], children + np.repeat(self._roots, sizes)[:, None]
+        )
+        self._next = children.ravel()
+        self._feature = column("split_indices", np.intp)
+        self._value = column("split_conditions", np.float32)
+        self._missing_right = ~column("default_left", np.bool_)
         self._base = float(learner["learner_model_param"]["base_score"].strip("[]"))
         depth, at = 0, self._roots
         while not leaf[at].all():
-            at = np.concatenate([self._left[at], self._right[at]])
-            at, depth = np.unique(at), depth + 1
+            at, depth = np.unique(children[at]), depth + 1
         self._depth = depth
 
     def predict(self, rows: Rows) -> NDArray[np.float64]:
-        """Return a figure for each row, (rows,), of rows (rows, features)."""
-        at = np.broadcast_to(self._roots, (len(rows), len(self._roots)))
-        every = np.arange(len(rows))[:, None]
+        """Return a figure for each row, (rows,), of rows (rows, features); NaN is missing."""
+        flat = rows.ravel()
+        some_missing = bool(np.isnan(flat).any())
+        # One entry for each row and tree; `take` on flat arrays is what makes this fast.
+        first = np.repeat(np.arange(len(rows)) * rows.shape[1], len(self._roots))
+        at = np.tile(self._roots, len(rows))
         for _ in range(self._depth):
-            x = rows[every, self._feature[at]]
-            goes_left = (x < self._value[at]) | (np.isnan(x) & self._default_left[at])
-            at = np.where(goes_left, self._left[at], self._right[at])
-        return np.asarray(self._value[at].sum(axis=1, dtype=np.float64) + self._base)
+            figure = flat.take(self._feature.take(at) + first)
+            right = figure >= self._value.take(at)
+            if some_missing:
+                right |= np.isnan(figure) & self._missing_right.take(at)
+            at = self._next.take(2 * at + right)
+        leaves = self._value.take(at).reshape(len(rows), len(self._roots))
+        return np.asarray(leaves.sum(axis=1, dtype=np.float64) + self._base)
