@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.defs import onnx_opset_version
 
 from predictor.errors import GraphError, Refusal
@@ -152,21 +152,24 @@ def shape_of(value: ValueInfoProto) -> Shape | None:
     tensor = getattr(value.type, kind)
     if not tensor.HasField("shape"):
         return None
-    sizes = []
-    for dim in tensor.shape.dim:
-        if not dim.HasField("dim_value") or dim.dim_value < 0:
-            return None
-        sizes.append(int(dim.dim_value))
-    return tuple(sizes)
+    dims = tensor.shape.dim
+    sizes = tuple([dim.dim_value for dim in dims])
+    # A size of zero is one that is stated, or one that is not.
+    if min(sizes, default=1) <= 0 and not all(
+        dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims
+    ):
+        return None
+    return sizes
 
 
 def subgraphs(node: NodeProto) -> list[GraphProto]:
     """Return the graphs in a node's attributes (the bodies of If, Loop, Scan)."""
     found: list[GraphProto] = []
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
+        kind = attribute.type
+        if kind == AttributeProto.GRAPH:
             found.append(attribute.g)
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
+        elif kind == AttributeProto.GRAPHS:
             found.extend(attribute.graphs)
     return found
 
@@ -248,12 +251,15 @@ def _time_major_inputs(graph: GraphProto) -> set[str]:
     """
     found: set[str] = set()
     for node in graph.node:
+        op_type = node.op_type
+        if op_type not in _RECURRENT and op_type != "Scan":
+            continue
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
-        if node.op_type in _RECURRENT and attributes.get("layout") != 1:
-            found.update(node.input[:1])
-        elif node.op_type == "Scan":
+        if op_type == "Scan":
             scanned = max(attributes.get("num_scan_inputs", 0), 0)
             found.update(node.input[len(node.input) - scanned :])
+        elif attributes.get("layout") != 1:
+            found.update(node.input[:1])
     return found
 
 

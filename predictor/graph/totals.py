@@ -6,9 +6,10 @@ import math
 from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
-import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.flops import (
@@ -45,10 +46,16 @@ _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 #: What they read of their first input is as much as they write, however large the table.
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 _STANDARD_DOMAINS = ("", "ai.onnx")
+#: Attributes that are a number, a string or a list of integers: all that counting needs.
+_PLAIN = {
+    AttributeProto.INT: attrgetter("i"),
+    AttributeProto.INTS: attrgetter("ints"),
+    AttributeProto.FLOAT: attrgetter("f"),
+    AttributeProto.STRING: attrgetter("s"),
+}
 
 
-@dataclass(frozen=True)
-class _Value:
+class _Value(NamedTuple):
     """What is known of a value; `origin` marks a constant that the file itself spells out."""
 
     shape: Shape | None
@@ -124,40 +131,44 @@ class _Walk:
         self._limits = limits
         self._totals = totals
         self._declared = {value.name: value for value in (*graph.value_info, *graph.output)}
-        self.values = outer.new_child()
-        for tensor in graph.initializer:
-            self.values[tensor.name] = self._weight(tensor, tensor.dims)
+        self._own: dict[str, _Value] = {}
+        self.values = outer.new_child(self._own)
+        for tensor in graph.initializer:  # checked when the graph was loaded
+            self._own[tensor.name] = self._weight(tensor, tensor.dims)
         for sparse in graph.sparse_initializer:
-            self.values[sparse.values.name] = self._weight(sparse.values, sparse.dims)
+            check_tensor(sparse.values, limits)
+            self._own[sparse.values.name] = self._weight(sparse.values, sparse.dims)
         for value in graph.input:
-            if value.name not in self.values.maps[0]:
-                self.values[value.name] = _declared_value(value)
+            if value.name not in self._own:
+                self._own[value.name] = _Value(*_declared_tensor(value))
 
     def add(self, node: NodeProto) -> None:
         """Count one node and note what it makes."""
         totals, runs = self._totals, self._runs
-        totals.ops[node.op_type[:64]] += 1
-        inputs = [self._read(node, name) for name in node.input if name]
-        constant = all(v.constant for v in inputs) and (bool(inputs) or node.op_type in _CONSTANTS)
+        op_type = node.op_type
+        totals.ops[op_type[:64]] += 1
+        read = [self._read(node, name) if name else None for name in node.input]
+        inputs = [value for value in read if value is not None]
+        constant = all(v.constant for v in inputs) and (bool(inputs) or op_type in _CONSTANTS)
         depth = max((v.depth for v in inputs), default=0)
-        if constant and node.op_type in _CONSTANTS:
+        if constant and op_type in _CONSTANTS:
             self._make(node, [self._constant(node, inputs)])
             return
         depth = 0 if constant else depth + 1
         outputs = [self._output(name, constant, depth) for name in node.output]
         self._make(node, outputs)
-        written = [value for value, name in zip(outputs, node.output, strict=True) if name]
+        made = [value if name else None for value, name in zip(outputs, node.output, strict=True)]
         totals.nodes += not constant
         totals.depth = max(totals.depth, depth)
-        size = sum(value.size_bytes for value in written)
+        size = sum(value.size_bytes for value in made if value is not None)
         totals.activation_bytes += size * runs
         totals.largest_activation_bytes = max(totals.largest_activation_bytes, size)
-        if node.op_type not in VIEWS and not constant:
-            if node.op_type not in _IN_PLACE:
+        if op_type not in VIEWS and not constant:
+            if op_type not in _IN_PLACE:
                 totals.saved_activation_bytes += size * runs
-            read = size if node.op_type in _LOOKUPS else sum(v.size_bytes for v in inputs)
-            totals.bytes_moved += (read + size) * runs
-        self._count_flops(node, constant)
+            taken = size if op_type in _LOOKUPS else sum(v.size_bytes for v in inputs)
+            totals.bytes_moved += (taken + size) * runs
+        self._count_flops(node, constant, _shapes(read), _shapes(made))
 
     def trips(self, node: NodeProto) -> float:
         """Return how often a body runs: the length that a Scan reads, otherwise once."""
@@ -169,13 +180,20 @@ class _Walk:
         shape = self.values[node.input[-scanned]].shape
         return float(shape[0]) if shape else 1.0
 
-    def _count_flops(self, node: NodeProto, constant: bool) -> None:
+    def _count_flops(
+        self,
+        node: NodeProto,
+        constant: bool,
+        read: list[Shape | None],
+        made: list[Shape | None],
+    ) -> None:
         totals, runs = self._totals, self._runs
+        op_type, domain = node.op_type, node.domain
         shapes = NodeShapes(
-            node.op_type if node.domain in _STANDARD_DOMAINS else f"{node.domain}.{node.op_type}",
-            [self.values[name].shape if name else None for name in node.input],
-            [self.values[name].shape if name else None for name in node.output],
-            {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if _plain(a)},
+            op_type if domain in _STANDARD_DOMAINS else f"{domain}.{op_type}",
+            read,
+            made,
+            {a.name: value(a) for a in node.attribute if (value := _PLAIN.get(a.type))},
         )
         try:
             multiply_adds = multiply_add_flops(shapes)
@@ -187,11 +205,14 @@ class _Walk:
         totals.elementwise_flops += others * runs
         # Backward, a multiply-add operator makes a gradient for its input and one for its weight.
         totals.backward_flops += (2 * multiply_adds + others) * runs
-        if node.op_type not in VIEWS and not constant:
-            steps = shapes.input(0)[0] if node.op_type in _RECURRENT else 1
+        if op_type not in VIEWS and not constant:
+            steps = shapes.input(0)[0] if op_type in _RECURRENT else 1
             totals.kernels += steps * runs
 
     def _read(self, node: NodeProto, name: str) -> _Value:
+        known = self._own.get(name)  # nearly always: chained maps are slow
+        if known is not None:
+            return known
         try:
             return self.values[name]
         except KeyError:
@@ -202,7 +223,7 @@ class _Walk:
             ) from None
 
     def _make(self, node: NodeProto, outputs: Sequence[_Value]) -> None:
-        own = self.values.maps[0]
+        own = self._own
         for name, value in zip(node.output, outputs, strict=False):
             if not name:
                 continue
@@ -212,17 +233,18 @@ class _Walk:
 
     def _output(self, name: str, constant: bool, depth: int) -> _Value:
         declared = self._declared.get(name)
-        value = _declared_value(declared) if declared is not None else _Value(None)
-        if value.shape is not None and math.prod(value.shape) > self._limits.elements_per_tensor:
+        if declared is None:
+            return _Value(None, constant=constant, depth=depth)
+        shape, item_bytes = _declared_tensor(declared)
+        if shape is not None and math.prod(shape) > self._limits.elements_per_tensor:
             raise GraphError(
                 Refusal.TOO_LARGE,
                 f"The value {name[:80]!r} has more than "
                 f"{self._limits.elements_per_tensor:,} elements.",
             )
-        return _Value(value.shape, value.item_bytes, constant, False, depth)
+        return _Value(shape, item_bytes, constant, False, depth)
 
     def _weight(self, tensor: TensorProto, dims: Sequence[int]) -> _Value:
-        check_tensor(tensor, self._limits)
         item_bytes = ITEM_BYTES.get(tensor.data_type, 1)
         # Scalars are the constants of a formula, not what training learns.
         if tensor.data_type in _WEIGHT_TYPES and tensor.dims:
@@ -231,9 +253,10 @@ class _Walk:
 
     def _constant(self, node: NodeProto, inputs: Sequence[_Value]) -> _Value:
         """Note a Constant, or the weights that a ConstantOfShape makes of a spelled-out shape."""
-        tensors = [a.t for a in node.attribute if a.type == onnx.AttributeProto.TENSOR]
+        tensors = [a.t for a in node.attribute if a.type == AttributeProto.TENSOR]
         if node.op_type == "Constant":
             if tensors:
+                check_tensor(tensors[0], self._limits)
                 return self._weight(tensors[0], tensors[0].dims)
             value = self._output(node.output[0] if node.output else "", True, 0)
             return _Value(value.shape, value.item_bytes, constant=True, origin=True)
@@ -244,11 +267,9 @@ class _Walk:
         return made
 
 
-def _declared_value(value: ValueInfoProto) -> _Value:
-    return _Value(shape_of(value), ITEM_BYTES.get(value.type.tensor_type.elem_type, 4))
+def _declared_tensor(value: ValueInfoProto) -> tuple[Shape | None, int]:
+    return shape_of(value), ITEM_BYTES.get(value.type.tensor_type.elem_type, 4)
 
 
-def _plain(attribute: onnx.AttributeProto) -> bool:
-    """Whether the value is a number, a string or a list of them: all that counting needs."""
-    kinds = onnx.AttributeProto
-    return attribute.type in (kinds.INT, kinds.INTS, kinds.FLOAT, kinds.STRING)
+def _shapes(values: list[_Value | None]) -> list[Shape | None]:
+    return [value.shape if value is not None else None for value in values]
