@@ -237,3 +237,29 @@ def distort(data: bytes, rng: random.Random) -> bytes:
                 dim = rng.choice(graph.input).type.tensor_type.shape.dim.add()
                 dim.dim_value = rng.choice(_EXTREMES)
     return model.SerializeToString()
+
+
+def split_around_weights(size: int) -> tuple[bytes, bytes]:
+    """A file in two parts, between which `size` bytes of weights belong."""
+    raw_data, graph_field, weights_field = 9, 7, 5
+
+    def field(number: int, payload_size: int) -> bytes:
+        return _varint(number << 3 | 2) + _varint(payload_size)
+
+    tensor = weight("w", size // 4 // 1024, 1024).SerializeToString()
+    node = helper.make_node("MatMul", ["w", "x"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", [tensor_input("x", 1024, 1)], []))
+    graph = model.graph.SerializeToString()
+    model.ClearField("graph")
+    tensor += field(raw_data, size)
+    weights = field(weights_field, len(tensor) + size) + tensor
+    head = field(graph_field, len(graph) + len(weights) + size) + graph + weights
+    return head, model.SerializeToString()
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
