@@ -87,14 +87,12 @@ class Cell:
 
 
 def cells(seeds: Sequence[int] = SEEDS) -> list[Cell]:
-    """Return all cells of the page, the promised first; each seed of the others after the last."""
+    """Return all cells of the page: the promised, seed by seed the others, then the ablation."""
     others = [name for name in profile_names() if name not in PROMISED]
     promised = [Cell(n, t, s) for s, n, t in product(seeds, PROMISED, CLUSTERS)]
-    rest: list[Cell] = []
-    for seed in seeds:
-        rest += [Cell(n, t, seed) for t, n in product(CLUSTERS, others)]
-        rest += [Cell("tandem", t, seed, less) for t, less in product(CLUSTERS, ABLATION)]
-    return promised + rest
+    rest = [Cell(n, t, s) for s, t, n in product(seeds, CLUSTERS, others)]
+    parts = [Cell("tandem", t, s, less) for s, t, less in product(seeds, CLUSTERS, ABLATION)]
+    return promised + rest + parts
 
 
 def run(cell: Cell, commit: str) -> None:
