@@ -225,6 +225,7 @@ class Board:
             memory_activity_percent=self.load.memory_activity if self.load else None,
             temperature_celsius=self.sensors.temperature_celsius if self.sensors else None,
             power_watts=self.sensors.power_watts if self.sensors else None,
+            ecc_uncorrected_errors=self.sensors.ecc_uncorrected if self.sensors else None,
             mig=self.sensors.mig if self.sensors else None,
             mps=self.mps,
             compute_mode=self.sensors.compute_mode if self.sensors else None,

@@ -90,7 +90,7 @@ class AgentCollector(Collector):
         if self.detail:
             yield from self._gpus(gpus)
             yield from self._jobs(uses)
-        yield from self._troubles()
+        yield from self._troubles(gpus)
         yield from self._agent(status)
 
     def _uses(self, gpus: Iterable[GPU]) -> Uses:
@@ -190,7 +190,7 @@ class AgentCollector(Collector):
                     family.add_metric([self.node, *labels], sum(values))
             yield family
 
-    def _troubles(self) -> Iterator[Metric]:
+    def _troubles(self, gpus: Iterable[GPU]) -> Iterator[Metric]:
         """Yield what has series only where something went wrong."""
         xids = CounterMetricFamily(
             "tandem_gpu_xids", "Xid errors since the agent started.", labels=["node", "UUID", "xid"]
@@ -199,6 +199,15 @@ class AgentCollector(Collector):
             for code, count in list(board.xids.items()):
                 xids.add_metric([self.node, uuid, str(code)], count)
         yield xids
+        ecc = CounterMetricFamily(
+            "tandem_gpu_ecc_uncorrected_errors",
+            "Errors of the GPU's memory that ECC could not correct, since the driver was loaded.",
+            labels=["node", "UUID"],
+        )
+        for gpu in gpus:
+            if gpu.ecc_uncorrected_errors:
+                ecc.add_metric([self.node, gpu.uuid], gpu.ecc_uncorrected_errors)
+        yield ecc
         errors = CounterMetricFamily(
             "tandem_agent_nvml_errors", "Calls of NVML that failed.", labels=["call", "code"]
         )

@@ -1,6 +1,7 @@
 """Simulated GPUs: a stand-in for NVML's library, driven by a text file, and a /proc to match."""
 
 from node_agent.stub.stub import (
+    LIBRARY,
     STATE_VARIABLE,
     FakeProc,
     StubError,
@@ -14,6 +15,7 @@ from node_agent.stub.stub import (
 )
 
 __all__ = [
+    "LIBRARY",
     "STATE_VARIABLE",
     "FakeProc",
     "StubError",

@@ -253,6 +253,7 @@ class GPU(Message):
     """One GPU of a node as its agent sees it.
 
     `shares` is 0 where nothing may be placed on it, and `shares_reason` says why.
+    `ecc_uncorrected_errors` counts since the driver was loaded.
     """
 
     uuid: str
@@ -267,6 +268,7 @@ class GPU(Message):
     memory_activity_percent: Percent | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    ecc_uncorrected_errors: Count | None = None
     mig: bool | None = None
     mps: bool | None = None
     compute_mode: str | None = None

@@ -27,7 +27,7 @@ class Pods(dict):
 @pytest.fixture
 def registry(driver, proc):
     """Two pods of one job and one pod of nobody's job on a GPU that had an Xid."""
-    driver.state.gpus = [StubGpu("GPU-a", gpm=0.5)]
+    driver.state.gpus = [StubGpu("GPU-a", gpm=0.5, ecc=3), StubGpu("GPU-b", ecc=0)]
     driver.state.processes = [StubProcess(0, 10 + i, (i + 1) * GIB, sm=10) for i in range(3)]
     uids = [f"00000000-1111-2222-3333-{i:012x}" for i in range(3)]
     for i, uid in enumerate(uids):
@@ -68,6 +68,9 @@ def test_gpu(registry):
     assert registry.get_sample_value("tandem_gpu_memory_foreign_bytes", labels) == 3 * GIB
     assert registry.get_sample_value("tandem_gpu_healthy", labels) == 0
     assert registry.get_sample_value("tandem_gpu_xids_total", {**labels, "xid": "79"}) == 1
+    ecc = "tandem_gpu_ecc_uncorrected_errors_total"
+    assert registry.get_sample_value(ecc, labels) == 3
+    assert registry.get_sample_value(ecc, {**labels, "UUID": "GPU-b"}) is None, "none to tell of"
     busy = registry.get_sample_value("tandem_gpu_utilisation_ratio", {**labels, "source": "gpm"})
     assert busy == pytest.approx(0.15), "not mixed with the first reading, which was by samples"
 
@@ -77,8 +80,9 @@ def test_node(registry):
         return registry.get_sample_value(f"tandem_node_{name}", {"node": "n0", **labels})
 
     assert value("gpus", state="in_use") == 1
-    assert value("gpus", state="idle") == 0
-    assert value("busy_gpus") == value("utilisation_ratio") == pytest.approx(0.15)
+    assert value("gpus", state="idle") == 1
+    assert value("busy_gpus") == pytest.approx(0.15)
+    assert value("utilisation_ratio") == pytest.approx(0.075)
     assert value("memory_bytes", kind="jobs") == 3 * GIB
     assert value("memory_bytes", kind="foreign") == 3 * GIB
     assert value("memory_bytes", kind="used") == 6 * GIB

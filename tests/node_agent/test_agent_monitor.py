@@ -284,6 +284,12 @@ def test_memory_repair(node, driver, trouble):
     assert "memory" in gpu.health_reason
 
 
+@pytest.mark.parametrize("errors", [None, 0, 2])
+def test_ecc_errors_are_told_where_the_board_counts_them(node, driver, errors):
+    driver.state.gpus = [StubGpu("GPU-a", ecc=errors)]
+    assert node().run(2).gpus[0].ecc_uncorrected_errors == errors
+
+
 @pytest.mark.parametrize(
     ("board", "reason"),
     [({"mig": 1}, "MIG"), ({"mode": 3}, "ExclusiveProcess"), ({"mode": 2}, "Prohibited")],
@@ -481,13 +487,15 @@ def check_absent_not_zero(status, driver):
             assert gpu.temperature_celsius == 40
         if gpu.power_watts is not None:
             assert gpu.power_watts == 70
+        if gpu.ecc_uncorrected_errors is not None:
+            assert gpu.ecc_uncorrected_errors == 3
         for use in gpu.pods:
             if use.memory_bytes is not None:
                 assert use.memory_bytes == 4 * GIB
 
 
 def busy_pair(driver, proc):
-    driver.state.gpus = [StubGpu("GPU-a", gpm=0.5), StubGpu("GPU-b")]
+    driver.state.gpus = [StubGpu("GPU-a", gpm=0.5, ecc=3), StubGpu("GPU-b", ecc=3)]
     driver.state.processes = [StubProcess(0, 7, 4 * GIB, sm=50), StubProcess(1, 8, 4 * GIB, sm=50)]
     proc.add(7, uid(1))
     proc.add(8, uid(2))
