@@ -11,7 +11,7 @@ from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
 from node_agent.pods import PodDirectory
-from node_agent.tenant import UTILISATION_HALF_LIFE_S, Tenant
+from node_agent.tenant import Tenant
 from node_agent.windows import Ewma
 from tandem.contracts.resources import GPU, Health, PodUse
 
@@ -48,7 +48,7 @@ class Board:
         self.xids: Counter[int] = Counter()
         self.full = FullTimes(settings.guard)
         self._settings = settings
-        self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+        self._utilisation = Ewma(self._settings.utilisation_half_life_s)
         #: None until the driver has told.
         self._foreign: list[Process] | None = None
         self._unresolved: dict[int, float] = {}
@@ -60,7 +60,7 @@ class Board:
         """Let everything that was read be absent: the GPU cannot be read now."""
         self.memory, self.load, self.sensors, self.mps = None, None, None, None
         self._foreign = None
-        self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+        self._utilisation = Ewma(self._settings.utilisation_half_life_s)
         for tenant in self.tenants.values():
             tenant.memory = None
 
@@ -95,7 +95,7 @@ class Board:
         before, self.load = self.load, self.gpu.load()
         # Sources measure different things: an average over two of them would be neither.
         if self.load is None or before is None or before.source != self.load.source:
-            self._utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+            self._utilisation = Ewma(self._settings.utilisation_half_life_s)
         if self.load is not None:
             self._utilisation.update(now_s, self.load.percent)
         self.sensors = self.gpu.sensors()
@@ -127,7 +127,7 @@ class Board:
         for uid, held in memory.items():
             if uid not in self.tenants:
                 capacity = max(1, round(self._settings.window_s / self._settings.memory_interval_s))
-                self.tenants[uid] = Tenant(uid, self._settings.window_s, capacity)
+                self.tenants[uid] = Tenant(uid, self._settings, capacity)
             self.tenants[uid].take_memory(before_s, now_s, held)
         for uid in self._pids.keys() - by_pod.keys():
             self.tenants[uid].has_left()

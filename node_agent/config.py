@@ -78,7 +78,8 @@ class AgentSettings(_Settings):
     """All settings of one agent.
 
     `interval_s` is the time between full readings, `memory_interval_s` between readings of memory,
-    by process where it has changed; `window_s` is how far back the fits of memory look.
+    by process where it has changed; `window_s` is how far back the fits of memory look. Utilisation
+    is told as an average that forgets half in `utilisation_half_life_s`.
     `canary` is the folder in which a container without GPUs has left what it saw.
     """
 
@@ -86,6 +87,7 @@ class AgentSettings(_Settings):
     interval_s: Seconds = 1.0
     memory_interval_s: Seconds = 0.1
     window_s: Seconds = 300.0
+    utilisation_half_life_s: Seconds = 10.0
     shares: Annotated[int, Field(ge=1, le=64)] = 2
     proc: Path = Path("/proc")
     canary: Path | None = None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from node_agent.activity import Activity, fit_activity
+from node_agent.config import AgentSettings
 from node_agent.nvml import Sample
 from node_agent.pods import PodInfo
 from node_agent.windows import ChangeSeries, Ewma, MemoryFit, Series, fit_memory
 from tandem.contracts.resources import PodUse
 
-#: Utilisation is told as an average that forgets half in this time.
-UTILISATION_HALF_LIFE_S = 10.0
 #: The fits are made again when they are older than this.
 FIT_EVERY_S = 10.0
 #: Samples of utilisation that activity is read from: 1/6 s to 1 s each.
@@ -19,13 +18,13 @@ ACTIVITY_SAMPLES = 600
 class Tenant:
     """The windows of one pod on one GPU. `last_seen_s` is when it last had a process there."""
 
-    def __init__(self, uid: str, window_s: float, memory_changes: int) -> None:
+    def __init__(self, uid: str, settings: AgentSettings, memory_changes: int) -> None:
         self.uid = uid
         self.memory: int | None = None
         self.memory_peak: int | None = None
         self.last_seen_s = 0.0
-        self.utilisation = Ewma(UTILISATION_HALF_LIFE_S)
-        self._memory = ChangeSeries(window_s, memory_changes)
+        self.utilisation = Ewma(settings.utilisation_half_life_s)
+        self._memory = ChangeSeries(settings.window_s, memory_changes)
         self._activity = Series(ACTIVITY_SAMPLES)
         self._last_sample_s = 0.0
         self._fitted_s = float("-inf")
@@ -46,7 +45,7 @@ class Tenant:
     def has_left(self) -> None:
         """Note that it has no process any more; what was observed of it stays."""
         self.memory = 0
-        self.utilisation = Ewma(UTILISATION_HALF_LIFE_S)
+        self.utilisation = Ewma(self.utilisation.half_life_s)
 
     def take_samples(self, samples: tuple[Sample, ...]) -> None:
         """Take the GPU's own samples: this pod is alone on it, so they are its own."""

@@ -66,12 +66,20 @@ class Move:
     cost_gib: float
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a gang stays where it is; of nobody in particular where `key` is None."""
+
+    why: str
+    key: Key | None = None
+
+
 @dataclass(slots=True)
 class Looked:
-    """What a look has come to: moves, GPUs that take nobody else (and why), all averages."""
+    """What a look has come to: moves, GPUs that take nobody else (and why nobody leaves them)."""
 
     moves: list[Move] = field(default_factory=list)
-    closed: dict[GpuKey, str] = field(default_factory=dict)
+    closed: dict[GpuKey, tuple[Obstacle, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,7 +97,7 @@ class Adjuster:
         self._settings = settings
         self._levels: dict[GpuKey, _Level] = {}
         self._moved: dict[Key, tuple[float, float]] = {}  # when, and at which slowdown
-        self._closed: dict[GpuKey, str] = {}
+        self._closed: dict[GpuKey, tuple[Obstacle, ...]] = {}
         self._settled: set[Key] = set()  # their move did not help: not again
         self._moves_s: deque[float] = deque()
         self._for_s: dict[str, deque[float]] = {}  # moves of others for a namespace's sake
@@ -177,11 +185,12 @@ class Adjuster:
         has_place: Callable[[Resident, SharedGpu], bool],
         left_gib: float,
         now_s: float,
-    ) -> tuple[Move | None, str]:
-        """Return who leaves a GPU that is over the bound, or why nobody does."""
+    ) -> tuple[Move | None, tuple[Obstacle, ...]]:
+        """Return who leaves a GPU that is over the bound, or what keeps each who is on it."""
         s = self._settings
         if s.max_moves_per_hour <= self._within_hour(self._moves_s, now_s):
-            return None, f"{s.max_moves_per_hour} job(s) have been moved within the hour"
+            made = f"{s.max_moves_per_hour} job(s) have been moved within the hour"
+            return None, (Obstacle(made),)
         sufferers = sorted(
             (
                 r
@@ -190,28 +199,29 @@ class Adjuster:
             ),
             key=lambda r: (not r.measured, -(r.slowdown or 0.0), r.key),
         )
-        why = "nobody there is known to suffer now"
-        order = sorted(gpu.residents, key=lambda r: (not r.outgrew, r.cost_gib, r.key))
-        for resident in order:
+        if not sufferers:
+            return None, (Obstacle("nobody there is known to suffer now"),)
+        obstacles = []
+        for resident in sorted(gpu.residents, key=lambda r: (not r.outgrew, r.cost_gib, r.key)):
             sufferer = next((s for s in sufferers if self._may_ask(s, resident, now_s)), None)
             if sufferer is None:
-                why = f"what {_name(resident)}'s neighbours say of themselves moves nobody else"
-                continue
-            obstacle = self._stays(resident, now_s)
+                obstacle = "what its neighbours say of themselves moves nobody else"
+            else:
+                obstacle = self._stays(resident, now_s)
             if not obstacle and resident.cost_gib > left_gib:
                 obstacle = f"its move would cost {resident.cost_gib:.0f} GiB, {left_gib:.0f} left"
             if not obstacle and not has_place(resident, gpu):
                 obstacle = "there is no better place for it"
-            if obstacle:
-                why = f"{_name(resident)} stays: {obstacle}"
+            if obstacle or sufferer is None:
+                obstacles.append(Obstacle(obstacle, resident.key))
                 continue
             beside = tuple(sorted({r.key for r in gpu.residents} - {resident.key}))
             slowdown = sufferer.slowdown or 0.0
             return Move(
                 resident.key, gpu.at, beside, sufferer.key, slowdown, sufferer.measured,
                 resident.cost_gib,
-            ), ""  # fmt: skip
-        return None, why
+            ), ()  # fmt: skip
+        return None, tuple(obstacles)
 
     def _may_ask(self, sufferer: Resident, resident: Resident, now_s: float) -> bool:
         """Say whether `resident` may be moved for the sake of `sufferer`."""
@@ -239,7 +249,3 @@ class Adjuster:
         while times and times[0] < now_s - _HOUR_S:
             times.popleft()
         return len(times)
-
-
-def _name(resident: Resident) -> str:
-    return "/".join(resident.key)

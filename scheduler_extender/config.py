@@ -139,11 +139,14 @@ class LearningConfig(Section):
     somebody is moved; below `clear_interference` all is well again. `max_migration_cost_gib` bounds
     what the moves of one look save and load, `rest_s` is the time between two moves of one job,
     `max_moves_of_others_per_hour` how many jobs of others are moved for one namespace's sake.
-    `pairs_per_namespace`: bad pairs that are remembered by one namespace's word.
+    `pairs_per_namespace`: bad pairs that are remembered by one namespace's word. After its
+    neighbours have left, what an agent tells of a pod counts as its time alone `settle_s` later:
+    twice the half-life of the agents' averages.
     """
 
     mode: Literal["act", "report", "off"] = "act"
     every_s: Seconds = 10.0
+    settle_s: Seconds = 20.0
     weight_of_past: Annotated[float, Field(gt=0, lt=1)] = 0.7
     max_interference: Annotated[float, Field(gt=0)] = 0.35
     clear_interference: Annotated[float, Field(ge=0)] = 0.25

@@ -123,10 +123,9 @@ class Pairs:
         said = [(w[namespace].at_s, pair) for pair, w in self._words.items() if namespace in w]
         for _, pair in sorted(said)[: max(0, len(said) - self._per_namespace)]:
             self._forget(pair, namespace)
-        every = sum(len(words) for words in self._words.values())
-        if every > _MOST:
-            oldest = min((word.at_s, pair, name) for pair, name, word in self._all())
-            self._forget(oldest[1], oldest[2])
+        every = sorted((word.at_s, pair, name) for pair, name, word in self._all())
+        for _, pair, name in every[: max(0, len(every) - _MOST)]:
+            self._forget(pair, name)
 
     def _forget(self, pair: Pair, namespace: str) -> None:
         del self._words[pair][namespace]
@@ -148,14 +147,18 @@ class Pairs:
         ]
 
     def merge(self, rows: list[list[Any]]) -> None:
-        """Take in stored words; of two on the same pair and namespace the newer counts."""
-        added = False
+        """Take in stored words; of two on the same pair and namespace the newer counts.
+
+        What has been forgotten here may stand there still: nobody gets more words by that.
+        """
+        before = list(self._all())
         for own, beside, namespace, slowdown, measured, at_s in rows:
             words: Mapping[str, Word] = self._words.get((own, beside), {})
             known = words.get(namespace)
             if known is None or round(known.at_s) < at_s:
                 word = Word(float(slowdown), bool(measured), float(at_s))
                 self._words.setdefault((own, beside), {})[namespace] = word
-                added = True
-        if added:
+        for namespace in {name for _, name, _ in self._all()}:
+            self._trim(namespace)
+        if list(self._all()) != before:
             self._changed()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import permutations
 
 from scheduler_extender import lifecycle
-from scheduler_extender.adjusting import Adjuster, Looked, Move, Resident, SharedGpu
+from scheduler_extender.adjusting import Adjuster, Looked, Move, Obstacle, Resident, SharedGpu
 from scheduler_extender.avoiding import Avoiding
 from scheduler_extender.books import Books
 from scheduler_extender.cluster_view import ClusterView
@@ -78,7 +78,7 @@ class Learning:
         self._pipeline = pipeline
         self._clock = clock
         self._tell = tell
-        self._watch = Watch()
+        self._watch = Watch(settings.settle_s)
         self._sharing = Sharing(self._watch, books.memory)
         self._adjuster = Adjuster(settings)
         self._outofmemory = OutOfMemories(writer, registry, clock)
@@ -220,18 +220,20 @@ class Learning:
         if acts:
             self._state.close_gpus(frozenset(closed))
         residents = {gpu.at: gpu.residents for gpu in gpus}
+        said: dict[GpuKey, str] = {}
         for at, why in closed.items():
             for sufferer, other in permutations(residents[at], 2):
                 slowdown = sufferer.slowdown or 0.0
                 if acts and slowdown > self._bound:
                     self._part(sufferer.key, other.key, slowdown, sufferer.measured, now)
-            if self._said.get(at) != why:
+            said[at] = _in_words(why)
+            if self._said.get(at) != said[at]:
                 self.outcomes[KEPT] += 1
-                log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, why)
-                note = f"suffers on {at[1]}, which takes nobody else now; {why}"
+                log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, said[at])
                 for resident in residents[at]:
+                    told = _in_words(why, resident.key)
+                    note = f"suffers on {at[1]}, which takes nobody else now; {told}"
                     self._decide(resident.key, KEPT, note, now)
-        said = dict(closed)
         for move in self.looked.moves:
             gang = self._registry.gangs.get(move.key)
             if gang is None or self._work.busy(move.key):
@@ -351,6 +353,14 @@ def _kind_of(record: GpuJobRecord) -> str:
     return kind_of_model(record.spec, record.status.load)
 
 
-def _named(key: Key, reader: Key) -> str:
-    """Return what may be said of a job to the owner of another."""
-    return "/".join(key) if key[0] == reader[0] else "a job of another namespace"
+def _named(key: Key, reader: Key | None) -> str:
+    """Return what may be said of a job to the owner of another; all, to an operator."""
+    return "/".join(key) if reader is None or key[0] == reader[0] else "a job of another namespace"
+
+
+def _in_words(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:
+    """Say why nobody leaves a GPU, what keeps each."""
+    return "; ".join(
+        each.why if each.key is None else f"{_named(each.key, reader)} stays: {each.why}"
+        for each in obstacles
+    )

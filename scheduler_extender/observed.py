@@ -15,8 +15,6 @@ from tandem.contracts.learning import Means, ObservedSlowdown, Reference
 from tandem.contracts.resources import GPU, PodUse
 from tandem.policy.equations.observed import observed_slowdown
 
-#: After its neighbours have left or come, a pod's averages still know the time before.
-SETTLE_S = 20.0
 #: A GPU that is busy for less than this slows nobody down.
 CONTENDED_PERCENT = 70.0
 #: Utilisation below this is too coarse to compare.
@@ -77,9 +75,13 @@ class Watched:
 
 
 class Watch:
-    """All pods that the agents report, by uid and GPU."""
+    """All pods that the agents report, by uid and GPU.
 
-    def __init__(self) -> None:
+    After its neighbours have left or come, a pod's averages know the time before for `settle_s`.
+    """
+
+    def __init__(self, settle_s: float) -> None:
+        self._settle_s = settle_s
         self.pods: dict[tuple[str, GpuKey], Watched] = {}
         self.shared: dict[GpuKey, frozenset[str]] = {}  # GPUs with two pods or more: their uids
         self._of_node: dict[str, set[tuple[str, GpuKey]]] = {}
@@ -107,7 +109,7 @@ class Watch:
                 if watched is None:
                     watched = self.pods[key] = Watched(uid, at, gpu.model, use)
                     watched.since_s = watched.seen_s = record.observed_at_s
-                _take(watched, use, gpu, others, record.observed_at_s)
+                self._take(watched, use, gpu, others, record.observed_at_s)
         self._drop(self._of_node.get(record.name, set()) - seen)
         self._of_node[record.name] = seen
 
@@ -121,30 +123,31 @@ class Watch:
             if len(self.shared.get(key[1], frozenset()) - {key[0]}) < 2:
                 self.shared.pop(key[1], None)
 
+    def _take(
+        self, watched: Watched, use: PodUse, gpu: GPU, others: frozenset[str], at_s: float
+    ) -> None:
+        passed = min(max(0.0, at_s - watched.seen_s), LONGEST_S)
+        watched.observed_s += passed
+        for other in watched.others & others:
+            watched.beside[other] = watched.beside.get(other, 0.0) + passed
+        if others != watched.others:
+            watched.others, watched.since_s = others, at_s
+        watched.use, watched.seen_s = use, at_s
+        watched.busy_percent = gpu.utilisation_percent or 0.0
+        rates: dict[Means, float] = {}
+        if use.iterations_per_second is not None:
+            rates[Means.PROGRESS] = use.iterations_per_second
+        comparable = others or gpu.utilisation_source != _SM_ACTIVITY
+        if use.utilisation_percent is not None and comparable:
+            rates[Means.UTILISATION] = use.utilisation_percent
+        watched.now = rates
+        if others or at_s - watched.since_s < self._settle_s:
+            return
+        for means, rate in rates.items():
+            known = watched.solo.get(means, rate)
+            watched.solo[means] = known + _NEWEST * (rate - known)
+
 
 def _runs(use: PodUse) -> bool:
     """Tell a pod of ours that is there from one that has left, and from strangers."""
     return bool(use.uid) and not use.foreign and use.memory_bytes != 0
-
-
-def _take(watched: Watched, use: PodUse, gpu: GPU, others: frozenset[str], at_s: float) -> None:
-    passed = min(max(0.0, at_s - watched.seen_s), LONGEST_S)
-    watched.observed_s += passed
-    for other in watched.others & others:
-        watched.beside[other] = watched.beside.get(other, 0.0) + passed
-    if others != watched.others:
-        watched.others, watched.since_s = others, at_s
-    watched.use, watched.seen_s = use, at_s
-    watched.busy_percent = gpu.utilisation_percent or 0.0
-    rates: dict[Means, float] = {}
-    if use.iterations_per_second is not None:
-        rates[Means.PROGRESS] = use.iterations_per_second
-    comparable = others or gpu.utilisation_source != _SM_ACTIVITY
-    if use.utilisation_percent is not None and comparable:
-        rates[Means.UTILISATION] = use.utilisation_percent
-    watched.now = rates
-    if others or at_s - watched.since_s < SETTLE_S:
-        return
-    for means, rate in rates.items():
-        known = watched.solo.get(means, rate)
-        watched.solo[means] = known + _NEWEST * (rate - known)

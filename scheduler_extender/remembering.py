@@ -123,22 +123,25 @@ class Memory:
 
     def _trim(self, namespace: str) -> None:
         """Forget the kind unseen for longest, of a namespace or of all, beyond what is kept."""
-        own = [key for key in self._runs if key[0] == namespace]
-        for keys, most in ((own, _OF_NAMESPACE), (list(self._runs), _IN_ALL)):
-            if len(keys) > most:
-                del self._runs[min(keys, key=lambda key: self._runs[key].at_s)]
+        for of, most in ((namespace, _OF_NAMESPACE), (None, _IN_ALL)):
+            keys = [key for key in self._runs if of in (None, key[0])]
+            oldest = sorted(keys, key=lambda key: (self._runs[key].at_s, key))
+            for key in oldest[: max(0, len(keys) - most)]:
+                del self._runs[key]
 
     def stored(self) -> list[Any]:
         """Return all runs as JSON."""
         return [[*key, asdict(runs)] for key, runs in self._runs.items()]
 
     def merge(self, rows: list[Any]) -> None:
-        """Take in stored runs; of two of one kind the newer count."""
+        """Take in stored runs; of two of one kind the newer count. Bounded as what is entered."""
         for namespace, kind, gpu_model, values in rows:
             runs = Runs(**values)
             known = self._runs.get((namespace, kind, gpu_model))
             if known is None or known.at_s < runs.at_s:
                 self._runs[namespace, kind, gpu_model] = runs
+        for namespace in {key[0] for key in self._runs}:
+            self._trim(namespace)
 
 
 def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:

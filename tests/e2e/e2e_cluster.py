@@ -135,12 +135,21 @@ class TandemCluster:
 
     # --- what the API server says -------------------------------------------------------------
 
+    def read(self, path: str, **query: str) -> dict[str, Any]:
+        """Read an object or a list: without a process of kubectl's, for it is asked often."""
+        answer: dict[str, Any] = self.plane.http.get(path, params=query).raise_for_status().json()
+        return answer
+
     def pods(self, namespace: str) -> list[dict[str, Any]]:
-        return self.plane.get("pods", "-n", namespace)["items"]
+        return self.read(f"/api/v1/namespaces/{namespace}/pods")["items"]
 
     def pod_of(self, namespace: str, job: str) -> dict[str, Any] | None:
-        pods = self.plane.get("pods", "-n", namespace, "-l", f"job-name={job}")["items"]
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        pods = self.read(path, labelSelector=f"job-name={job}")["items"]
         return pods[0] if pods else None
+
+    def gpujobs(self, namespace: str) -> list[dict[str, Any]]:
+        return self.read(f"/apis/tandem.gpu/v1alpha1/namespaces/{namespace}/gpujobs")["items"]
 
     def running(self, namespace: str, job: str, timeout_s: float = 120.0) -> dict[str, Any]:
         def now() -> dict[str, Any] | None:
@@ -151,12 +160,11 @@ class TandemCluster:
 
     def waiting_reason(self, namespace: str, job: str) -> str:
         """Return why a job waits, once its GPUJob says so."""
+        name = f"job-{job}"
 
         def reason() -> str:
-            jobs = self.plane.get("gpujobs", "-n", namespace)["items"]
-            status = next(
-                (j.get("status") or {} for j in jobs if j["metadata"]["name"] == f"job-{job}"), {}
-            )
+            found = (each for each in self.gpujobs(namespace) if each["metadata"]["name"] == name)
+            status = next((each.get("status") or {} for each in found), {})
             return status.get("message", "") if status.get("reason") == "Waiting" else ""
 
         return wait_until(reason, f"{job} is told why it waits")
@@ -164,7 +172,7 @@ class TandemCluster:
     def holders(self) -> dict[str, list[str]]:
         """Count, from the API server alone, who holds which GPU."""
         found: dict[str, list[str]] = defaultdict(list)
-        for pod in self.plane.get("pods", "-A")["items"]:
+        for pod in self.read("/api/v1/pods")["items"]:
             if pod["status"].get("phase") in ("Succeeded", "Failed"):
                 continue
             devices = (pod["metadata"].get("annotations") or {}).get(DEVICES, "")

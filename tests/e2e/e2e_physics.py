@@ -15,25 +15,32 @@ from tandem.controlplane import wait_until
 GIB = 1 << 30
 ALONE_PERCENT = 90
 #: What the agents of these scenarios do more often than others, so that a test is short.
-AGENT = {"report": {"heartbeat_s": 3.0, "min_interval_s": 2.0}, "guard": {"mode": "evict"}}
+AGENT = {
+    "report": {"heartbeat_s": 2.0, "min_interval_s": 1.0},
+    "guard": {"mode": "evict"},
+    "utilisation_half_life_s": 2.0,
+}
 
 
 class Physics:
-    """One GPU a node; a job's name up to the dash says what it runs.
+    """`nodes` with so many GPUs each; a job's name up to the dash says what it runs.
 
     `slowdown` (own, beside) is how much longer an iteration takes; others are no trouble to each
-    other. `gib` is the memory of each kind, 8 GiB by default.
+    other. `gib` is the memory of each kind, 8 GiB by default; `percent` what it takes of the GPU's
+    time when alone, 90 by default.
     """
 
     def __init__(
         self,
         cluster: TandemCluster,
         folder: Path,
-        nodes: tuple[str, ...],
+        nodes: dict[str, int],
         slowdown: dict[tuple[str, str], float],
     ) -> None:
         self.slowdown = slowdown
         self.gib: dict[str, int] = {}
+        self.percent: dict[str, int] = {}
+        self._gpus = {node: [f"GPU-{node}-{i}" for i in range(n)] for node, n in nodes.items()}
         self._cluster = cluster
         self._stop = threading.Event()
         self._pids: dict[str, int] = {}
@@ -55,7 +62,8 @@ class Physics:
         self._thread.join()
 
     def _write(self, node: str, processes: list[StubProcess]) -> None:
-        state = StubState(gpus=[StubGpu(f"GPU-{node}")], processes=processes)
+        gpus = [StubGpu(uuid) for uuid in self._gpus[node]]
+        state = StubState(gpus=gpus, processes=processes)
         state.write(self._files[node])
 
     def _follow(self) -> None:
@@ -74,7 +82,10 @@ class Physics:
 
     def _processes(self, node: str, pods: list[dict[str, Any]]) -> list[StubProcess]:
         here = {
-            pod["metadata"]["uid"]: pod["metadata"]["labels"]["job-name"].partition("-")[0]
+            pod["metadata"]["uid"]: (
+                pod["metadata"]["labels"]["job-name"].partition("-")[0],
+                self._gpus[node].index(pod["metadata"]["annotations"][DEVICES]),
+            )
             for pod in pods
             if pod["spec"].get("nodeName") == node
             and pod["status"].get("phase") == "Running"
@@ -82,21 +93,22 @@ class Physics:
             and "job-name" in (pod["metadata"].get("labels") or {})
         }
         found = []
-        for uid, kind in sorted(here.items()):
+        for uid, (kind, gpu) in sorted(here.items()):
             if uid not in self._pids:
                 self._pids[uid] = 1000 + len(self._pids)
                 self._procs[node].add(self._pids[uid], uid)
-            others = [other for u, other in here.items() if u != uid]
+            others = [other for u, (other, at) in here.items() if u != uid and at == gpu]
             slower = sum(self.slowdown.get((kind, other), 0.0) for other in others)
-            percent = round(ALONE_PERCENT / (1 + slower))
+            percent = round(self.percent.get(kind, ALONE_PERCENT) / (1 + slower))
             memory = self.gib.get(kind, 8) * GIB
-            found.append(StubProcess(0, self._pids[uid], memory, sm=percent))
+            found.append(StubProcess(gpu, self._pids[uid], memory, sm=percent))
         return found
 
     # --- what is known of jobs ------------------------------------------------------------------
 
     def gpujob(self, namespace: str, job: str) -> dict[str, Any]:
-        return self._cluster.plane.get("gpujob", "-n", namespace, f"job-{job}")["status"]
+        path = f"/apis/tandem.gpu/v1alpha1/namespaces/{namespace}/gpujobs/job-{job}"
+        return self._cluster.read(path).get("status") or {}
 
     def observed(self, namespace: str, job: str) -> dict[str, Any]:
         return self.gpujob(namespace, job).get("observed") or {}

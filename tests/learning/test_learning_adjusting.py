@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from learning_builders import NOW, gpu, resident
 
-from scheduler_extender.adjusting import Adjuster, Looked, SharedGpu
+from scheduler_extender.adjusting import Adjuster, Looked, Obstacle, SharedGpu
 from scheduler_extender.config import LearningConfig
 
 SETTINGS = LearningConfig()
@@ -23,6 +23,11 @@ def looks(
         if looked.moves or looked.closed:
             return looked
     return looked
+
+
+def reasons(looked: Looked, name: str = "g0") -> dict[str, str]:
+    """Return what keeps each on a GPU, by job."""
+    return {each.key[1] if each.key else "": each.why for each in looked.closed["n0", name]}
 
 
 def test_the_cheapest_of_a_bad_pair_is_moved_within_a_minute() -> None:
@@ -59,13 +64,17 @@ def test_a_spike_shorter_than_the_memory_moves_nobody(seed: int) -> None:
         assert not looked.closed
 
 
-def test_what_a_tenant_says_of_itself_moves_nobody_else() -> None:
+@pytest.mark.parametrize("other", ["aa", "zz"])
+def test_what_a_tenant_says_of_itself_moves_nobody_else(other: str) -> None:
+    """Whatever the namespaces are called: of each who stays it is said why."""
     gpus = [gpu(resident("teller", 5.0, "mine", measured=False, stays="it saves no checkpoint"),
-                resident("other", 0.0, "theirs"))]  # fmt: skip
+                resident("other", 0.0, other))]  # fmt: skip
     looked = looks(Adjuster(SETTINGS), gpus)
     assert looked.moves == []
-    assert list(looked.closed) == [("n0", "g0")]
-    assert "moves nobody else" in looked.closed["n0", "g0"]
+    assert reasons(looked) == {
+        "other": "what its neighbours say of themselves moves nobody else",
+        "teller": "it saves no checkpoint",
+    }
 
 
 def test_a_teller_is_moved_itself() -> None:
@@ -93,13 +102,17 @@ def test_who_may_not_be_moved_stays_and_nobody_joins() -> None:
                 resident("b", 0.6, stays="it saves no checkpoint"))]  # fmt: skip
     looked = looks(Adjuster(SETTINGS), gpus)
     assert looked.moves == []
-    assert looked.closed == {("n0", "g0"): "ml/b stays: it saves no checkpoint"}
+    assert list(looked.closed) == [("n0", "g0")]
+    assert reasons(looked) == {"a": "it saves no checkpoint", "b": "it saves no checkpoint"}
 
 
 def test_no_better_place_is_no_move() -> None:
     looked = looks(Adjuster(SETTINGS), [gpu(resident("a", 0.6), resident("b", 0.6))], place=False)
     assert looked.moves == []
-    assert "no better place" in looked.closed["n0", "g0"]
+    assert looked.closed["n0", "g0"] == (
+        Obstacle("there is no better place for it", ("ml", "a")),
+        Obstacle("there is no better place for it", ("ml", "b")),
+    )
 
 
 def test_the_moves_of_one_look_stay_within_the_budget() -> None:
@@ -109,7 +122,8 @@ def test_the_moves_of_one_look_stay_within_the_budget() -> None:
     ]
     looked = looks(Adjuster(SETTINGS), gpus)
     assert len(looked.moves) == 1
-    assert all("50 GiB, 30 left" in why for why in looked.closed.values())
+    for _, name in looked.closed:
+        assert all("50 GiB, 30 left" in why for why in reasons(looked, name).values())
 
 
 def test_the_worse_half_is_looked_at() -> None:
@@ -130,7 +144,7 @@ def test_a_move_that_did_not_help_is_not_repeated() -> None:
     ]
     looked = looks(adjuster, again, start_s=later)
     assert looked.moves == []
-    assert "c stays" in looked.closed["n0", "g1"]
+    assert reasons(looked, "g1") == {"a": "its last move did not help", "c": "no checkpoint"}
 
 
 def test_between_two_moves_of_a_job_lies_a_rest() -> None:

@@ -67,6 +67,20 @@ def test_a_flood_drowns_nobody_elses_memory() -> None:
     assert not allowed(pairs, job("bert", "other"), job("resnet"))
 
 
+def test_what_was_forgotten_does_not_come_back_from_where_it_is_kept() -> None:
+    pairs = Pairs(8)
+    pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
+    kept = pairs.stored()
+    for number in range(30):
+        pairs.enter(f"k{number}", f"m{number}", "flood", 9.0, NOW + number, measured=False)
+        pairs.merge(kept)
+        kept = pairs.stored()
+    assert sorted(row[0] for row in kept) == ["bert", *(f"k{number}" for number in range(22, 30))]
+    version = pairs.version
+    pairs.merge([*kept, ["k0", "m0", "flood", 9.0, False, NOW]])
+    assert (pairs.version, len(pairs)) == (version, 9)
+
+
 def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
     pairs = Pairs()
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)

@@ -3,6 +3,7 @@
 import pytest
 from learning_builders import report, use
 
+from scheduler_extender.config import LearningConfig
 from scheduler_extender.observed import Watch, Watched
 from tandem.contracts.learning import Means, Reference
 
@@ -15,7 +16,7 @@ def watched(watch: Watch, uid: str) -> Watched:
 
 def alone_then_beside(busy: float = 100.0, **beside: float) -> Watch:
     """`a` alone for two minutes at 90 % and 2 iterations/s, then beside `b`."""
-    watch = Watch()
+    watch = Watch(LearningConfig().settle_s)
     for at in range(0, 130, 10):
         watch.take(report(at, 90, use("a", 90, 2.0)))
     watch.take(report(130, busy, use("a", **beside), use("b", 44)))
@@ -60,7 +61,7 @@ def test_alone_again_but_the_averages_still_know_the_neighbour() -> None:
 
 
 def test_a_neighbour_that_has_left_is_none_and_a_stranger_is_one() -> None:
-    watch = Watch()
+    watch = Watch(LearningConfig().settle_s)
     watch.take(report(0, 90, use("a", 90), use("gone", 0, memory=0)))
     assert watched(watch, "a").others == frozenset()
     watch.take(report(10, 90, use("a", 90), {"foreign": True, "memoryBytes": 5}))

@@ -100,6 +100,9 @@ def test_a_namespace_forgets_its_own_and_a_restart_forgets_nothing() -> None:
     again = Memory()
     again.merge(memory.stored())
     assert sorted(again.stored(), key=str) == sorted(memory.stored(), key=str)
+    again.enter("flood", seen(20, kind="image:new"), NOW + 300)
+    again.merge(memory.stored())
+    assert len(again) == 65
 
 
 def test_feedback_needs_a_model_and_a_time_alone() -> None:

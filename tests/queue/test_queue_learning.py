@@ -6,6 +6,7 @@ from queue_builders import GIB
 from test_queue_controller import run
 from test_queue_preemption import Training
 
+from scheduler_extender.api import explanation
 from scheduler_extender.jobs import rfc3339
 from tandem.kube.resource import GPU_NODES, JOBS, PODS
 from tandem.policy.catalog import load_profile
@@ -22,6 +23,7 @@ class Sharing(Training):
         self.percent: dict[str, float] = {}  # by job; when alone 90
         self.told: dict[str, float] = {}
         self.peak: dict[str, int] = {}
+        self.out_of_memory: list[dict] = []
         self.jobs: list[str] = []
 
     async def predict(self, namespace, demand, gpu):
@@ -65,7 +67,7 @@ class Sharing(Training):
             gpus.append({"uuid": uuid, "index": index, "model": "NVIDIA A100", "shares": 2,
                          "memoryBytes": 80 * GIB, "utilisationPercent": 100.0 if uses else 0.0,
                          "utilisationSource": "samples", "pods": uses})  # fmt: skip
-        status = {"observedAt": rfc3339(self.now), "gpus": gpus}
+        status = {"observedAt": rfc3339(self.now), "gpus": gpus, "outOfMemory": self.out_of_memory}
         self.api.patch(GPU_NODES, "n0", {"status": status}, subresource="status")
 
     async def live(self, seconds: float) -> None:
@@ -83,6 +85,22 @@ class Sharing(Training):
         self.set_phase(self.pods_of(job)[0]["metadata"]["name"], "Succeeded")
         done = {"conditions": [{"type": "Complete", "status": "True"}]}
         self.api.patch(JOBS, job, {"status": done}, "default", subresource="status")
+
+    def runs_out(self, job: str, held_gib: int, blamed: tuple[str, int] | None = None) -> None:
+        """Let a container fail for want of GPU memory, as the agent infers it."""
+
+        def named(job: str) -> dict:
+            (pod,) = self.pods_of(job)
+            meta = pod["metadata"]
+            return {"namespace": "default", "pod": meta["name"], "uid": meta["uid"]}
+
+        failed = {"container": "main", "exitCode": 1, "endedAt": rfc3339(self.now)}
+        held = {"gpu": self.gpu_of(job), "memoryBytes": held_gib * GIB}
+        one = named(job) | failed | held
+        if blamed is not None:
+            grown = {"memoryBytes": blamed[1] * GIB, "predictedBytes": 12 * GIB}
+            one["blamed"] = named(blamed[0]) | grown
+        self.out_of_memory.append(one)
 
     def gpu_of(self, job: str) -> str:
         (pod,) = self.pods_of(job)
@@ -184,5 +202,70 @@ def test_memory_that_is_measured_counts_while_it_runs_and_its_end_is_told_once()
         assert (told.model, told.batch_size, told.memory_peak_bytes) == ("a", 32, 60 * GIB)
         assert told.utilisation_percent == 90.0
         assert cluster.status("a")["observed"]["remembered"]
+
+    run(scenario)
+
+
+def test_who_outgrew_its_prediction_answers_for_a_failure_for_want_of_memory() -> None:
+    cluster = Sharing()
+
+    async def scenario() -> None:
+        await paired(cluster)
+        before = {job: cluster.status(job)["load"] for job in ("a", "b")}
+        cluster.runs_out("a", 12, blamed=("b", 60))
+        await cluster.live(20)
+        assert cluster.status("a")["load"] == before["a"]
+        after = cluster.status("b")["load"]
+        assert after["memoryP95Bytes"] == 66 * GIB  # what it held, and a tenth
+        assert after["memorySource"] == "observed"
+        (told,) = [d for d in cluster.status("b")["decisions"] if d["what"] == "OutOfMemory"]
+        assert "(inferred); held 60.0 GiB, asks for 66.0 GiB from now on" in told["why"]
+        assert all(d["what"] != "OutOfMemory" for d in cluster.status("a")["decisions"])
+
+    run(scenario)
+
+
+def test_where_nobody_outgrew_the_one_that_failed_asks_for_more_once() -> None:
+    cluster = Sharing()
+
+    async def scenario() -> None:
+        await paired(cluster)
+        cluster.runs_out("a", 79)
+        await cluster.live(60)  # the agent tells of it again and again
+        load = cluster.status("a")["load"]
+        assert load["memoryP95Bytes"] == 80 * GIB  # no more than the GPU has
+        told = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
+        assert len(told) == 1
+
+    run(scenario)
+
+
+def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> None:
+    cluster = Sharing()
+    cluster.percent = {"a": 56.25, "b": 80.0}
+
+    async def scenario() -> None:
+        await paired(cluster, a=MODEL, b=MODEL)
+        await cluster.live(60)
+        (pod,) = cluster.pods_of("a")
+        record = cluster.state.pod_named("default", pod["metadata"]["name"])
+        assert record is not None
+        told = explanation(cluster.state, load_profile("tandem").pipeline(), record)
+        (here,) = told["here"]
+        assert here["gpu"] == cluster.gpu_of("a")
+        says = {each["constraint"]: (each["allows"], each["says"]) for each in here["constraints"]}
+        assert says["memory_capacity"][0]
+        assert "GiB" in says["memory_capacity"][1]
+        assert says["memory_collision"][0]
+        assert "0.1" in says["memory_collision"][1]  # the bound
+        assert set(here["scores"]) == {"horus_cost", "in_use_first"}
+        assert told["prediction"]["memorySource"] == "formula"
+        assert told["observed"]["slowdown"]["value"] == 0.6
+        assert told["observed"]["slowdown"]["reference"] == "solo"
+        kept, placed = told["decisions"][0], told["decisions"][-1]
+        assert (kept["what"], placed["what"]) == ("Kept", "Placed")
+        assert "saves no checkpoint" in kept["why"]
+        assert "memory_capacity" in placed["why"]
+        assert "predicted:" in placed["why"]
 
     run(scenario)
