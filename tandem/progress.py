@@ -7,41 +7,51 @@ is used, so that the file can be copied into an image that does not have Tandem.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 #: Where the agent listens (`http://HOST_IP:9405`), and the token that says which pod we are.
-AGENT_URL = "TANDEM_AGENT_URL"
-TOKEN_FILE = "TANDEM_TOKEN_FILE"  # noqa: S105 - the name of a variable
+AGENT_URL, TOKEN_FILE = "TANDEM_AGENT_URL", "TANDEM_TOKEN_FILE"
 TOKEN_PATH = "/var/run/secrets/tandem.gpu/token"  # noqa: S105 - a path
-EVERY_S = 10.0
-TIMEOUT_S = 2.0
+EVERY_S, TIMEOUT_S = 10.0, 2.0
 
-_count = 0
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
-#: Called at each step; `profile` listens here.
-listeners: list[Callable[[], None]] = []
+_done, _thread, _lock = 0, None, threading.Lock()
+listeners: list[Any] = []  # called at each step; `profile` listens here
 
 
 def step(iterations: int = 1) -> None:
     """Note that `iterations` more are done; returns at once, never fails."""
-    global _count, _thread
+    global _done, _thread
     with _lock:
-        _count += iterations
-        agent = os.environ.get(AGENT_URL)
-        if _thread is None and agent:
-            _thread = threading.Thread(target=_tell, args=[agent], name="tandem", daemon=True)
+        _done += iterations
+        if _thread is None and os.environ.get(AGENT_URL):
+            _thread = threading.Thread(target=_tell, name="tandem", daemon=True)
             _thread.start()
     for listener in listeners:
         listener()
+
+
+def _tell() -> None:
+    told, since = 0, time.monotonic()
+    while True:
+        time.sleep(EVERY_S)
+        done, now = _done, time.monotonic()
+        with suppress(Exception):  # away, refused, no token: never the job's trouble
+            _post({"iterations": done - told, "seconds": now - since})
+        told, since = done, now
+
+
+def _post(body: dict[str, float]) -> None:
+    token = Path(os.environ.get(TOKEN_FILE, TOKEN_PATH)).read_text().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    url = os.environ[AGENT_URL].rstrip("/") + "/v1/progress"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - the cluster's own
+    urllib.request.urlopen(request, timeout=TIMEOUT_S).close()  # noqa: S310 - as above
 
 
 def profile() -> AbstractContextManager[Any]:
@@ -51,27 +61,3 @@ def profile() -> AbstractContextManager[Any]:
     except ImportError:  # this file alone, in an image without Tandem
         return nullcontext()
     return recording(listeners)
-
-
-def _tell(agent: str) -> None:
-    global _count
-    began = time.monotonic()
-    while True:
-        time.sleep(EVERY_S)
-        now = time.monotonic()
-        with _lock:
-            done, _count = _count, 0
-        try:
-            _post(agent, {"iterations": done, "seconds": now - began})
-        except (OSError, ValueError) as error:  # away, refused, no token: never the job's trouble
-            logging.getLogger(__name__).debug("progress not told error=%r", str(error))
-        began = now
-
-
-def _post(agent: str, body: dict[str, float]) -> None:
-    token = Path(os.environ.get(TOKEN_FILE, TOKEN_PATH)).read_text()
-    headers = {"Authorization": f"Bearer {token.strip()}", "Content-Type": "application/json"}
-    url = agent.rstrip("/") + "/v1/progress"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - the URL is the cluster's own
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310 - as above
-        pass
