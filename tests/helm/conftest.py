@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from helm_cluster import ChartCluster
-from helm_render import Helm, Object, render, run_helm
+from helm_render import RETRAINING, Helm, Object, render, run_helm
 
 from tandem.controlplane import binaries
 
@@ -18,8 +18,8 @@ def helm() -> Helm:
 
 @pytest.fixture(scope="session")
 def rendered() -> list[Object]:
-    """The chart with its defaults, where the Prometheus operator is installed."""
-    return render("--api-versions", "monitoring.coreos.com/v1")
+    """The chart with its defaults and retraining, where the Prometheus operator is installed."""
+    return render("--api-versions", "monitoring.coreos.com/v1", *RETRAINING)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,13 @@ from tandem.controlplane import binaries
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "tandem"
 
+#: What else the chart may make.
+RETRAINING = (
+    "--set", "predictor.retraining.enabled=true",
+    "--set", "predictor.retraining.image=registry.example/tandem-train:1",
+    "--set", "predictor.artifactsClaim=models",
+)  # fmt: skip
+
 Object = dict[str, Any]
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
