@@ -193,7 +193,7 @@ class _Round:
                     if names
                     else "waits for GPUs being given up"
                 )
-            answer.waiting.append(Waiting(start, position, why))
+            answer.waiting.append(Waiting(start, position, why, coming=index in self._starts))
             position += 1
         # Nobody is stopped for nothing: only for who starts there, or for a better place.
         moves = sorted(self._moves - asked)

@@ -79,11 +79,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A start that waits; `position` counts from 0, `why` is said where the round knows it."""
+    """A start that waits; `position` counts from 0, `why` is said where the round knows it.
+
+    `coming`: it has its place, and waits only until others have left it.
+    """
 
     start: Start
     position: int
     why: str = ""
+    coming: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class _QuotaRound:
                 if waiting.start is claim.start:
                     why = f"{waiting.why}; " if waiting.why else ""
                     why += f"waits for {names} to give up its GPUs"
-                    answer.waiting[place] = replace(waiting, why=why)
+                    answer.waiting[place] = replace(waiting, why=why, coming=True)
 
     def _claims(self, answer: Answer, free: list[Key]) -> list[_Claim]:
         """Return claims of those that wait, each with victims of its own, the least deserving."""

@@ -80,8 +80,11 @@ class Rounds:
         self._settings = settings
         self._clock = clock
         self._slice_ends_s = 0.0
+        self._ripe_s = np.inf  # when the next gang has had its minimum run
         # GPUs (node, UUID) of plans that are being written: no snapshot shows them yet.
         self._promised: dict[Key, frozenset[tuple[str, str]]] = {}
+        # Gangs that were asked to give way, until what they hold shows it.
+        self._asked: set[Key] = set()
 
     def forget_refusals(self) -> None:
         """Try everybody anew: what is believed of jobs has changed."""
@@ -101,9 +104,10 @@ class Rounds:
             self._work.go()
         self._metrics.planned(time.perf_counter() - began)
         self._carry_out(question.snapshot, answer)
-        if question.competes and not self._standings.competes:
-            # A round of the order is over; in between, a place in a list is nobody's yet.
-            self._standings.settle()
+        if not self._standings.competes:
+            # What was not to be had in this round is decided in the next: no place is lost by it.
+            coming = (each.start.gpujob for each in answer.waiting if each.coming)
+            self._standings.settle(self._asked, coming)
         self._promote(starving)
         self._tell(to_tell)
 
@@ -126,7 +130,7 @@ class Rounds:
         now = self._clock()
         history, standings = self._learned.history(), self._standings
         standings.cross(now)
-        if self._preempter.expire() or now >= self._slice_ends_s:
+        if self._preempter.expire() or now >= min(self._slice_ends_s, self._ripe_s):
             standings.competes = True
         if now >= self._slice_ends_s:
             self._slice_ends_s = now + self._profile.order.slice_s
@@ -147,6 +151,7 @@ class Rounds:
         }
 
         def question() -> Question:
+            standings.line_up()
             arrays = standings.arrays(now, history)
             return Question(
                 rank=lambda: standings.rank(arrays, now, history),
@@ -166,9 +171,13 @@ class Rounds:
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""
         found = {}
+        self._ripe_s = np.inf
         for key in self._standings.placed:
             standing = self._standings.of[key]
-            if now < standing.gives_way_s or self._preempter.spared(key):
+            if now < standing.gives_way_s:
+                self._ripe_s = min(self._ripe_s, standing.gives_way_s)
+                continue
+            if self._preempter.spared(key):
                 continue
             if self._work.busy(key):
                 self._standings.competes = True  # not now; the next cycle looks at all of them
@@ -206,6 +215,7 @@ class Rounds:
                 self._standings.place(key)
                 self._promised[key] = gpus
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
+        self._asked = {key for key in self._asked if self._work.busy(key)}
         for gives in answer.gives_way:
             self._ask_to_give_way(gives)
 
@@ -216,6 +226,8 @@ class Rounds:
             return
         to = "/".join(gives.to)
         why = "runs faster elsewhere" if gives.to == gives.victim else f"{to} needs them"
+        if gives.to != gives.victim:
+            self._asked.add(gives.victim)
         self._work.do(gives.victim, self._preempter.begin(gang, why))
 
     async def _write_plan(
@@ -271,5 +283,5 @@ class Rounds:
             gang = self._registry.gangs.get(key)
             if gang is not None and gang.record is not None and not self._work.busy(key):
                 queue = self._standings.queue_of(key, self._clock())
-                self._waiters.drop(key)
+                # It waits on meanwhile: nobody behind it is to have its place because it is told.
                 self._work.do(key, self._telling.tell(gang, what, queue, spared))

@@ -6,7 +6,7 @@ asks for, kept gang by gang in columns as events change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,16 @@ class Standing:
     work_s: float  # seconds that it takes on its own; NaN where it does not say
     next_level: float  # priority service at which its place changes
 
+    @property
+    def is_new(self) -> bool:
+        """True where it has never run."""
+        return not self.placed and not self.attained
+
+    @property
+    def leaves(self) -> bool:
+        """True where all that it holds is being given up."""
+        return bool(self.holders) and len(self.leaving) == len(self.holders)
+
     def service(self, now_s: float) -> float:
         """Return the priority service."""
         return self.attained - self.promoted + self.rate * max(0.0, now_s - self.since_s)
@@ -71,6 +81,8 @@ class Standings:
         self.placed: set[Key] = set()
         self.competes = True
         self._believe = believe
+        self._latest_s = -np.inf  # arrival of the latest that was taken in
+        self._overtaken_s = np.inf  # of the earliest that was taken in after a later one
         self._state = order.state()
         self._rows: list[Key | None] = []
         self._free: list[int] = []
@@ -93,11 +105,14 @@ class Standings:
             standing.next_level = self.order.next_level_gpu_s(service)
             self._state.add(standing.row, service)
             self.competes = True
+            if standing.is_new and standing.job.queued_at_s < self._latest_s:
+                self._overtaken_s = min(self._overtaken_s, standing.job.queued_at_s)
+            self._latest_s = max(self._latest_s, standing.job.queued_at_s)
         else:
             # A promotion counts from when it was decided, a threshold until `cross` has seen it.
             standing.promoted = max(standing.promoted, known.promoted)
             standing.next_level = known.next_level
-            if known.placed and not standing.placed:
+            if (known.placed and not standing.placed) or standing.gives_way_s < known.gives_way_s:
                 self.competes = True
         self._write(standing)
 
@@ -152,6 +167,22 @@ class Standings:
         self._state.cross(standing.row, 0.0)
         self.competes = True
 
+    def line_up(self) -> None:
+        """Put new gangs in the order of their arrival, which need not be that of the news of them.
+
+        GPUJobs of many that come at once are made side by side; a new leader reads them by name.
+        """
+        if self._overtaken_s == np.inf:
+            return
+        behind = [
+            each
+            for each in self.of.values()
+            if each.is_new and each.job.queued_at_s > self._overtaken_s
+        ]
+        for standing in sorted(behind, key=lambda each: each.job.queued_at_s):
+            self._state.cross(standing.row, 0.0)
+        self._overtaken_s = np.inf
+
     def rank(self, arrays: JobArrays, now_s: float, history: History) -> list[Key]:
         """Return all gangs, first to be tried first; those moved to the front before all others."""
         ranked = [self._rows[row] for row in self._state.rank(arrays, now_s, history).tolist()]
@@ -174,10 +205,15 @@ class Standings:
             return None
         return int(self.order.level(standing.service(now_s)))
 
-    def settle(self) -> None:
-        """Let the order note who has a place after a round."""
+    def settle(self, asked: Collection[Key], coming: Iterable[Key]) -> None:
+        """Let the order note who has a place after a round, as the round has decided.
+
+        Those who are giving up their GPUs, or were `asked` to, have none any more; those who wait
+        for them alone, `coming`, have theirs already.
+        """
         placed = np.zeros(len(self._rows), dtype=np.bool_)
-        placed[[self.of[key].row for key in self.placed]] = True
+        stay = (key for key in self.placed if key not in asked and not self.of[key].leaves)
+        placed[[self.of[key].row for key in (*stay, *coming) if key in self.of]] = True
         self._state.settle(placed)
 
     def arrays(self, now_s: float, history: History) -> JobArrays:

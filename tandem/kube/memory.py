@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -26,8 +27,9 @@ _Key = tuple[str, str]
 class MemoryCluster:
     """The objects, and who is told of their changes. Safe to use from many threads."""
 
-    def __init__(self, admit: Admit | None = None) -> None:
+    def __init__(self, admit: Admit | None = None, clock: Callable[[], float] = time.time) -> None:
         self._admit = admit
+        self._clock = clock
         self._objects: dict[Resource, dict[_Key, Object]] = {}
         self._watchers: dict[Resource, list[OnEvent]] = {}
         self._version = 0
@@ -88,7 +90,8 @@ class MemoryCluster:
             if key in self._of(resource):
                 raise AlreadyExists(409, f"{resource.plural} {key[1]!r} already exists")
             metadata["uid"] = str(uuid4())
-            metadata["creationTimestamp"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            created = datetime.fromtimestamp(self._clock(), UTC)
+            metadata["creationTimestamp"] = created.strftime("%Y-%m-%dT%H:%M:%SZ")
             return self._store(resource, item, EventType.ADDED)
 
     def replace(

@@ -70,11 +70,6 @@ def in_second_queue(pod: dict[str, Any]) -> None:
     time.sleep(max(0.0, started + BOUNDARY / 2 + 2 - time.time()))
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="known fault: the third job often keeps its GPUs when it comes to the second queue, "
-    "where the second is first in the list; then they end after 2, 16 and 12.4 units",
-)
 def test_the_papers_three_jobs_take_2_12_and_16_units(cluster: TandemCluster) -> None:
     """[Tiresias] Fig. 6: (GPUs, units) (2,2) (1,8) (2,6) on two GPUs, mean completion 10 units."""
     namespace = cluster.namespace()

@@ -35,7 +35,7 @@ class Cluster:
         settings: QueueConfig | None = None,
     ) -> None:
         self.now = NOW
-        self.api = api or MemoryCluster()
+        self.api = api or MemoryCluster(clock=lambda: self.now)
         self.said: list[tuple[str, str, str]] = []
         self.predictions = 0
         self.books = Books()
