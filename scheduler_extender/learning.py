@@ -1,7 +1,8 @@
 """The learning loop: measures, parts bad neighbours, remembers. Runs on the event loop.
 
 What it decides is pure (`sharing`, `adjusting`, `learned`, `remembering`); here it is fed and
-carried out. Whatever must outlive us stands in GPUJobs or in the ConfigMap of the history.
+carried out. What becomes of it at the end of a run is in `next_runs`. Whatever must outlive us
+stands in GPUJobs or in the ConfigMap of the history.
 """
 
 from __future__ import annotations
@@ -9,30 +10,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import permutations
 
 from scheduler_extender import lifecycle
-from scheduler_extender.adjusting import Adjuster, Looked, Move, Obstacle, Resident, SharedGpu
+from scheduler_extender.adjusting import Adjuster, Looked, Resident, SharedGpu
 from scheduler_extender.avoiding import Avoiding
 from scheduler_extender.books import Books
 from scheduler_extender.cluster_view import ClusterView
 from scheduler_extender.config import LearningConfig
 from scheduler_extender.elsewhere import has_place
-from scheduler_extender.jobs import job_of, kind_of_model, seconds
+from scheduler_extender.jobs import job_of
+from scheduler_extender.next_runs import NextRuns, kind_of_record
 from scheduler_extender.observed import GpuKey, Watch
 from scheduler_extender.outofmemory import OutOfMemories
 from scheduler_extender.preemption import Preempter, method_of
 from scheduler_extender.records import GpuJobRecord, GpuNodeRecord, Key
 from scheduler_extender.registry import Gang, Registry
-from scheduler_extender.remembering import feedback
 from scheduler_extender.sharing import Sharing, notable
+from scheduler_extender.telling_moves import told_of_move, told_of_obstacles
 from scheduler_extender.work import WorkQueue
 from scheduler_extender.writes import Writer
 from tandem.contracts.learning import Observed
-from tandem.contracts.prediction import Feedback, Prediction
-from tandem.contracts.resources import GPUJobStatus, Phase, Source
+from tandem.contracts.prediction import Feedback
+from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.policy.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
@@ -77,12 +79,12 @@ class Learning:
         self._avoiding = avoiding
         self._pipeline = pipeline
         self._clock = clock
-        self._tell = tell
         self._watch = Watch(settings.settle_s)
         self._sharing = Sharing(self._watch, books.memory)
         self._adjuster = Adjuster(settings)
         self._outofmemory = OutOfMemories(writer, registry, clock)
         self._observed: dict[Key, Observed] = {}
+        self.next_runs = NextRuns(books, state, writer, clock, settings, self._observed, tell)
         self._written_s: dict[Key, float] = {}
         self._next_s = 0.0
         self._pairs_known = 0
@@ -165,7 +167,9 @@ class Learning:
 
     def _kind(self, uid: str) -> str:
         other = self._registry.gang_of(uid)
-        return _kind_of(other.record) if other is not None and other.record is not None else ""
+        return (
+            kind_of_record(other.record) if other is not None and other.record is not None else ""
+        )
 
     async def _shared_gpus(self) -> list[SharedGpu]:
         found = []
@@ -226,19 +230,19 @@ class Learning:
                 slowdown = sufferer.slowdown or 0.0
                 if acts and slowdown > self._bound:
                     self._part(sufferer.key, other.key, slowdown, sufferer.measured, now)
-            said[at] = _in_words(why)
+            said[at] = told_of_obstacles(why)
             if self._said.get(at) != said[at]:
                 self.outcomes[KEPT] += 1
                 log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, said[at])
                 for resident in residents[at]:
-                    told = _in_words(why, resident.key)
+                    told = told_of_obstacles(why, resident.key)
                     note = f"suffers on {at[1]}, which takes nobody else now; {told}"
                     self._decide(resident.key, KEPT, note, now)
         for move in self.looked.moves:
             gang = self._registry.gangs.get(move.key)
             if gang is None or self._work.busy(move.key):
                 continue
-            words = self._words(move)
+            words = told_of_move(move)
             if not acts:
                 said[move.at] = words
                 if self._said.get(move.at) != words:
@@ -259,20 +263,11 @@ class Learning:
     def _bound(self) -> float:
         return self._settings.max_interference
 
-    def _words(self, move: Move) -> str:
-        """Say why a gang moves, without naming jobs of other namespaces to its owner."""
-        suffers = "it is" if move.sufferer == move.key else f"{_named(move.sufferer, move.key)} is"
-        beside = ", ".join(_named(key, move.key) for key in move.beside)
-        beside = beside if move.sufferer == move.key else "beside it"
-        where = f"beside {beside}" if move.sufferer == move.key else beside
-        how = "measured" if move.measured else "as its pods tell"
-        return f"leaves {move.at[1]}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
-
     def _part(self, own: Key, beside: Key, slowdown: float, measured: bool, now: float) -> None:
         kinds = []
         for key in (own, beside):
             gang = self._registry.gangs.get(key)
-            kinds.append(_kind_of(gang.record) if gang is not None and gang.record else "")
+            kinds.append(kind_of_record(gang.record) if gang is not None and gang.record else "")
         slowdown = max(slowdown, _OVER * self._bound)
         self.pairs.part(kinds[0], kinds[1], own[0], slowdown, now, measured=measured)
 
@@ -295,72 +290,3 @@ class Learning:
             return
         status = lifecycle.decided(gang.record.status, what, why, now)
         self._work.do(key, self._writer.write_status(gang, status))
-
-    # --- the next run ---------------------------------------------------------------------------
-
-    def earlier(self, gang: Gang, prediction: Prediction) -> Prediction:
-        """Return the prediction, or what earlier runs by the same command were seen to use.
-
-        For jobs without a model, by which they would be known; where the command says something
-        else each time, nothing is said.
-        """
-        record = gang.record
-        source = prediction.load.memory_source
-        if record is None or source not in (Source.WHOLE_GPU, Source.DECLARED):
-            return prediction
-        demand, kind, gpu = record.spec.demand, _kind_of(record), self._state.gpu_kind()
-        if demand.exclusive or demand.model is not None or gpu is None:
-            return prediction
-        load = self.memory.load(gang.key[0], kind, gpu.model, demand)
-        if load is None:
-            return prediction
-        runs = self.memory.runs_of(gang.key[0], kind, gpu.model)
-        return Prediction(
-            load=load, explanation=f"as observed in {runs} runs of the same image and command"
-        )
-
-    # --- the end of a run -------------------------------------------------------------------------
-
-    def end(self, gang: Gang) -> Awaitable[None] | None:
-        """Return what is to be done about a gang that has ended: its history goes on, once."""
-        record = gang.record
-        if record is None or record.status.observed is None:
-            return None
-        if record.status.observed.remembered:
-            self._observed.pop(gang.key, None)
-            return None
-        return self._remember(gang, record, record.status.observed)
-
-    async def _remember(self, gang: Gang, record: GpuJobRecord, seen: Observed) -> None:
-        ended = record.status.finished_at
-        at_s = seconds(ended) if ended else self._clock()
-        self.memory.enter(gang.key[0], seen, at_s)
-        if seen.slowdown is not None:
-            for neighbour in seen.neighbours:
-                if neighbour.slowdown > self._bound / 2:
-                    self.pairs.enter(seen.kind, neighbour.kind, gang.key[0], neighbour.slowdown,
-                                     at_s, measured=neighbour.means == "utilisation")  # fmt: skip
-        said = feedback(gang.key[0], record.spec.demand, seen)
-        if said is not None and self._tell is not None and not await self._tell(said):
-            log.info("observation not taken gpujob=%s/%s", *gang.key)
-        done = seen.model_copy(update={"remembered": True})
-        self._observed[gang.key] = done
-        status = record.status.model_copy(update={"observed": done})
-        await self._writer.write_status(gang, status)
-
-
-def _kind_of(record: GpuJobRecord) -> str:
-    return kind_of_model(record.spec, record.status.load)
-
-
-def _named(key: Key, reader: Key | None) -> str:
-    """Return what may be said of a job to the owner of another; all, to an operator."""
-    return "/".join(key) if reader is None or key[0] == reader[0] else "a job of another namespace"
-
-
-def _in_words(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:
-    """Say why nobody leaves a GPU, what keeps each."""
-    return "; ".join(
-        each.why if each.key is None else f"{_named(each.key, reader)} stays: {each.why}"
-        for each in obstacles
-    )

@@ -109,7 +109,7 @@ class Controller:
             state,
             clock,
             self.work.later,
-            self.learning.earlier,
+            self.learning.next_runs.earlier,
         )
         self._reconciler = Reconciler(
             self._writer,
@@ -296,7 +296,7 @@ class Controller:
         if gang.record.status.phase not in _OPEN:
             self.standings.drop(key)
             self._learned.take(gang.record)
-            return self.learning.end(gang)
+            return self.learning.next_runs.end(gang)
         work = self._gates.step(gang)
         if work is not None:
             return work
