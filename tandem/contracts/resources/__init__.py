@@ -1,0 +1,77 @@
+"""The three custom resources: GPUJob, GPUNode, ModelProfile.
+
+Times are RFC 3339 strings in UTC as Kubernetes writes them; memory is in bytes, utilisation in
+percent (0..100). A value that could not be measured is absent, never zero.
+"""
+
+from __future__ import annotations
+
+from tandem.contracts.resources.fields import (
+    Bytes,
+    Condition,
+    Count,
+    Percent,
+    Probability,
+    Source,
+    Time,
+)
+from tandem.contracts.resources.gpu_job import (
+    Demand,
+    GPUJobSpec,
+    GPUJobStatus,
+    Load,
+    Phase,
+    Plan,
+    PodPlan,
+    PodService,
+    Preemption,
+    SubBatch,
+    WorkloadRef,
+)
+from tandem.contracts.resources.gpu_node import (
+    GPU,
+    EvictionRequest,
+    GPUNodeStatus,
+    Health,
+    OutgrownPod,
+    OutOfMemory,
+    PodUse,
+)
+from tandem.contracts.resources.model_profile import (
+    GraphFeatures,
+    ModelProfileSpec,
+    ModelProfileStatus,
+    Observation,
+)
+
+__all__ = [
+    "GPU",
+    "Bytes",
+    "Condition",
+    "Count",
+    "Demand",
+    "EvictionRequest",
+    "GPUJobSpec",
+    "GPUJobStatus",
+    "GPUNodeStatus",
+    "GraphFeatures",
+    "Health",
+    "Load",
+    "ModelProfileSpec",
+    "ModelProfileStatus",
+    "Observation",
+    "OutOfMemory",
+    "OutgrownPod",
+    "Percent",
+    "Phase",
+    "Plan",
+    "PodPlan",
+    "PodService",
+    "PodUse",
+    "Preemption",
+    "Probability",
+    "Source",
+    "SubBatch",
+    "Time",
+    "WorkloadRef",
+]

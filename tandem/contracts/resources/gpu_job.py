@@ -1,0 +1,188 @@
+"""GPUJob: what a gang asks for, what is predicted of it, where it goes, what was seen of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from tandem.contracts.base import Message
+from tandem.contracts.learning import Decision, Observed
+from tandem.contracts.resources.fields import (
+    Bytes,
+    Condition,
+    Count,
+    Percent,
+    Probability,
+    Source,
+    Time,
+)
+
+
+class WorkloadRef(Message):
+    """The object that owns the pods of a gang (a Job, a PyTorchJob, or the bare Pod itself)."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+class Demand(Message):
+    """What the user asked for and declared, per pod of the gang; from the annotations."""
+
+    gpus_per_pod: Annotated[int, Field(ge=1)]
+    gang_size: Annotated[int, Field(ge=1)] = 1
+    model: str | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    declared_memory_bytes: Bytes | None = None
+    declared_utilisation_percent: Percent | None = None
+    exclusive: bool = False
+    checkpoint: bool = False
+    accumulation: bool = False
+
+
+class Load(Message):
+    """The predicted (or observed) load of one worker on one GPU: [OJPP] <gamma, delta, p>.
+
+    `memory_base_bytes` is the level outside peaks, `memory_peak_extra_bytes` what a peak adds,
+    `peak_probability` the chance of being in the peak; `memory_p95_bytes` an upper bound on their
+    sum that constraints use where they must be safe. `iteration_s` is the time of one training
+    step, `compute_share` and `bandwidth_share` what it takes of the GPU's FLOP rate and bandwidth:
+    they are known where the model's graph is, and say how jobs get into each other's way.
+    `tensor_skew` is the share of the model that its largest tensor holds: who has much of it in one
+    runs slower when it is spread over machines.
+    """
+
+    utilisation_percent: Percent
+    utilisation_p95_percent: Percent
+    memory_base_bytes: Bytes
+    memory_peak_extra_bytes: Bytes
+    peak_probability: Probability
+    memory_p95_bytes: Bytes
+    utilisation_source: Source
+    memory_source: Source
+    model_version: str = ""
+    out_of_distribution: bool = False
+    feature_hash: str = ""
+    iteration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    compute_share: Probability | None = None
+    bandwidth_share: Probability | None = None
+    tensor_skew: Probability | None = None
+
+
+class SubBatch(Message):
+    """The batch as submitted, run in `steps` micro-batches by gradient accumulation.
+
+    Memory as in a Load; `stretch` is the time of an iteration as a multiple of that in one step.
+    """
+
+    steps: Annotated[int, Field(ge=2)]
+    memory_base_bytes: Bytes
+    memory_peak_bytes: Bytes
+    stretch: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+class Phase(StrEnum):
+    """Where a gang is on its way."""
+
+    QUEUED = "Queued"
+    ADMITTED = "Admitted"
+    RUNNING = "Running"
+    PREEMPTING = "Preempting"
+    SUSPENDED = "Suspended"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
+class PodPlan(Message):
+    """The place of one pod: the node and the UUIDs of its GPUs."""
+
+    pod: str
+    uid: str
+    node: str
+    gpus: list[str]
+
+
+class Plan(Message):
+    """Where a whole gang goes; written before the first gate is removed.
+
+    `accumulation_steps` is in how many micro-batches it runs there.
+    """
+
+    pods: list[PodPlan]
+    made_at: Time
+    deadline: Time
+    epoch: str = ""
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+
+
+class GPUJobSpec(Message):
+    """Who the gang is and what it asks for; written once by the queue controller.
+
+    Administrators may set `hold` (it is not started) and `prioritized_at` (it goes before all that
+    were not moved to the front, in the order of these times). `fingerprint` stands for image,
+    command and resources of its first pod: by it a job without a model is known again.
+    """
+
+    workload: WorkloadRef
+    demand: Demand
+    gang: str = ""
+    fingerprint: str = ""
+    hold: bool = False
+    prioritized_at: Time | None = None
+
+
+class PodService(Message):
+    """What of the service is that of one pod, so that no pod is counted twice.
+
+    `gpu_seconds` are those since `started_at`, the start of its containers.
+    """
+
+    uid: str
+    started_at: Time
+    gpu_seconds: Annotated[float, Field(ge=0)]
+
+
+class Preemption(Message):
+    """Why and how a running gang gives up its GPUs: `method` is `suspend` or `evict`."""
+
+    by: str
+    method: str
+    requested_at: Time
+
+
+class GPUJobStatus(Message):
+    """What became of the gang.
+
+    `attained_gpu_seconds` is the lifetime service, `promoted_gpu_seconds` what it was when the job
+    was last promoted: their difference orders the queue. `queue` is its queue by that service,
+    `position` its place among all that wait, 0 first. `preempted_at` and `decisions` have the
+    latest only. `load` is what is predicted, `observed` what is measured since.
+    """
+
+    phase: Phase = Phase.QUEUED
+    reason: str = ""
+    message: str = ""
+    load: Load | None = None
+    sub_batches: list[SubBatch] = []
+    plan: Plan | None = None
+    queued_at: Time | None = None
+    waiting_since: Time | None = None
+    admitted_at: Time | None = None
+    started_at: Time | None = None
+    finished_at: Time | None = None
+    running_since: Time | None = None
+    attained_gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    promoted_gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    pod_service: list[PodService] = []
+    attempts: Count = 0
+    queue: Count | None = None
+    position: Count | None = None
+    preemption: Preemption | None = None
+    preempted_at: list[Time] = []
+    observed: Observed | None = None
+    decisions: Annotated[list[Decision], Field(max_length=8)] = []
+    conditions: list[Condition] = []
