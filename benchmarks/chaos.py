@@ -51,9 +51,10 @@ SUITES = (
     Suite("restarts", "every component restarted in turn under load", (f"{E2E}_story.py",)),
     Suite("upgrade", "the chart upgraded and rolled back under a stream of jobs",
           ("tests/helm/test_helm_upgrade.py",)),
-    Suite("hostile", "malformed and hostile models; a push of 500 MiB; training killed",
-          ("tests/predictor/test_predictor_hostile.py", "tests/predictor/test_predictor_push.py",
-           "tests/predictor/test_predictor_kill.py")),
+    Suite("hostile", "malformed and hostile models; a push of 500 MiB",
+          ("tests/predictor/test_predictor_hostile.py", "tests/predictor/test_predictor_push.py")),
+    Suite("training", "killed while it learns, and while it stores",
+          ("tests/predictor/test_predictor_kill.py",)),
 )  # fmt: skip
 
 
