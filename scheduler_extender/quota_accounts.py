@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from scheduler_extender.config import QueueConfig
+from scheduler_extender.one_standing import Standing
 from scheduler_extender.quota_usage import Usage
 from scheduler_extender.quotas import ENDLESS, Stake, Turn
 from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang, Registry
-from scheduler_extender.standing import Standing, Standings
+from scheduler_extender.standing import Standings
 from scheduler_extender.writes import Writer
 
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ class Rounds:
         self._work.hold()  # what is being planned stands still, what is being written goes on
         began = time.perf_counter()
         try:
-            question, answer, to_tell, starving = await asyncio.to_thread(
+            question, answer, to_tell, starving, coming = await asyncio.to_thread(
                 self._think, asked, self._accounts.turn(), tell, self._clock()
             )
         finally:
@@ -106,19 +105,19 @@ class Rounds:
         self._carry_out(question.snapshot, answer)
         if not self._standings.competes:
             # What was not to be had in this round is decided in the next: no place is lost by it.
-            coming = (each.start.gpujob for each in answer.waiting if each.coming)
             self._standings.settle(self._asked, coming)
         self._promote(starving)
         self._tell(to_tell)
 
     def _think(
         self, asked: Callable[[], Question], turn: Turn, tell: Chooser, now_s: float
-    ) -> tuple[Question, Answer, dict[Key, ToTell], list[Key]]:
+    ) -> tuple[Question, Answer, dict[Key, ToTell], list[Key], list[Key]]:
         """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
         question = asked()
         answer = plan_within(question, turn, self._planner.plan)
         told = tell(answer.waiting, answer.explain)
-        return question, answer, told, self._standings.starving(now_s)
+        coming = [each.start.gpujob for each in answer.waiting if each.coming]
+        return question, answer, told, self._standings.starving(now_s), coming
 
     # --- the question -------------------------------------------------------------------------
 
@@ -170,26 +169,19 @@ class Rounds:
 
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""
-        found = {}
-        self._ripe_s = np.inf
-        for key in self._standings.placed:
+        found: dict[Key, Victim] = {}
+        keys, self._ripe_s = self._standings.may_give_way(now)
+        for key in keys:
+            if len(found) == _VICTIMS or self._work.busy(key):
+                # Not now: a round is to be short, and the next cycle looks at all of them.
+                self._standings.competes = True
+            if len(found) == _VICTIMS:
+                break
+            if self._work.busy(key) or self._preempter.spared(key):
+                continue
             standing = self._standings.of[key]
-            if now < standing.gives_way_s:
-                self._ripe_s = min(self._ripe_s, standing.gives_way_s)
-                continue
-            if self._preempter.spared(key):
-                continue
-            if self._work.busy(key):
-                self._standings.competes = True  # not now; the next cycle looks at all of them
-                continue
-            found[key] = Victim(
-                standing.service(now), self._settings.preemption_cost_s * standing.rate
-            )
-        if len(found) > _VICTIMS:
-            # A round is to be short: those who have had most come first, the others soon.
-            self._standings.competes = True
-            most = nlargest(_VICTIMS, found, key=lambda key: found[key].service_gpu_s)
-            found = {key: found[key] for key in most}
+            charge = self._settings.preemption_cost_s * standing.rate
+            found[key] = Victim(standing.service(now), charge)
         return found
 
     # --- the answer ---------------------------------------------------------------------------

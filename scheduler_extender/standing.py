@@ -6,66 +6,25 @@ asks for, kept gang by gang in columns as events change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from scheduler_extender.accounting import gpus_running, with_service
-from scheduler_extender.jobs import job_of, seconds
-from scheduler_extender.records import GpuJobRecord, Key
+from scheduler_extender.one_standing import Believe, Standing, standing_of
+from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang
 from scheduler_extender.remaining import expected_remaining_gpu_s
-from tandem.contracts.resources import Load, Phase
-from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.ordering.queues import Queues
 from tandem.policy.units import Bools, Floats
 
-Believe = Callable[[Job, Load | None], Job]
-
 _COLUMNS = (
     "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
     "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
-    "peak_probability", "work_s",
+    "peak_probability", "work_s", "next_level", "gives_way_s",
 )  # fmt: skip
 _LEAST_LEFT_S = 1.0
-
-
-@dataclass(slots=True)
-class Standing:
-    """One gang as the order sees it. Times are Unix seconds, services GPU-seconds."""
-
-    row: int
-    job: Job
-    attained: float  # lifetime, as of `since_s`
-    promoted: float  # lifetime when last promoted
-    rate: int  # GPUs that run, by which the service grows per second
-    since_s: float
-    placed: bool  # holds GPUs, or has a plan
-    waiting_since_s: float
-    first_started_s: float
-    prioritized_s: float  # moved to the front then; infinite if never
-    gives_way_s: float  # may be preempted from then on; infinite if never
-    holders: tuple[str, ...]  # uids of the pods that hold its GPUs
-    leaving: tuple[str, ...]  # those of them that are on their way out
-    work_s: float  # seconds that it takes on its own; NaN where it does not say
-    next_level: float  # priority service at which its place changes
-
-    @property
-    def is_new(self) -> bool:
-        """True where it has never run."""
-        return not self.placed and not self.attained
-
-    @property
-    def leaves(self) -> bool:
-        """True where all that it holds is being given up."""
-        return bool(self.holders) and len(self.leaving) == len(self.holders)
-
-    def service(self, now_s: float) -> float:
-        """Return the priority service."""
-        return self.attained - self.promoted + self.rate * max(0.0, now_s - self.since_s)
 
 
 class Standings:
@@ -84,6 +43,7 @@ class Standings:
         self._latest_s = -np.inf  # arrival of the latest that was taken in
         self._overtaken_s = np.inf  # of the earliest that was taken in after a later one
         self._state = order.state()
+        self._leaving: set[Key] = set()  # all that they hold is being given up
         self._rows: list[Key | None] = []
         self._free: list[int] = []
         self._columns: dict[str, Floats] = {name: np.zeros(64) for name in _COLUMNS}
@@ -94,11 +54,9 @@ class Standings:
         assert record is not None
         known = self.of.get(gang.key)
         row = known.row if known else self._row(gang.key)
-        standing = _standing(gang, record, now_s, row, gives_way_s, self._believe)
-        if standing.placed:
-            self.placed.add(gang.key)
-        else:
-            self.placed.discard(gang.key)
+        standing = standing_of(gang, record, now_s, row, gives_way_s, self._believe)
+        for here, group in ((standing.placed, self.placed), (standing.leaves, self._leaving)):
+            group.add(gang.key) if here else group.discard(gang.key)
         self.of[gang.key] = standing
         if known is None:
             service = standing.service(now_s)
@@ -122,6 +80,8 @@ class Standings:
         if standing is None:
             return
         self.placed.discard(key)
+        self._leaving.discard(key)
+        self._columns["placed"][standing.row] = 0
         self._state.remove(standing.row)
         self._rows[standing.row] = None
         self._free.append(standing.row)
@@ -135,17 +95,23 @@ class Standings:
 
     def cross(self, now_s: float) -> None:
         """Demote those whose service has come to a threshold."""
-        crossed = [
-            key
-            for key in self.placed
-            if self.of[key].rate and self.of[key].service(now_s) >= self.of[key].next_level
-        ]
-        for key in crossed:
-            standing = self.of[key]
-            service = standing.service(now_s)
-            standing.next_level = self.order.next_level_gpu_s(service)
-            self._state.cross(standing.row, service)
+        of, service = self._columns, self._service(now_s)
+        crossed = (of["placed"] > 0) & (of["rate"] > 0) & (service >= of["next_level"])
+        for row in np.flatnonzero(crossed).tolist():
+            standing = self.of[self._key(row)]
+            standing.next_level = self.order.next_level_gpu_s(service[row])
+            of["next_level"][row] = standing.next_level
+            self._state.cross(row, service[row])
             self.competes = True
+
+    def may_give_way(self, now_s: float) -> tuple[list[Key], float]:
+        """Return who may be preempted now, those with most service first, and when the next may."""
+        of, service = self._columns, self._service(now_s)
+        placed = of["placed"] > 0
+        ripe = np.flatnonzero(placed & (of["gives_way_s"] <= now_s))
+        ripe = ripe[np.argsort(-service[ripe], kind="stable")]
+        soon = of["gives_way_s"][placed & (of["gives_way_s"] > now_s)]
+        return [self._key(row) for row in ripe.tolist()], float(soon.min(initial=np.inf))
 
     def starving(self, now_s: float) -> list[Key]:
         """Return those that were preempted and have waited for as long as promotes them."""
@@ -162,8 +128,9 @@ class Standings:
         """Put a gang back into the first queue, its priority service at nothing."""
         standing = self.of[key]
         standing.promoted = standing.attained
-        self._columns["promoted"][standing.row] = standing.promoted
         standing.next_level = self.order.next_level_gpu_s(0.0)
+        self._columns["promoted"][standing.row] = standing.promoted
+        self._columns["next_level"][standing.row] = standing.next_level
         self._state.cross(standing.row, 0.0)
         self.competes = True
 
@@ -211,9 +178,9 @@ class Standings:
         Those who are giving up their GPUs, or were `asked` to, have none any more; those who wait
         for them alone, `coming`, have theirs already.
         """
-        placed = np.zeros(len(self._rows), dtype=np.bool_)
-        stay = (key for key in self.placed if key not in asked and not self.of[key].leaves)
-        placed[[self.of[key].row for key in (*stay, *coming) if key in self.of]] = True
+        placed = self._columns["placed"][: len(self._rows)] > 0
+        placed[[self.of[key].row for key in (*asked, *self._leaving) if key in self.of]] = False
+        placed[[self.of[key].row for key in coming if key in self.of]] = True
         self._state.settle(placed)
 
     def arrays(self, now_s: float, history: History) -> JobArrays:
@@ -248,6 +215,17 @@ class Standings:
             interference_class=column["interference_class"].astype(np.int64),
         )
 
+    def _service(self, now_s: float) -> Floats:
+        """Return the priority service by row."""
+        of = self._columns
+        passed_s = np.maximum(now_s - of["since_s"], 0.0)
+        return of["attained"] - of["promoted"] + of["rate"] * passed_s
+
+    def _key(self, row: int) -> Key:
+        key = self._rows[row]
+        assert key is not None
+        return key
+
     def _row(self, key: Key) -> int:
         if self._free:
             row = self._free.pop()
@@ -268,34 +246,7 @@ class Standings:
             job.gpus, job.interference_class, standing.placed, job.queued_at_s, standing.attained,
             standing.promoted, standing.rate, standing.since_s, standing.waiting_since_s,
             standing.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
-            job.peak_probability, standing.work_s,
+            job.peak_probability, standing.work_s, standing.next_level, standing.gives_way_s,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][standing.row] = value
-
-
-def _standing(
-    gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float, believe: Believe
-) -> Standing:
-    status = with_service(record.status, gang, now_s)
-    spec, holders = record.spec, gang.holders()
-    leaves = status.phase is Phase.PREEMPTING
-    step_s = status.load.iteration_s if status.load else None
-    known = step_s is not None and spec.demand.iterations is not None
-    return Standing(
-        row=row,
-        job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
-        attained=status.attained_gpu_seconds,
-        promoted=status.promoted_gpu_seconds,
-        rate=gpus_running(gang),
-        since_s=now_s,
-        placed=status.phase in (Phase.ADMITTED, Phase.RUNNING) or bool(holders),
-        waiting_since_s=seconds(status.waiting_since) if status.waiting_since else now_s,
-        first_started_s=seconds(status.started_at) if status.started_at else np.inf,
-        prioritized_s=seconds(spec.prioritized_at) if spec.prioritized_at else np.inf,
-        gives_way_s=gives_way_s,
-        holders=tuple(pod.uid for pod in holders),
-        leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
-        work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
-        next_level=np.inf,
-    )

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from scheduler_extender import lifecycle
 from scheduler_extender.jobs import in_steps, job_of
+from scheduler_extender.one_standing import Believe
 from scheduler_extender.pods import PodInfo
 from scheduler_extender.questions import Start
 from scheduler_extender.records import GpuJobRecord, Key
 from scheduler_extender.registry import Gang
-from scheduler_extender.standing import Believe
 
 _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped
 
