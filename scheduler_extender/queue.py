@@ -31,6 +31,7 @@ from scheduler_extender.preemption import Preempter
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue_metrics import QueueMetrics
 from scheduler_extender.quota_accounts import Accounts
+from scheduler_extender.quota_config import Quota
 from scheduler_extender.reconcile import Reconciler
 from scheduler_extender.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.registry import Gang, Registry
@@ -268,6 +269,11 @@ class Controller:
     def preemptions(self) -> int:
         """How many gangs were told to give way."""
         return self._preempter.preemptions
+
+    @property
+    def quotas(self) -> list[tuple[Quota, int, float]]:
+        """Each named namespace's quota, the GPUs that it holds, its GPU-seconds in the window."""
+        return self._accounts.figures()
 
     def waits(self) -> tuple[float, float]:
         """Return the longest wait in seconds, of all that wait and of those that were preempted."""

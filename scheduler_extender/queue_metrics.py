@@ -87,6 +87,7 @@ class _OfQueue(Collector):
             "Decisions and acts that were broken off by an error of ours.",
             value=controller.work.failures,
         )
+        yield from _of_quotas(controller)
         learning = controller.learning
         outcomes = CounterMetricFamily(
             "tandem_learning_adjustments",
@@ -114,3 +115,37 @@ class _OfQueue(Collector):
         for outcome, count in controller.evictions.outcomes.items():
             evictions.add_metric([outcome], count)
         yield evictions
+
+
+def _of_quotas(controller: Controller) -> Iterable[Metric]:
+    """Yield a series for each namespace that the configuration names, and for no other."""
+    names = ["namespace"]
+    held = GaugeMetricFamily(
+        "tandem_queue_quota_held_gpus", "GPUs that a namespace with a quota holds.", labels=names
+    )
+    share = GaugeMetricFamily(
+        "tandem_queue_quota_gpus",
+        "Its share of GPUs while GPU-seconds last.",
+        labels=names,
+    )
+    most = GaugeMetricFamily(
+        "tandem_queue_quota_max_gpus", "The most that it may hold, where that is set.", labels=names
+    )
+    used = GaugeMetricFamily(
+        "tandem_queue_quota_used_gpu_seconds",
+        "GPU-seconds that it has had in the window, where they are limited.",
+        labels=names,
+    )
+    limit = GaugeMetricFamily(
+        "tandem_queue_quota_gpu_seconds", "Its share of GPU-seconds in the window.", labels=names
+    )
+    for quota, holds, used_gpu_s in controller.quotas:
+        of = [quota.namespace]
+        held.add_metric(of, holds)
+        share.add_metric(of, quota.gpus or 0)
+        if quota.max_gpus is not None:
+            most.add_metric(of, quota.max_gpus)
+        if quota.gpu_seconds is not None:
+            used.add_metric(of, used_gpu_s)
+            limit.add_metric(of, quota.gpu_seconds)
+    yield from (held, share, most, used, limit)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.one_standing import Standing
+from scheduler_extender.quota_config import EVERYBODY, Quota
 from scheduler_extender.quota_usage import Usage
 from scheduler_extender.quotas import ENDLESS, Stake, Turn
-from scheduler_extender.records import Key
+from scheduler_extender.records import GpuJobRecord, Key
 from scheduler_extender.registry import Gang, Registry
 from scheduler_extender.standing import Standings
 from scheduler_extender.writes import Writer
@@ -44,22 +45,38 @@ class Accounts:
         await self._usage.save(writer, now)
 
     def turn(self) -> Turn:
-        """Return the account with which a cycle begins."""
+        """Return the account with which a cycle begins; for the thread that plans.
+
+        Standings stand still meanwhile; gangs go on changing, and each is read as it is by then.
+        """
         if not self._quotas:
             return Turn()
         stakes: dict[Key, Stake] = {}
         for key, standing in self._standings.of.items():
             gang = self._registry.gangs.get(key)
-            if gang is not None:
-                stakes[key] = _stake(gang, standing)
+            record = gang.record if gang is not None else None
+            if gang is not None and record is not None:
+                stakes[key] = _stake(gang, record, standing)
         return Turn(self._quotas, stakes, self._usage.used(self._clock()))
 
+    def figures(self) -> list[tuple[Quota, int, float]]:
+        """Return each named namespace's quota, the GPUs that it holds, and its GPU-seconds."""
+        if not self._quotas:
+            return []
+        held = Counter[str]()
+        for key in self._standings.placed:
+            held[key[0]] += self._standings.of[key].job.gpus
+        used = self._usage.used(self._clock())
+        return [
+            (quota, held[quota.namespace], used.get(quota.namespace, 0.0))
+            for quota in self._quotas
+            if quota.namespace != EVERYBODY
+        ]
 
-def _stake(gang: Gang, standing: Standing) -> Stake:
+
+def _stake(gang: Gang, record: GpuJobRecord, standing: Standing) -> Stake:
     """Count the pods that hold GPUs or are planned; one start where the plan is being written."""
-    record = gang.record
-    assert record is not None
-    live = {uid: pod for uid, pod in gang.pods.items() if not pod.finished}
+    live = {pod.uid: pod for pod in list(gang.pods.values()) if not pod.finished}
     pods = {*standing.holders, *(place.uid for place in record.plan)}
     held = sum(live[uid].gpus for uid in pods if uid in live)
     if standing.placed and not held:

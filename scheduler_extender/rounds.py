@@ -21,7 +21,6 @@ from scheduler_extender.questions import Answer, GivesWay, Question, Verdict, Vi
 from scheduler_extender.queue_metrics import QueueMetrics
 from scheduler_extender.quota_accounts import Accounts
 from scheduler_extender.quota_round import plan_within
-from scheduler_extender.quotas import Turn
 from scheduler_extender.records import Key
 from scheduler_extender.registry import Gang, Registry
 from scheduler_extender.standing import Standings
@@ -97,7 +96,7 @@ class Rounds:
         began = time.perf_counter()
         try:
             question, answer, to_tell, starving, coming = await asyncio.to_thread(
-                self._think, asked, self._accounts.turn(), tell, self._clock()
+                self._think, asked, tell, self._clock()
             )
         finally:
             self._work.go()
@@ -110,11 +109,11 @@ class Rounds:
         self._tell(to_tell)
 
     def _think(
-        self, asked: Callable[[], Question], turn: Turn, tell: Chooser, now_s: float
+        self, asked: Callable[[], Question], tell: Chooser, now_s: float
     ) -> tuple[Question, Answer, dict[Key, ToTell], list[Key], list[Key]]:
         """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
         question = asked()
-        answer = plan_within(question, turn, self._planner.plan)
+        answer = plan_within(question, self._accounts.turn(), self._planner.plan)
         told = tell(answer.waiting, answer.explain)
         coming = [each.start.gpujob for each in answer.waiting if each.coming]
         return question, answer, told, self._standings.starving(now_s), coming

@@ -7,6 +7,7 @@ from test_queue_controller import Cluster, run
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.jobs import rfc3339
 from scheduler_extender.preemption import BUDGETS
+from scheduler_extender.verbs import Verbs
 from tandem.kube.resource import GPU_JOBS, JOBS, PODS
 from tandem.policy.catalog import Profile, load_profile
 
@@ -296,3 +297,32 @@ def test_a_gang_that_got_only_a_part_of_its_places_is_released_whole() -> None:
         assert not cluster.suspended("pair")
 
     run(scenario)
+
+
+def test_the_preempt_verb_says_what_the_plan_says() -> None:
+    """Whoever the plan makes give way frees a GPU for the pod by the verb as well, nobody else."""
+    cluster = Training()
+    cluster.add_node("n1", gpus=2)
+
+    async def scenario() -> None:
+        cluster.submit("long", gpus=2)
+        await cluster.pass_s(0)
+        await cluster.pass_s(55)
+        cluster.submit("young", gpus=2)
+        await cluster.pass_s(1)
+        cluster.submit("short")
+        await cluster.pass_s(1)
+        await cluster.pass_s(1)
+        assert cluster.status("long")["phase"] == "Preempting"
+        assert cluster.status("young")["phase"] == "Running"
+
+    run(scenario)
+    verbs = Verbs(cluster.state, tiresias().pipeline())
+    (long,), (short,) = cluster.pods_of("long"), cluster.pods_of("short")
+    node = long["spec"]["nodeName"]
+    other = "n1" if node == "n0" else "n0"
+    victims = {"Pods": [{"UID": long["metadata"]["uid"]}], "NumPDBViolations": 0}
+    asked = {"Pod": short, "NodeNameToMetaVictims": {node: victims, other: {"Pods": []}}}
+    assert verbs.preempt(asked) == {node: victims}
+    asked = {"Pod": short, "NodeNameToMetaVictims": {node: {"Pods": []}, other: victims}}
+    assert verbs.preempt(asked) == {}

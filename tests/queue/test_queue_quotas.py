@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from queue_builders import raw_pod
 from test_queue_controller import Cluster, run
@@ -11,6 +12,7 @@ from test_queue_preemption import EAGER, SAVES, tiresias
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.history import NAME
 from scheduler_extender.jobs import rfc3339
+from scheduler_extender.queue_metrics import QueueMetrics
 from scheduler_extender.quota_config import Quota
 from scheduler_extender.quota_usage import Usage
 from scheduler_extender.quotas import Stake, Turn
@@ -285,3 +287,28 @@ def test_who_has_had_its_gpu_seconds_gives_way_to_who_has_not() -> None:
         await cluster.comes("b1", "Running")
 
     run(scenario)
+
+
+def test_what_named_namespaces_hold_and_may_have_is_told_to_prometheus() -> None:
+    cluster = Teams(Quota(namespace="a", gpus=2, max_gpus=3), Quota(namespace="*", gpus=1))
+    registry = CollectorRegistry()
+    QueueMetrics(registry).watch(cluster.controller)
+
+    async def scenario() -> None:
+        cluster.submit("a", "a1", gpus=2)
+        await cluster.comes("a1", "Running")
+        cluster.submit("elsewhere", "e1")
+        await cluster.comes("e1", "Running")
+
+    run(scenario)
+    told = {
+        metric.name.removeprefix("tandem_queue_quota_"): [
+            (sample.labels["namespace"], sample.value) for sample in metric.samples
+        ]
+        for metric in registry.collect()
+        if metric.name.startswith("tandem_queue_quota_")
+    }
+    assert told == {
+        "held_gpus": [("a", 2.0)], "gpus": [("a", 2.0)], "max_gpus": [("a", 3.0)],
+        "used_gpu_seconds": [], "gpu_seconds": [],
+    }  # fmt: skip
