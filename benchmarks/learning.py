@@ -12,116 +12,30 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.learning_errors import errors, figures, mean, spread, ways, with_loop
 from benchmarks.learning_repair import repair_course
 from benchmarks.papers.page import write
-from benchmarks.tables import data_folder, load_trace, markdown
-from tandem.policy.adjust.learn import Learn
-from tandem.policy.catalog import Profile, load_profile
+from benchmarks.tables import data_folder, markdown
+from tandem.policy.catalog import load_profile
 from tandem.policy.job import Job
 from tandem.policy.units import Floats
 from tandem.simulator.cluster import gpu_arrays, parse_cluster
 from tandem.simulator.engine import Engine
 from tandem.simulator.gavel import PairMatrix, load_matrix
 from tandem.simulator.jobs import TraceJob
-from tandem.simulator.report import Report, report
-from tandem.simulator.run import Setup, run_profile
+from tandem.simulator.report import report
 from tandem.simulator.world import World, measured_world
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".out" / "learning"
-TRACES = {"philly-103959": "2x8", "philly-ed69ec": "1x8"}  # a load of about 1.05
-FIRST = 250  # jobs of each trace
-ERRORS = (0.25, 0.5)
 MODELS, JOBS = 40, 2000
 LIARS = 0.1
 LIARS_JOBS, LIARS_TRIALS = 500, 4  # trials for each seed that is asked for
 LIE = 0.25  # of its true memory and utilisation is what a liar declares
-
-
-def with_loop(profile: Profile) -> Profile:
-    """Return the profile with online learning."""
-    return profile.model_copy(update={"adjust": Learn()})
-
-
-# --- predictions that are off -------------------------------------------------------------------
-
-
-def errors(seeds: int) -> list[dict[str, float | str]]:
-    """Run `tandem` with exact and with wrong predictions, without the loop and with it."""
-    matrix = data_folder() / "colocation" / "gavel-oracle-v100-p100.json"
-    plain = load_profile("tandem")
-    rows: list[dict[str, float | str]] = []
-    for seed, (trace, cluster) in product(range(seeds), TRACES.items()):
-        for error, loop in [(0.0, False), *product(ERRORS, (False, True))]:
-            setup = Setup(
-                load_trace(trace)[:FIRST],
-                (parse_cluster(cluster),),
-                matrix,
-                seed,
-                belief_error=error,
-            )
-            found = run_profile(setup, with_loop(plain) if loop else plain).report
-            at: dict[str, float | str] = {"trace": trace, "seed": seed, "error": error}
-            rows.append(at | {"loop": loop} | _figures(found))
-            print(rows[-1], flush=True)
-    return rows
-
-
-def _figures(found: Report) -> dict[str, float]:
-    return {
-        "jct": found.avg_jct_s,
-        "speed": found.mean_speed,
-        "moves": found.migrations,
-        "preemptions": found.preemptions,
-    }
-
-
-def errors_table(rows: Sequence[dict[str, float]]) -> str:
-    """Return one line for each trace and error, means over seeds."""
-    lines = []
-    for trace in TRACES:
-        exact = _mean(rows, "jct", trace=trace, error=0.0)
-        lines.append([trace, "0 %", f"{exact:,.0f}", "-", *_rest(rows, trace, 0.0, False)])
-        for error in ERRORS:
-            off = _mean(rows, "jct", trace=trace, error=error, loop=False)
-            learned = _mean(rows, "jct", trace=trace, error=error, loop=True)
-            back = f"{_back(rows, trace, error, 'jct')} / {_back(rows, trace, error, 'speed')}"
-            lines.append([trace, f"{error:.0%}, no loop",
-                          f"{off:,.0f} ({off / exact - 1:+.1%})", "-",
-                          *_rest(rows, trace, error, False)])  # fmt: skip
-            lines.append([trace, f"{error:.0%}, with the loop",
-                          f"{learned:,.0f} ({learned / exact - 1:+.1%})", back,
-                          *_rest(rows, trace, error, True)])  # fmt: skip
-    columns = ["trace", "error of the predictions", "mean completion, s",
-               "won back of completion / of speed", "mean speed", "moves",
-               "preemptions"]  # fmt: skip
-    return markdown(columns, lines)
-
-
-def _back(rows: Sequence[dict[str, float]], trace: str, error: float, what: str) -> str:
-    """Return the share of an error's cost that the loop wins back; - where it costs nothing."""
-    exact = _mean(rows, what, trace=trace, error=0.0)
-    off, learned = (_mean(rows, what, trace=trace, error=error, loop=o) for o in (False, True))
-    worse = off > exact if what == "jct" else off < exact
-    return f"{(off - learned) / (off - exact):.0%}" if worse else "-"
-
-
-def _rest(rows: Sequence[dict[str, float]], trace: str, error: float, loop: bool) -> list[str]:
-    at = {"trace": trace, "error": error, "loop": loop}
-    return [
-        f"{_mean(rows, 'speed', **at):.3f}",
-        f"{_mean(rows, 'moves', **at):,.0f}",
-        f"{_mean(rows, 'preemptions', **at):,.0f}",
-    ]
-
-
-def _mean(rows: Sequence[dict[str, float]], what: str, **at: object) -> float:
-    return float(np.mean([r[what] for r in rows if all(r[k] == v for k, v in at.items())]))
 
 
 # --- a history that grows -----------------------------------------------------------------------
@@ -167,9 +81,9 @@ def history(seeds: int) -> list[dict[str, object]]:
             engine = Engine(trace, world.believed, gpus, profile, world.truth, seed=seed,
                             on_progress=note)  # fmt: skip
             outcome = engine.run()
-            figures = _figures(report(outcome, world.truth, len(gpus), 0.0))
-            found.append({"seed": seed, "loop": loop, "course": course, **figures})
-            print(seed, loop, course[0], course[-1], figures, flush=True)
+            reached = figures(report(outcome, world.truth, len(gpus), 0.0))
+            found.append({"seed": seed, "loop": loop, "course": course, **reached})
+            print(seed, loop, course[0], course[-1], reached, flush=True)
     return found
 
 
@@ -275,15 +189,15 @@ def liars_table(rows: Sequence[dict[str, float]]) -> str:
     """Return one line for each case, means over seeds."""
     lines = []
     for case in ("all honest", "guarded", "not guarded"):
-        jct = _mean(rows, "honest_jct", case=case)
+        jct = mean(rows, "honest_jct", case=case)
         lines.append(
             [
                 case,
-                f"{jct:,.0f} ({_change(rows, case)})",
-                f"{_mean(rows, 'honest_speed', case=case):.3f}",
-                f"{_mean(rows, 'honest_ooms', case=case):.1f}",
-                f"{_mean(rows, 'liars_jct', case=case):,.0f}",
-                f"{_mean(rows, 'liars_ooms', case=case):.1f}",
+                f"{jct:,.0f} ({_beside_honest(rows, case)})",
+                f"{mean(rows, 'honest_speed', case=case):.3f}",
+                f"{mean(rows, 'honest_ooms', case=case):.1f}",
+                f"{mean(rows, 'liars_jct', case=case):,.0f}",
+                f"{mean(rows, 'liars_ooms', case=case):.1f}",
             ]
         )
     columns = ["", "honest jobs: mean completion, s", "mean speed", "killed for memory",
@@ -291,17 +205,22 @@ def liars_table(rows: Sequence[dict[str, float]]) -> str:
     return markdown(columns, lines)
 
 
-def _change(rows: Sequence[dict[str, float]], case: str) -> str:
+def _beside_honest(rows: Sequence[dict[str, float]], case: str) -> str:
     """Return how honest jobs' mean completion differs from when all are honest, seed by seed."""
     base = {r["seed"]: r["honest_jct"] for r in rows if r["case"] == "all honest"}
     found = np.array([r["honest_jct"] / base[r["seed"]] - 1 for r in rows if r["case"] == case])
-    spread = f" ± {found.std(ddof=1) / np.sqrt(len(found)):.1%}" if len(found) > 1 else ""
-    return f"{found.mean():+.1%}{spread}"
+    return spread(found)
 
 
 # --- the page -------------------------------------------------------------------------------------
 
-SECTIONS = {"errors": errors, "history": history, "liars": liars, "repair": repair_course}
+SECTIONS = {
+    "errors": errors,
+    "ways": ways,
+    "history": history,
+    "liars": liars,
+    "repair": repair_course,
+}
 
 
 def _kept(name: str) -> list[dict[str, float]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import learning, learning_repair
+from benchmarks import learning, learning_errors, learning_repair
 from benchmarks.papers.page import FOLDER, made_by
 from benchmarks.tables import markdown
 
@@ -31,7 +31,10 @@ def page(kept: Kept) -> str:
     )
     values = {
         "made": made,
-        "errors": learning.errors_table(kept("errors")),
+        "errors": learning_errors.errors_table(kept("errors")),
+        "ways": learning_errors.ways_table(kept("ways"), kept("errors")),
+        "ways_error": f"{learning_errors.WAYS_ERROR:.0%}",
+        "ways_runs": str(len(kept("ways")) // len(learning_errors.WAYS)),
         "jobs": f"{learning.JOBS:,}",
         "models": str(learning.MODELS),
         "history": learning.history_table(runs),
