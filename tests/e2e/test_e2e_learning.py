@@ -6,6 +6,7 @@ The times that it took are printed; nothing is asserted about them.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -159,6 +160,107 @@ def test_who_forges_its_progress_moves_nobody_else(
     )
     assert uid_of(cluster, theirs, "honest") == before
     assert not any("Moved" in line for line in gpus.decisions(theirs, "honest"))
+
+
+def test_who_declared_far_too_little_is_the_one_who_leaves(
+    physics: tuple[TandemCluster, Physics], tenants: tuple[str, str]
+) -> None:
+    cluster, gpus = physics
+    theirs, mine = tenants
+    gpus.gib["liar"] = 30
+    gpus.percent["honest"] = 45
+    gpus.slowdown["honest", "liar"] = 0.8
+    honest = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"} | SAVES
+    lie = {"tandem.gpu/memory": "4Gi", "tandem.gpu/utilization": "10"} | SAVES
+    started(cluster, theirs, "whole", WHOLE)
+    before = started(cluster, theirs, "honest", honest)
+    gpus.is_known_alone(theirs, "honest")
+    liar = started(cluster, mine, "liar", lie)
+    place = gpu_of(cluster, theirs, "honest")
+    assert gpu_of(cluster, mine, "liar") == place
+    cluster.let_end(theirs, "whole")
+    wait_until(
+        lambda: (
+            uid_of(cluster, mine, "liar") not in ("", liar)
+            and gpu_of(cluster, mine, "liar") not in ("", place)
+        ),
+        "the liar goes on elsewhere",
+        timeout_s=LONG_S,
+    )
+    assert (uid_of(cluster, theirs, "honest"), gpu_of(cluster, theirs, "honest")) == (before, place)
+    said = gpus.decisions(mine, "liar")
+    assert any("Moved" in line and "slowed down by" in line for line in said), said
+
+
+def test_who_floods_the_history_moves_nobody_elses_jobs(
+    physics: tuple[TandemCluster, Physics], tenants: tuple[str, str]
+) -> None:
+    """By their pods' word models are said to be bad neighbours, those of others among them."""
+    cluster, gpus = physics
+    theirs, mine = tenants
+    declared = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"}
+    there = {
+        "nodeSelector": {"kubernetes.io/hostname": "apart"},
+        "tolerations": [{"key": "apart", "operator": "Exists"}],
+    }
+
+    def of_image(image: str, name: str, **pod: object) -> dict:
+        made = job(name, annotations=declared | (SAVES if not pod else {}))
+        made["spec"]["template"]["spec"] |= pod
+        made["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        return made
+
+    started(cluster, theirs, "whole", WHOLE)
+    cluster.apply_job(theirs, of_image("calm:1", "calm"))
+    before = [cluster.running(theirs, "calm")["metadata"]["uid"]]
+    cluster.apply_job(theirs, of_image("even:1", "even"))
+    before.append(cluster.running(theirs, "even")["metadata"]["uid"])
+    assert gpu_of(cluster, theirs, "calm") == gpu_of(cluster, theirs, "even")
+    cluster.let_end(theirs, "whole")  # there would be a place to move to
+
+    # More pairs than one namespace is remembered by; that of the two above ends last.
+    for number in range(4):
+        cluster.apply_job(mine, of_image("calm:1", f"first-{number}", **there))
+    tellers = []
+    for number in range(4):
+        cluster.running(mine, f"first-{number}")
+        tellers.append(Teller(cluster, mine, f"first-{number}"))
+        tellers[-1].tell(100.0)
+    seconds = {"even:1": "second-0", "b:1": "second-1", "c:1": "second-2", "d:1": "second-3"}
+    for number in range(4):
+        gpus.is_known_alone(mine, f"first-{number}")
+    for image, name in seconds.items():
+        cluster.apply_job(mine, of_image(image, name, **there))
+    for name in seconds.values():
+        cluster.running(mine, name)
+
+    def all_told() -> bool:
+        for teller in tellers:
+            teller.tell(1.0)
+        return all(gpus.slowdown_of(mine, teller.job) > 1 for teller in tellers)
+
+    wait_until(all_told, "what they tell is known", timeout_s=LONG_S, poll_s=0.5)
+    beside = gpu_of(cluster, mine, "second-0")
+    for teller in sorted(tellers, key=lambda each: gpu_of(cluster, mine, each.job) == beside):
+        cluster.let_end(mine, teller.job)
+    poison = [gpus.observed(theirs, name)["kind"] for name in ("calm", "even")]
+
+    def words() -> list[list]:
+        kept = cluster.read("/api/v1/namespaces/tandem-system/configmaps/tandem-history")["data"]
+        return [row for row in json.loads(kept["pairs"]) if row[2] == mine]
+
+    wait_until(lambda: poison in [row[:2] for row in words()], "it is remembered", timeout_s=LONG_S)
+    assert len(words()) <= WORDS
+    assert [uid_of(cluster, theirs, name) for name in ("calm", "even")] == before
+    for name in ("calm", "even"):
+        assert not any("Moved" in line for line in gpus.decisions(theirs, name))
+
+    # The next run of the one is put beside the other as before.
+    started(cluster, theirs, "whole-again", WHOLE)
+    cluster.let_end(theirs, "even")
+    cluster.apply_job(theirs, of_image("even:1", "even-again"))
+    cluster.running(theirs, "even-again")
+    assert gpu_of(cluster, theirs, "even-again") == gpu_of(cluster, theirs, "calm")
 
 
 class Teller:
