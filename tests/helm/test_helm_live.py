@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from helm_cluster import ChartCluster
 
@@ -91,3 +93,74 @@ def test_while_the_webhook_is_away_others_are_admitted_and_ours_are_refused(
     assert plane.get("jobs", "-n", team)["items"] == []
     cluster.submit(team, "ours")
     cluster.await_run(team, "ours")
+
+
+def test_with_failure_policy_ignore_our_pods_wait_for_the_webhook_all_the_same(
+    cluster: ChartCluster,
+) -> None:
+    """A Job is let through; the policies refuse its pods, which lack the gate, until then."""
+    plane, team = cluster.plane, cluster.team()
+    extender = plane.processes["extender"]
+    fail_if_away(cluster, "Ignore")
+    extender.pause()
+    try:
+        wait_until(lambda: submitted(cluster, team), "the API server ignores us", timeout_s=60)
+
+        def refused() -> bool:
+            events = plane.get("events", "-n", team)["items"]
+            return any("tandem-pods" in event["message"] for event in events)
+
+        wait_until(refused, "the policy refuses the pod", timeout_s=120)
+        plane.kubectl("run", "other", "-n", team, "--image=other:1")
+        assert cluster.pod_of(team, "ours")["spec"] == {}
+    finally:
+        extender.resume()
+        fail_if_away(cluster, "Fail")
+    wait_until(lambda: cluster.runs(team, "ours"), "the job runs", timeout_s=240)
+
+
+def submitted(cluster: ChartCluster, team: str) -> bool:
+    try:
+        cluster.submit(team, "ours")
+    except TandemError:
+        return False
+    return True
+
+
+def fail_if_away(cluster: ChartCluster, policy: str) -> None:
+    """Set the failure policy of the first two webhooks, as the chart's value does."""
+    patch = [
+        {"op": "replace", "path": f"/webhooks/{index}/failurePolicy", "value": policy}
+        for index in (0, 1)
+    ]
+    cluster.plane.kubectl(
+        "patch", "mutatingwebhookconfiguration", "tandem", "--type=json", "-p", json.dumps(patch)
+    )
+
+
+def test_a_quota_of_the_namespace_counts_shares(cluster: ChartCluster) -> None:
+    plane, team = cluster.plane, cluster.team()
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "shares", "namespace": team},
+            "spec": {"hard": {f"requests.{names.RESOURCE}": "1"}},
+        }
+    )
+
+    def used() -> str | None:
+        status = plane.get("resourcequota", "shares", "-n", team).get("status", {})
+        return status.get("used", {}).get(f"requests.{names.RESOURCE}")
+
+    wait_until(lambda: used() == "0", "the quota is counted", timeout_s=60)
+    cluster.submit(team, "fits")
+    cluster.await_run(team, "fits")
+    wait_until(lambda: used() == "1", "one share is used", timeout_s=60)
+    cluster.submit(team, "beyond")
+
+    def refused() -> bool:
+        events = plane.get("events", "-n", team)["items"]
+        return any("exceeded quota: shares" in event["message"] for event in events)
+
+    wait_until(refused, "the pod of the second is refused", timeout_s=120)
