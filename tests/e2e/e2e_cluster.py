@@ -54,8 +54,8 @@ class TandemCluster:
 
     # --- what a user does ---------------------------------------------------------------------
 
-    def namespace(self, **labels: str) -> str:
-        name = f"story-{secrets.token_hex(4)}"
+    def namespace(self, name: str = "", **labels: str) -> str:
+        name = name or f"story-{secrets.token_hex(4)}"
         self.plane.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         )

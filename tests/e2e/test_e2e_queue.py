@@ -29,6 +29,7 @@ UNIT_S = float(os.environ.get("TANDEM_UNIT_S", "10"))
 #: job that ends exactly there must have ended.
 BOUNDARY = 4.0 * UNIT_S + 6.0
 APART_S = 1.1  # between submissions: creation times have a resolution of a second
+CAPPED = "story-capped"  # the namespace that has a quota
 CHECKPOINT = {"tandem.gpu/checkpoint": "true"}
 
 
@@ -42,7 +43,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]
     profile["order"] |= {"thresholds_gpu_s": [BOUNDARY]}
     settings = {
         "profile": profile,
-        "queue": {"min_run_s": 0, "preemption_cost_s": 0, "max_preemptions_per_hour": 100},
+        "queue": {
+            "min_run_s": 0,
+            "preemption_cost_s": 0,
+            "max_preemptions_per_hour": 100,
+            "quotas": [{"namespace": CAPPED, "max_gpus": 1}],
+        },
     }
     with ControlPlane.start(nodes=[Node("n0", cpu=256, pods=400)]) as plane:
         cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))
@@ -160,6 +166,25 @@ def test_a_disruption_budget_is_respected_and_named(cluster: TandemCluster) -> N
         "the one that waits is told of the budget",
     )
     assert cluster.running(namespace, "long")["metadata"]["uid"] == pod["metadata"]["uid"]
+    cluster.remove(namespace)
+
+
+def test_a_quota_holds_and_is_named(cluster: TandemCluster) -> None:
+    namespace = cluster.namespace(CAPPED)
+    for name in ("first", "second"):
+        cluster.apply_job(namespace, job(name))
+        time.sleep(APART_S)
+    cluster.running(namespace, "first")
+    why = cluster.waiting_reason(namespace, "second")
+    assert why == f"namespace {CAPPED} holds 1 GPU(s), and may have 1 at most"
+    # The other GPU is for everybody else.
+    elsewhere = cluster.namespace()
+    cluster.apply_job(elsewhere, job("other"))
+    cluster.running(elsewhere, "other")
+    assert gpujob(cluster, namespace, "second")["phase"] == "Queued"
+    cluster.let_end(namespace, "first")
+    cluster.running(namespace, "second")
+    cluster.remove(elsewhere)
     cluster.remove(namespace)
 
 
