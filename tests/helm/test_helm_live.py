@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import httpx
+import onnx
 import pytest
 from helm_cluster import ChartCluster
+from helm_render import RETRAINING, render
 
 from tandem.contracts import names
+from tandem.contracts.prediction import Feedback
 from tandem.controlplane import wait_until
 from tandem.errors import TandemError
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -164,3 +174,37 @@ def test_a_quota_of_the_namespace_counts_shares(cluster: ChartCluster) -> None:
         return any("exceeded quota: shares" in event["message"] for event in events)
 
     wait_until(refused, "the pod of the second is refused", timeout_s=120)
+
+
+def test_retraining_runs_by_its_own_command_with_its_own_account(
+    cluster: ChartCluster, tmp_path: Path
+) -> None:
+    """On what the cluster has seen: one kind of run, from which nothing better can be learned."""
+    plane, team = cluster.plane, cluster.team()
+    (cronjob,) = (each for each in render(*RETRAINING) if each["kind"] == "CronJob")
+    plane.apply(cronjob)
+    pod = cronjob["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    _, *arguments = container["command"]
+    account = plane.service_account_kubeconfig(names.NAMESPACE, pod["serviceAccountName"])
+
+    url = cluster.installation.predictor_url
+    tandem = Path(sys.executable).with_name("tandem")
+    push = [tandem, "model", "push", LIGHT, "--name", "net", "--namespace", team, "--server", url]
+    subprocess.run(push, check=True, capture_output=True)
+    seen = Feedback(
+        namespace=team, model="net", batch_size=8, gpu_model="Tesla T4", memory_base_bytes=1 << 30,
+        memory_peak_bytes=2 << 30, utilisation_percent=40.0,
+    )  # fmt: skip
+    httpx.post(f"{url}/v1/feedback", json=seen.wire(), trust_env=False).raise_for_status()
+    done = subprocess.run(
+        [tandem, *(a.replace("/artifacts", str(tmp_path / "artifacts")) for a in arguments)],
+        env={**os.environ, "KUBECONFIG": str(account)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())  # in lines as wide as a terminal
+    assert "1 kinds of runs were seen in the cluster" in said
+    assert "What serves goes on" in said
