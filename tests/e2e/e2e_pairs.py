@@ -79,6 +79,11 @@ class Pair:
         self.fault.unlink(missing_ok=True)
         for process in self.processes:
             process.terminate()
+        self.restart_what_ended()
+
+    def restart_what_ended(self) -> None:
+        """Start what has ended by itself, as a kubelet does, and wait until both stand by."""
+        for process in self.processes:
             process.start()
         url = f"{self.installation.verbs_url}/readyz"
         wait_until(lambda: answers(url), f"the extender of {self.name} is ready", timeout_s=120)

@@ -80,6 +80,9 @@ class Arena:
 
     def take_over(self, how: str) -> float:
         """Let the leader fail while it binds; return the seconds until the other has bound."""
+        for pair in self.pairs:
+            pair.restart_what_ended()
+        wait_until(lambda: any(pair.leads() for pair in self.pairs), "a pair leads", timeout_s=60)
         old, new = self.pairs if self.pairs[0].leads() else self.pairs[::-1]
         waiting = self.submit()
         self.cluster.waiting_reason(self.namespace, waiting)
@@ -114,6 +117,12 @@ class Arena:
             self._bound_once(waiting)
         else:
             self._nothing_of(old, new, waiting, surely=how == "paused")
+            if how == "paused":
+                # Told to end before it knows that it leads no more, it would release the Lease of
+                # the other: so it is started anew once it has ended by itself.
+                wait_until(
+                    lambda: not old.scheduler.running, f"{old.name} has stepped down", timeout_s=60
+                )
             assert new.leads()
         old.revive()
         self.running = waiting
