@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 Object = dict[str, Any]
@@ -209,10 +209,11 @@ def _gpu_job(number: int, gib: int) -> Object:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     recorded: Recorded
+    written: ClassVar[dict[str, bytes]] = {}  # by path
     ended = threading.Event()
 
     def do_GET(self) -> None:
-        """Answer a list with a page, a watch with silence, all else with 404."""
+        """Answer a list with a page, a watch with silence, what was written; else with 404."""
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         resource = url.path.rsplit("/", 1)[-1]
@@ -225,6 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
                 text = json.dumps(line).encode() + b"\n"
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
             return
+        if url.path in self.written:
+            self._answer(200, self.written[url.path])
+            return
         known = resource in self.recorded.lists
         body = (
             self.recorded.page(resource, int(query.get("limit", 0)), int(query.get("continue", 0)))
@@ -234,14 +238,22 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200 if known else 404, body)
 
     def do_POST(self) -> None:
-        """Take any write, and forget it."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body.setdefault("metadata", {}).update(uid="written", resourceVersion="1000001")
-        self._answer(201, json.dumps(body).encode())
+        """Take any write; it can be read again, but is on no list."""
+        self._write(201)
 
     def do_PUT(self) -> None:
-        """Take any write, and forget it."""
-        self.do_POST()
+        """Take any write; it can be read again, but is on no list."""
+        self._write(200)
+
+    def _write(self, status: int) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        metadata = body.setdefault("metadata", {})
+        metadata.update(uid="written", resourceVersion="1000001")
+        path = urlsplit(self.path).path
+        if status == 201 and "name" in metadata:
+            path = f"{path}/{metadata['name']}"
+        self.written[path] = json.dumps(body).encode()
+        self._answer(status, self.written[path])
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

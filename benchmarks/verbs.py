@@ -154,7 +154,8 @@ def _write_config(folder: Path, api_port: int, verbs_port: int, public_port: int
 
 
 def _wait_ready(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    while server.poll() is None:
+    until = time.monotonic() + 180
+    while server.poll() is None and time.monotonic() < until:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
                 connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -163,7 +164,7 @@ def _wait_ready(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
         except OSError:
             pass
         time.sleep(0.05)
-    sys.exit(f"the extender ended:\n{log.read_text()[-2000:]}")
+    sys.exit(f"the extender ended, or was not ready in time:\n{log.read_text()[-2000:]}")
 
 
 class Measured:
