@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from e2e_chaos import SEED, record, times
 from e2e_cluster import TandemCluster, job
 from e2e_pairs import answers
 from prometheus_client.parser import text_string_to_metric_families
+from repeated_faults import SEED, record, times
 
 from scheduler_extender.faults import POINTS, VARIABLE
 from tandem.contracts import names

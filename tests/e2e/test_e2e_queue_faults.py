@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2e_chaos import SEED, SHARE, record, times
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
+from repeated_faults import SEED, SHARE, record, times
 
 from scheduler_extender.faults import POINTS, VARIABLE
 from tandem.controlplane import ControlPlane, Node, binaries, wait_until

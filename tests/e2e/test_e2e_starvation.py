@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from e2e_chaos import record
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
+from repeated_faults import record
 
 from tandem.controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.errors import TandemError

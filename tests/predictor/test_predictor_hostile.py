@@ -12,7 +12,6 @@ from collections import Counter
 
 import onnx
 import pytest
-from e2e_chaos import SEED, record, times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -30,6 +29,7 @@ from predictor_graphs import (
     tensor_input,
     weight,
 )
+from repeated_faults import SEED, record, times
 
 from predictor.errors import GraphError, Refusal, SandboxUnavailableError
 from predictor.graph.features import extract_features

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e_chaos import SEED, record, times
+from repeated_faults import SEED, record, times
 from synthetic_profiles import synthetic_profiles
 
 from predictor.artifacts import Artifacts

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from e2e_chaos import record, times
 from predictor_graphs import split_around_weights
+from repeated_faults import record, times
 from typer.testing import CliRunner
 
 from tandem.cli.main import build_app
