@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from scheduler_extender.objects import KINDS
 from scheduler_extender.pods import trim_pod
 from scheduler_extender.records import PARSERS, Record
-from scheduler_extender.state import KINDS, ClusterState
+from scheduler_extender.state import ClusterState
 from tandem.kube.client import Object
 from tandem.kube.reflector import EventType, drop_managed_fields
 

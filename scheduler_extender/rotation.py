@@ -40,6 +40,7 @@ from tandem.kube.resource import SECRETS
 log = logging.getLogger(__name__)
 
 SINCE = "tandem.gpu/since"
+_LOOKS = 5  # for the Secret, while somebody else makes it or deletes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Keeper:
         """Return what is to be served, made if we are the first.
 
         Raises:
-            TandemError: the Secret holds no certificate.
+            TandemError: the Secret holds no certificate, or does not stay.
             KubeError: the API server refused, or could not be reached.
         """
         held = self._look()
@@ -137,7 +138,7 @@ class Keeper:
         """Return what is to be served by now; have it trusted, and take the step that is due.
 
         Raises:
-            TandemError: the Secret holds no certificate, or there is no webhook.
+            TandemError: the Secret holds no certificate or does not stay, or there is no webhook.
             KubeError: the API server refused, or could not be reached.
         """
         held = self._look()
@@ -151,11 +152,15 @@ class Keeper:
         return held.serving
 
     def _look(self) -> Held:
-        """Read the Secret. Where there is none, what we hold begins to be replaced."""
-        while True:
+        """Read the Secret. Where there is none, what we hold begins to be replaced.
+
+        Raises:
+            TandemError: the Secret holds no certificate, or is gone whenever we have made it.
+        """
+        name = f"{self._namespace}/{self._secret}"
+        for _ in range(_LOOKS):
             try:
-                found = self._api.get(SECRETS, self._secret, self._namespace)
-                return _read(found, f"{self._namespace}/{self._secret}")
+                return _read(self._api.get(SECRETS, self._secret, self._namespace), name)
             except NotFound:
                 held = self._first()
             try:
@@ -164,7 +169,11 @@ class Keeper:
                 )
             except AlreadyExists:
                 continue
-            log.info("certificate made secret=%s/%s", self._namespace, self._secret)
+            log.info("certificate made secret=%s", name)
+        raise TandemError(
+            f"Secret {name} was written and cannot be read back",
+            "See who deletes it: `kubectl get secret -w` in that namespace, and the audit log.",
+        )
 
     def _first(self) -> Held:
         now = self._clock()

@@ -6,7 +6,6 @@ clock and on the Bindings under way, and on nothing else. The event loop alone t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,8 @@ from scheduler_extender.jobs import in_steps
 from scheduler_extender.learned import Pairs
 from scheduler_extender.ledger import Claim, Hold, Ledger
 from scheduler_extender.nodes import NodeBook
+from scheduler_extender.objects import Objects
+from scheduler_extender.plans import Plans
 from scheduler_extender.pods import PodInfo
 from scheduler_extender.records import (
     PARSERS,
@@ -34,9 +35,6 @@ from scheduler_extender.table import GpuKind, GpuTable, LiveSnapshot
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Ints
-
-KINDS = tuple(PARSERS)
-_GRAVES = 20_000  # uids of objects that are gone: an answer read before the deletion may come after
 
 
 class ClusterState:
@@ -62,12 +60,10 @@ class ClusterState:
         self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
         self.ledger = Ledger(self.table)
         self.nodes = NodeBook()
-        self._objects: dict[str, dict[Key, Record]] = {kind: {} for kind in KINDS}
-        self._graves: OrderedDict[str, None] = OrderedDict()
+        self._objects = Objects()
         self._pods: dict[str, PodRecord] = {}  # by uid
         self._members: dict[Key, set[str]] = {}  # GPUJob -> uids of its pods
-        self._plans: dict[str, dict[Key, Claim]] = {}  # uid -> claims of plans that have not ended
-        self._deadlines: dict[Key, float] = {}  # GPUJob -> end of its plan
+        self._plans = Plans()
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -109,7 +105,7 @@ class ClusterState:
 
     def pod_named(self, namespace: str, name: str) -> PodRecord | None:
         """Return a pod by its name."""
-        record = self._objects["pods"].get((namespace, name))
+        record = self._objects.of("pods").get((namespace, name))
         return record if isinstance(record, PodRecord) else None
 
     def pods(self) -> Iterable[PodRecord]:
@@ -118,11 +114,11 @@ class ClusterState:
 
     def gpu_jobs(self) -> Mapping[Key, GpuJobRecord]:
         """Return the gangs by (namespace, name)."""
-        return self._objects["gpujobs"]  # type: ignore[return-value] # kinds are kept apart
+        return self._objects.of("gpujobs")  # type: ignore[return-value] # kinds are kept apart
 
     def gpu_nodes(self) -> Mapping[Key, GpuNodeRecord]:
         """Return the agents' reports by ('', node)."""
-        return self._objects["gpunodes"]  # type: ignore[return-value] # kinds are kept apart
+        return self._objects.of("gpunodes")  # type: ignore[return-value] # kinds are kept apart
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the commonest type of GPU, None without GPUs."""
@@ -164,17 +160,14 @@ class ClusterState:
 
     def apply(self, kind: str, record: Record) -> None:
         """Take over an object that has been read already."""
-        if record.uid in self._graves:
+        if self._objects.is_predecessor(kind, record):
+            self.forget(kind, record.key, record.uid)
             return
-        known = self._objects[kind].get(record.key)
-        if known is not None and known.version >= record.version:
-            if known.uid != record.uid:  # a predecessor of that name, told late
-                self.forget(kind, record.key, record.uid)
-            return
-        if known is not None and known.uid != record.uid:
-            self._bury(kind, known)
-        self._objects[kind][record.key] = record
-        self._follow(record, gone=False)
+        gone, new = self._objects.put(kind, record)
+        if gone is not None:
+            self._follow(gone, gone=True)
+        if new is not None:
+            self._follow(new, gone=False)
 
     def delete(self, kind: str, raw: Mapping[str, Any]) -> None:
         """Forget an object (only the one with this uid); it never comes back."""
@@ -185,12 +178,10 @@ class ClusterState:
 
     def forget(self, kind: str, key: Key, uid: str) -> None:
         """Forget an object by its name and uid."""
-        known = self._objects[kind].get(key)
-        if known is not None and known.uid == uid:
-            self._bury(kind, known)
-            return
-        self._remember_grave(uid)
-        if kind == "pods":
+        gone = self._objects.forget(kind, key, uid)
+        if gone is not None:
+            self._follow(gone, gone=True)
+        elif kind == "pods":
             self._derive(uid)
 
     def replace_all(self, kind: str, raws: Iterable[Mapping[str, Any]]) -> None:
@@ -200,16 +191,16 @@ class ClusterState:
             record = PARSERS[kind](raw)
             seen.add(record.key)
             self.apply(kind, record)
-        for key, record in list(self._objects[kind].items()):
+        for key, record in list(self._objects.of(kind).items()):
             if key not in seen:
-                self._bury(kind, record)
+                self._follow(self._objects.remove(kind, record), gone=True)
 
     def tick(self, now_s: float) -> None:
         """Let the clock advance (Unix time): reports grow stale, plans end."""
         self.now_s = now_s
         self.table.tick(now_s, self._stale_after_s)
-        for key in [key for key, end in self._deadlines.items() if end <= now_s]:
-            self._drop_plan(key)
+        for uid in sorted(self._plans.end(now_s)):
+            self._derive(uid)
 
     def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:
         """Let these GPUs, and no others, take nobody beside those who are there."""
@@ -233,16 +224,6 @@ class ClusterState:
         self._derive(uid)
 
     # --- what follows ---------------------------------------------------------------------------
-
-    def _bury(self, kind: str, record: Record) -> None:
-        del self._objects[kind][record.key]
-        self._remember_grave(record.uid)
-        self._follow(record, gone=True)
-
-    def _remember_grave(self, uid: str) -> None:
-        self._graves[uid] = None
-        while len(self._graves) > _GRAVES:
-            self._graves.popitem(last=False)
 
     def _follow(self, record: Record, *, gone: bool) -> None:
         match record:
@@ -270,17 +251,11 @@ class ClusterState:
         self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)
 
     def _follow_gpu_job(self, record: GpuJobRecord, *, gone: bool) -> None:
-        self._drop_plan(record.key)
+        changed = self._plans.drop(record.key)
         if not gone and record.plan and record.plan_deadline_s > self.now_s:
-            self._deadlines[record.key] = record.plan_deadline_s
             worker = self.beliefs.of(record.worker, record.status.load)
-            if record.status.plan is not None:
-                worker = in_steps(worker, record.status.plan.accumulation_steps)
-            for pod in record.plan:
-                claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker)
-                self._plans.setdefault(pod.uid, {})[record.key] = claim
-                self._derive(pod.uid)
-        for uid in self._members.get(record.key, ()):
+            changed |= self._plans.put(record, worker)
+        for uid in sorted(changed.union(self._members.get(record.key, ()))):
             self._derive(uid)
 
     def _follow_pod(self, record: PodRecord, *, gone: bool) -> None:
@@ -298,22 +273,12 @@ class ClusterState:
                 self._members.setdefault(record.gpujob, set()).add(record.uid)
         self._derive(record.uid)
 
-    def _drop_plan(self, key: Key) -> None:
-        if self._deadlines.pop(key, None) is None:
-            return
-        for uid in [uid for uid, plans in self._plans.items() if key in plans]:
-            del self._plans[uid][key]
-            if not self._plans[uid]:
-                del self._plans[uid]
-            self._derive(uid)
-
     def _derive(self, uid: str) -> None:
         """Work out anew what a pod holds and what it takes of its node."""
         record = self._pods.get(uid)
-        plans = self._plans.get(uid)
-        planned = plans[min(plans)] if plans else None
+        planned = self._plans.of(uid)
         bound = None
-        settled = record is None and uid in self._graves
+        settled = record is None and self._objects.is_gone(uid)
         if record is not None:
             pod = record.pod
             settled = bool(pod.node_name) or pod.finished
@@ -344,8 +309,8 @@ class ClusterState:
         """Raise AssertionError unless everything derived agrees with the objects. For tests."""
         self.ledger.check()
         for uid, record in self._pods.items():
-            assert self._objects["pods"][record.key] is record
+            assert self._objects.of("pods")[record.key] is record
             assert not record.ours or uid in self._members[record.gpujob]
-        assert len(self._pods) == len(self._objects["pods"])
+        assert len(self._pods) == len(self._objects.of("pods"))
         assert {node for _, node in self.gpu_nodes()} == set(self.table.slot_of)
-        assert not any(uid in self._graves for uid in self.nodes.uses())
+        assert not any(self._objects.is_gone(uid) for uid in self.nodes.uses())

@@ -242,6 +242,21 @@ def test_a_secret_that_was_deleted_comes_back_and_its_certificate_is_replaced_wi
     assert authorities(world) == 1
 
 
+def test_a_secret_that_does_not_stay_is_said_and_not_made_for_ever():
+    cluster = MemoryCluster()
+    create, made = cluster.create, []
+
+    def vanish(*args):
+        made.append(create(*args))
+        cluster.delete(SECRETS, SECRET_NAME, "tandem-system")
+
+    cluster.create = vanish
+    with pytest.raises(TandemError, match="cannot be read back") as refused:
+        keeper(cluster).begin()
+    assert "get secret" in str(refused.value.hint)
+    assert len(made) < 10
+
+
 def test_a_replica_that_begins_without_a_secret_leaves_the_others_trusted():
     world = World()
     world.cluster.delete(SECRETS, SECRET_NAME, "tandem-system")
