@@ -1,10 +1,11 @@
 """Trained models as files: versioned by their hash, published in one step, rolled back in one.
 
-A directory holds, per kind of model, `KIND-VERSION.PART.ubj` (each part of the model),
-`KIND-VERSION.json` (its card: the sha256 of every part, its features, its errors), a report for
-people, and `KIND-current.json`, which names the version that serves and the ones before it. Each
-file appears by a rename and the last of them is the pointer, so that a kill at any moment leaves
-either the old state or the new one. A model is data (UBJSON), never code.
+A directory holds, per kind of model, `KIND-VERSION.PART` (a model as `NAME.ubj`, and as the
+`NAME.json` that XGBoost made of it), `KIND-VERSION.json` (its card: the sha256 of every part, its
+features, its errors), a report for people, and `KIND-current.json`, which names the version that
+serves and the ones before it. Each file appears by a rename and the last of them is the pointer, so
+that a kill at any moment leaves either the old state or the new one. A model is data (UBJSON),
+never code.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from tandem.errors import TandemError
 
@@ -28,7 +29,7 @@ class Card(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str
-    #: sha256 by part.
+    #: sha256 by part, `NAME.ubj` or `NAME.json`.
     parts: dict[str, str]
     features: list[str]
     trained_on: dict[str, int]
@@ -36,6 +37,12 @@ class Card(BaseModel):
     chosen: str
     #: What a kind of model needs beside its parts, such as its margins.
     details: dict[str, Any] = {}
+
+    @field_validator("parts")
+    @classmethod
+    def _with_suffix(cls, parts: dict[str, str]) -> dict[str, str]:
+        """Let cards be read that were written when UBJSON was all there was."""
+        return {name if "." in name else f"{name}.ubj": sha for name, sha in parts.items()}
 
 
 class _Current(BaseModel):
@@ -75,7 +82,7 @@ class Artifacts:
         card: dict[str, Any],
         report: dict[str, str] | None = None,
     ) -> Card:
-        """Store a model and let it serve; returns its card. The one before is kept.
+        """Store the parts of a model and let it serve; returns its card. The one before is kept.
 
         `report` has texts for people by the suffix of their file (`md`, `svg`).
         """
@@ -83,7 +90,7 @@ class Artifacts:
         published = Card(version=_version(digests), parts=digests, **card)
         self._directory.mkdir(parents=True, exist_ok=True)
         for name, part in parts.items():
-            _write(self._path(kind, published.version, f"{name}.ubj"), part)
+            _write(self._path(kind, published.version, name), part)
         for suffix, text in (report or {}).items():
             _write(self._path(kind, published.version, suffix), text.encode())
         _write(
@@ -107,8 +114,7 @@ class Artifacts:
         try:
             card = Card.model_validate_json(self._path(kind, current.version, "json").read_bytes())
             parts = {
-                name: self._path(kind, current.version, f"{name}.ubj").read_bytes()
-                for name in card.parts
+                name: self._path(kind, current.version, name).read_bytes() for name in card.parts
             }
         except (OSError, ValidationError) as error:
             raise _damaged(self._directory, kind, current.version) from error
@@ -143,7 +149,8 @@ class Artifacts:
 
 
 def _version(digests: dict[str, str]) -> str:
-    return hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:_VERSION_LENGTH]
+    models = "".join(sha for name, sha in digests.items() if name.endswith(".ubj"))
+    return hashlib.sha256(models.encode()).hexdigest()[:_VERSION_LENGTH]
 
 
 def _damaged(directory: Path, kind: str, version: str) -> ArtifactError:

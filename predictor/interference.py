@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
-from predictor.trees import Trees
+from predictor.trees import Trees, in_json
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
 from tandem.policy.equations.horus import slowdown_over_commit
 
 Floats = NDArray[np.float64]
 
-#: The name of its artifacts, and of the one part that they have.
+#: The name of its artifacts, and of the one model that they have.
 KIND = "interference"
 PART = "speed"
 #: A predicted speed below this counts as this: a slowdown of 20.
@@ -81,14 +81,14 @@ class LearnedInterference:
     source = Source.MODEL
 
     def __init__(self, parts: dict[str, bytes], card: Card) -> None:
-        if card.features != list(PAIR_FEATURES) or PART not in parts:
+        if card.features != list(PAIR_FEATURES) or f"{PART}.ubj" not in parts:
             raise ArtifactError(
                 f"The interference model {card.version} was trained on other features.",
                 "Train it again with this version of Tandem.",
             )
         self.version = f"{KIND}/{card.version}"
         self._gpus = frozenset(card.details.get("gpus", ()))
-        self._trees = Trees(parts[PART])
+        self._trees = Trees(in_json(parts)[PART])
 
     def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
         """Return (partners, 2) slowdowns; every load must have its shares."""

@@ -18,10 +18,10 @@ from predictor.equations import training_step
 from predictor.gpus import UNKNOWN_GPU
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, known
 from predictor.sources import PEAK_LEVEL, Memory, Question, Utilisation, formula_utilisation, gib
-from predictor.trees import Trees
+from predictor.trees import Trees, in_json
 from tandem.contracts.resources import Source
 
-#: The name of its artifacts, and of their parts.
+#: The name of its artifacts, and of their models.
 KIND = "load"
 MEMORY, UTILISATION, ITERATION = "memory", "utilisation", "iteration"
 #: A formula that is corrected by more than this (a factor of 20) was wrong, or the model is.
@@ -61,7 +61,7 @@ class LearnedLoad:
         except ValidationError as error:
             raise ArtifactError(f"The card of the load model {card.version} is damaged.") from error
         self.version = f"{KIND}/{card.version}"
-        self._parts = {name: Trees(part) for name, part in parts.items()}
+        self._parts = {name: Trees(model) for name, model in in_json(parts).items()}
         self._range = np.array([self._details.low, self._details.high])
         self._supported = [LOAD_FEATURES.index(name) for name in SUPPORTED]
 

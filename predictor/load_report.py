@@ -51,7 +51,7 @@ def held_out_figures(
     }
 
 
-def markdown(card: dict[str, Any], parts: dict[str, bytes]) -> str:
+def markdown(card: dict[str, Any], parts: list[str]) -> str:
     """Return the report as a page."""
     errors, details = card["errors"], card["details"]
     targets = list(errors["formula"])

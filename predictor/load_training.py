@@ -32,6 +32,7 @@ from predictor.load_features import LOAD_FEATURES, SUPPORTED
 from predictor.load_model import KIND, UTILISATION
 from predictor.load_report import held_out_figures, markdown, scatter
 from predictor.profiles import Origin, Profile
+from predictor.trees import in_json, stored
 from tandem.errors import TandemError
 
 MIN_PROFILES = 60
@@ -82,7 +83,7 @@ def train_load(
         plots[target] = (measured, ours, bounds)
         learner: Any = xgboost_learner()
         learner.fit(table.columns[rows], table.residual(target)[rows])
-        parts[target] = bytes(learner.get_booster().save_raw("ubj"))
+        parts |= stored(target, learner.get_booster())
         out_of_fold[target] = np.full(len(profiles), np.nan)
         out_of_fold[target][rows] = ours
     if not parts:
@@ -101,7 +102,7 @@ def train_load(
         "chosen": PUBLISHED,
         "details": _details(profiles, table, offsets) | {"held_out": figures},
     }
-    report = {"md": markdown(card, parts), "svg": scatter(plots)}
+    report = {"md": markdown(card, list(out_of_fold)), "svg": scatter(plots)}
     return artifacts.publish(KIND, parts, card, report)
 
 
@@ -152,7 +153,8 @@ def _check_against_serving(
     import xgboost
 
     parts, card = serving
-    lacking = sorted(parts.keys() - out_of_fold.keys())
+    models = in_json(parts)
+    lacking = sorted(models.keys() - out_of_fold.keys())
     if lacking or card.features != list(LOAD_FEATURES):
         if card.features != list(LOAD_FEATURES):
             return  # made for another version of Tandem: it cannot serve
@@ -162,12 +164,12 @@ def _check_against_serving(
             "Measure the missing figures too.",
         )
     unseen = ~np.isin(table.family, card.details.get("families", []))
-    for target, part in parts.items():
+    for target, model in models.items():
         measured, ours = table.measured[target], out_of_fold[target]
         compared = np.flatnonzero(unseen & np.isfinite(ours))
         if len(compared) >= _MIN_COMPARED:
             booster = xgboost.Booster({"nthread": 1})
-            booster.load_model(bytearray(part))
+            booster.load_model(bytearray(model))
             learned = booster.inplace_predict(table.columns[compared].astype(np.float32))
             old = corrected(target, table.formula[target][compared], learned)
             theirs = rmsle(measured[compared], old)

@@ -34,6 +34,7 @@ from predictor.selection import (
     unseen_models,
     unseen_pairs,
 )
+from predictor.trees import stored
 from tandem.errors import TandemError, UsageError
 
 #: The candidate that is published: the others serve for comparison, or cannot be stored as data.
@@ -113,7 +114,6 @@ def train(measured: list[MeasuredPair], artifacts: Artifacts) -> Card:
     _check_better(errors)
     learner: Any = candidates()[PUBLISHED]()
     learner.fit(pairs.features, pairs.speed)
-    model = bytes(learner.get_booster().save_raw("ubj"))
     gpus = Counter(pair.gpu_model for pair in measured)
     card = {
         "features": list(PAIR_FEATURES),
@@ -125,7 +125,7 @@ def train(measured: list[MeasuredPair], artifacts: Artifacts) -> Card:
             "families": sorted(families),
         },
     }
-    return artifacts.publish(KIND, {PART: model}, card)
+    return artifacts.publish(KIND, stored(PART, learner.get_booster()), card)
 
 
 def _check_better(errors: dict[str, dict[str, float]]) -> None:

@@ -5,30 +5,52 @@ All trees are walked at once, one level a step: a handful of small array operati
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.ubjson import read
-
 Rows = NDArray[np.float32]
 
 
+def stored(name: str, booster: Any) -> dict[str, bytes]:  # noqa: ANN401 - XGBoost has no types
+    """Return a model as parts of an artifact: UBJSON, and the same in JSON, which serves."""
+    return {f"{name}.{form}": bytes(booster.save_raw(form)) for form in ("ubj", "json")}
+
+
+def in_json(parts: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the models among the parts of an artifact, by name.
+
+    An artifact may be older than its JSON: then XGBoost makes it here, which takes seconds.
+    """
+    names = dict.fromkeys(part.rpartition(".")[0] for part in parts)
+    return {name: parts.get(f"{name}.json") or _converted(parts[f"{name}.ubj"]) for name in names}
+
+
+def _converted(ubjson: bytes) -> bytes:
+    import xgboost
+
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(ubjson))
+    return bytes(booster.save_raw("json"))
+
+
 class Trees:
-    """The trees of a model that XGBoost stored (UBJSON), for regression.
+    """The trees of a model for regression, as XGBoost writes it in JSON.
 
     Nodes of all trees lie one after the other; `_next` holds both children of each, left and right.
     """
 
     def __init__(self, model: bytes) -> None:
-        learner = read(model)["learner"]
-        stored = learner["gradient_booster"]["model"]["trees"]
-        sizes = [len(tree["left_children"]) for tree in stored]
+        learner = json.loads(model)["learner"]
+        trees = learner["gradient_booster"]["model"]["trees"]
+        sizes = [len(tree["left_children"]) for tree in trees]
         self._roots = np.cumsum([0, *sizes], dtype=np.intp)[:-1]
 
         def column(name: str, kind: type) -> NDArray[Any]:
-            return np.concatenate([tree[name] for tree in stored]).astype(kind)
+            return np.concatenate([np.array(tree[name], dtype=kind) for tree in trees])
 
         children = np.stack(
             [column("left_children", np.intp), column("right_children", np.intp)], axis=1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,7 @@ from predictor.selection import (
 )
 from predictor.store import ClusterProfileStore
 from predictor.training import read_pairs, table, train
+from predictor.trees import in_json
 from tandem.cli.main import build_app
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
@@ -174,10 +177,12 @@ CARD = {"features": [], "trained_on": {}, "errors": {}, "chosen": "x"}
 def test_versions_follow_and_roll_back(tmp_path):
     artifacts = Artifacts(tmp_path / "new")
     assert artifacts.load(KIND) is None
-    versions = [artifacts.publish(KIND, {PART: m}, CARD).version for m in (b"one", b"two", b"two")]
-    assert artifacts.load(KIND)[0] == {PART: b"two"}
+    versions = [
+        artifacts.publish(KIND, {f"{PART}.ubj": m}, CARD).version for m in (b"one", b"two", b"two")
+    ]
+    assert artifacts.load(KIND)[0] == {f"{PART}.ubj": b"two"}
     assert artifacts.rollback(KIND) == versions[0]
-    assert artifacts.load(KIND)[0] == {PART: b"one"}
+    assert artifacts.load(KIND)[0] == {f"{PART}.ubj": b"one"}
     with pytest.raises(ArtifactError, match="no earlier"):
         artifacts.rollback(KIND)
 
@@ -185,7 +190,7 @@ def test_versions_follow_and_roll_back(tmp_path):
 @pytest.mark.parametrize("damage", ["truncate", "remove", "card", "pointer"])
 def test_a_damaged_model_is_never_served(tmp_path, damage):
     artifacts = Artifacts(tmp_path)
-    version = artifacts.publish(KIND, {PART: b"model"}, CARD).version
+    version = artifacts.publish(KIND, {f"{PART}.ubj": b"model"}, CARD).version
     model = tmp_path / f"{KIND}-{version}.{PART}.ubj"
     match damage:
         case "truncate":
@@ -203,7 +208,7 @@ def test_a_damaged_model_is_never_served(tmp_path, damage):
 @pytest.mark.parametrize("step", range(3))
 def test_a_kill_while_storing_leaves_the_old_model(tmp_path, monkeypatch, step):
     artifacts = Artifacts(tmp_path)
-    artifacts.publish(KIND, {PART: b"old"}, CARD)
+    artifacts.publish(KIND, {f"{PART}.ubj": b"old"}, CARD)
     replace, left = Path.replace, [step]
 
     class Killed(BaseException):
@@ -217,13 +222,13 @@ def test_a_kill_while_storing_leaves_the_old_model(tmp_path, monkeypatch, step):
 
     monkeypatch.setattr(Path, "replace", until)
     with pytest.raises(Killed):
-        artifacts.publish(KIND, {PART: b"new"}, CARD)
-    assert artifacts.load(KIND)[0] == {PART: b"old"}
+        artifacts.publish(KIND, {f"{PART}.ubj": b"new"}, CARD)
+    assert artifacts.load(KIND)[0] == {f"{PART}.ubj": b"old"}
     assert not list(tmp_path.glob(".*"))
 
 
 def test_a_model_of_other_features_is_refused(tmp_path):
-    Artifacts(tmp_path).publish(KIND, {PART: b""}, CARD)
+    Artifacts(tmp_path).publish(KIND, {f"{PART}.ubj": b""}, CARD)
     with pytest.raises(ArtifactError, match="other features"):
         open_interference(tmp_path)
 
@@ -350,6 +355,41 @@ def test_the_shipped_model_is_sound_small_and_says_what_it_knows():
     assert answer.source is Source.MODEL
     assert answer.model_version == f"interference/{card.version}"
     assert not answer.out_of_distribution
+
+
+@pytest.mark.slow
+def test_what_serves_is_the_json_that_xgboost_makes_of_the_model():
+    parts, card = serving(None, KIND)
+    assert card.parts.keys() == parts.keys() == {f"{PART}.ubj", f"{PART}.json"}
+    old = {f"{PART}.ubj": parts[f"{PART}.ubj"]}
+    assert in_json(old) == in_json(parts) == {PART: parts[f"{PART}.json"]}
+
+
+@pytest.mark.slow
+def test_an_artifact_of_before_the_json_still_serves(tmp_path):
+    parts, card = serving(None, KIND)
+    Artifacts(tmp_path).publish(
+        KIND, {f"{PART}.ubj": parts[f"{PART}.ubj"]}, card.model_dump(exclude={"version", "parts"})
+    )
+    file = tmp_path / f"{KIND}-{card.version}.json"  # the version is the UBJSON's
+    written = json.loads(file.read_text())
+    written["parts"] = {PART: written["parts"].pop(f"{PART}.ubj")}
+    file.write_text(json.dumps(written))
+    request = InterferenceRequest(job=load(95), candidates=[load(95)], gpu_model="Tesla V100")
+    assert open_interference(tmp_path).answer(request) == open_interference(None).answer(request)
+
+
+def test_the_service_starts_without_xgboost():
+    program = (
+        "import sys\n"
+        "from predictor.interference import open_interference\n"
+        "from predictor.load_model import open_load\n"
+        "import predictor.app\n"
+        "assert open_interference(None)._learned is not None\n"
+        "open_load(None)\n"
+        "sys.exit('xgboost' in sys.modules or 'scipy' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ LEARNS_S = 600
 def publish_old(directory: Path) -> Artifacts:
     artifacts = Artifacts(directory)
     card = {"features": [], "trained_on": {}, "errors": {}, "chosen": "x"}
-    artifacts.publish(KIND, {"memory": b"old"}, card)
+    artifacts.publish(KIND, {"memory.ubj": b"old"}, card)
     return artifacts
 
 
@@ -56,7 +56,7 @@ def test_a_kill_while_it_learns_leaves_no_trace(tmp_path):
         # It was killed, and had not ended by itself.
         assert process.returncode == -signal.SIGKILL
         assert {f.name: f.read_bytes() for f in (tmp_path / "artifacts").iterdir()} == before
-        assert artifacts.load(KIND)[0] == {"memory": b"old"}
+        assert artifacts.load(KIND)[0] == {"memory.ubj": b"old"}
     record("-", "training killed while it learns", count, seconds_into_it=after_s)
 
 
@@ -72,7 +72,7 @@ def test_a_kill_while_it_stores_leaves_the_old_model_or_the_new_one(tmp_path):
         "kept = card.model_dump(exclude={'version', 'parts'})\n"
         "print('ready', flush=True)\n"
         "for n in range(10**9):\n"
-        "    new = parts | {'memory': b'x' * 200_000 + str(n).encode()}\n"
+        "    new = parts | {'memory.ubj': b'x' * 200_000 + str(n).encode()}\n"
         "    Artifacts(Path(sys.argv[1])).publish('load', new, kept)\n"
     )
     artifacts = publish_old(tmp_path / "artifacts")
@@ -86,7 +86,7 @@ def test_a_kill_while_it_stores_leaves_the_old_model_or_the_new_one(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.communicate()
         parts, found = artifacts.load(KIND)  # raises where anything is half-written
-        assert parts["memory"] == b"old" or parts["memory"].startswith(b"xxx")
+        assert parts["memory.ubj"] == b"old" or parts["memory.ubj"].startswith(b"xxx")
         versions.add(found.version)
     artifacts.rollback(KIND)
     assert artifacts.load(KIND) is not None

@@ -137,7 +137,8 @@ def test_every_candidate_learns_the_residual():
 @pytest.mark.slow
 def test_what_is_published_says_what_it_is(trained):
     parts, card = Artifacts(trained).load(KIND)
-    assert set(parts) == {"memory", "utilisation", "iteration"}
+    models = {"memory", "utilisation", "iteration"}
+    assert set(parts) == {f"{name}.{form}" for name in models for form in ("ubj", "json")}
     assert card.features == list(LOAD_FEATURES)
     assert card.trained_on["synthetic"] == card.trained_on["profiles"] == 144
     for target, figures in card.details["held_out"].items():
@@ -207,11 +208,11 @@ def test_trees_answer_as_xgboost_does():
     booster = learner.get_booster()
     rows = table.columns.astype(np.float32)
     rows[::7, 3] = np.nan
-    ours = Trees(bytes(booster.save_raw("ubj"))).predict(rows)
+    ours = Trees(bytes(booster.save_raw("json"))).predict(rows)
     assert ours == pytest.approx(booster.inplace_predict(rows, missing=np.nan), abs=1e-5)
     # A single leaf is a tree as well.
     flat = xgboost_learner().fit(table.columns, np.full(len(rows), 0.25)).get_booster()
-    assert Trees(bytes(flat.save_raw("ubj"))).predict(rows[:1]) == pytest.approx([0.25], abs=1e-5)
+    assert Trees(bytes(flat.save_raw("json"))).predict(rows[:1]) == pytest.approx([0.25], abs=1e-5)
 
 
 # --- serving ----------------------------------------------------------------------------------
@@ -307,10 +308,10 @@ def test_the_service_answers_by_the_model_and_by_what_was_observed(trained):
 
 def test_a_model_of_other_features_or_a_damaged_card_is_refused(tmp_path):
     card = {"features": ["x"], "trained_on": {}, "errors": {}, "chosen": "x"}
-    Artifacts(tmp_path).publish(KIND, {"memory": b""}, card)
+    Artifacts(tmp_path).publish(KIND, {"memory.ubj": b""}, card)
     with pytest.raises(ArtifactError, match="other features"):
         open_load(tmp_path)
-    Artifacts(tmp_path).publish(KIND, {"memory": b"1"}, card | {"features": list(LOAD_FEATURES)})
+    Artifacts(tmp_path).publish(KIND, {"memory.ubj": b"1"}, card | {"features": list(LOAD_FEATURES)})
     with pytest.raises(ArtifactError, match="card"):
         open_load(tmp_path)
 
