@@ -311,7 +311,9 @@ def test_a_model_of_other_features_or_a_damaged_card_is_refused(tmp_path):
     Artifacts(tmp_path).publish(KIND, {"memory.ubj": b""}, card)
     with pytest.raises(ArtifactError, match="other features"):
         open_load(tmp_path)
-    Artifacts(tmp_path).publish(KIND, {"memory.ubj": b"1"}, card | {"features": list(LOAD_FEATURES)})
+    Artifacts(tmp_path).publish(
+        KIND, {"memory.ubj": b"1"}, card | {"features": list(LOAD_FEATURES)}
+    )
     with pytest.raises(ArtifactError, match="card"):
         open_load(tmp_path)
 
