@@ -57,9 +57,14 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
     found = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     try:
         for address in found.values():
-            wait_until(lambda url=address: ready(url), f"{address} is ready", timeout_s=120)
+            wait_until(
+                lambda url=address: any(ended(running)) or ready(url),
+                f"{address} is ready",
+                timeout_s=120,
+            )
+        assert not any(ended(running)), [p.read_text() for p in folder.glob("*.log")]
         yield found
-        assert [process.poll() for process in running] == [None, None], "none has ended"
+        assert not any(ended(running)), "none has ended"
     finally:
         for process in running:
             process.terminate()
@@ -67,6 +72,10 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             process.wait(30)
     said = "".join(path.read_text() for path in Path(folder).glob("*.log"))
     assert "Traceback" not in said, said
+
+
+def ended(running: list[subprocess.Popen[bytes]]) -> list[bool]:
+    return [process.poll() is not None for process in running]
 
 
 def ready(address: str) -> bool:
