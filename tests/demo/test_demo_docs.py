@@ -57,3 +57,16 @@ def test_every_library_that_runs_is_accounted_for():
         for name in row.split(",")
     } - {"library"}
     assert needed == listed
+
+
+def test_the_comparison_on_the_front_page_is_that_of_the_results():
+    compared = (ROOT / "README.md").read_text().split("## How it compares")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z-]+)`[^|]*\| ([\d.]+) \| ([\d.]+) \| (\d+) \|$", compared, re.M)
+    measured = (ROOT / "docs" / "results.md").read_text().split("## With measured interference")[1]
+    found = {}
+    for line in measured.split("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 10:
+            found[cells[0].split()[0]] = (cells[2], cells[8], cells[9])
+    assert len(rows) >= 6
+    assert {name: figures for name, *figures in rows} == {n: list(found[n]) for n, *_ in rows}
