@@ -56,3 +56,8 @@ def main() -> None:
         if error.hint:
             err.print(f"  {escape(error.hint)}", highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename else ""
+        err.print(f"[red]error:[/red] {escape(where + (error.strerror or str(error)))}",
+                  highlight=False, soft_wrap=True)  # fmt: skip
+        sys.exit(1)

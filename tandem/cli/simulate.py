@@ -115,17 +115,18 @@ def simulate(
     setup = Setup(read.jobs, nodes, truth_file, seed, preemption_cost, belief_error)
     with _Progress([p.name for p in profiles], len(read.jobs)) as progress:
         results = run_profiles(setup, profiles, processes=jobs, progress=progress.show)
+    document = {"profiles": {r.profile: r.report.as_json() for r in results}}
+    if json_ is not None and str(json_) == "-":
+        print_json(document)
+    else:
+        _print_table(results)
+    # Files come last: where one cannot be written, what was found has been shown.
+    if json_ is not None and str(json_) != "-":
+        import json
+
+        json_.write_text(json.dumps(document, indent=2) + "\n")
     if plots is not None:
         from tandem.simulator.plots import write_plots
 
         for path in write_plots(results, plots, plot_format):
             err.print(f"wrote {path}", highlight=False)
-    document = {"profiles": {r.profile: r.report.as_json() for r in results}}
-    if json_ is not None and str(json_) != "-":
-        import json
-
-        json_.write_text(json.dumps(document, indent=2) + "\n")
-    if json_ is not None and str(json_) == "-":
-        print_json(document)
-    else:
-        _print_table(results)

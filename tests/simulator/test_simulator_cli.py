@@ -106,6 +106,17 @@ def test_a_mistake_is_told_in_a_sentence(
 
 
 @pytest.mark.slow
+def test_figures_are_shown_even_where_the_file_for_them_cannot_be_written(
+    tandem: Callable[..., Done], trace: Path, tmp_path: Path
+) -> None:
+    found = tmp_path / "absent" / "found.json"
+    done = tandem("--trace", trace, "--cluster", "1x2", "--profile", "fifo", "--json", found)
+    assert done.returncode == 1
+    assert "fifo" in done.stdout
+    assert "No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_profiles_in_parallel_and_pictures(
     tandem: Callable[..., Done], trace: Path, tmp_path: Path
 ) -> None:
