@@ -2,10 +2,11 @@
 
 `python -m benchmarks.predictor [--requests 2000] [--json FILE]`
 
-A prediction is what the scheduler asks about a job at admission: the load of a model that was
-pushed, and the slowdowns beside 64 candidates, each over HTTP from the service in a process of its
-own on this machine, one after the other, on one connection of the standard library's client: what
-it takes to make JSON of the question and to read the answer is in the figures. With `--artifacts`
+A prediction is the load of a model that was pushed and the slowdowns beside 64 candidates, asked in
+one call (`both`) and one after the other (`in two calls`, as who knows the job's load already asks
+for the second alone), over HTTP from the service in a process of its own on this machine, on one
+connection of the standard library's client: what it takes to make JSON of the question and to read
+the answer is in the figures. With `--artifacts`
 trained models answer, otherwise those that the service has by itself. On a machine with other work
 the times are those of waiting for a core as well; `CPU ms` is what the service itself used.
 """
@@ -59,7 +60,7 @@ def features(repeats: int) -> dict[str, dict[str, float]]:
 
 
 def prediction(requests: int, artifacts: Path | None) -> dict[str, object]:
-    """Return the times of load, of interference with 64 candidates, and of both together."""
+    """Return the times of load, of interference with 64 candidates, and of both."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     trained = ["--artifacts", str(artifacts)] if artifacts else []
@@ -138,12 +139,18 @@ def _timed(client: _Client, pid: int, requests: int) -> dict[str, object]:
         used = _cpu_seconds(pid) - used
         return percentiles(times) | {"cpu_ms": round(1e3 * used / requests, 2)}
 
+    def both(batch: int) -> dict[str, Any]:
+        asked = {"model": "net", "batchSize": batch, "gpuModel": gpu, "candidates": candidates}
+        return client.post("/v1/predict", asked)
+
     answer = price(candidates[0])
     assert len(answer["pairs"]) == CANDIDATES
+    assert both(1)["interference"] == answer
     return {
         "load": measure(load),
         f"interference_{CANDIDATES}": measure(lambda n: price(candidates[n % CANDIDATES])),
-        "both": measure(lambda n: price(load(n))),
+        "in two calls": measure(lambda n: price(load(n))),
+        "both": measure(both),
         "source": answer["source"],
     }
 

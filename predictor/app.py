@@ -27,6 +27,7 @@ from predictor.load_model import open_load
 from predictor.metrics import Metrics
 from predictor.sandbox import Sandbox
 from predictor.store import ProfileStore, check_names
+from tandem.contracts.base import Message
 from tandem.contracts.prediction import (
     ErrorBody,
     Feedback,
@@ -70,6 +71,7 @@ class _Service:
             Predictor([learned.memory], [learned.utilisation]) if learned else Predictor()
         )
         self._drift = Drift(self._predictor)
+        self._pricing = open_interference(config.artifacts)
         self._uploads = 0
         # Graphs wait for their turn here and not in the threads that predictions need.
         self._parsers = anyio.CapacityLimiter(sandbox.limits.parallel)
@@ -138,7 +140,21 @@ class _Service:
             model.observed if model else (),
         )
         self._metrics.predicted(prediction.load)
-        return prediction.model_copy(update={"explanation": missing + prediction.explanation})
+        changes: dict[str, object] = {"explanation": missing + prediction.explanation}
+        if request.candidates is not None:
+            changes["interference"] = self.price(
+                InterferenceRequest(
+                    job=prediction.load,
+                    candidates=request.candidates,
+                    gpu_model=request.gpu_model,
+                )
+            )
+        return prediction.model_copy(update=changes)
+
+    def price(self, request: InterferenceRequest) -> InterferenceAnswer:
+        answer = self._pricing.answer(request)
+        self._metrics.priced(len(answer.pairs), answer.source.value)
+        return answer
 
 
 def create_app(
@@ -147,7 +163,6 @@ def create_app(
     """Return the service. `sandbox` is started with it and closed at the end."""
     sandbox = sandbox or Sandbox(config.sandbox)
     metrics = Metrics()
-    pricing = open_interference(config.artifacts)
     service = _Service(config, store, sandbox, metrics)
 
     @asynccontextmanager
@@ -191,10 +206,10 @@ def create_app(
         store.delete(namespace, name)
         return Response(status_code=204)
 
-    @app.post("/v1/predict", response_model_exclude_none=True)
-    def predict(request: PredictRequest) -> Prediction:
+    @app.post("/v1/predict", response_model=Prediction)
+    async def predict(request: PredictRequest) -> Response:
         """Predict one job's load; a model that is not there counts as unknown, and is named."""
-        return service.predict(request)
+        return _as_it_is(await run_in_threadpool(service.predict, request))
 
     @app.post("/v1/predict:batch", response_model_exclude_none=True)
     def predict_batch(batch: PredictBatch) -> PredictionBatch:
@@ -209,10 +224,7 @@ def create_app(
     @app.post("/v1/interference", response_model=InterferenceAnswer)
     async def interference(request: InterferenceRequest) -> Response:
         """Predict how a job and each of many candidates would slow one another down."""
-        # Written as it is: to have each of many pairs checked once more costs as much as the model.
-        answer = pricing.answer(request)
-        metrics.priced(len(answer.pairs), answer.source.value)
-        return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+        return _as_it_is(service.price(request))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -230,3 +242,10 @@ def create_app(
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+def _as_it_is(answer: Message) -> Response:
+    """Return an answer that is not checked once more: that takes as long as to make it."""
+    return Response(
+        answer.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json"
+    )

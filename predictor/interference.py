@@ -38,9 +38,6 @@ PAIR_FEATURES = (
 )  # fmt: skip
 
 
-_LOAD_FEATURES = 4
-
-
 class InterferenceModel(Protocol):
     """Prices pairs of loads on a type of GPU."""
 
@@ -92,8 +89,8 @@ class LearnedInterference:
 
     def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
         """Return (partners, 2) slowdowns; every load must have its shares."""
-        others = np.array([load_features(p) for p in partners]).reshape(-1, _LOAD_FEATURES)
-        own = np.tile(load_features(job), (len(partners), 1))
+        others = load_features(partners)
+        own = np.repeat(load_features([job]), len(partners), axis=0)
         rows = [pair_features(own, others, gpu), pair_features(others, own, gpu)]
         speed = self._trees.predict(np.concatenate(rows).astype(np.float32))
         slowdown = (1 / speed.clip(_SLOWEST, 1.0) - 1).reshape(2, -1)
@@ -162,14 +159,14 @@ def has_shares(load: Load) -> bool:
     return None not in (load.iteration_s, load.compute_share, load.bandwidth_share)
 
 
-def load_features(load: Load) -> list[float]:
-    """Return utilisation, shares of FLOP rate and bandwidth, and log step time (`has_shares`)."""
-    assert load.iteration_s is not None
-    assert load.compute_share is not None
-    assert load.bandwidth_share is not None
-    return [
-        load.utilisation_percent,
-        load.compute_share,
-        load.bandwidth_share,
-        math.log10(load.iteration_s),
-    ]
+def load_features(loads: Sequence[Load]) -> Floats:
+    """Return (loads, 4): utilisation, shares of FLOP rate and bandwidth, log of the step's time."""
+    features = np.array(
+        [
+            (load.utilisation_percent, load.compute_share, load.bandwidth_share, load.iteration_s)
+            for load in loads
+        ],
+        dtype=np.float64,
+    ).reshape(-1, 4)
+    features[:, 3] = np.log10(features[:, 3])
+    return features

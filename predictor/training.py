@@ -78,7 +78,7 @@ def table(measured: Iterable[MeasuredPair]) -> Pairs:
         label = " + ".join(sorted((pair.first.name, pair.second.name)))
         gpu = find_gpu(pair.gpu_model)
         for job, partner in ((pair.first, pair.second), (pair.second, pair.first)):
-            own, others = (np.array([load_features(side.load)]) for side in (job, partner))
+            own, others = (load_features([side.load]) for side in (job, partner))
             (features,) = pair_features(own, others, gpu)
             speed = min(job.speed, 1.0)
             rows.append((features, speed, job.family, partner.family, label, pair.gpu_model))

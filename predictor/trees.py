@@ -1,6 +1,6 @@
 """A few rows through boosted trees, in numpy: as fast as XGBoost's own call, without its import.
 
-All trees are walked at once, one level a step: a handful of small array operations for a row.
+All trees are walked at once, one level a step: a handful of small array operations for any rows.
 """
 
 from __future__ import annotations
@@ -40,36 +40,35 @@ def _converted(ubjson: bytes) -> bytes:
 class Trees:
     """The trees of a model for regression, as XGBoost writes it in JSON.
 
-    Nodes of all trees lie one after the other; `_next` holds both children of each, left and right.
+    Each is filled up to the depth of the deepest, so that the nodes of a level are an array and
+    the children of its node n are 2n and 2n + 1 of the next: `_levels` has the feature, the value
+    and where a missing figure goes, of all trees' nodes, and `_leaves` what they end in.
     """
 
     def __init__(self, model: bytes) -> None:
         learner = json.loads(model)["learner"]
         trees = learner["gradient_booster"]["model"]["trees"]
         sizes = [len(tree["left_children"]) for tree in trees]
-        self._roots = np.cumsum([0, *sizes], dtype=np.intp)[:-1]
+        at = np.cumsum([0, *sizes], dtype=np.intp)[:-1]  # the roots, all nodes side by side
 
         def column(name: str, kind: type) -> NDArray[Any]:
             return np.concatenate([np.array(tree[name], dtype=kind) for tree in trees])
 
-        children = np.stack(
-            [column("left_children", np.intp), column("right_children", np.intp)], axis=1
-        )
-        leaf = children[:, 0] < 0
+        left, right = (column(f"{side}_children", np.intp) for side in ("left", "right"))
+        leaf, first = left < 0, np.repeat(at, sizes)
         own = np.arange(len(leaf))
-        # A leaf leads to itself, so that short trees wait for the deep ones.
-        children = np.where(
-            leaf[:, None], own[:, None], children + np.repeat(self._roots, sizes)[:, None]
-        )
-        self._next = children.ravel()
-        self._feature = column("split_indices", np.intp)
-        self._value = column("split_conditions", np.float32)
-        self._missing_right = ~column("default_left", np.bool_)
-        self._base = float(learner["learner_model_param"]["base_score"].strip("[]"))
-        depth, at = 0, self._roots
+        # A leaf leads to itself, whichever way: so short trees are filled up.
+        children = np.where(leaf, own, np.stack([left, right]) + first).T
+        feature = np.where(leaf, 0, column("split_indices", np.intp))
+        value = column("split_conditions", np.float32)
+        missing_right = ~column("default_left", np.bool_)
+        self._levels = []
         while not leaf[at].all():
-            at, depth = np.unique(children[at]), depth + 1
-        self._depth = depth
+            self._levels.append((feature[at], value[at], missing_right[at]))
+            at = children[at].ravel()
+        self._leaves = value[at]
+        self._trees = len(trees)
+        self._base = float(learner["learner_model_param"]["base_score"].strip("[]"))
 
     def predict(self, rows: Rows) -> NDArray[np.float64]:
         """Return a figure for each row, (rows,), of rows (rows, features); NaN is missing."""
@@ -77,13 +76,14 @@ class Trees:
         some_missing = bool(np.isnan(flat).any())
         # One entry for each tree and row. What makes it fast: `take` on flat arrays, without a look
         # at bounds ("wrap"; no index is out of them), and tree by tree, so that nodes are near.
-        first = np.tile(np.arange(len(rows)) * rows.shape[1], len(self._roots))
-        at = np.repeat(self._roots, len(rows))
-        for _ in range(self._depth):
-            figure = flat.take(self._feature.take(at, mode="wrap") + first, mode="wrap")
-            right = figure >= self._value.take(at, mode="wrap")
+        first = np.tile(np.arange(len(rows)) * rows.shape[1], self._trees)
+        at = np.repeat(np.arange(self._trees), len(rows))
+        for feature, value, missing_right in self._levels:
+            figure = flat.take(feature.take(at, mode="wrap") + first, mode="wrap")
+            right = figure >= value.take(at, mode="wrap")
             if some_missing:
-                right |= np.isnan(figure) & self._missing_right.take(at, mode="wrap")
-            at = self._next.take(2 * at + right, mode="wrap")
-        leaves = self._value.take(at).reshape(len(self._roots), len(rows))
+                right |= np.isnan(figure) & missing_right.take(at, mode="wrap")
+            at *= 2
+            at += right
+        leaves = self._leaves.take(at).reshape(self._trees, len(rows))
         return np.asarray(leaves.sum(axis=0, dtype=np.float64) + self._base)

@@ -22,6 +22,7 @@ from tandem.contracts.resources import (
 #: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
 Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Candidates = Annotated[list[Load], Field(max_length=4096)]
 
 
 class Precision(StrEnum):
@@ -68,6 +69,33 @@ class ModelList(Message):
     models: list[ModelSummary]
 
 
+class InterferenceRequest(Message):
+    """Asks how a job and each of many candidates would slow one another down on one GPU."""
+
+    job: Load
+    candidates: Candidates
+    gpu_model: str | None = None
+
+
+class PairSlowdown(Message):
+    """Slowdown (t_colocated / t_solo - 1, at least 0) of the job and of its partner."""
+
+    job_slowdown: Annotated[float, Field(ge=0)]
+    partner_slowdown: Annotated[float, Field(ge=0)]
+
+
+class InterferenceAnswer(Message):
+    """One entry for each candidate, in order; `source` is `model` or `formula` for all.
+
+    `out_of_distribution` says that the model was trained on other types of GPU.
+    """
+
+    pairs: list[PairSlowdown]
+    source: Source
+    model_version: str = ""
+    out_of_distribution: bool = False
+
+
 class PredictRequest(Message):
     """Predict the load of one worker of a job on one GPU.
 
@@ -75,7 +103,8 @@ class PredictRequest(Message):
     and without that the answer is the whole GPU. `sequence_length` (tokens, frames) counts where
     the graph left it open. Where nothing is said, `precision` is the framework's default, and an
     `optimizer` keeps one copy, two in the upper bound. What was observed of the model answers
-    only requests that leave these three open.
+    only requests that leave these three open. With `candidates` the answer also has how the job and
+    each of them would slow one another down.
     """
 
     namespace: str = "default"
@@ -88,13 +117,18 @@ class PredictRequest(Message):
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None
     declared_utilisation_percent: Percent | None = None
+    candidates: Candidates | None = None
 
 
 class Prediction(Message):
-    """A predicted load, with a sentence for people on where it comes from."""
+    """A predicted load, with a sentence for people on where it comes from.
+
+    `interference` is there where candidates were named.
+    """
 
     load: Load
     explanation: str
+    interference: InterferenceAnswer | None = None
 
 
 class Feedback(Message):
@@ -122,33 +156,6 @@ class PredictionBatch(Message):
     """The answers to a PredictBatch, in its order."""
 
     predictions: list[Prediction]
-
-
-class InterferenceRequest(Message):
-    """Asks how a job and each of many candidates would slow one another down on one GPU."""
-
-    job: Load
-    candidates: Annotated[list[Load], Field(max_length=4096)]
-    gpu_model: str | None = None
-
-
-class PairSlowdown(Message):
-    """Slowdown (t_colocated / t_solo - 1, at least 0) of the job and of its partner."""
-
-    job_slowdown: Annotated[float, Field(ge=0)]
-    partner_slowdown: Annotated[float, Field(ge=0)]
-
-
-class InterferenceAnswer(Message):
-    """One entry for each candidate, in order; `source` is `model` or `formula` for all.
-
-    `out_of_distribution` says that the model was trained on other types of GPU.
-    """
-
-    pairs: list[PairSlowdown]
-    source: Source
-    model_version: str = ""
-    out_of_distribution: bool = False
 
 
 class ErrorBody(Message):

@@ -110,7 +110,7 @@ def test_the_quadratic_worked():
 
 
 def test_features_of_a_pair_have_their_columns():
-    own, other = (np.array([load_features(each)]) for each in (load(60), load(30, 0.1, 0.5)))
+    own, other = (load_features([each]) for each in (load(60), load(30, 0.1, 0.5)))
     (features,) = pair_features(own, other, None)
     row = dict(zip(PAIR_FEATURES, features, strict=True))
     assert (row["job_utilisation"], row["partner_bandwidth"]) == (60, 0.5)

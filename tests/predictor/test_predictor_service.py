@@ -140,6 +140,24 @@ def test_predict_one_and_many(client):
     assert many[1]["load"]["memorySource"] == "whole-gpu"
 
 
+def test_one_call_also_prices_candidates_as_two_would(client):
+    push(client, "resnet50")
+    asked = {"model": "resnet50", "batchSize": 32, "gpuModel": "Tesla V100-SXM2-16GB"}
+    alone = client.post("/v1/predict", json=asked).json()
+    assert "interference" not in alone
+    candidates = [
+        client.post("/v1/predict", json=asked | {"batchSize": batch}).json()["load"]
+        for batch in (1, 8, 64)
+    ]
+    both = client.post("/v1/predict", json=asked | {"candidates": candidates}).json()
+    pair = {"job": alone["load"], "candidates": candidates, "gpuModel": asked["gpuModel"]}
+    assert both == alone | {"interference": client.post("/v1/interference", json=pair).json()}
+    assert len(both["interference"]["pairs"]) == 3
+    assert 'tandem_predictor_pairs_priced_total{source="model"} 6.0' in client.get("/metrics").text
+    none = client.post("/v1/predict", json=asked | {"candidates": []}).json()
+    assert none["interference"]["pairs"] == []
+
+
 def test_a_model_that_was_never_pushed_counts_as_unknown_and_is_named(client):
     answer = client.post("/v1/predict", json={"model": "nope", "declaredMemoryBytes": 2**30})
     prediction = Prediction.model_validate(answer.json())
