@@ -140,16 +140,15 @@ class _Service:
             model.observed if model else (),
         )
         self._metrics.predicted(prediction.load)
-        changes: dict[str, object] = {"explanation": missing + prediction.explanation}
-        if request.candidates is not None:
-            changes["interference"] = self.price(
-                InterferenceRequest(
-                    job=prediction.load,
-                    candidates=request.candidates,
-                    gpu_model=request.gpu_model,
-                )
-            )
-        return prediction.model_copy(update=changes)
+        return prediction.model_copy(update={"explanation": missing + prediction.explanation})
+
+    def priced(self, request: PredictRequest, prediction: Prediction) -> Prediction:
+        if request.candidates is None:
+            return prediction
+        asked = InterferenceRequest(
+            job=prediction.load, candidates=request.candidates, gpu_model=request.gpu_model
+        )
+        return prediction.model_copy(update={"interference": self.price(asked)})
 
     def price(self, request: InterferenceRequest) -> InterferenceAnswer:
         answer = self._pricing.answer(request)
@@ -209,12 +208,15 @@ def create_app(
     @app.post("/v1/predict", response_model=Prediction)
     async def predict(request: PredictRequest) -> Response:
         """Predict one job's load; a model that is not there counts as unknown, and is named."""
-        return _as_it_is(await run_in_threadpool(service.predict, request))
+        prediction = await run_in_threadpool(service.predict, request)  # the store may block
+        return _as_it_is(service.priced(request, prediction))
 
     @app.post("/v1/predict:batch", response_model_exclude_none=True)
     def predict_batch(batch: PredictBatch) -> PredictionBatch:
         """Predict many loads at once."""
-        return PredictionBatch(predictions=[service.predict(one) for one in batch.requests])
+        return PredictionBatch(
+            predictions=[service.priced(one, service.predict(one)) for one in batch.requests]
+        )
 
     @app.post("/v1/feedback", response_model_exclude_none=True)
     def feedback(run: Feedback) -> ModelSummary:
