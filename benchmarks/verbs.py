@@ -238,7 +238,8 @@ def _body(name: str, nodes: list[str], memory: str = "") -> bytes:
     pod["metadata"]["uid"] = f"{name}-uid"
     pod["metadata"]["annotations"]["tandem.gpu/memory"] = memory or "10Gi"
     pod["metadata"]["annotations"]["tandem.gpu/utilization"] = "40"
-    return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": nodes}).encode()
+    asked = {"Pod": pod, "Nodes": None, "NodeNames": nodes}
+    return json.dumps(asked, separators=(",", ":")).encode()  # as Go writes it
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float]:

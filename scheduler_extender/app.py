@@ -19,7 +19,7 @@ from scheduler_extender.memory_api import memory_router
 from scheduler_extender.process import collector_spared, give_way_soon, keep_freed_memory
 from scheduler_extender.readers import Readers, everybody
 from scheduler_extender.rotation import Keeper
-from scheduler_extender.routes import verbs_router
+from scheduler_extender.routes import Straight, verbs_router
 from scheduler_extender.service import Service, running
 from scheduler_extender.tls import Tls, read_files
 from scheduler_extender.webhook import admission_router
@@ -35,7 +35,9 @@ _SHUTDOWN_S = 5
 def verbs_app(service: Service) -> FastAPI:
     """Return what kube-scheduler calls; to be served on loopback alone."""
     app = FastAPI(title="Tandem scheduler extender", docs_url=None, redoc_url=None)
-    app.include_router(verbs_router(service.verbs, service.binder, service.feed, service.metrics))
+    verbs = verbs_router(service.verbs, service.binder, service.feed, service.metrics)
+    app.include_router(verbs)
+    app.add_middleware(Straight, verbs=verbs)
     app.include_router(health_router(service.feed, service.metrics))
     return app
 

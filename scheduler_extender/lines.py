@@ -18,49 +18,57 @@ Bytes = NDArray[np.uint8]
 
 _SPACE = ord(" ")
 _FIRST_WIDTH = 32
+_HOST, _SCORE = b'{"Host":', b',"Score":  },'
+_LINE = len(_HOST) + len(_SCORE)
 
 
 class NodeLines:
-    """The names of nodes by slot, quoted, padded to the longest, with a comma at the end."""
+    """The names of nodes by slot: quoted, and in lines of one width for prioritize's answer.
+
+    A line is `{"Host":"a"  ,"Score": 0},` with room for the longest name.
+    """
 
     def __init__(self) -> None:
-        self._rows = np.full((64, _FIRST_WIDTH), _SPACE, dtype=np.uint8)
-        self._used = 0
+        self._quoted = np.full(64, b"", dtype=np.object_)
+        self._rows = np.full((64, _LINE + _FIRST_WIDTH), _SPACE, dtype=np.uint8)
 
     def put(self, slot: int, name: str) -> None:
         """Set the name of a slot."""
         quoted = json.dumps(name).encode()
-        slots, width = self._rows.shape
-        if slot >= slots or len(quoted) + 1 > width:
-            wider = np.full(
-                (2 * slots if slot >= slots else slots, max(width, len(quoted) + 9)),
-                _SPACE,
-                dtype=np.uint8,
-            )
-            wider[:slots, : width - 1] = self._rows[:, :-1]
-            wider[:slots, -1] = self._rows[:, -1]
-            self._rows = wider
+        slots, width = len(self._quoted), self._rows.shape[1] - _LINE
+        if slot >= slots:
+            more = np.full(slots, b"", dtype=np.object_)
+            self._quoted = np.concatenate((self._quoted, more))
+        if slot >= slots or len(quoted) > width:
+            known, width = self._quoted, max(width, len(quoted) + 8)
+            self._rows = np.full((len(known), _LINE + width), _SPACE, dtype=np.uint8)
+            for at in np.flatnonzero(known).tolist():
+                self._write(at, known[at])
+        self._quoted[slot] = quoted
+        self._write(slot, quoted)
+
+    def _write(self, slot: int, quoted: bytes) -> None:
         row = self._rows[slot]
-        row[:] = _SPACE
-        row[: len(quoted)] = np.frombuffer(quoted, dtype=np.uint8)
-        row[-1] = ord(",")
+        line = _HOST + quoted.ljust(len(row) - _LINE) + _SCORE
+        row[:] = np.frombuffer(line, dtype=np.uint8)
 
     def names(self, slots: Ints) -> bytes:
         """Return `"a","b",...` of the slots."""
-        return self._rows[slots].tobytes()[:-1]
+        return b",".join(self._quoted[slots].tolist())
 
     def scored(self, slots: Ints, scores: Ints) -> bytes:
-        """Return `{"Host":"a","Score":8},...`: the body of prioritize's answer."""
-        return _joined(b'{"Host":', self._rows[slots], b'"Score":', _NUMBERS[scores], b"},")
+        """Return `{"Host":"a","Score": 8},...`: the body of prioritize's answer."""
+        lines = self._rows[slots]
+        lines[:, -4:-2] = _NUMBERS[scores]
+        return lines.tobytes()[:-1]
 
     def members(self, slots: Ints, values: Sequence[str], which: Ints) -> bytes:
         """Return `"a":"why",...`: for each slot the member that gives it `values[which]`."""
         texts = [json.dumps(value).encode() for value in values]
         width = max(map(len, texts), default=0)
         block = np.frombuffer(b"".join(text.ljust(width) for text in texts), dtype=np.uint8)
-        names = self._rows[slots]
-        names[:, -1] = ord(":")
-        return _joined(names, block.reshape(len(texts), width)[which], b",")
+        names = self._rows[slots, len(_HOST) : -len(_SCORE)]
+        return _joined(names, b":", block.reshape(len(texts), width)[which], b",")
 
 
 def _joined(*parts: Bytes | bytes) -> bytes:

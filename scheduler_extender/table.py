@@ -58,6 +58,7 @@ class GpuTable:
         self._observed_at_s = np.full(_FIRST_CAPACITY, -np.inf)
         self._used = 0
         self._matrix = np.full((_FIRST_CAPACITY, 1), -1, dtype=np.int64)
+        self._across: Ints | None = None
         self._holes: dict[int, list[int]] = {}
         self._view: GpuArrays | None = None
         self._order: tuple[Ints, Ints, tuple[str, ...], tuple[str, ...]] | None = None
@@ -84,6 +85,13 @@ class GpuTable:
     def matrix(self) -> Ints:
         """Rows by slot, (slots, widest node), -1 where a node has fewer."""
         return self._matrix[: len(self.node_names)]
+
+    @property
+    def across(self) -> Ints:
+        """The same the other way round, (widest node, slots): to sum over the GPUs of all nodes."""
+        if self._across is None:
+            self._across = np.ascontiguousarray(self.matrix.T)
+        return self._across
 
     @property
     def gpus_of_slot(self) -> Ints:
@@ -241,7 +249,7 @@ class GpuTable:
         self._used += count
         self.node_names.append(name)
         self.gpu_ids.extend([""] * count)
-        self._view = None
+        self._view = self._across = None
         return slot, rows
 
     def _grow(self, rows: int, slots: int, width: int) -> None:

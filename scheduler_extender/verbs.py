@@ -6,18 +6,21 @@ alone and possibly in vain, so that nothing may be reserved here: that is bind's
 
 from __future__ import annotations
 
+import contextlib
 import json
 from itertools import repeat
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from scheduler_extender.ledger import Hold
 from scheduler_extender.pods import PodInfo, pod_info
 from scheduler_extender.reasons import node_reason, reason_of_many
 from scheduler_extender.state import ClusterState
 from scheduler_extender.wire import (
+    FILTER,
     MAX_SCORE,
     ExtenderArgs,
     ExtenderPreemptionArgs,
@@ -37,6 +40,8 @@ NO_AGENT = "no Tandem node agent reports here"
 BEST_UNPLANNED = 8
 #: Nodes whose refusal is told GPU by GPU; an event has room for a few at most.
 _TOLD_IN_FULL = 4
+#: How kube-scheduler's questions end.
+_NAMES = b'"NodeNames":%s}'
 
 
 class MalformedPodError(ValueError):
@@ -65,10 +70,25 @@ class Verbs:
         self._pipeline = pipeline
         self._known: tuple[object, Evaluation] | None = None
         self._passed: tuple[int, list[str], Ints] = -1, [], np.zeros(0, dtype=np.int64)
+        self._asked: tuple[Pod, PodInfo] | None = None
+        self._told = b""  # the end of a question about the nodes that filter has just let through
+
+    def read(self, body: bytes) -> ExtenderArgs:
+        """Return what filter or prioritize is asked; raises pydantic's ValidationError.
+
+        kube-scheduler asks prioritize of the nodes that filter answered, in their order and at the
+        end of the question: they are compared as bytes, since to decode them takes half the time.
+        """
+        if self._told and body.endswith(self._told):
+            with contextlib.suppress(ValidationError):  # it is said of the whole, below
+                args = FILTER.validate_json(body[: -len(self._told)] + _NAMES % b"null")
+                args["NodeNames"] = self._passed[1]
+                return args
+        return FILTER.validate_json(body)
 
     def filter(self, args: ExtenderArgs) -> bytes:
         """Return the nodes with enough GPUs that may take the pod, and why the others may not."""
-        pod, names = read_pod(args.get("Pod")), asked_nodes(args)
+        pod, names = self._pod(args.get("Pod")), asked_nodes(args)
         if pod.gpus == 0:
             return filter_answer(json.dumps(names).encode()[1:-1])
         table = self._state.table
@@ -76,7 +96,7 @@ class Verbs:
         known = slots >= 0
         here = slots[known]
         evaluation = self._evaluate(self._state.worker(pod), pod.uid)
-        fits = _by_node(evaluation.allowed, False, table.matrix[here]).sum(axis=1) >= pod.gpus
+        fits = (_by_node(evaluation.allowed, False, table.across).sum(axis=0) >= pod.gpus)[here]
         fitting = here[fits]
         all_fit = len(fitting) == len(names)
         self._passed = (
@@ -85,6 +105,7 @@ class Verbs:
             fitting,
         )
         fitting_names = table.lines.names(fitting)
+        self._told = _NAMES % (b"[%s]" % fitting_names)
         if all_fit:
             return filter_answer(fitting_names)
         enough = table.gpus_of_slot[here] >= pod.gpus
@@ -101,7 +122,7 @@ class Verbs:
 
     def prioritize(self, args: ExtenderArgs) -> bytes:
         """Return 10 for the planned node, for others the policy's score between 0 and 8."""
-        pod, names = read_pod(args.get("Pod")), asked_nodes(args)
+        pod, names = self._pod(args.get("Pod")), asked_nodes(args)
         slots = self._slots(names)
         known = slots >= 0
         here = slots[known]
@@ -112,7 +133,7 @@ class Verbs:
             allowed = self._evaluate(job, pod.uid).allowed
             score = evaluate(job, self._state.gpus, (), self._pipeline.scorers).score
             score[~allowed] = -np.inf
-            scores = _whole_scores(_best_of_nodes(score, table.matrix[here], pod.gpus))
+            scores = _whole_scores(_best_of_nodes(score, table.across, pod.gpus)[here])
             plan = self._state.ledger.claim(pod.uid, Hold.PLANNED)
             if plan is not None:
                 scores[here == table.slot_of.get(plan.node, -2)] = MAX_SCORE
@@ -124,7 +145,7 @@ class Verbs:
 
     def preempt(self, args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
         """Return those nodes (with the victims given) on which the pod would then have its GPUs."""
-        pod, proposed = read_pod(args.get("Pod")), asked_victims(args)
+        pod, proposed = self._pod(args.get("Pod")), asked_victims(args)
         if pod.gpus == 0:
             return proposed
         job = self._state.worker(pod)
@@ -136,6 +157,14 @@ class Verbs:
             if int(self._pipeline.evaluate(job, left).allowed.sum()) >= pod.gpus:
                 kept[node] = victims
         return kept
+
+    def _pod(self, asked: Pod | None) -> PodInfo:
+        """Return the pod of a question; prioritize asks about the one that filter had."""
+        if asked is None or self._asked is None or asked != self._asked[0]:
+            info = read_pod(asked)
+            assert asked is not None  # read_pod has refused it
+            self._asked = asked, info
+        return self._asked[1]
 
     def _slots(self, names: list[str]) -> Ints:
         """Return (names,): the slot of each node, -1 where no agent reports.
@@ -188,9 +217,9 @@ class Verbs:
             slots[:_TOLD_IN_FULL], in_full, np.arange(len(in_full), dtype=np.int64)
         )
         rest = slots[_TOLD_IN_FULL:]
-        refused_by = _by_node(evaluation.refused_by, -1, table.matrix[rest])
+        refused_by = _by_node(evaluation.refused_by, -1, table.across[:, rest])
         mostly = np.argmax(
-            [(refused_by == index).sum(axis=1) for index in range(len(constraints))], axis=0
+            [(refused_by == index).sum(axis=0) for index in range(len(constraints))], axis=0
         )
         in_common = [reason_of_many(constraint.kind, pod.gpus) for constraint in constraints]
         return b",".join(filter(None, (first, table.lines.members(rest, in_common, mostly))))
@@ -199,20 +228,20 @@ class Verbs:
 _Value = TypeVar("_Value", np.bool_, np.int64, np.float64)
 
 
-def _by_node(values: NDArray[_Value], filler: float, matrix: Ints) -> NDArray[_Value]:
-    """Return (nodes, widest node): the values of each node's rows, `filler` where it has fewer."""
-    return np.append(values, np.array([filler], dtype=values.dtype))[matrix]
+def _by_node(values: NDArray[_Value], filler: float, across: Ints) -> NDArray[_Value]:
+    """Return (widest node, nodes): the values of each node's rows, `filler` where it has fewer."""
+    return np.append(values, np.array([filler], dtype=values.dtype)).take(across)
 
 
-def _best_of_nodes(score: Floats, matrix: Ints, wanted: int) -> Floats:
+def _best_of_nodes(score: Floats, across: Ints, wanted: int) -> Floats:
     """Return (nodes,): the mean score of the `wanted` best GPUs; -inf where fewer are allowed."""
-    by_node = _by_node(score, -np.inf, matrix)
-    if wanted > by_node.shape[1]:
-        return np.full(len(matrix), -np.inf)
+    by_node = _by_node(score, -np.inf, across)
+    if wanted > len(by_node):
+        return np.full(by_node.shape[1], -np.inf)
     if wanted == 1:
-        best: Floats = by_node.max(axis=1)
+        best: Floats = by_node.max(axis=0)
         return best
-    mean: Floats = -np.partition(-by_node, wanted - 1, axis=1)[:, :wanted].mean(axis=1)
+    mean: Floats = -np.partition(-by_node, wanted - 1, axis=0)[:wanted].mean(axis=0)
     return mean
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from extender_builders import NOW, gpu, gpu_job, gpu_node, load, pod
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from scheduler_extender.state import ClusterState
 from scheduler_extender.verbs import MalformedPodError, Verbs
@@ -46,6 +46,52 @@ def scores(verbs: Verbs, asks: dict, *nodes: str) -> dict[str, int]:
 
 def running(name: str, where: str, devices: str, **more) -> tuple[str, dict]:
     return "pods", pod(name, node_name=where, devices=devices, phase="Running", **more)
+
+
+def question(asks: dict, nodes: list[str]) -> bytes:
+    body = {"Pod": asks, "Nodes": None, "NodeNames": nodes}
+    return json.dumps(body, separators=(",", ":")).encode()  # as Go writes it
+
+
+def test_names_that_filter_let_through_are_known_again_as_bytes() -> None:
+    _, verbs = cluster(*(("gpunodes", gpu_node(f"n{i}", f"g{i}")) for i in range(4)))
+    asks = pod("p")
+    passed = json.loads(verbs.filter(verbs.read(question(asks, ["n3", "gone", "n0", "n1"]))))
+    assert passed["NodeNames"] == ["n3", "n0", "n1"]
+    body = question(asks, ["n3", "n0", "n1"])
+    assert verbs.read(body) == FILTER.validate_json(body)
+    told = [line["Host"] for line in json.loads(verbs.prioritize(verbs.read(body)))]
+    assert told == ["n3", "n0", "n1"]
+    other = {"labels": {"NodeNames": '"NodeNames":["n3","n0","n1"]}'}}
+    asks["metadata"] |= other
+    for nodes in (["n3", "n0", "n1"], ["n0", "n3", "n1"], ["n1"], []):
+        assert verbs.read(question(asks, nodes)) == FILTER.validate_json(question(asks, nodes))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: b'{"Pod":{"x":' + body,
+        lambda body: body.replace(b',"NodeNames"', b'"NodeNames"'),
+        lambda body: body.replace(b'"Nodes":null', b'"Nodes":7'),
+        lambda body: body[body.index(b'"NodeNames"') :],
+        lambda body: body + b"}",
+    ],
+)
+def test_a_question_that_only_ends_as_expected_is_refused_as_ever(change) -> None:
+    _, verbs = cluster(("gpunodes", gpu_node("n0", "a")))
+    body = question(pod("p"), ["n0"])
+    verbs.filter(verbs.read(body))
+    with pytest.raises(ValidationError):
+        verbs.read(change(body))
+
+
+def test_answers_have_room_for_many_nodes_with_names_of_any_length() -> None:
+    names = [f"n{i}-{'x' * (i * 7 % 60)}" for i in range(150)]
+    _, verbs = cluster(*(("gpunodes", gpu_node(name, f"gpu-{name}")) for name in names))
+    assert filtered(verbs, pod("p"), *names)["NodeNames"] == names
+    assert list(scores(verbs, pod("p"), *names)) == names
+    assert set(filtered(verbs, pod("big", memory="900Gi"), *names)["FailedNodes"]) == set(names)
 
 
 def test_nodes_with_a_gpu_that_may_be_shared_pass() -> None:
