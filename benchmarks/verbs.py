@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import re
 import socket
 import subprocess
@@ -170,7 +171,10 @@ def _wait_ready(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
 class Measured:
     """One extender, and the times of its answers so far."""
 
-    def __init__(self, nodes: int, pods_per_node: int, seed: int, stack: ExitStack) -> None:
+    def __init__(
+        self, nodes: int, pods_per_node: int, seed: int, stack: ExitStack, *, shuffled: bool = False
+    ) -> None:
+        self._order = random.Random(seed) if shuffled else None
         self._nodes, self._pods = nodes, nodes * pods_per_node
         self._names = [node_name(index) for index in range(nodes)]
         port, self._pid, self._cold_start_s = stack.enter_context(
@@ -183,6 +187,8 @@ class Measured:
 
     def ask(self, number: int) -> None:
         """Ask filter and prioritize of a new pod, and filter of one that no GPU takes."""
+        if self._order is not None:
+            self._order.shuffle(self._names)
         before = _cpu_s(self._pid)
         filtered, first = self._client.post("/filter", _body(f"ask-{number}", self._names))
         left = json.loads(filtered)["NodeNames"] or self._names
@@ -214,14 +220,16 @@ class Measured:
         )
 
 
-def measure(nodes: int, pods_per_node: list[int], requests: int, seed: int) -> list[Cell]:
+def measure(
+    nodes: int, pods_per_node: list[int], requests: int, seed: int, *, shuffled: bool = False
+) -> list[Cell]:
     """Measure one number of nodes at several numbers of pods.
 
     The extenders are asked in turns of 50, so that their ratio does not depend on what else the
     machine does at the moment.
     """
     with ExitStack() as stack:
-        measured = [Measured(nodes, pods, seed, stack) for pods in pods_per_node]
+        measured = [Measured(nodes, pods, seed, stack, shuffled=shuffled) for pods in pods_per_node]
         for each in measured:
             for number in range(_TURN):
                 each.ask(number)
@@ -324,14 +332,26 @@ def main() -> None:
     parser.add_argument("--pods-per-node", type=int, nargs="+", default=[0, 8])
     parser.add_argument("--requests", type=int, default=500, help="measured pairs per size")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--shuffled",
+        action="store_true",
+        help="filter is asked of the nodes in another order each time, as where kube-scheduler's "
+        "own filters run in parallel",
+    )
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
-    about = machine() | {"seed": arguments.seed}
+    about = machine() | {"seed": arguments.seed, "shuffled": arguments.shuffled}
     console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     cells = [
         cell
         for nodes in arguments.nodes
-        for cell in measure(nodes, arguments.pods_per_node, arguments.requests, arguments.seed)
+        for cell in measure(
+            nodes,
+            arguments.pods_per_node,
+            arguments.requests,
+            arguments.seed,
+            shuffled=arguments.shuffled,
+        )
     ]
     report(cells)
     if arguments.json:
