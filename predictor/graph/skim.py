@@ -180,11 +180,13 @@ class Skimmer:
                 tag = bytes(self._pending[offset : offset + tag_size])
                 self._stack.append(_Frame(child, tag, self._position + payload))
                 return header
-        self._keep(self._pending[offset : offset + header])
-        self._copy = payload
-        if self._kept_bytes + payload > self._max_kept:
+        if self._kept_bytes + header + payload > self._max_kept:
             raise self._too_large()
-        return header
+        taken = min(header + payload, len(self._pending) - offset)
+        self._keep(self._pending[offset : offset + taken])
+        self._copy = header + payload - taken
+        self._position += taken - header
+        return taken
 
     def _close_ended(self) -> None:
         while (frame := self._stack[-1]).end == self._position:
@@ -215,6 +217,8 @@ class Skimmer:
     def _varint(self, offset: int) -> tuple[int, int] | None:
         """Return (value, size) of the varint at `offset`; None when it is not all here yet."""
         pending, value = self._pending, 0
+        if offset < len(pending) and pending[offset] < 0x80:  # nearly always
+            return pending[offset], 1
         for index in range(_MAX_VARINT_BYTES):
             if offset + index >= len(pending):
                 return None

@@ -152,12 +152,13 @@ class _Walk:
         constant = all(v.constant for v in inputs) and (bool(inputs) or op_type in _CONSTANTS)
         depth = max((v.depth for v in inputs), default=0)
         if constant and op_type in _CONSTANTS:
-            self._make(node, [self._constant(node, inputs)])
+            self._make(node.output, [self._constant(node, inputs)])
             return
         depth = 0 if constant else depth + 1
-        outputs = [self._output(name, constant, depth) for name in node.output]
-        self._make(node, outputs)
-        made = [value if name else None for value, name in zip(outputs, node.output, strict=True)]
+        names = list(node.output)
+        outputs = [self._output(name, constant, depth) for name in names]
+        self._make(names, outputs)
+        made = [value if name else None for value, name in zip(outputs, names, strict=True)]
         totals.nodes += not constant
         totals.depth = max(totals.depth, depth)
         size = sum(value.size_bytes for value in made if value is not None)
@@ -222,9 +223,9 @@ class _Walk:
                 "before it makes: the nodes are out of order, or form a cycle.",
             ) from None
 
-    def _make(self, node: NodeProto, outputs: Sequence[_Value]) -> None:
+    def _make(self, names: Sequence[str], outputs: Sequence[_Value]) -> None:
         own = self._own
-        for name, value in zip(node.output, outputs, strict=False):
+        for name, value in zip(names, outputs, strict=False):
             if not name:
                 continue
             if name in own:
