@@ -29,6 +29,7 @@ from scheduler_extender.waiters import Waiters
 from scheduler_extender.work import WorkQueue
 from scheduler_extender.writes import Writer
 from tandem.contracts.resources import GPUJobStatus
+from tandem.kube.errors import KubeError
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.dispatch.best_sharing import BestSharing
@@ -81,12 +82,14 @@ class Rounds:
         self._ripe_s = np.inf  # when the next gang has had its minimum run
         # GPUs (node, UUID) of plans that are being written: no snapshot shows them yet.
         self._promised: dict[Key, frozenset[tuple[str, str]]] = {}
+        # What was refused beside starts that came to nothing was refused for no reason.
+        self._forgets = False
         # Gangs that were asked to give way, until what they hold shows it.
         self._asked: set[Key] = set()
 
     def forget_refusals(self) -> None:
-        """Try everybody anew: what is believed of jobs has changed."""
-        self._planner.forget_refusals()
+        """Try everybody anew in the next round, though nobody has left."""
+        self._forgets = True
 
     async def plan(self) -> None:
         """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
@@ -126,6 +129,9 @@ class Rounds:
         The latter is for the thread: standings and starts stand still meanwhile.
         """
         now = self._clock()
+        if self._forgets:
+            self._planner.forget_refusals()
+            self._forgets = False
         history, standings = self._learned.history(), self._standings
         standings.cross(now)
         if self._preempter.expire() or now >= min(self._slice_ends_s, self._ripe_s):
@@ -191,6 +197,8 @@ class Rounds:
             # What was overtaken while we planned is seen anew in the next cycle.
             if self._state.unchanged(snapshot, verdict.decision.rows):
                 placed[verdict.start.gpujob].append(verdict)
+            else:
+                self.forget_refusals()
         # Those of one round know of one another, but not of plans that are still on their way.
         promised = frozenset().union(*self._promised.values())
         for key, verdicts in placed.items():
@@ -206,6 +214,8 @@ class Rounds:
                 self._standings.place(key)
                 self._promised[key] = gpus
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
+            else:
+                self.forget_refusals()
         self._asked = {key for key in self._asked if self._work.busy(key)}
         for gives in answer.gives_way:
             self._ask_to_give_way(gives)
@@ -227,6 +237,9 @@ class Rounds:
         """Write the plan of one GPUJob; its gates open when it is looked at again."""
         try:
             await self._plan_written(gang, verdicts, snapshot)
+        except KubeError:
+            self.forget_refusals()
+            raise
         finally:
             self._promised.pop(gang.key, None)
 

@@ -1,13 +1,17 @@
 """Who gives way to whom, when, and how they come back; on the API server in memory."""
 
+from typing import Any
+
 import pytest
 from queue_builders import raw_pod
-from test_queue_controller import Cluster, run
+from test_queue_controller import NOW, Cluster, run
 
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.jobs import rfc3339
 from scheduler_extender.preemption import BUDGETS
 from scheduler_extender.verbs import Verbs
+from tandem.kube.errors import Conflict
+from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, JOBS, PODS
 from tandem.policy.catalog import Profile, load_profile
 
@@ -326,3 +330,34 @@ def test_the_preempt_verb_says_what_the_plan_says() -> None:
     assert verbs.preempt(asked) == {node: victims}
     asked = {"Pod": short, "NodeNameToMetaVictims": {node: {"Pods": []}, other: victims}}
     assert verbs.preempt(asked) == {}
+
+
+class RefusesOnePlan(MemoryCluster):
+    """An API server that refuses the first plan, as where somebody else has written meanwhile."""
+
+    refused = False
+
+    def replace(self, resource: Any, body: dict, *args: Any, **kwargs: Any) -> Any:
+        if body.get("status", {}).get("phase") == "Admitted" and not self.refused:
+            self.refused = True
+            raise Conflict(409, "somebody was faster")
+        return super().replace(resource, body, *args, **kwargs)
+
+
+def test_a_plan_that_comes_to_nothing_keeps_nobody_of_the_same_demand_out() -> None:
+    """What has no room beside it is refused; as it is not there after all, that is forgotten."""
+    cluster = Cluster(profile=tiresias(), settings=EAGER, api=RefusesOnePlan())
+    cluster.add_node("n0")
+
+    async def scenario() -> None:
+        for name in ("one", "two"):
+            cluster.api.create(PODS, raw_pod(name, annotations=SAVES))
+        for _ in range(4):
+            await cluster.cycle()
+            cluster.now += 3
+            cluster.state.tick(NOW)
+        assert cluster.api.refused
+        phases = sorted(cluster.gpujob(f"pod-{name}")["status"]["phase"] for name in ("one", "two"))
+        assert phases == ["Admitted", "Queued"]
+
+    run(scenario)
