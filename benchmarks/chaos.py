@@ -33,6 +33,7 @@ class Suite:
     name: str
     shows: str
     tests: tuple[str, ...]
+    planes: int = 1  # at a time, each with a part of the tests
 
 
 E2E = "tests/e2e/test_e2e"
@@ -45,7 +46,7 @@ SUITES = (
           (f"{E2E}_takeover.py",)),
     Suite("storms", "410, 500 and 503 to every request", ("tests/kube/test_kube_storms.py",)),
     Suite("points", "killed at twenty points of admission, binding and preemption, with a gang",
-          (f"{E2E}_queue_faults.py",)),
+          (f"{E2E}_queue_faults.py",), planes=2),
     Suite("starvation", "a stream of short jobs", (f"{E2E}_starvation.py",)),
     Suite("agents", "silent agents, memory outgrown, a lost GPU", (f"{E2E}_agent.py",)),
     Suite("restarts", "every component restarted in turn under load", (f"{E2E}_story.py",)),
@@ -70,7 +71,8 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
             "TANDEM_API_AWAY_S": str(max(60, round(300 * share))),
         }
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-n0", "-rs", *suite.tests]
+        several = (f"-n{suite.planes}", "--dist=worksteal") if suite.planes > 1 else ("-n0",)
+        command = [sys.executable, "-m", "pytest", *several, "-rs", *suite.tests]
         answer = subprocess.run(
             command, cwd=ROOT, env=env, text=True, capture_output=True, check=False
         )

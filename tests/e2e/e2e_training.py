@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from scheduler_extender.jobs import seconds
 from tandem.controlplane import ControlPlane
 
 RUN_DURATION = "kwok.tandem.gpu/run-duration"
@@ -19,6 +20,11 @@ class Run:
     submitted_s: float
     spans: dict[str, list[float]] = field(default_factory=dict)  # pod uid -> [first, last seen]
     ended_s: float = 0.0
+    ran: dict[str, list[float]] = field(default_factory=dict)  # pod uid -> [start, end], Unix time
+
+    def ran_s(self) -> float:
+        """Return for how long its containers ran, by the API server: its grace periods too."""
+        return sum(end - start for start, end in self.ran.values())
 
     def trained_s(self) -> float:
         return sum(last - first for first, last in self.spans.values())
@@ -58,9 +64,21 @@ class Trainer:
     def _follow(self) -> None:
         while not self._stop.wait(0.1):
             answer = self._plane.http.get(self._pods, params={"resourceVersion": "0"})
-            now = time.monotonic()
+            now, unix_s = time.monotonic(), time.time()
             for pod in answer.json().get("items", ()):
                 self._see(pod, now)
+                self._see_run(pod, unix_s)
+
+    def _see_run(self, pod: dict, unix_s: float) -> None:
+        run = self.runs.get(pod["metadata"].get("labels", {}).get("job-name", ""))
+        statuses = pod["status"].get("containerStatuses")
+        if run is None or not statuses:
+            return
+        state = statuses[0]["state"]
+        known = state.get("terminated") or state.get("running") or {}
+        if "startedAt" in known:
+            end = seconds(known["finishedAt"]) if "finishedAt" in known else unix_s
+            run.ran[pod["metadata"]["uid"]] = [seconds(known["startedAt"]), end]
 
     def _see(self, pod: dict, now: float) -> None:
         metadata, phase = pod["metadata"], pod["status"].get("phase")
