@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.plane import Latency, simulate, workload
+from benchmarks.plane_jobs import simulate, workload
 from tandem.policy.catalog import Profile, load_profile
 
 SCALE, JOBS, LOAD = 100.0, 300, 1.1
@@ -58,7 +58,7 @@ def main() -> None:
     print("| profile and knob | mean completion (min) | p95 | longest | preemptions |")
     print("|---|---|---|---|---|")
     for name, profile in rows():
-        outcome = simulate(gangs, profile, Latency(0.0, 60.0))
+        outcome = simulate(gangs, profile, preemption_cost_s=60.0)
         took: Any = (outcome.end_s - outcome.submit_s) / 60
         print(
             f"| `{name}` | {took.mean():.0f} | {np.percentile(took, 95):.0f} | {took.max():.0f} |"

@@ -98,10 +98,11 @@ class Training:
                     on_gpu[gpu].append(job)
         for name, run in list(self.runs.items()):
             if run.ended_s:
-                continue
-            if ended[name] == run.pods:
+                # Who had to leave as it ended may come back for what was not counted: it is done.
+                self._end(running[name])
+            elif ended[name] == run.pods:
                 run.ended_s = now
-            elif len(running[name]) == run.pods:
+            elif running[name] and len(running[name]) + ended[name] == run.pods:
                 gpus = [gpu for pod in running[name] for gpu in _gpus(pod)]
                 run.trained_s += passed * self._speed(name, [on_gpu[gpu] for gpu in gpus])
                 if run.trained_s >= run.duration_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from scheduler_extender.accounting import with_service
@@ -22,6 +23,8 @@ from tandem.policy.decision import Placement
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status
+#: The pods of a gang that has done its work end within so long of the first.
+_ENDS_WITHIN_S = 3.0
 
 
 def planned_uids(status: GPUJobStatus, now_s: float) -> set[str]:
@@ -57,6 +60,19 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     if len(waiting) < size:
         return []
     return [waiting[:size], *([pod] for pod in waiting[size:])]
+
+
+def ends_until_s(gang: Gang) -> float:
+    """Return until when a gang is taken to be ending, -inf where it is not.
+
+    Its pods end one by one. Whoever is to have the GPUs of all of them must not lose them to those
+    behind, who would do with the first that are free. A straggler may run on: it is not waited for.
+    """
+    record = gang.record
+    if record is None or record.spec.demand.gang_size == 1:
+        return -math.inf
+    to_come = any(not pod.node_name for pod in gang.live_pods())
+    return -math.inf if to_come else gang.ends_since_s + _ENDS_WITHIN_S
 
 
 def with_plan(

@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler_extender.accounting import gpus_running, with_service
 from scheduler_extender.jobs import job_of, seconds
+from scheduler_extender.lifecycle import ends_until_s
 from scheduler_extender.records import GpuJobRecord
 from scheduler_extender.registry import Gang
 from tandem.contracts.resources import Load, Phase
@@ -34,6 +35,7 @@ class Standing:
     gives_way_s: float  # may be preempted from then on; infinite if never
     holders: tuple[str, ...]  # uids of the pods that hold its GPUs
     leaving: tuple[str, ...]  # those of them that are on their way out
+    ends: bool  # some of its pods have just done their work
     work_s: float  # seconds that it takes on its own; NaN where it does not say
     next_level: float  # priority service at which its place changes
 
@@ -75,6 +77,7 @@ def standing_of(
         gives_way_s=gives_way_s,
         holders=tuple(pod.uid for pod in holders),
         leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
+        ends=now_s < ends_until_s(gang),
         work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
         next_level=np.inf,
     )

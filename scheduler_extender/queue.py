@@ -318,6 +318,13 @@ class Controller:
                 self.work.later(gang.key, end_s)
         if record.status.load is None:
             return
+        known = self.standings.of.get(gang.key)
+        if (ends_s := lifecycle.ends_until_s(gang)) > now:
+            self.work.later(gang.key, ends_s)
+        elif known is not None and known.ends:
+            # A part of it stays: what was kept free beside it is anybody's again.
+            self.standings.competes = True
+            self.rounds.forget_refusals()
         self.standings.put(gang, now, self._preempter.gives_way_s(gang))
         if record.status.phase is Phase.RUNNING:
             self._avoiding.runs(gang.key)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_extender.pods import PodInfo
 from scheduler_extender.records import GpuJobRecord, Key, PodRecord
+
+#: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
+_ENDS_AGAIN_S = 60.0
 
 
 @dataclass(slots=True)
@@ -14,13 +18,15 @@ class Gang:
     """One GPUJob, as far as it exists, and its pods by uid.
 
     `gone` are pods that no longer exist and whose last service may not have been written yet, with
-    the time at which we heard of their end.
+    the time at which we heard of their end. `ends_since_s` is when its pods were last heard to
+    begin to succeed (Unix time).
     """
 
     key: Key
     record: GpuJobRecord | None = None
     pods: dict[str, PodInfo] = field(default_factory=dict)
     gone: dict[str, tuple[PodInfo, float]] = field(default_factory=dict)
+    ends_since_s: float = -math.inf
 
     def live_pods(self) -> list[PodInfo]:
         """Return the pods that have neither ended nor are going, by name."""
@@ -61,6 +67,10 @@ class Registry:
         known = gang.pods.get(record.uid)
         if known is not None and known == record.pod:
             return
+        if known is not None and record.pod.phase == "Succeeded" != known.phase:
+            now = self._clock()
+            if now > gang.ends_since_s + _ENDS_AGAIN_S:
+                gang.ends_since_s = now
         self._gang_of_pod[record.uid] = record.gpujob
         gang.pods[record.uid] = record.pod
         self._changed(record.gpujob)

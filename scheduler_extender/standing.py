@@ -162,8 +162,9 @@ class Standings:
         return [key for key, standing in self.of.items() if standing.prioritized_s < np.inf]
 
     def going(self) -> frozenset[str]:
-        """Return the uids of the pods that are giving up their GPUs."""
-        return frozenset(uid for key in self.placed for uid in self.of[key].leaving)
+        """Return the uids of the pods that are giving up their GPUs, or are about to."""
+        placed = (self.of[key] for key in self.placed)
+        return frozenset(uid for s in placed for uid in (s.holders if s.ends else s.leaving))
 
     def queue_of(self, key: Key, now_s: float) -> int | None:
         """Return the queue that a gang is in, 0 first; None where the order has none."""

@@ -84,6 +84,7 @@ class Engine:
             now = self._events.next_s
             self._account(now)
             self._board.now_s = now
+            self._progress.hold_still()
             changed = False
             for kind, index in self._events.due(now):
                 changed |= self._handle(kind, index)
@@ -116,6 +117,8 @@ class Engine:
             return bool(left)
         elif kind is Kind.END:
             self._end(index)
+        elif kind is Kind.BEGIN:
+            self._progress.go(index)
         elif kind is Kind.CROSS:
             self._state.cross(index, self._progress.cross(index))
         else:

@@ -17,9 +17,10 @@ class Kind(IntEnum):
     OOM = 4
     TICK = 5
     ADJUST = 6
+    BEGIN = 7
 
 
-_OF_A_JOB = (Kind.END, Kind.CROSS, Kind.PROMOTE)
+_OF_A_JOB = (Kind.END, Kind.CROSS, Kind.PROMOTE, Kind.BEGIN)
 
 
 class Events:

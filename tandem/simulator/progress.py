@@ -36,6 +36,9 @@ class Progress:
         guarded: bool = False,
     ) -> None:
         self.rows: dict[int, tuple[int, ...]] = {}  # of each running job
+        self._starting: set[int] = set()  # those that hold their GPUs and have yet to begin
+        self._free_s: dict[int, float] = {}  # when a GPU is free of who was preempted there
+        self._gone_s: dict[int, float] = {}  # when a preempted job has left its GPUs
         self._board = board
         self._arrays: JobArrays = board.arrays
         self._left = left
@@ -55,7 +58,10 @@ class Progress:
         )
 
     def begin(self, job: int, rows: tuple[int, ...]) -> None:
-        """Start a job; `refresh` sets its speed where it is not alone."""
+        """Start a job; `refresh` sets its speed where it is not alone.
+
+        Where a start takes time, it is not disturbed meanwhile, and attains nothing.
+        """
         arrays, now = self._arrays, self._board.now_s
         arrays.running[job] = True
         arrays.speed[job] = 1.0
@@ -65,7 +71,39 @@ class Progress:
         self.rows[job] = rows
         self._truth = self._truth.accumulating(job, self._board.jobs[job].accumulation_steps)
         self._events.void_job(job)
+        wait_s = self._wait_s(job, rows)
+        if wait_s > 0:
+            arrays.speed[job] = 0.0
+            self._starting.add(job)
+            self._board.pinned.add(job)
+            self._events.expect(now + wait_s, Kind.BEGIN, job)
+        else:
+            self._expect(job)
+
+    def go(self, job: int) -> None:
+        """Let a job that holds its GPUs begin."""
+        self.settle(job)
+        self._started(job)
+        self._arrays.speed[job] = 1.0
         self._expect(job)
+        self.refresh(set(self.rows[job]))
+
+    def hold_still(self) -> None:
+        """Write down that those who have yet to begin have attained nothing until now."""
+        for job in self._starting:
+            self.settle(job)
+
+    def _wait_s(self, job: int, rows: tuple[int, ...]) -> float:
+        """Return how long it takes until a job begins that is started now."""
+        latency, now = self._truth.latency, self._board.now_s
+        if latency is None:
+            return 0.0
+        free_s = max(self._free_s.get(row, now) for row in rows)
+        return max(now, free_s, self._gone_s.get(job, now)) - now + float(latency.start_s[job])
+
+    def _started(self, job: int) -> None:
+        self._starting.discard(job)
+        self._board.pinned.discard(job)
 
     def end(self, job: int) -> set[int]:
         """End a job that has done all; return the GPUs that it leaves."""
@@ -77,6 +115,7 @@ class Progress:
     def suspend(self, job: int) -> tuple[int, ...]:
         """Stop a job that goes back to the queue; its resume costs. Return the GPUs it leaves."""
         self.settle(job)
+        self._started(job)
         arrays, now = self._arrays, self._board.now_s
         cost = self._truth.preemption_cost_s
         self._left[job] += cost
@@ -88,14 +127,19 @@ class Progress:
         self._events.void_job(job)
         executed = float(arrays.service_at_since[job] / arrays.gpus[job])
         self._events.expect(now + self._order.promote_after_s(executed), Kind.PROMOTE, job)
-        return self.rows.pop(job)
+        rows = self.rows.pop(job)
+        if self._truth.latency is not None:
+            gone_s = now + float(self._truth.latency.release_s[job])
+            self._gone_s[job] = gone_s
+            self._free_s.update(dict.fromkeys(rows, gone_s))
+        return rows
 
     def settle(self, job: int) -> None:
         """Write down what a running job has done until now."""
         arrays, now = self._arrays, self._board.now_s
         passed = now - float(arrays.since_s[job])
         done = passed * float(arrays.speed[job])
-        gained = passed * int(arrays.gpus[job])
+        gained = 0.0 if job in self._starting else passed * int(arrays.gpus[job])
         self._left[job] -= done
         arrays.remaining_at_since[job] -= done
         arrays.attained_at_since[job] += gained
@@ -117,7 +161,7 @@ class Progress:
         if not self._sharing:
             return
         jobs = {job for row in rows for job in self._board.residents_of[row]}
-        for job in sorted(jobs):
+        for job in sorted(jobs - self._starting):
             speed = self._speed(job)
             if speed != self._arrays.speed[job]:
                 self.settle(job)
@@ -179,12 +223,13 @@ class Progress:
         return residents[int(self._rng.choice(len(residents), p=chances / chances.sum()))]
 
     def _speed(self, job: int) -> float:
-        rows, truth = self.rows[job], self._truth
+        rows, truth, still = self.rows[job], self._truth, self._starting
         speed = min(
             (
-                truth.speed(job, besides(residents, job))
+                truth.speed(job, [j for j in beside if j not in still] if still else beside)
                 for row in rows
                 if len(residents := self._board.residents_of[row]) > 1
+                and (beside := besides(residents, job))
             ),
             default=1.0,
         )

@@ -31,6 +31,14 @@ class MemoryCourse:
         return self.base_gib + self.peak_extra_gib
 
 
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long a cluster takes with each job, seconds."""
+
+    start_s: Floats  # (jobs,) for which it holds its GPUs before it begins
+    release_s: Floats  # (jobs,) for which its GPUs are not free yet once it is preempted
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
     """The physics of one simulation. Class 0 is nobody, class 1 a job that nobody slows down.
@@ -45,7 +53,8 @@ class Truth:
     memory: Sequence[MemoryCourse]  # by job
     memory_gib: Floats  # (gpus,)
     gpu_utilisation: Floats  # (jobs,) percent, when alone
-    preemption_cost_s: float = 0.0
+    preemption_cost_s: float = 0.0  # work that a preempted job does again
+    latency: Latency | None = None  # none: a start and a preemption take no time
     spread_slowdown: Floats | None = None  # (jobs,) when on more nodes than needed
     sub_batches: Sequence[Mapping[int, SubBatch]] = ()  # by job, by accumulation steps
     stretch: Floats | None = None  # (jobs,) of an iteration, by the accumulation steps in use

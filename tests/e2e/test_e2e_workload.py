@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.plane import scaled, site, workload
+from benchmarks.plane_jobs import scaled, workload
+from benchmarks.plane_site import site
 from tandem.controlplane import binaries
 
 pytestmark = [
