@@ -68,8 +68,8 @@ def ends_until_s(gang: Gang) -> float:
     Its pods end one by one. Whoever is to have the GPUs of all of them must not lose them to those
     behind, who would do with the first that are free. A straggler may run on: it is not waited for.
     """
-    record = gang.record
-    if record is None or record.spec.demand.gang_size == 1:
+    record, begun = gang.record, gang.ends_since_s > -math.inf
+    if record is None or not begun or record.spec.demand.gang_size == 1:
         return -math.inf
     to_come = any(not pod.node_name for pod in gang.live_pods())
     return -math.inf if to_come else gang.ends_since_s + _ENDS_WITHIN_S
