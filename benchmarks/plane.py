@@ -6,10 +6,10 @@ how long a gang of each size takes to start, and to give up its GPUs. Neighbours
 down by Horus' quadratic, in both worlds; all jobs save their state, minimum run and preemption
 caps are off.
 
-    python -m benchmarks.plane --seed 43 --json 43.json
-    python -m benchmarks.plane --page docs/plane.md 43.json 44.json
+    python -m benchmarks.plane --seed 43 --seed 44 --json plane.json
+    python -m benchmarks.plane --json plane.json --page docs/plane.md
 
-The first runs the workload of a seed, the second writes the page of what was found.
+The first runs the workloads, the second writes the page of what was found.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from benchmarks.plane_jobs import SIZES, THRESHOLDS_GPU_S, Gang, Latency, scaled, simulate, workload
 from benchmarks.plane_page import page
-from benchmarks.plane_site import Site, site
-from tandem.policy.catalog import Profile
+from benchmarks.plane_site import site
 
 SEED, LOAD = 43, 1.25
 PROFILES = ("fifo", "tiresias-l", "tandem")
 MEASURED_TIMES = 3
 #: Where a gang may be preempted while latencies are measured, and how long the one runs for which
 #: it is: it must have ended before it gets there itself.
-MEASURED_AT_GPU_S, SHORT_S = 24.0, 3.0
+MEASURED_AT_GPU_S, SHORT_S = 16.0, 3.0
+MARGIN_S = 10.0  # for starts, so that all have come so far when it comes
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,15 @@ class Compared:
     most_on_a_gpu: int
     load_average: float  # of the machine, when it had ended
 
+    def __str__(self) -> str:
+        """In one line."""
+        return (
+            f"{self.profile:<12} plane {self.plane_s:6.1f} s  simulator {self.simulator_s:6.1f} s "
+            f" {self.off:+.1%}  preemptions {self.plane_preemptions}, {self.simulator_preemptions}"
+            f"  partial gang {self.longest_partial_s:g} s  at most {self.most_on_a_gpu} a GPU"
+            f"  load {self.load_average:g}"
+        )
+
     @property
     def plane_s(self) -> float:
         """Mean completion on the control plane."""
@@ -75,40 +87,32 @@ class Compared:
         return self.plane_s / self.simulator_s - 1
 
 
-def measure_latency(at: Site) -> Latency:
-    """Return how long gangs of each size take to start and to go, on a cluster that is else empty.
+def measure(pods: int) -> tuple[float, float]:
+    """Return how long a gang of so many pods takes to start and to go, where nothing else goes on.
 
-    A gang of many pods is there, and gone, later than one of few. To measure how long it takes to
-    go, the cluster is filled with gangs of one size, one of which gives way to a short one.
+    To measure how long it takes to go, the cluster is filled with such gangs, one of which gives
+    way to a short one.
     """
-    start_s, release_s = {}, {}
-    for pods in SIZES:
-        starts, extra = [], []
-        after_s = MEASURED_AT_GPU_S / pods + 4.0
+    starts, extra = [], []
+    after_s = MEASURED_AT_GPU_S / pods + MARGIN_S
+    alone, short = (Gang("short", s, pods, SHORT_S, 70, 90) for s in (0.0, after_s))
+    with site(scaled("tiresias-l", MEASURED_AT_GPU_S / THRESHOLDS_GPU_S[0])) as at:
         full = [
-            Gang(f"long{index}", 0.0, pods, after_s + 8.0, 70, 90)
+            Gang(f"long{index}", 0.0, pods, after_s + MARGIN_S, 70, 90)
             for index in range(at.gpus // pods)
         ]
-        short = Gang("short", after_s, pods, SHORT_S, 70, 90)
         for index in range(MEASURED_TIMES):
-            alone = Gang("one", 0.0, pods, SHORT_S, 70, 90)
-            training, _ = at.run(at.namespace(f"start-{pods}-{index}"), [alone])
-            starts.append(training.runs["one"].completion_s - SHORT_S)
-            training, _ = at.run(at.namespace(f"preempt-{pods}-{index}"), [*full, short])
+            training, _ = at.run(at.namespace(f"start-{index}"), [alone])
+            starts.append(training.runs["short"].completion_s - SHORT_S)
+            training, _ = at.run(at.namespace(f"preempt-{index}"), [*full, short])
             extra.append(training.runs["short"].completion_s - SHORT_S)
-        start_s[pods] = round(median(starts), 2)
-        release_s[pods] = round(max(0.0, median(extra) - median(starts)), 2)
-    return Latency(start_s, release_s)
+    start_s = median(starts)
+    return round(start_s, 2), round(max(0.0, median(extra) - start_s), 2)
 
 
-def measuring() -> Profile:
-    """Return the profile under which a gang is preempted as soon as latencies can be measured."""
-    return scaled("tiresias-l", MEASURED_AT_GPU_S / THRESHOLDS_GPU_S[0])
-
-
-def compare(name: str, gangs: Sequence[Gang], latency: Latency, scale: float = 1.0) -> Compared:
+def compare(name: str, gangs: Sequence[Gang], latency: Latency) -> Compared:
     """Run one profile in both worlds."""
-    profile = scaled(name, scale)
+    profile = scaled(name)
     simulated = simulate(gangs, profile, latency)
     ends_s = (simulated.end_s - simulated.submit_s).tolist()
     with site(profile) as at:
@@ -132,37 +136,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=60)
     parser.add_argument("--load", type=float, default=LOAD)
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--profile", action="append", choices=PROFILES)
+    parser.add_argument("--planes", type=int, default=1, help="how many at once")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, metavar="PAGE")
-    parser.add_argument(
-        "results", nargs="*", type=Path, help="with --page: what --json has written"
-    )
+    parser.add_argument("--page", type=Path, metavar="PAGE", help="write it from what is in --json")
     args = parser.parse_args()
     if args.page:
-        args.page.write_text(page([json.loads(each.read_text()) for each in args.results]))
+        args.page.write_text(page(json.loads(args.json.read_text())))
         return
-    gangs = workload(args.seed, args.jobs, args.load)
-    with site(measuring()) as at:
-        latency = measure_latency(at)
-    print(f"{len(gangs)} jobs, load {args.load:g}, seed {args.seed}, {platform.machine()}")
-    print(f"measured first: {latency}", flush=True)
-    rows = []
-    for name in args.profile or PROFILES:
-        one = compare(name, gangs, latency)
-        print(
-            f"{name:<12} plane {one.plane_s:7.1f} s  simulator {one.simulator_s:7.1f} s "
-            f" {one.off:+.1%}  preemptions {one.plane_preemptions}, {one.simulator_preemptions}"
-            f"  partial gang {one.longest_partial_s:g} s  at most {one.most_on_a_gpu} a GPU",
-            flush=True,
+    found: dict[str, Any] = {
+        "command": f"--planes {args.planes}", "load": args.load,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "runs": [],
+    }  # fmt: skip
+    with ProcessPoolExecutor(args.planes, mp_context=get_context("spawn")) as pool:
+        measured = list(pool.map(measure, SIZES))
+        starts, releases = (
+            dict(zip(SIZES, each, strict=True)) for each in zip(*measured, strict=True)
         )
-        mean = {"plane_s": one.plane_s, "simulator_s": one.simulator_s}
-        rows.append(asdict(one) | {key: round(value, 2) for key, value in mean.items()})
-    if args.json:
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        found = {"seed": args.seed, "load": args.load, "machine": machine, "profiles": rows}
-        args.json.write_text(json.dumps(found | {"latency": asdict(latency)}, indent=1))
+        latency = Latency(starts, releases)
+        print(f"measured first: {latency}", flush=True)
+        found["latency"] = asdict(latency)
+        waited_for = []
+        for seed in args.seed or [SEED]:
+            gangs = workload(seed, args.jobs, args.load)
+            waited_for += [
+                (seed, pool.submit(compare, name, gangs, latency))
+                for name in args.profile or PROFILES
+            ]
+        for seed, future in waited_for:
+            one = future.result()
+            print(f"seed {seed}  {one}", flush=True)
+            found["runs"].append({"seed": seed, **asdict(one)})
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
