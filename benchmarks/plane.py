@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--profile", action="append", choices=PROFILES)
     parser.add_argument("--planes", type=int, default=1, help="how many at once")
+    parser.add_argument("--latency", type=Path, help="take it from what --json wrote earlier")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path, metavar="PAGE", help="write it from what is in --json")
     args = parser.parse_args()
@@ -150,11 +151,12 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores", "runs": [],
     }  # fmt: skip
     with ProcessPoolExecutor(args.planes, mp_context=get_context("spawn")) as pool:
-        measured = list(pool.map(measure, SIZES))
-        starts, releases = (
-            dict(zip(SIZES, each, strict=True)) for each in zip(*measured, strict=True)
-        )
-        latency = Latency(starts, releases)
+        if args.latency:
+            earlier = json.loads(args.latency.read_text())["latency"]
+            latency = Latency(*({int(k): v for k, v in by.items()} for by in earlier.values()))
+        else:
+            measured = zip(*pool.map(measure, SIZES), strict=True)
+            latency = Latency(*(dict(zip(SIZES, each, strict=True)) for each in measured))
         print(f"measured first: {latency}", flush=True)
         found["latency"] = asdict(latency)
         waited_for = []

@@ -75,38 +75,45 @@ class Training:
 
     def _follow(self) -> None:
         while not self._stop.wait(_LOOK_S):
-            try:
-                answer = self._http.get(self._pods, params={"resourceVersion": "0"})
-            except httpx.HTTPError:
-                continue
-            if answer.is_success:
-                self._see(answer.json().get("items", ()))
+            pods = self._pods_that(fieldSelector="status.phase=Running")
+            if pods is not None:
+                self._see(pods)
+
+    def _pods_that(self, **selector: str) -> list[dict[str, Any]] | None:
+        """Return the pods selected: all of a long workload are too many to look at."""
+        try:
+            answer = self._http.get(self._pods, params={"resourceVersion": "0", **selector})
+        except httpx.HTTPError:
+            return None
+        return answer.json().get("items", []) if answer.is_success else None
 
     def _see(self, pods: list[dict[str, Any]]) -> None:
         now = time.monotonic()
         passed, self._seen_s = now - self._seen_s, now
         running: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        ended: dict[str, int] = defaultdict(int)
         on_gpu: dict[str, list[str]] = defaultdict(list)
         for pod in pods:
-            metadata, phase = pod["metadata"], pod["status"].get("phase")
+            metadata = pod["metadata"]
             job = metadata.get("labels", {}).get("job-name", "")
-            ended[job] += phase == "Succeeded"
-            if phase == "Running" and "deletionTimestamp" not in metadata:
+            if "deletionTimestamp" not in metadata:
                 running[job].append(pod)
                 for gpu in _gpus(pod):
                     on_gpu[gpu].append(job)
         for name, run in list(self.runs.items()):
-            if run.ended_s:
+            if run.trained_s >= run.duration_s:
                 # Who had to leave as it ended may come back for what was not counted: it is done.
                 self._end(running[name])
-            elif ended[name] == run.pods:
-                run.ended_s = now
-            elif running[name] and len(running[name]) + ended[name] == run.pods:
+                if not run.ended_s and self._all_succeeded(name, run.pods):
+                    run.ended_s = time.monotonic()
+            elif len(running[name]) == run.pods:
                 gpus = [gpu for pod in running[name] for gpu in _gpus(pod)]
                 run.trained_s += passed * self._speed(name, [on_gpu[gpu] for gpu in gpus])
                 if run.trained_s >= run.duration_s:
                     self._end(running[name])
+
+    def _all_succeeded(self, job: str, pods: int) -> bool:
+        there = self._pods_that(labelSelector=f"job-name={job}") or ()
+        return sum(pod["status"].get("phase") == "Succeeded" for pod in there) == pods
 
     def _speed(self, job: str, residents: list[list[str]]) -> float:
         """Return the speed of a gang: that of its slowest worker."""
