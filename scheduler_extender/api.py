@@ -132,6 +132,7 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
         "phase": status.phase.value if gang else None,
         "message": status.message,
         "position": status.position,
+        "expectedStart": _expected(status),
         "node": pod.node_name or None,
         "gpus": list(pod.devices),
         "gated": pod.gated,
@@ -216,12 +217,17 @@ def _job(state: ClusterState, key: tuple[str, str]) -> Line:
         "reason": status.reason,
         "message": status.message,
         "position": status.position,
+        "expectedStart": _expected(status),
         "queuedAt": status.queued_at,
         "startedAt": status.started_at,
         "attainedGpuSeconds": status.attained_gpu_seconds,
         "demand": job.spec.demand.wire(),
         "places": places,
     }
+
+
+def _expected(status: GPUJobStatus) -> Line | None:
+    return status.expected_start.wire() if status.expected_start else None
 
 
 def _listed(name: str, lines: Iterable[Line]) -> StreamingResponse:

@@ -90,13 +90,14 @@ def jobs(
         return
     print_table(
         "Jobs",
-        ("namespace", "job", "phase", "position", "places", "message"),
+        ("namespace", "job", "phase", "position", "expected start", "places", "message"),
         [
             (
                 job["namespace"],
                 job["name"],
                 job["phase"],
                 job["position"],
+                _expected(job),
                 ", ".join(sorted({place["node"] for place in job["places"]})) or "-",
                 job["message"],
             )
@@ -137,6 +138,10 @@ def explain(
         said.append(f"runs on {found['node']}: {', '.join(found['gpus']) or 'no GPUs known'}")
     elif found["message"]:
         said.append(f"{found['phase']}: {found['message']}")
+    if found.get("expectedStart"):
+        said.append(
+            f"expected to start {_expected(found)} (as of {found['expectedStart']['asOf']})"
+        )
     for line in said:
         out.print(line, highlight=False, markup=False)
     _tell_of_sharing(found)
@@ -191,6 +196,15 @@ def _tell_of_sharing(found: dict[str, Any]) -> None:
             ]
             + [(kind, "score", f"{score:.2f}") for kind, score in gpu["scores"].items()],
         )
+
+
+def _expected(found: dict[str, Any]) -> str:
+    """Say between which times a start is expected."""
+    expected = found.get("expectedStart")
+    if not expected:
+        return "-"
+    latest = expected.get("latest")
+    return f"{expected['earliest']} .. {latest}" if latest else f"{expected['earliest']} or later"
 
 
 def _state(gpu: dict[str, Any]) -> str:

@@ -34,6 +34,10 @@ class ClusterView(Protocol):
         """Return (nodes,), False where the pod cannot run for reasons of its own."""
         ...
 
+    def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
+        """Return (nodes,) for `names`, False where the pod could not run if nothing else did."""
+        ...
+
     def claims(self) -> Mapping[str, Claim]:
         """Return who holds which GPUs, by pod uid; a copy."""
         ...

@@ -117,6 +117,7 @@ class QueueConfig(Section):
     `reserve_after_s`: who has waited longest, and so long, has GPUs kept free.
     `history_jobs`: finished jobs from which a Gittins order learns. `quotas`: what namespaces may
     have of the GPUs; `quota_window_s` is the time of which their `gpu_seconds` speak.
+    `expected_start_every_s`: how often it is forecast when those who wait will start; 0: never.
     """
 
     plan_life_s: Seconds = 30.0
@@ -128,6 +129,7 @@ class QueueConfig(Section):
     history_jobs: Annotated[int, Field(ge=0, le=5000)] = 1000
     quotas: Annotated[tuple[Quota, ...], AfterValidator(once_each)] = ()
     quota_window_s: Seconds = 604_800.0
+    expected_start_every_s: Annotated[float, Field(ge=0)] = 60.0
 
 
 class LearningConfig(Section):

@@ -74,6 +74,16 @@ class NodeBook:
             & (free[:, _PODS] >= 1)
         )
 
+    def capable(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
+        """Return (nodes,), True where the pod could run if nothing else did."""
+        at = self._at(names)
+        total = self._total[at]
+        return (
+            self._mask(pod)[at]
+            & (total[:, _CPU] >= pod.cpu - 1e-6)
+            & (total[:, _MEMORY] >= pod.memory_bytes)
+        )
+
     def uses(self) -> Mapping[str, Use]:
         """Return what is counted, by pod uid."""
         return self._uses

@@ -22,6 +22,7 @@ from scheduler_extender.books import Books
 from scheduler_extender.cluster_view import ClusterView
 from scheduler_extender.config import LearningConfig, QueueConfig
 from scheduler_extender.evictions import Evictions
+from scheduler_extender.forecasts import Forecasts
 from scheduler_extender.foresight import Foresight
 from scheduler_extender.gates import Gates
 from scheduler_extender.history import Learned
@@ -77,6 +78,7 @@ class Controller:
         feedback: Callable[[Feedback], Awaitable[bool]] | None = None,
         metrics: QueueMetrics | None = None,
         stale_after_s: float = STALE_AFTER_S,
+        forecasts: bool = False,
     ) -> None:
         settings = settings or QueueConfig()
         self.work = WorkQueue(self._step, clock, _PARALLEL)
@@ -128,6 +130,19 @@ class Controller:
         self._accounts = Accounts(
             settings, self.registry, self.standings, clock, self._learned.namespace
         )
+        self._forecasts = Forecasts(
+            state=state,
+            registry=self.registry,
+            standings=self.standings,
+            waiters=self._waiters,
+            work=self.work,
+            writer=self._writer,
+            profile=profile,
+            every_s=settings.expected_start_every_s if forecasts else 0.0,
+            preemption_cost_s=settings.preemption_cost_s,
+            clock=clock,
+            told=self.metrics.forecast,
+        )
         self.rounds = Rounds(
             state=state,
             registry=self.registry,
@@ -144,6 +159,7 @@ class Controller:
             profile=profile,
             settings=settings,
             clock=clock,
+            foresee=self._forecasts.look,
         )
         self._clock = clock
         self._term = term
@@ -211,7 +227,7 @@ class Controller:
                 rest_s = max(SETTLE_S, 3 * (time.perf_counter() - began))
         finally:
             self._pricing.stop()
-            await asyncio.gather(*self.work.stop(), return_exceptions=True)
+            await asyncio.gather(*self.work.stop(), *self._forecasts.stop(), return_exceptions=True)
 
     @property
     def leads(self) -> bool:

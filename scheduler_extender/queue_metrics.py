@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from scheduler_extender.queue import Controller
 
 _BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_FORECAST_BUCKETS_S = (1, 2, 5, 10, 20, 60, 120)
 
 
 class QueueMetrics:
@@ -35,6 +36,18 @@ class QueueMetrics:
             registry=self._registry,
         )
 
+        self._forecasts = Histogram(
+            "tandem_queue_forecast_duration_seconds",
+            "Time to forecast when those who wait will start, in a process of its own.",
+            buckets=_FORECAST_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._forecast_failures = Counter(
+            "tandem_queue_forecast_failures_total",
+            "Forecasts of starts that failed or took too long.",
+            registry=self._registry,
+        )
+
     def planned(self, seconds: float) -> None:
         """Count one cycle."""
         self._planning.observe(seconds)
@@ -42,6 +55,13 @@ class QueueMetrics:
     def promoted(self) -> None:
         """Count one promotion."""
         self._promotions.inc()
+
+    def forecast(self, seconds: float | None) -> None:
+        """Count one forecast; None: it failed."""
+        if seconds is None:
+            self._forecast_failures.inc()
+        else:
+            self._forecasts.observe(seconds)
 
     def watch(self, controller: Controller) -> None:
         """Report on a controller at each scrape (on the event loop)."""

@@ -29,3 +29,21 @@ def expected_remaining_gpu_s(service_gpu_s: Floats, finished_gpu_s: Floats) -> F
     trust = beyond / (beyond + _PRIOR_JOBS)
     expected: Floats = trust * learned + (1 - trust) * heavy_tail
     return expected
+
+
+def draw_remaining_gpu_s(
+    service_gpu_s: Floats, finished_gpu_s: Floats, rng: np.random.Generator
+) -> Floats:
+    """Return one draw of the service still to come, from what has the mean above. Shapes as above.
+
+    That of a finished job with more service; or, with the weight of 20 samples, from the heavy tail
+    P(more than r) = (b / (b + r))^2 with b = a + scale, whose mean is b.
+    """
+    at = np.searchsorted(finished_gpu_s, service_gpu_s, side="right")
+    beyond = len(finished_gpu_s) - at
+    weight, which, chance = rng.random((3, len(service_gpu_s)))
+    drawn: Floats = (service_gpu_s + SCALE_GPU_S) * (1 / np.sqrt(1 - chance) - 1)
+    known = weight < beyond / (beyond + _PRIOR_JOBS)
+    sample = (at + which * beyond).astype(np.int64)[known]
+    drawn[known] = finished_gpu_s[sample] - service_gpu_s[known]
+    return drawn

@@ -60,6 +60,7 @@ class Rounds:
         profile: Profile,
         settings: QueueConfig,
         clock: Callable[[], float],
+        foresee: Callable[[Question, Answer], None] = lambda _question, _answer: None,
     ) -> None:
         self._state = state
         self._registry = registry
@@ -78,6 +79,7 @@ class Rounds:
         self._planner = Planner(profile, settings.reserve_after_s)
         self._settings = settings
         self._clock = clock
+        self._foresee = foresee  # with what each round has seen and decided
         self._slice_ends_s = 0.0
         self._ripe_s = np.inf  # when the next gang has had its minimum run
         # GPUs (node, UUID) of plans that are being written: no snapshot shows them yet.
@@ -110,6 +112,7 @@ class Rounds:
             self._standings.settle(self._asked, coming)
         self._promote(starving)
         self._tell(to_tell)
+        self._foresee(question, answer)
 
     def _think(
         self, asked: Callable[[], Question], tell: Chooser, now_s: float

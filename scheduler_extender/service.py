@@ -130,6 +130,7 @@ async def running(
         learning=config.learning,
         feedback=predictor.tell,
         metrics=QueueMetrics(metrics.registry),
+        forecasts=True,
     )
     reflectors = _start_feed(feed, api)
     metrics.watch(state, feed, binder, reflectors, config.max_jobs_per_gpu)

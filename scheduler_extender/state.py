@@ -90,6 +90,10 @@ class ClusterState:
         """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
         return self.nodes.eligible(pod, self.table.sorted_names)
 
+    def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
+        """Return (nodes,) for `names`: where the pod could run if nothing else did."""
+        return self.nodes.capable(pod, names)
+
     def node_rows(self, node: str) -> Ints:
         """Return the rows of a node's GPUs."""
         return self.table.rows(node)

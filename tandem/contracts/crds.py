@@ -139,6 +139,9 @@ DEFINITIONS = (
             Column("GPUs", ".spec.demand.gpusPerPod", "integer"),
             Column("Attained", ".status.attainedGpuSeconds", "number"),
             Column("Waiting", ".status.waitingSince", "date"),
+            # As a time: kubectl can say of a date only how long ago it was.
+            Column("Expected", ".status.expectedStart.earliest"),
+            Column("Expected-By", ".status.expectedStart.latest", wide=True),
             Column("Model", ".spec.demand.model", wide=True),
             Column("Reason", ".status.reason"),
             Column("Kind", ".spec.workload.kind", wide=True),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.pipeline import Pipeline
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
@@ -22,13 +23,26 @@ from tandem.simulator.truth import Truth
 _RELEARN = 1.1  # the distribution of finished jobs is learned anew when it has grown by a tenth
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A cluster at work that a run begins with at time 0, in place of an empty one.
+
+    `arrays` has the jobs' standing by then, none of them marked as running; `rows_of` says where
+    those run that do, a worker on each row. `stays` are jobs that are not stopped once they run.
+    """
+
+    arrays: JobArrays
+    rows_of: Mapping[int, tuple[int, ...]]
+    stays: frozenset[int] = frozenset()
+
+
 class Engine:
     """One run of one profile on one trace.
 
     `believed` are the jobs as the policies see them, in the order of `trace`. `history` is what
     jobs that ended before taught; it stands beside what this run teaches. Where memory is
     `guarded`, an agent measures it: whoever outgrew what was believed of it goes before a neighbour
-    fails.
+    fails. With `begun`, jobs of `trace` may run already; `pipeline` stands in for the profile's.
     """
 
     def __init__(
@@ -44,6 +58,8 @@ class Engine:
         guarded: bool = False,
         on_progress: Callable[[int], None] | None = None,
         record_decisions: bool = False,
+        begun: Begun | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.trace = trace
         self.profile = profile
@@ -51,8 +67,9 @@ class Engine:
         self._record = record_decisions
         self._order = profile.order
         self._state = self._order.state()
-        self._pipeline = profile.pipeline()
-        self._arrays = _job_arrays(trace, believed)
+        self._pipeline = pipeline or profile.pipeline()
+        self._arrays = _job_arrays(trace, believed) if begun is None else begun.arrays
+        self._begun = begun or Begun(self._arrays, {})
         self._board = Board.of(list(believed), self._arrays, gpus)
         if history is not None:
             self._board.history = history
@@ -78,8 +95,23 @@ class Engine:
 
     def run(self) -> Outcome:
         """Run until all jobs have ended; raises TandemError if some never can."""
+        for _ in self.steps():
+            pass
+        stuck = np.flatnonzero(np.isnan(self.outcome.end_s))
+        if len(stuck):
+            names = ", ".join(self.trace[i].id for i in stuck[:10].tolist())
+            raise TandemError(
+                f"{self.profile.name}: {len(stuck)} job(s) never got a place: {names}",
+                "Each constraint of the profile must allow every job on an empty cluster.",
+            )
+        return self.outcome
+
+    def steps(self) -> Iterator[float]:
+        """Run from event to event; yield the time of each once it has been dealt with."""
+        self._go_on()
         for index, job in enumerate(self.trace):
-            self._events.expect(job.submit_s, Kind.ARRIVE, index)
+            if index not in self._begun.rows_of:
+                self._events.expect(job.submit_s, Kind.ARRIVE, index)
         while self._events:
             now = self._events.next_s
             self._account(now)
@@ -90,21 +122,30 @@ class Engine:
                 changed |= self._handle(kind, index)
             if changed:
                 self._round()
-        stuck = np.flatnonzero(np.isnan(self.outcome.end_s))
-        if len(stuck):
-            names = ", ".join(self.trace[i].id for i in stuck[:10].tolist())
-            raise TandemError(
-                f"{self.profile.name}: {len(stuck)} job(s) never got a place: {names}",
-                "Each constraint of the profile must allow every job on an empty cluster.",
+            yield now
+
+    def _go_on(self) -> None:
+        """Take in what runs already, and when those that were preempted are to be promoted."""
+        arrays, begun = self._arrays, self._begun
+        for job, rows in begun.rows_of.items():
+            self._state.add(job, float(arrays.service_at_since[job]))
+            self._board.place(job, np.array(rows, dtype=np.int64))
+            self._progress.begin(job, rows)
+        self._progress.refresh({row for rows in begun.rows_of.values() for row in rows})
+        self._board.pinned.update(begun.stays & begun.rows_of.keys())
+        for job in np.flatnonzero((arrays.attained_at_since > 0) & ~arrays.running).tolist():
+            wait_s = self._order.promote_after_s(
+                float(arrays.service_at_since[job] / arrays.gpus[job])
             )
-        return self.outcome
+            at_s = max(0.0, float(arrays.waiting_since_s[job]) + wait_s)
+            self._events.expect(at_s, Kind.PROMOTE, job)
 
     # --- events -------------------------------------------------------------------------------
 
     def _handle(self, kind: Kind, index: int) -> bool:
         """Handle one event; say whether the jobs or the room have changed."""
         if kind is Kind.ARRIVE:
-            self._state.add(index, 0.0)
+            self._state.add(index, float(self._arrays.service_at_since[index]))
             self._waiting += 1
         elif kind is Kind.TICK:
             self._ticking = False
@@ -134,6 +175,7 @@ class Engine:
         self._finished.append(float(self._arrays.attained_at_since[index]))
         self._state.remove(index)
         self._board.remove(index)
+        self._board.pinned.discard(index)
         self._progress.refresh(left)
         if self._on_progress is not None:
             self._on_progress(self._ended)
@@ -187,6 +229,8 @@ class Engine:
                 rows = action.rows
                 self._progress.begin(action.job, rows)
                 self._waiting -= 1
+                if action.job in self._begun.stays:
+                    self._board.pinned.add(action.job)
                 touched.update(rows)
                 if action.job in stopped:
                     self.outcome.migrations[action.job] += 1

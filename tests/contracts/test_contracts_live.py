@@ -18,6 +18,7 @@ GPU_JOB = {
     },
 }
 NOW = "2026-01-01T00:00:00.123456Z"
+LATER = "2126-11-22T10:00:00Z"
 
 
 @pytest.fixture(scope="session")
@@ -62,15 +63,17 @@ def test_columns_of_a_gpujob_answer_where_it_stands(definitions, namespace):
             "reason": "MemoryCollision",
             "waitingSince": NOW,
             "attainedGpuSeconds": 7200.5,
+            "expectedStart": {"earliest": LATER, "asOf": NOW},
         },
     )
     header, row = definitions.kubectl("get", "gj", "-n", namespace).splitlines()
     assert header.split() == [
         *("NAME", "PHASE", "QUEUE", "POSITION", "PODS", "GPUS"),
-        *("ATTAINED", "WAITING", "REASON", "AGE"),
+        *("ATTAINED", "WAITING", "EXPECTED", "REASON", "AGE"),
     ]
-    *words, _waiting, reason, _age = row.split()
+    *words, _waiting, expected, reason, _age = row.split()
     assert words == ["job-bert", "Queued", "1", "3", "4", "2", "7200.5"]
+    assert expected == LATER
     assert reason == "MemoryCollision"
 
 

@@ -33,6 +33,7 @@ class Cluster:
         api: MemoryCluster | None = None,
         profile: Profile | None = None,
         settings: QueueConfig | None = None,
+        forecasts: bool = False,
     ) -> None:
         self.now = NOW
         self.api = api or MemoryCluster(clock=lambda: self.now)
@@ -53,6 +54,7 @@ class Cluster:
                 (regarding["metadata"]["name"], reason, note)
             ),
             clock=lambda: self.now,
+            forecasts=forecasts,
         )
         for kind, resource in KINDS.items():
             self.api.watch(resource, lambda event, obj, kind=kind: self._event(kind, event, obj))

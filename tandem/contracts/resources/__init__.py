@@ -17,6 +17,7 @@ from tandem.contracts.resources.fields import (
 )
 from tandem.contracts.resources.gpu_job import (
     Demand,
+    ExpectedStart,
     GPUJobSpec,
     GPUJobStatus,
     Load,
@@ -51,6 +52,7 @@ __all__ = [
     "Count",
     "Demand",
     "EvictionRequest",
+    "ExpectedStart",
     "GPUJobSpec",
     "GPUJobStatus",
     "GPUNodeStatus",

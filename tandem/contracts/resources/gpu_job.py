@@ -154,13 +154,26 @@ class Preemption(Message):
     requested_at: Time
 
 
+class ExpectedStart(Message):
+    """When a gang that waits is expected to start, as of `as_of`; a forecast, not a promise.
+
+    Four times in five it starts between `earliest` and `latest`; without `latest`, the later end
+    lies beyond what is forecast.
+    """
+
+    earliest: Time
+    latest: Time | None = None
+    as_of: Time
+
+
 class GPUJobStatus(Message):
     """What became of the gang.
 
     `attained_gpu_seconds` is the lifetime service, `promoted_gpu_seconds` what it was when the job
     was last promoted: their difference orders the queue. `queue` is its queue by that service,
     `position` its place among all that wait, 0 first. `preempted_at` and `decisions` have the
-    latest only. `load` is what is predicted, `observed` what is measured since.
+    latest only. `load` is what is predicted, `observed` what is measured since. `expected_start`
+    is given of gangs that wait, where it can be forecast.
     """
 
     phase: Phase = Phase.QUEUED
@@ -181,6 +194,7 @@ class GPUJobStatus(Message):
     attempts: Count = 0
     queue: Count | None = None
     position: Count | None = None
+    expected_start: ExpectedStart | None = None
     preemption: Preemption | None = None
     preempted_at: list[Time] = []
     observed: Observed | None = None
