@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler_extender.beliefs import Beliefs
-from scheduler_extender.jobs import policy_job, unpredicted_load
+from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.jobs import policy_job, unpredicted_load
 from tandem.contracts.resources import Demand
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import UNKNOWN, Job

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.plane_jobs import GPUS, NODES, Gang, believed
 from benchmarks.training import Training
-from scheduler_extender.beliefs import Beliefs
+from scheduler_extender.cluster.beliefs import Beliefs
 from tandem.contracts import names
 from tandem.controlplane import ControlPlane, Node, wait_until
 from tandem.controlplane.gpus import report_gpus

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_extender.jobs import rfc3339
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.records import PARSERS, PodRecord
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue import Controller
-from scheduler_extender.records import PARSERS, PodRecord
-from scheduler_extender.state import ClusterState
-from scheduler_extender.verbs import Verbs
+from scheduler_extender.queue.controller import Controller
+from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand
 from tandem.kube.memory import MemoryCluster

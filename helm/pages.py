@@ -17,7 +17,7 @@ from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from predictor.metrics import Metrics as PredictorMetrics
 from scheduler_extender.config import ExtenderConfig
-from scheduler_extender.service import running
+from scheduler_extender.serving.service import running
 
 _RIGHTS = Path(__file__).parent / "tandem" / "files" / "rights.yaml"
 _ACCOUNTS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import uvloop
 
-from scheduler_extender.app import serve
 from scheduler_extender.config import read_config
+from scheduler_extender.serving.app import serve
 from tandem.errors import TandemError
 
 

@@ -19,8 +19,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from scheduler_extender.admission import AdmissionConfig
-from scheduler_extender.quota_config import Quota, once_each
+from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.quotas.config import Quota, once_each
 from tandem.contracts import names
 from tandem.errors import TandemError
 from tandem.policy.catalog import Profile, load_profile

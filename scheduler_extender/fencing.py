@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from scheduler_extender.pods import trim_pod
-from scheduler_extender.records import Record, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.pods import trim_pod
+from scheduler_extender.cluster.records import Record, parse_gpu_job, parse_pod
 from tandem.contracts import names
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import Conflict, NotFound

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from scheduler_extender.jobs import seconds
+from scheduler_extender.cluster.jobs import seconds
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
 from tandem.kube.resource import LEASES

@@ -9,7 +9,7 @@ from typing import Protocol
 import httpx
 from pydantic import ValidationError
 
-from scheduler_extender.jobs import unpredicted_load
+from scheduler_extender.cluster.jobs import unpredicted_load
 from tandem.contracts.prediction import (
     Feedback,
     InterferenceAnswer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from scheduler_extender.beliefs import Beliefs
+from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.predictions import GpuKind, Predictor
 
 AGAIN_S = 30.0

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from scheduler_extender.jobs import seconds
+from scheduler_extender.cluster.jobs import seconds
 from tandem.controlplane import ControlPlane
 
 RUN_DURATION = "kwok.tandem.gpu/run-duration"

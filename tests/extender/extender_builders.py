@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from scheduler_extender.jobs import rfc3339
+from scheduler_extender.cluster.jobs import rfc3339
 from tandem.contracts import names
 
 Object = dict[str, Any]

@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 from extender_builders import NOW, gpu_job, gpu_node, load, pod
 
-from scheduler_extender.binding import Binder
-from scheduler_extender.ledger import Hold
-from scheduler_extender.state import ClusterState
+from scheduler_extender.cluster.ledger import Hold
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.verbs.binding import Binder
 from tandem.contracts import names
 from tandem.kube.errors import Forbidden, TooManyRequests, unreachable
 from tandem.kube.memory import MemoryCluster

@@ -10,12 +10,12 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.types import Message
 
-from scheduler_extender.admission import AdmissionConfig
-from scheduler_extender.api import read_router
-from scheduler_extender.limits import MAX_BODY_BYTES, Limited
-from scheduler_extender.readers import ACCESS_REVIEWS, TOKEN_REVIEWS, Readers
-from scheduler_extender.state import ClusterState
-from scheduler_extender.webhook import admission_router
+from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.webhook import admission_router
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.serving.api import read_router
+from scheduler_extender.serving.limits import MAX_BODY_BYTES, Limited
+from scheduler_extender.serving.readers import ACCESS_REVIEWS, TOKEN_REVIEWS, Readers
 from tandem.contracts import names
 from tandem.kube.errors import Forbidden, KubeError
 from tandem.policy.catalog import load_profile
@@ -211,7 +211,7 @@ def test_a_refusal_is_logged_counted_and_given_to_the_audit_log(caplog) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://public") as client:
             return (await client.post("/mutate", json=review)).json()["response"]
 
-    with caplog.at_level(logging.INFO, logger="scheduler_extender.webhook"):
+    with caplog.at_level(logging.INFO, logger="scheduler_extender.admission.webhook"):
         answer = asyncio.run(story())
     assert not answer["allowed"]
     assert names.MEMORY in answer["auditAnnotations"]["refused"]

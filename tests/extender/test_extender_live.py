@@ -15,10 +15,10 @@ import httpx
 import pytest
 from extender_builders import gpu_node, pod
 
-from scheduler_extender.app import verbs_app
+from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.config import ExtenderConfig
-from scheduler_extender.ledger import Hold
-from scheduler_extender.service import Service, running
+from scheduler_extender.serving.app import verbs_app
+from scheduler_extender.serving.service import Service, running
 from tandem.contracts import crds, names
 from tandem.controlplane import wait_until
 from tandem.kube.client import KubeClient

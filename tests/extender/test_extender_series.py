@@ -7,9 +7,9 @@ import asyncio
 import httpx
 from extender_builders import NOW, gpu_job, gpu_node, node, pod
 
-from scheduler_extender.app import verbs_app
 from scheduler_extender.config import ExtenderConfig
-from scheduler_extender.service import running
+from scheduler_extender.serving.app import verbs_app
+from scheduler_extender.serving.service import running
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
 

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler_extender.ledger import Claim, Hold
-from scheduler_extender.pods import pod_info
-from scheduler_extender.state import ClusterState
+from scheduler_extender.cluster.ledger import Claim, Hold
+from scheduler_extender.cluster.pods import pod_info
+from scheduler_extender.cluster.state import ClusterState
 from tandem.policy.job import Job
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from scheduler_extender.certificates import Serving, generate
+from scheduler_extender.admission.certificates import Serving, generate
 from scheduler_extender.config import ConfigError, read_config
 from tandem.controlplane.certificates import Authority
 from tandem.controlplane.processes import free_port

@@ -8,9 +8,9 @@ import pytest
 from extender_builders import NOW, gpu, gpu_job, gpu_node, load, pod
 from pydantic import TypeAdapter, ValidationError
 
-from scheduler_extender.state import ClusterState
-from scheduler_extender.verbs import MalformedPodError, Verbs
-from scheduler_extender.wire import FILTER, PREEMPT, ExtenderFilterResult, HostPriority
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.verbs.verbs import MalformedPodError, Verbs
+from scheduler_extender.verbs.wire import FILTER, PREEMPT, ExtenderFilterResult, HostPriority
 from tandem.policy.catalog import load_profile
 from tandem.policy.pipeline import Pipeline
 

@@ -1,7 +1,7 @@
 """Reports of agents and residents of GPUs in one line."""
 
-from scheduler_extender.adjusting import Resident, SharedGpu
-from scheduler_extender.records import GpuNodeRecord, parse_gpu_node
+from scheduler_extender.cluster.records import GpuNodeRecord, parse_gpu_node
+from scheduler_extender.learning.adjusting import Resident, SharedGpu
 
 GIB = 1 << 30
 NOW = 1_700_000_000.0
@@ -10,7 +10,7 @@ NOW = 1_700_000_000.0
 def report(
     at_s: float, busy: float, *uses: dict, node: str = "n0", gpu: str = "g0"
 ) -> GpuNodeRecord:
-    from scheduler_extender.jobs import rfc3339
+    from scheduler_extender.cluster.jobs import rfc3339
 
     return parse_gpu_node(
         {

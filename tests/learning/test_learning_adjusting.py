@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from learning_builders import NOW, gpu, resident
 
-from scheduler_extender.adjusting import Adjuster, Looked, Obstacle, SharedGpu
 from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.adjusting import Adjuster, Looked, Obstacle, SharedGpu
 
 SETTINGS = LearningConfig()
 

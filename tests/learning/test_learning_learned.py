@@ -3,8 +3,8 @@
 import numpy as np
 from learning_builders import NOW
 
-from scheduler_extender.beliefs import Beliefs
-from scheduler_extender.learned import Pairs
+from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.learned import Pairs
 from tandem.policy.cluster import GpuArrays, add_worker
 from tandem.policy.constraints.interference import Apart
 from tandem.policy.job import Job

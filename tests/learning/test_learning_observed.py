@@ -4,7 +4,7 @@ import pytest
 from learning_builders import report, use
 
 from scheduler_extender.config import LearningConfig
-from scheduler_extender.observed import Watch, Watched
+from scheduler_extender.learning.observed import Watch, Watched
 from tandem.contracts.learning import Means, Reference
 
 AT = ("n0", "g0")

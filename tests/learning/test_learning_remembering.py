@@ -3,8 +3,8 @@
 import numpy as np
 from learning_builders import GIB, NOW
 
-from scheduler_extender.jobs import SETTLED_S, load_now, policy_job
-from scheduler_extender.remembering import Memory, feedback
+from scheduler_extender.cluster.jobs import SETTLED_S, load_now, policy_job
+from scheduler_extender.learning.remembering import Memory, feedback
 from tandem.contracts.learning import Means, Observed
 from tandem.contracts.resources import Demand, GPUJobStatus, Load, Source
 from tandem.policy.cluster import GpuArrays

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from queue_builders import load
 
-from scheduler_extender.beliefs import CLASSES, Beliefs
-from scheduler_extender.jobs import policy_job
+from scheduler_extender.cluster.beliefs import CLASSES, Beliefs
+from scheduler_extender.cluster.jobs import policy_job
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.planning.remaining import expected_remaining_gpu_s
 from scheduler_extender.pricing import Pricing
-from scheduler_extender.remaining import expected_remaining_gpu_s
-from scheduler_extender.state import ClusterState
 from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown
 from tandem.contracts.resources import Demand, Load, Source
 from tandem.policy.equations.horus import slowdown_over_commit

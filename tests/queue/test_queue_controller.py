@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from queue_builders import GIB, load, raw_pod
 
-from scheduler_extender.books import Books, believing
+from scheduler_extender.cluster.records import PARSERS
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import LearningConfig, QueueConfig
+from scheduler_extender.learning.books import Books, believing
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue import Controller
-from scheduler_extender.records import PARSERS
-from scheduler_extender.state import ClusterState
+from scheduler_extender.queue.controller import Controller
 from tandem.contracts.prediction import Feedback, Prediction
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, JOBS, NODES, PODS

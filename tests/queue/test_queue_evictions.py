@@ -4,7 +4,7 @@ import pytest
 from queue_builders import GIB, load, raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
-from scheduler_extender.evictions import HEADROOM, RETRY_S, raised
+from scheduler_extender.queue.evictions import HEADROOM, RETRY_S, raised
 from tandem.contracts.resources import Source
 from tandem.kube.errors import NotFound, TooManyRequests, Unavailable
 from tandem.kube.resource import GPU_NODES, PODS

@@ -10,15 +10,15 @@ import pytest
 from queue_builders import pod, raw_pod
 from test_queue_controller import Cluster, run
 
-from scheduler_extender import forecast as forecasting
-from scheduler_extender import forecasts
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.forecast import DRAWS, Picture, forecast, packed, unpacked
-from scheduler_extender.forecast_picture import Asked, picture_of
-from scheduler_extender.jobs import seconds
-from scheduler_extender.ledger import Claim
-from scheduler_extender.questions import Question, Start
-from scheduler_extender.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
+from scheduler_extender.planning import forecast as forecasting
+from scheduler_extender.planning.forecast import DRAWS, Picture, forecast, packed, unpacked
+from scheduler_extender.planning.forecast_picture import Asked, picture_of
+from scheduler_extender.planning.questions import Question, Start
+from scheduler_extender.planning.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
+from scheduler_extender.queue import forecasts
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.cluster import Snapshot

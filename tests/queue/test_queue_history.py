@@ -5,10 +5,10 @@ import json
 
 from queue_builders import gang
 
-from scheduler_extender.history import NAME, Learned
-from scheduler_extender.records import GpuJobRecord, parse_gpu_job
-from scheduler_extender.registry import Registry
-from scheduler_extender.writes import Writer
+from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.learning.history import NAME, Learned
+from scheduler_extender.queue.registry import Registry
+from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import Phase
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS

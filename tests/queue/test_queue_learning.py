@@ -6,8 +6,8 @@ from queue_builders import GIB
 from test_queue_controller import run
 from test_queue_preemption import Training
 
-from scheduler_extender.api import explanation
-from scheduler_extender.jobs import rfc3339
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.serving.api import explanation
 from tandem.kube.resource import GPU_NODES, JOBS, PODS
 from tandem.policy.catalog import load_profile
 

@@ -8,11 +8,11 @@ from queue_builders import load, pod
 from test_queue_controller import run
 from test_queue_preemption import SAVES, Training
 
-from scheduler_extender.beliefs import Beliefs
-from scheduler_extender.jobs import policy_job
-from scheduler_extender.ledger import Claim
-from scheduler_extender.planning import Planner
-from scheduler_extender.questions import Question, Start, Victim
+from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.jobs import policy_job
+from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.planning.planning import Planner
+from scheduler_extender.planning.questions import Question, Start, Victim
 from tandem.contracts.resources import Demand
 from tandem.kube.resource import JOBS
 from tandem.policy.board import Board

@@ -6,8 +6,8 @@ import pytest
 from test_queue_controller import NOW, run
 from test_queue_preemption import SAVES, Training, tiresias
 
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.jobs import rfc3339
 from tandem.kube.resource import JOBS, PODS
 
 UNIT_S = 10.0

@@ -6,10 +6,10 @@ import pytest
 from queue_builders import raw_pod
 from test_queue_controller import NOW, Cluster, run
 
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.jobs import rfc3339
-from scheduler_extender.preemption import BUDGETS
-from scheduler_extender.verbs import Verbs
+from scheduler_extender.queue.preemption import BUDGETS
+from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.errors import Conflict
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, JOBS, PODS

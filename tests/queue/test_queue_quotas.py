@@ -9,15 +9,15 @@ from queue_builders import raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, tiresias
 
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.history import NAME
-from scheduler_extender.jobs import rfc3339
-from scheduler_extender.queue_metrics import QueueMetrics
-from scheduler_extender.quota_config import Quota
-from scheduler_extender.quota_usage import Usage
-from scheduler_extender.quotas import Stake, Turn
-from scheduler_extender.registry import Registry
-from scheduler_extender.writes import Writer
+from scheduler_extender.learning.history import NAME
+from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.queue.registry import Registry
+from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.config import Quota
+from scheduler_extender.quotas.grants import Stake, Turn
+from scheduler_extender.quotas.usage import Usage
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, JOBS, PODS
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from queue_builders import gang, pod
 
-from scheduler_extender.accounting import gpus_running, with_service
-from scheduler_extender.jobs import rfc3339
-from scheduler_extender.pods import PodInfo
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.queue.accounting import gpus_running, with_service
 from tandem.contracts.resources import Phase
 
 

@@ -8,7 +8,7 @@ from queue_builders import load, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, Training
 
-from scheduler_extender.verbs import Verbs
+from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts.prediction import Prediction
 from tandem.kube.resource import JOBS, PODS
 from tandem.policy.catalog import load_profile

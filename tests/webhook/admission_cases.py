@@ -4,8 +4,8 @@ import base64
 import copy
 import json
 
-from scheduler_extender.admission import AdmissionConfig
-from scheduler_extender.webhook import AdmissionRequest, judge, review_response
+from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.webhook import AdmissionRequest, judge, review_response
 
 
 def container(name="main", gpus=None, resource="tandem.gpu/gpu", **extra):

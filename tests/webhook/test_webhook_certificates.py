@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from scheduler_extender.certificates import (
+from scheduler_extender.admission.certificates import (
     CONFIGURATION_NAME,
     SECRET_NAME,
     ends,
@@ -20,9 +20,9 @@ from scheduler_extender.certificates import (
     not_for,
     trusted_authorities,
 )
+from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.config import Rotation
-from scheduler_extender.rotation import Keeper
-from scheduler_extender.tls import Tls
+from scheduler_extender.serving.tls import Tls
 from tandem.errors import TandemError
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import MUTATING_WEBHOOKS, SECRETS

@@ -8,16 +8,16 @@ import uvicorn
 from admission_cases import container, job, pod
 from fastapi import FastAPI
 
-from scheduler_extender.admission import AdmissionConfig
-from scheduler_extender.certificates import (
+from scheduler_extender.admission.certificates import (
     CONFIGURATION_NAME,
     SECRET_NAME,
     SERVICE_HOST,
     install_authority,
 )
+from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.rotation import Keeper
+from scheduler_extender.admission.webhook import admission_router, has_nvidia_runtime_class
 from scheduler_extender.config import Rotation
-from scheduler_extender.rotation import Keeper
-from scheduler_extender.webhook import admission_router, has_nvidia_runtime_class
 from tandem.contracts import crds, names
 from tandem.controlplane import manifests, wait_until
 from tandem.errors import TandemError

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_extender.admission import AdmissionConfig
-from scheduler_extender.templates import TEMPLATES
-from scheduler_extender.webhook import admission_router
+from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.templates import TEMPLATES
+from scheduler_extender.admission.webhook import admission_router
 from tandem.contracts import names
 
 WRONG = pod(annotations={names.MEMORY: "12 gigs"})

@@ -3,7 +3,7 @@
 import pytest
 from admission_cases import admit, ask, container, fields, pod
 
-from scheduler_extender.admission import AdmissionConfig
+from scheduler_extender.admission.patch import AdmissionConfig
 from tandem import progress
 from tandem.contracts import names
 

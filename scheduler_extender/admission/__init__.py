@@ -1,0 +1,1 @@
+"""What admission does to pods of ours, what it refuses, and its certificate."""

@@ -1,0 +1,162 @@
+"""What is wrong with a pod of ours, or with a template of such pods: in words. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler_extender.admission.devices import check_devices
+from scheduler_extender.admission.podshape import Placed, PodShape
+from tandem.contracts import names
+from tandem.contracts.annotations import AnnotationError, FieldError, check_names, parse_demand
+from tandem.contracts.quantity import parse_quantity
+
+#: More distinct GPUs than any node has: surely a slip.
+MAX_GPUS_PER_POD = 64
+#: What the API server fills in where nobody has chosen a scheduler.
+_DEFAULT_SCHEDULER = "default-scheduler"
+
+
+def is_ours(pod: PodShape, *, adopt: bool) -> bool:
+    """Tell whether a pod is for us; in adopted namespaces NVIDIA's resource counts as well."""
+    return any(
+        placed.body.resources.of(name) for placed in pod.containers() for name in _wanted(adopt)
+    )
+
+
+def check_pod(
+    pod: PodShape, scheduler_name: str, *, adopt: bool, at: str = ""
+) -> tuple[list[FieldError], int]:
+    """Check a pod of ours, or a template of such pods that stands at the field `at`.
+
+    Returns what is wrong, and the index of the ordinary container that gets the GPUs (meaningless
+    where something is wrong).
+    """
+    prefix = f"{at}." if at else ""
+    errors, gpu_index, gpus = _check_request(pod, f"{prefix}spec", adopt=adopt)
+    if not errors:
+        errors = _check_containers(pod, f"{prefix}spec", gpu_index)
+    if pod.spec.node_name:
+        errors.append(
+            FieldError(
+                f"{prefix}spec.nodeName",
+                pod.spec.node_name,
+                "the scheduler chooses the node; use nodeSelector or affinity",
+            )
+        )
+    if pod.spec.scheduler_name not in ("", _DEFAULT_SCHEDULER, scheduler_name):
+        errors.append(
+            FieldError(
+                f"{prefix}spec.schedulerName",
+                pod.spec.scheduler_name,
+                f"{scheduler_name} schedules {names.RESOURCE}; leave it out",
+            )
+        )
+    errors += check_devices(pod, prefix)
+    where = f"{prefix}metadata.annotations"
+    errors += check_names(pod.metadata.annotations, where=where)
+    try:
+        parse_demand(pod.metadata.annotations, gpus, where=where)
+    except AnnotationError as error:
+        errors += error.errors
+    return errors, gpu_index
+
+
+def environment(*, gpu: bool, accumulation: bool) -> list[dict[str, Any]]:
+    """Return the variables of a container: the chosen GPUs, or none of the node's.
+
+    Images for CUDA bake in NVIDIA_VISIBLE_DEVICES=all, so that a container without the variable
+    would see every GPU of its node.
+    """
+    if not gpu:
+        return [{"name": names.VISIBLE_DEVICES_ENV, "value": names.NO_DEVICES}]
+    variables = [_from_annotation(names.VISIBLE_DEVICES_ENV, names.VISIBLE_DEVICES)]
+    if accumulation:
+        variables.append(_from_annotation(names.ACCUMULATION_STEPS_ENV, names.ACCUMULATION_STEPS))
+    return variables
+
+
+def gets_gpus(placed: Placed, gpu_index: int) -> bool:
+    """Tell whether this is the container that the GPUs are for."""
+    return placed.kind == "containers" and placed.index == gpu_index
+
+
+def _wanted(adopt: bool) -> tuple[str, ...]:
+    return (names.RESOURCE, names.NVIDIA_RESOURCE) if adopt else (names.RESOURCE,)
+
+
+def _check_request(
+    pod: PodShape, spec_field: str, *, adopt: bool
+) -> tuple[list[FieldError], int, int]:
+    """Return errors, the index of the container that asks, and for how many GPUs it asks."""
+    errors: list[FieldError] = []
+    index, gpus, asked = 0, 1, False
+    for placed in pod.containers():
+        for name in (names.RESOURCE, names.NVIDIA_RESOURCE):
+            amounts = placed.body.resources.of(name)
+            if not amounts:
+                continue
+            section, value = next(iter(amounts.items()))
+            count = _count(value)
+            if name not in _wanted(adopt):
+                refusal = f"a pod that asks for {names.RESOURCE} takes no GPUs another way"
+            elif placed.kind != "containers":
+                refusal = "only an ordinary container may ask for GPUs"
+            elif asked:
+                refusal = "only one container of a pod may ask for GPUs, and only once"
+            elif section != "limits":
+                refusal = "GPUs are asked for under resources.limits"
+            elif count is None or _count(amounts.get("requests", value)) != count:
+                refusal = (
+                    f"must be a whole number of GPUs from 1 to {MAX_GPUS_PER_POD}, "
+                    "the same in limits and requests"
+                )
+            else:
+                index, gpus, asked = placed.index, count, True
+                continue
+            field = f"{placed.field(spec_field)}.resources.{section}[{name}]"
+            errors.append(FieldError(field, value, refusal))
+    return errors, index, gpus
+
+
+def _count(value: str) -> int | None:
+    try:
+        number = parse_quantity(value)
+    except ValueError:
+        return None
+    if number != number.to_integral_value() or not 1 <= number <= MAX_GPUS_PER_POD:
+        return None
+    return int(number)
+
+
+def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> list[FieldError]:
+    """Nobody names GPUs to himself, and the container with GPUs is not privileged."""
+    errors = []
+    for placed in pod.containers():
+        gpu = gets_gpus(placed, gpu_index)
+        ours = environment(gpu=gpu, accumulation=True)
+        for position, variable in enumerate(placed.body.env):
+            name = variable.get("name")
+            reserved = name in (names.VISIBLE_DEVICES_ENV, names.ACCUMULATION_STEPS_ENV)
+            if reserved and variable not in ours:
+                errors.append(
+                    FieldError(
+                        f"{placed.field(spec_field)}.env[{position}]",
+                        f"{name}={variable.get('value', '')}",
+                        "Tandem alone sets this variable; remove it",
+                    )
+                )
+        if gpu and placed.body.security_context.privileged:
+            errors.append(
+                FieldError(
+                    f"{placed.field(spec_field)}.securityContext.privileged",
+                    "true",
+                    "a privileged container sees every GPU of its node; leave it out",
+                )
+            )
+    return errors
+
+
+def _from_annotation(variable: str, annotation: str) -> dict[str, Any]:
+    # With the apiVersion that the API server fills in, so that ours is known again.
+    reference = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{annotation}']"}
+    return {"name": variable, "valueFrom": {"fieldRef": reference}}

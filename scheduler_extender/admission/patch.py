@@ -1,0 +1,144 @@
+"""What admission does to a pod of ours at its creation, as a JSON patch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from scheduler_extender.admission import progress as admission_progress
+from scheduler_extender.admission.checks import check_pod, environment, gets_gpus, is_ours
+from scheduler_extender.admission.podshape import PodShape, PodSpec
+from tandem.contracts import names
+from tandem.contracts.annotations import FieldError
+
+Operation = dict[str, Any]
+
+NVIDIA_RUNTIME_CLASS = "nvidia"
+_GATE = {"name": names.SCHEDULING_GATE}
+_TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+
+
+class AdmissionConfig(BaseModel):
+    """What an operator may choose about admission.
+
+    `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
+    runtimeClassName, `none` sets none, `auto` sets it where the cluster has the class.
+    `agent_port`: the port of its node at which a job may tell its progress; 0 gives jobs neither
+    the address nor a token.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scheduler_name: str = names.SCHEDULER_NAME
+    priority_class: str = names.PRIORITY_CLASS
+    runtime_class: Literal["auto", "nvidia", "none"] = "auto"
+    agent_port: Annotated[int, Field(ge=0, le=65535)] = names.AGENT_PORT
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is wrong with an object, what is said to its author, and what is changed in it."""
+
+    errors: list[FieldError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    patch: list[Operation] = field(default_factory=list)
+
+
+def admit_pod(
+    pod: PodShape, config: AdmissionConfig, *, adopt: bool = False, has_runtime_class: bool = False
+) -> Verdict:
+    """Check a pod at its creation and say what is to be changed in it.
+
+    `adopt`: the namespace is adopted; `has_runtime_class`: the cluster has the class `nvidia`. A
+    pod that is not for us is let through as it is. Admitting what came out of an admission
+    changes nothing more, since the API server may ask twice.
+    """
+    verdict = Verdict()
+    if not is_ours(pod, adopt=adopt):
+        return verdict
+    verdict.errors, gpu_index = check_pod(pod, config.scheduler_name, adopt=adopt)
+    if verdict.errors:
+        return verdict
+
+    spec, patch = pod.spec, verdict.patch
+    if adopt:
+        patch += _adoption(pod, gpu_index)
+    if spec.scheduler_name != config.scheduler_name:
+        patch.append(_add("/spec/schedulerName", config.scheduler_name))
+    if _GATE not in spec.scheduling_gates:
+        patch.append(_append("/spec/schedulingGates", spec.scheduling_gates, _GATE))
+    if _TOLERATION not in spec.tolerations:
+        patch.append(_append("/spec/tolerations", spec.tolerations, _TOLERATION))
+    wants_class = config.runtime_class == "nvidia" or (
+        config.runtime_class == "auto" and has_runtime_class
+    )
+    if wants_class and not spec.runtime_class_name:
+        patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
+    patch += _priority(spec, config.priority_class, verdict.warnings)
+    patch += _environments(pod, gpu_index, config.agent_port)
+    return verdict
+
+
+def _adoption(pod: PodShape, gpu_index: int) -> Iterator[Operation]:
+    """Turn NVIDIA's resource into ours; a stock manifest gets whole GPUs of its own."""
+    amounts = pod.spec.containers[gpu_index].resources.of(names.NVIDIA_RESOURCE)
+    for section, value in amounts.items():
+        base = f"/spec/containers/{gpu_index}/resources/{section}"
+        yield {"op": "remove", "path": f"{base}/{_escape(names.NVIDIA_RESOURCE)}"}
+        yield _add(f"{base}/{_escape(names.RESOURCE)}", value)
+    annotations = pod.metadata.annotations
+    if amounts and not any(name in annotations for name in names.USER_ANNOTATIONS):
+        if annotations:
+            yield _add(f"/metadata/annotations/{_escape(names.EXCLUSIVE)}", "true")
+        else:
+            yield _add("/metadata/annotations", {names.EXCLUSIVE: "true"})
+
+
+def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterator[Operation]:
+    """Set our class; what the API server had derived from another one goes with it."""
+    present = spec.priority_class_name
+    if not priority_class or present == priority_class:
+        return
+    if present:
+        warnings.append(
+            f"spec.priorityClassName: {priority_class} takes the place of {present}: "
+            "the queue decides on the order of jobs with GPUs"
+        )
+    yield _add("/spec/priorityClassName", priority_class)
+    if spec.priority is not None:
+        yield {"op": "remove", "path": "/spec/priority"}
+    if spec.preemption_policy is not None:
+        yield {"op": "remove", "path": "/spec/preemptionPolicy"}
+
+
+def _environments(pod: PodShape, gpu_index: int, agent_port: int) -> Iterator[Operation]:
+    """Put our variables first, so that the user's own may refer to them."""
+    accumulation = pod.metadata.annotations.get(names.ACCUMULATION) == "true"
+    for placed in pod.containers():
+        gpu = gets_gpus(placed, gpu_index)
+        ours = environment(gpu=gpu, accumulation=accumulation)
+        if gpu and agent_port and admission_progress.tells_progress(placed, pod.spec):
+            ours += admission_progress.variables(agent_port)
+            yield from admission_progress.token(placed, pod.spec)
+        missing = [variable for variable in ours if variable not in placed.body.env]
+        if missing and not placed.body.env:
+            yield _add(f"{placed.pointer}/env", missing)
+        else:
+            for variable in reversed(missing):
+                yield _add(f"{placed.pointer}/env/0", variable)
+
+
+def _append(path: str, present: list[dict[str, Any]], value: object) -> Operation:
+    return _add(f"{path}/-", value) if present else _add(path, [value])
+
+
+def _add(path: str, value: object) -> Operation:
+    return {"op": "add", "path": path, "value": value}
+
+
+def _escape(name: str) -> str:
+    """Return a key as a JSON pointer writes it (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")

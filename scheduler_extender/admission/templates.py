@@ -1,0 +1,119 @@
+"""Owners of pods: where their templates stand, and what is wrong with them at apply. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from scheduler_extender.admission.checks import check_pod, is_ours
+from scheduler_extender.admission.patch import AdmissionConfig, Verdict
+from scheduler_extender.admission.podshape import PodShape
+from tandem.contracts import names
+from tandem.contracts.annotations import FieldError
+
+#: (group, kind) -> the way to its templates; `*` stands for each entry of a list or an object.
+TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("batch", "Job"): ("spec", "template"),
+    ("batch", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
+    ("apps", "Deployment"): ("spec", "template"),
+    ("apps", "StatefulSet"): ("spec", "template"),
+    ("jobset.x-k8s.io", "JobSet"): ("spec", "replicatedJobs", "*", "template", "spec", "template"),
+    ("kubeflow.org", "PyTorchJob"): ("spec", "pytorchReplicaSpecs", "*", "template"),
+    ("kubeflow.org", "TFJob"): ("spec", "tfReplicaSpecs", "*", "template"),
+    ("kubeflow.org", "MPIJob"): ("spec", "mpiReplicaSpecs", "*", "template"),
+    ("kubeflow.org", "XGBoostJob"): ("spec", "xgbReplicaSpecs", "*", "template"),
+    ("kubeflow.org", "PaddleJob"): ("spec", "paddleReplicaSpecs", "*", "template"),
+    ("kubeflow.org", "JAXJob"): ("spec", "jaxReplicaSpecs", "*", "template"),
+}
+
+#: Evictions by us are no failures of the job: they do not count against its backoffLimit.
+_IGNORE_DISRUPTIONS = {
+    "rules": [
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        }
+    ]
+}
+
+
+def admit_owner(
+    group: str,
+    kind: str,
+    owner: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    config: AdmissionConfig,
+    *,
+    adopt: bool = False,
+) -> Verdict:
+    """Check the templates of an owner of pods; `before` is what it was, at an update.
+
+    A template that did not change is not judged again: whoever removes a finalizer or scales a
+    workload is not to be stopped by what was let in before us.
+    """
+    verdict = Verdict()
+    path = TEMPLATES.get((group, kind))
+    if path is None:
+        return verdict
+    known = dict(_find(before, path)) if before else {}
+    for field, template in _find(owner, path):
+        if template == known.get(field):
+            continue
+        try:
+            pod = PodShape.model_validate(template)
+        except ValidationError as error:
+            verdict.errors += shape_errors(error, at=field)
+            continue
+        if not is_ours(pod, adopt=adopt):
+            continue
+        verdict.errors += check_pod(pod, config.scheduler_name, adopt=adopt, at=field)[0]
+        if (group, kind) == ("batch", "Job") and before is None and not verdict.errors:
+            verdict.patch += _outlive_disruptions(owner["spec"], pod)
+    return verdict
+
+
+def shape_errors(error: ValidationError, *, at: str = "") -> list[FieldError]:
+    """Turn what pydantic says of a malformed pod into errors of fields."""
+    return [
+        FieldError(
+            ".".join(str(part) for part in ((at,) if at else ()) + each["loc"]),
+            str(each["input"]),
+            each["msg"],
+        )
+        for each in error.errors(include_url=False)
+    ]
+
+
+def _find(value: object, path: tuple[str, ...], field: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the parts of `value` that `path` leads to, with their fields."""
+    if not path:
+        if value is not None:
+            yield field, value
+        return
+    step, rest = path[0], path[1:]
+    if step != "*":
+        if isinstance(value, Mapping):
+            yield from _find(value.get(step), rest, f"{field}.{step}" if field else step)
+        return
+    entries: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    for name, entry in entries:
+        yield from _find(entry, rest, f"{field}[{name}]")
+
+
+def _outlive_disruptions(spec: Mapping[str, Any], pod: PodShape) -> Iterator[dict[str, Any]]:
+    """Let evictions of a Job that may be checkpointed not count as its failures.
+
+    The API server allows a podFailurePolicy only with restartPolicy Never, and with it no other
+    podReplacementPolicy than Failed (which it has filled in by another value already).
+    """
+    checkpoint = pod.metadata.annotations.get(names.CHECKPOINT) == "true"
+    if not checkpoint or spec.get("podFailurePolicy") or pod.spec.restart_policy != "Never":
+        return
+    yield {"op": "add", "path": "/spec/podFailurePolicy", "value": _IGNORE_DISRUPTIONS}
+    yield {"op": "add", "path": "/spec/podReplacementPolicy", "value": "Failed"}

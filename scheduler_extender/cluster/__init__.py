@@ -1,0 +1,1 @@
+"""What the API server says, live: pods, gangs, GPUs, and who holds what."""

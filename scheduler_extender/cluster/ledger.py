@@ -1,0 +1,202 @@
+"""Who holds which GPU, and why: the only count of shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from scheduler_extender.cluster.table import Columns, GpuTable, gpu_arrays
+from tandem.policy.cluster import GpuArrays, add_worker, reset_rows
+from tandem.policy.job import Job
+from tandem.policy.units import Ints
+
+
+class Hold(IntEnum):
+    """Why a pod holds GPUs; the strongest reason counts, the others wait behind it."""
+
+    PLANNED = 1
+    RESERVED = 2  # a Binding is under way
+    BOUND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """GPUs of one node, and the load that one worker puts on each."""
+
+    node: str
+    gpus: tuple[str, ...]
+    job: Job
+
+
+class Ledger:
+    """Claims by pod uid; the sums of the GPUs concerned follow each change.
+
+    A pod counts once, by its strongest claim. A claim on a GPU that no agent has reported yet is
+    remembered and counts from when the GPU appears. The residents of a row are summed in the order
+    of their uids, so that the sums depend on what is held alone and not on how it came about.
+    """
+
+    def __init__(self, table: GpuTable) -> None:
+        self._table = table
+        self._claims: dict[str, dict[Hold, Claim]] = {}
+        self._counting: dict[str, Claim] = {}  # the strongest of each pod
+        self._on_gpu: dict[tuple[str, str], dict[str, Claim]] = {}
+        self._handles: dict[str, int] = {}
+        self._jobs: dict[int, str] = {}
+        self._workers: Counter[str] = Counter()
+        self._next_handle = 0
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def claim(self, uid: str, hold: Hold) -> Claim | None:
+        """Return what a pod claims for this reason."""
+        return self._claims.get(uid, {}).get(hold)
+
+    def held(self, uid: str) -> tuple[Hold, Claim] | None:
+        """Return the claim by which a pod counts."""
+        claims = self._claims.get(uid)
+        if not claims:
+            return None
+        hold = max(claims)
+        return hold, claims[hold]
+
+    def counting(self) -> dict[str, Claim]:
+        """Return the claim by which each pod counts, by uid; a copy."""
+        return self._counting.copy()
+
+    def holders(self, node: str, gpu: str) -> dict[str, Claim]:
+        """Return the claims on a GPU by pod uid; do not change it."""
+        return self._on_gpu.get((node, gpu), {})
+
+    def job_of_handle(self, handle: int) -> str | None:
+        """Return the id of the job that column `residents` calls by this handle."""
+        return self._jobs.get(handle)
+
+    def counts(self) -> dict[Hold, int]:
+        """Return how many pods hold GPUs for which reason."""
+        found = Counter(max(claims) for claims in self._claims.values())
+        return {hold: found[hold] for hold in Hold}
+
+    def without(self, rows: Ints, uids: frozenset[str]) -> GpuArrays:
+        """Return copies of `rows` as they would be if the pods `uids` held nothing."""
+        columns: Columns = {name: column[rows] for name, column in self._table.writable.items()}
+        reset_rows(columns, np.arange(len(rows)))
+        for index, row in enumerate(rows.tolist()):
+            self._fill(columns, index, row, uids)
+        return gpu_arrays(columns)
+
+    # --- changes ------------------------------------------------------------------------------
+
+    def put(self, uid: str, hold: Hold, claim: Claim | None) -> None:
+        """Set, or with None take back, what a pod claims for this reason."""
+        claims = self._claims.get(uid, {})
+        if claims.get(hold) == claim:
+            return
+        before = self.held(uid)
+        if claim is None:
+            del claims[hold]
+            if not claims:
+                del self._claims[uid]
+        else:
+            self._claims.setdefault(uid, {})[hold] = claim
+        after = self.held(uid)
+        old, new = before and before[1], after and after[1]
+        if new is None:
+            self._counting.pop(uid, None)
+        else:
+            self._counting[uid] = new
+        if old != new:
+            self._move(uid, old, new)
+
+    def drop(self, uid: str) -> None:
+        """Take back all that a pod claims."""
+        for hold in tuple(self._claims.get(uid, ())):
+            self.put(uid, hold, None)
+
+    def sum_rows(self, rows: Ints) -> None:
+        """Sum `rows` anew from their holders."""
+        columns = self._table.writable
+        reset_rows(columns, rows)
+        for row in rows.tolist():
+            self._fill(columns, row, row, frozenset())
+        if len(rows):
+            self._table.touch(rows)
+
+    def _move(self, uid: str, old: Claim | None, new: Claim | None) -> None:
+        # The newcomer first: a job that only moves keeps its handle.
+        if new is not None:
+            self._enter(new.job.id)
+        touched: set[tuple[str, str]] = set()
+        if old is not None:
+            for gpu in old.gpus:
+                key = old.node, gpu
+                holders = self._on_gpu[key]
+                del holders[uid]
+                if not holders:
+                    del self._on_gpu[key]
+                touched.add(key)
+        if new is not None:
+            for gpu in new.gpus:
+                self._on_gpu.setdefault((new.node, gpu), {})[uid] = new
+                touched.add((new.node, gpu))
+        row_of = self._table.row_of
+        self.sum_rows(np.array(sorted(row_of[k] for k in touched if k in row_of), dtype=np.int64))
+        if old is not None:
+            self._leave(old.job.id)
+
+    def _fill(
+        self,
+        columns: Columns,
+        index: int,
+        row: int,
+        leaving_out: frozenset[str],
+    ) -> None:
+        """Add the holders of the table's `row` to row `index` of `columns`, which is empty."""
+        slot = int(self._table.writable["node"][row])
+        holders = self._on_gpu.get((self._table.node_names[slot], self._table.gpu_ids[row]))
+        if not holders:
+            return
+        at = np.array([index])
+        for uid in sorted(holders):
+            if uid not in leaving_out:
+                job = holders[uid].job
+                add_worker(columns, job, at, self._handles[job.id])
+
+    def _enter(self, job_id: str) -> None:
+        self._workers[job_id] += 1
+        if job_id not in self._handles:
+            self._handles[job_id] = self._next_handle
+            self._jobs[self._next_handle] = job_id
+            self._next_handle += 1
+
+    def _leave(self, job_id: str) -> None:
+        self._workers[job_id] -= 1
+        if self._workers[job_id] == 0:
+            del self._workers[job_id]
+            del self._jobs[self._handles.pop(job_id)]
+
+    # --- what must hold -----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless claims, holders and sums agree. For tests."""
+        expected: dict[tuple[str, str], dict[str, Claim]] = {}
+        workers: Counter[str] = Counter()
+        for uid in self._claims:
+            held = self.held(uid)
+            assert held is not None
+            claim = held[1]
+            workers[claim.job.id] += 1
+            for gpu in claim.gpus:
+                expected.setdefault((claim.node, gpu), {})[uid] = claim
+        assert self._on_gpu == expected
+        assert self._counting == {uid: c[max(c)] for uid, c in self._claims.items()}
+        assert self._workers == workers
+        assert set(self._handles) == set(workers)
+        rows = np.array(sorted(self._table.row_of.values()), dtype=np.int64)
+        summed = self.without(rows, frozenset())
+        live = self._table.gpus.take(rows)
+        for name in self._table.writable:
+            np.testing.assert_array_equal(getattr(live, name), getattr(summed, name), name)

@@ -1,0 +1,47 @@
+"""The plans that have not ended: which pod is to have which GPUs, and until when they are held."""
+
+from __future__ import annotations
+
+from scheduler_extender.cluster.jobs import in_steps
+from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from tandem.policy.job import Job
+
+
+class Plans:
+    """Claims by pod, of the plans that GPUJobs carry. Methods return the uids that they concern."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, dict[Key, Claim]] = {}  # by uid
+        self._ends_s: dict[Key, float] = {}  # by GPUJob
+
+    def of(self, uid: str) -> Claim | None:
+        """Return what is planned for a pod; of two plans that name it, always the same."""
+        found = self._claims.get(uid)
+        return found[min(found)] if found else None
+
+    def put(self, record: GpuJobRecord, worker: Job) -> set[str]:
+        """Hold what a GPUJob's plan says; `worker` is the load of one of its pods."""
+        if record.status.plan is not None:
+            worker = in_steps(worker, record.status.plan.accumulation_steps)
+        self._ends_s[record.key] = record.plan_deadline_s
+        for pod in record.plan:
+            claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker)
+            self._claims.setdefault(pod.uid, {})[record.key] = claim
+        return {pod.uid for pod in record.plan}
+
+    def drop(self, key: Key) -> set[str]:
+        """Give up the plan of a GPUJob."""
+        if self._ends_s.pop(key, None) is None:
+            return set()
+        concerned = {uid for uid, plans in self._claims.items() if key in plans}
+        for uid in concerned:
+            del self._claims[uid][key]
+            if not self._claims[uid]:
+                del self._claims[uid]
+        return concerned
+
+    def end(self, now_s: float) -> set[str]:
+        """Give up the plans whose time is over."""
+        over = [key for key, end_s in self._ends_s.items() if end_s <= now_s]
+        return set().union(*(self.drop(key) for key in over))

@@ -1,0 +1,240 @@
+"""The API server's objects as records: read once, in the thread that received them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from scheduler_extender.cluster.gangs import gpujob_name
+from scheduler_extender.cluster.jobs import (
+    kind_of_model,
+    load_now,
+    policy_job,
+    seconds,
+    unpredicted_load,
+)
+from scheduler_extender.cluster.pods import PodInfo, pod_info
+from scheduler_extender.cluster.table import GpuFacts, GpuKind
+from tandem.contracts import names
+from tandem.contracts.annotations import AnnotationError, parse_demand
+from tandem.contracts.quantity import parse_quantity
+from tandem.contracts.resources import (
+    Demand,
+    GPUJobSpec,
+    GPUJobStatus,
+    GPUNodeStatus,
+    Health,
+    PodPlan,
+)
+from tandem.policy.job import Job, gib
+
+Raw = Mapping[str, Any]
+Key = tuple[str, str]  # (namespace, name)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What every object has."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+
+    @property
+    def key(self) -> Key:
+        """Namespace ('' where there is none) and name."""
+        return self.namespace, self.name
+
+    @property
+    def version(self) -> int:
+        """The resourceVersion as the number that it is; an object without one is always new."""
+        return int(self.resource_version) if self.resource_version.isdigit() else -1
+
+
+@dataclass(frozen=True)
+class NodeRecord(Record):
+    """What kube-scheduler would look at before it puts a pod on a node."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect), those that keep pods off
+    unschedulable: bool = False
+    cpu: float = 0.0  # cores
+    memory_bytes: int = 0
+    pods: int = 0
+
+
+@dataclass(frozen=True)
+class GpuNodeRecord(Record):
+    """The report of a node's agent. `shares` of a GPU is not yet capped by our configuration."""
+
+    observed_at_s: float
+    gpus: tuple[GpuFacts, ...]
+    status: GPUNodeStatus = field(compare=False)
+
+
+@dataclass(frozen=True)
+class GpuJobRecord(Record):
+    """A gang, and what the ledger needs of it."""
+
+    spec: GPUJobSpec
+    status: GPUJobStatus
+    worker: Job
+    plan_deadline_s: float = 0.0
+
+    @property
+    def spans_workloads(self) -> bool:
+        """True for gangs that their users have named: their pods may have several owners."""
+        return self.name.startswith(("gang-", "group-"))
+
+    def steps(self, uid: str, annotations: Mapping[str, str]) -> int:
+        """Return in how many micro-batches a pod runs: as it was bound, else as it is planned."""
+        bound = annotations.get(names.ACCUMULATION_STEPS, "")
+        if bound.isdigit():
+            return int(bound)
+        plan = self.status.plan
+        planned = plan is not None and any(pod.uid == uid for pod in plan.pods)
+        return plan.accumulation_steps if plan is not None and planned else 1
+
+    @property
+    def plan(self) -> tuple[PodPlan, ...]:
+        """The places of its pods, as planned."""
+        return tuple(self.status.plan.pods) if self.status.plan else ()
+
+
+@dataclass(frozen=True)
+class PodRecord(Record):
+    """A pod of any scheduler; `gpujob` names the GPUJob of one that asks for GPUs of ours."""
+
+    pod: PodInfo
+    gpujob: Key = ("", "")
+
+    @property
+    def ours(self) -> bool:
+        """True when it asks for GPUs of ours."""
+        return self.pod.gpus > 0
+
+    @property
+    def bound(self) -> bool:
+        """True when it has a node and may still run there."""
+        return bool(self.pod.node_name) and not self.pod.finished
+
+
+def parse_node(raw: Raw) -> NodeRecord:
+    """Read a Node."""
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    allocatable = status.get("allocatable") or {}
+    return NodeRecord(
+        *_identity(raw),
+        labels=raw["metadata"].get("labels") or {},
+        taints=tuple(
+            (taint["key"], taint.get("value", ""), taint["effect"])
+            for taint in spec.get("taints") or ()
+            if taint["effect"] != "PreferNoSchedule"
+        ),
+        unschedulable=bool(spec.get("unschedulable")),
+        cpu=float(parse_quantity(allocatable.get("cpu", "0"))),
+        memory_bytes=int(parse_quantity(allocatable.get("memory", "0"))),
+        pods=int(parse_quantity(allocatable.get("pods", "0"))),
+    )
+
+
+def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
+    """Read a GPUNode; one whose agent has not reported yet has no GPUs."""
+    if not raw.get("status"):
+        raw = {**raw, "status": {"observedAt": "1970-01-01T00:00:00Z"}}
+    status = GPUNodeStatus.model_validate(raw["status"])
+    return GpuNodeRecord(
+        *_identity(raw),
+        observed_at_s=seconds(status.observed_at),
+        gpus=tuple(
+            GpuFacts(
+                uuid=gpu.uuid,
+                kind=GpuKind(gpu.model, gpu.memory_bytes),
+                capacity_gib=gib(
+                    max(
+                        0,
+                        gpu.memory_bytes
+                        - (gpu.memory_reserved_bytes or 0)
+                        - (gpu.memory_foreign_bytes or 0),
+                    )
+                ),
+                shares=gpu.shares,
+                healthy=gpu.health is Health.HEALTHY,
+            )
+            for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()
+        ),
+        status=status,
+    )
+
+
+def parse_gpu_job(raw: Raw) -> GpuJobRecord:
+    """Read a GPUJob."""
+    identity = _identity(raw)
+    spec = GPUJobSpec.model_validate(raw["spec"])
+    status = GPUJobStatus.model_validate(raw.get("status") or {})
+    load, kind = load_now(spec.demand, status), kind_of_model(spec, status.load)
+    return GpuJobRecord(
+        *identity,
+        spec=spec,
+        status=status,
+        worker=policy_job(
+            "/".join(identity[:2]),
+            spec.demand,
+            load,
+            pods=1,
+            kind=kind,
+            sub_batches=status.sub_batches,
+        ),
+        plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
+    )
+
+
+def parse_pod(raw: Raw) -> PodRecord:
+    """Read a pod; of pods that are not ours, and of those that run, only what still matters."""
+    pod = pod_info(raw)
+    identity = (pod.namespace, pod.name, pod.uid, pod.resource_version)
+    if pod.node_name and pod.annotations.get(names.CHECKPOINT) != "true":
+        # Where it may run is settled, and it is never moved.
+        pod = replace(pod, node_selector=_NOTHING, tolerations=(), affinity=_NOTHING)
+    if pod.gpus == 0:
+        return PodRecord(
+            *identity, replace(pod, labels=_NOTHING, annotations=_NOTHING, owner=None, gates=())
+        )
+    return PodRecord(*identity, pod, (pod.namespace, gpujob_name(pod)))
+
+
+def worker_by_annotations(pod: PodInfo) -> Job:
+    """Return the load of one worker as its own annotations declare it.
+
+    A pod whose annotations cannot be read (it came past the webhook) takes whole GPUs.
+    """
+    try:
+        demand = parse_demand(pod.annotations, pod.gpus)
+    except AnnotationError:
+        demand = Demand(gpus_per_pod=pod.gpus, exclusive=True)
+    return policy_job(
+        f"{pod.namespace}/{gpujob_name(pod)}", demand, unpredicted_load(demand), pods=1
+    )
+
+
+_NOTHING: Mapping[str, Any] = {}  # one for all: a pod of others needs none of its own
+
+#: By the plural of the resource, as reflectors name them.
+PARSERS: dict[str, Callable[[Raw], Record]] = {
+    "nodes": parse_node,
+    "gpunodes": parse_gpu_node,
+    "gpujobs": parse_gpu_job,
+    "pods": parse_pod,
+}
+
+
+def _identity(raw: Raw) -> tuple[str, str, str, str]:
+    metadata = raw["metadata"]
+    return (
+        metadata.get("namespace") or "",
+        metadata["name"],
+        metadata.get("uid") or "",
+        metadata.get("resourceVersion") or "",
+    )

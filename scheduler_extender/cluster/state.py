@@ -1,0 +1,320 @@
+"""The one mutable object of the extender: the cluster as its event loop knows it.
+
+Fed by events in any order, it depends on what the API server last said of each object, on the
+clock and on the Bindings under way, and on nothing else. The event loop alone touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.gangs import gpujob_name
+from scheduler_extender.cluster.jobs import in_steps
+from scheduler_extender.cluster.learned import Pairs
+from scheduler_extender.cluster.ledger import Claim, Hold, Ledger
+from scheduler_extender.cluster.nodes import NodeBook
+from scheduler_extender.cluster.objects import Objects
+from scheduler_extender.cluster.plans import Plans
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import (
+    PARSERS,
+    GpuJobRecord,
+    GpuNodeRecord,
+    Key,
+    NodeRecord,
+    PodRecord,
+    Record,
+    worker_by_annotations,
+)
+from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
+from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.job import Job
+from tandem.policy.units import Bools, Ints
+
+
+class ClusterState:
+    """Nodes, GPUs, pods, gangs, and who holds what.
+
+    `max_jobs_per_gpu` caps the shares that agents offer; a report older than `stale_after_s` makes
+    its GPUs stale. `now_s` (Unix time) only moves by `tick`. `beliefs` says how jobs get along.
+    """
+
+    def __init__(
+        self,
+        *,
+        now_s: float,
+        max_jobs_per_gpu: int = 2,
+        stale_after_s: float = 150.0,
+        pairs: Pairs | None = None,
+    ) -> None:
+        self.now_s = now_s
+        self.beliefs = Beliefs(pairs)
+        self._closed: frozenset[tuple[str, str]] = frozenset()
+        self._max_jobs_per_gpu = max_jobs_per_gpu
+        self._stale_after_s = stale_after_s
+        self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
+        self.ledger = Ledger(self.table)
+        self.nodes = NodeBook()
+        self._objects = Objects()
+        self._pods: dict[str, PodRecord] = {}  # by uid
+        self._members: dict[Key, set[str]] = {}  # GPUJob -> uids of its pods
+        self._plans = Plans()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> GpuArrays:
+        """All GPUs, live and read-only; see GpuTable for its rows."""
+        return self.table.gpus
+
+    @property
+    def generation(self) -> int:
+        """Grows with each change to a row."""
+        return self.table.generation
+
+    def snapshot(self) -> LiveSnapshot:
+        """Return frozen copies for planning, nodes in the order of their names."""
+        return self.table.snapshot()
+
+    def unchanged(self, snapshot: Snapshot, rows: Iterable[int]) -> bool:
+        """Say whether `rows` of a snapshot of ours still are what they were when it was taken."""
+        assert isinstance(snapshot, LiveSnapshot)
+        return self.table.unchanged(snapshot, rows)
+
+    def eligible_nodes(self, pod: PodInfo) -> Bools:
+        """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
+        return self.nodes.eligible(pod, self.table.sorted_names)
+
+    def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
+        """Return (nodes,) for `names`: where the pod could run if nothing else did."""
+        return self.nodes.capable(pod, names)
+
+    def node_rows(self, node: str) -> Ints:
+        """Return the rows of a node's GPUs."""
+        return self.table.rows(node)
+
+    def rows_of(self, node: str, gpus: Iterable[str]) -> Ints:
+        """Return the rows of GPUs by UUID; those that are not there are left out."""
+        found = (self.table.row_of.get((node, gpu)) for gpu in gpus)
+        return np.array([row for row in found if row is not None], dtype=np.int64)
+
+    def pod(self, uid: str) -> PodRecord | None:
+        """Return a pod by its uid."""
+        return self._pods.get(uid)
+
+    def pod_named(self, namespace: str, name: str) -> PodRecord | None:
+        """Return a pod by its name."""
+        record = self._objects.of("pods").get((namespace, name))
+        return record if isinstance(record, PodRecord) else None
+
+    def pods(self) -> Iterable[PodRecord]:
+        """Return all pods; for those of a gang see `members`."""
+        return self._pods.values()
+
+    def gpu_jobs(self) -> Mapping[Key, GpuJobRecord]:
+        """Return the gangs by (namespace, name)."""
+        return self._objects.of("gpujobs")  # type: ignore[return-value] # kinds are kept apart
+
+    def gpu_nodes(self) -> Mapping[Key, GpuNodeRecord]:
+        """Return the agents' reports by ('', node)."""
+        return self._objects.of("gpunodes")  # type: ignore[return-value] # kinds are kept apart
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the commonest type of GPU, None without GPUs."""
+        return self.table.commonest_kind()
+
+    def claims(self) -> dict[str, Claim]:
+        """Return by which claim each pod counts, by uid; a copy."""
+        return self.ledger.counting()
+
+    def members(self, gpujob: Key) -> list[PodRecord]:
+        """Return the pods of a gang by name."""
+        found = (self._pods[uid] for uid in self._members.get(gpujob, ()))
+        return sorted(found, key=lambda record: record.name)
+
+    def worker(self, pod: PodInfo) -> Job:
+        """Return the load of the pod's worker on each of its GPUs: its GPUJob's, or its own."""
+        gang = self.gpu_jobs().get((pod.namespace, gpujob_name(pod)))
+        if gang is None:
+            job = self.beliefs.of(worker_by_annotations(pod))
+        else:
+            job = self.beliefs.of(gang.worker, gang.status.load)
+            if job.sub_batches:
+                job = in_steps(job, gang.steps(pod.uid, pod.annotations))
+        return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
+
+    def settle_beliefs(self) -> None:
+        """Let what the predictor has said since take effect, on the sums of the GPUs as well."""
+        changed = self.beliefs.settle()
+        if changed:
+            gpus = self.table.gpus
+            shared = (gpus.jobs > 1) & np.isin(gpus.resident_class, list(changed)).any(axis=1)
+            self.ledger.sum_rows(np.flatnonzero(shared))
+
+    # --- what the API server says ---------------------------------------------------------------
+
+    def upsert(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """Take over an object as the API server has it; an older version changes nothing."""
+        self.apply(kind, PARSERS[kind](raw))
+
+    def apply(self, kind: str, record: Record) -> None:
+        """Take over an object that has been read already."""
+        if self._objects.is_predecessor(kind, record):
+            self.forget(kind, record.key, record.uid)
+            return
+        gone, new = self._objects.put(kind, record)
+        if gone is not None:
+            self._follow(gone, gone=True)
+        if new is not None:
+            self._follow(new, gone=False)
+
+    def delete(self, kind: str, raw: Mapping[str, Any]) -> None:
+        """Forget an object (only the one with this uid); it never comes back."""
+        metadata = raw["metadata"]
+        self.forget(
+            kind, (metadata.get("namespace") or "", metadata["name"]), metadata.get("uid") or ""
+        )
+
+    def forget(self, kind: str, key: Key, uid: str) -> None:
+        """Forget an object by its name and uid."""
+        gone = self._objects.forget(kind, key, uid)
+        if gone is not None:
+            self._follow(gone, gone=True)
+        elif kind == "pods":
+            self._derive(uid)
+
+    def replace_all(self, kind: str, raws: Iterable[Mapping[str, Any]]) -> None:
+        """Take over a whole collection: what is not in it is gone."""
+        seen = set()
+        for raw in raws:
+            record = PARSERS[kind](raw)
+            seen.add(record.key)
+            self.apply(kind, record)
+        for key, record in list(self._objects.of(kind).items()):
+            if key not in seen:
+                self._follow(self._objects.remove(kind, record), gone=True)
+
+    def tick(self, now_s: float) -> None:
+        """Let the clock advance (Unix time): reports grow stale, plans end."""
+        self.now_s = now_s
+        self.table.tick(now_s, self._stale_after_s)
+        for uid in sorted(self._plans.end(now_s)):
+            self._derive(uid)
+
+    def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:
+        """Let these GPUs, and no others, take nobody beside those who are there."""
+        changed = {node for node, _ in gpus ^ self._closed}
+        self._closed = gpus
+        for node in sorted(changed):
+            record = self.gpu_nodes().get(("", node))
+            if record is not None:
+                self._follow_gpu_node(record, gone=False)
+
+    # --- Bindings under way -------------------------------------------------------------------
+
+    def reserve(self, uid: str, claim: Claim) -> None:
+        """Hold GPUs while a Binding is under way: until the watch shows it, or `release`."""
+        self.ledger.put(uid, Hold.RESERVED, claim)
+        self._derive(uid)
+
+    def release(self, uid: str) -> None:
+        """Give back what a failed Binding held."""
+        self.ledger.put(uid, Hold.RESERVED, None)
+        self._derive(uid)
+
+    # --- what follows ---------------------------------------------------------------------------
+
+    def _follow(self, record: Record, *, gone: bool) -> None:
+        match record:
+            case NodeRecord():
+                self.nodes.put(record.name, None if gone else record)
+            case GpuNodeRecord():
+                self._follow_gpu_node(record, gone=gone)
+            case GpuJobRecord():
+                self._follow_gpu_job(record, gone=gone)
+            case PodRecord():
+                self._follow_pod(record, gone=gone)
+
+    def _follow_gpu_node(self, record: GpuNodeRecord, *, gone: bool) -> None:
+        if gone:
+            self.table.remove_node(record.name)
+            return
+        # Where memory is about to end, and until it is not, nobody joins those who are there.
+        full = {request.gpu for request in record.status.eviction_requests}
+        full |= {gpu for node, gpu in self._closed if node == record.name}
+        most = self._max_jobs_per_gpu
+        capped = [
+            replace(g, shares=min(g.shares, 1 if g.uuid in full else most)) for g in record.gpus
+        ]
+        self.ledger.sum_rows(self.table.put_node(record.name, capped))
+        self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)
+
+    def _follow_gpu_job(self, record: GpuJobRecord, *, gone: bool) -> None:
+        changed = self._plans.drop(record.key)
+        if not gone and record.plan and record.plan_deadline_s > self.now_s:
+            worker = self.beliefs.of(record.worker, record.status.load)
+            changed |= self._plans.put(record, worker)
+        for uid in sorted(changed.union(self._members.get(record.key, ()))):
+            self._derive(uid)
+
+    def _follow_pod(self, record: PodRecord, *, gone: bool) -> None:
+        known = self._pods.get(record.uid)
+        if known is not None and known.ours:
+            members = self._members[known.gpujob]
+            members.discard(record.uid)
+            if not members:
+                del self._members[known.gpujob]
+        if gone:
+            self._pods.pop(record.uid, None)
+        else:
+            self._pods[record.uid] = record
+            if record.ours:
+                self._members.setdefault(record.gpujob, set()).add(record.uid)
+        self._derive(record.uid)
+
+    def _derive(self, uid: str) -> None:
+        """Work out anew what a pod holds and what it takes of its node."""
+        record = self._pods.get(uid)
+        planned = self._plans.of(uid)
+        bound = None
+        settled = record is None and self._objects.is_gone(uid)
+        if record is not None:
+            pod = record.pod
+            settled = bool(pod.node_name) or pod.finished
+            if record.bound and pod.devices and record.ours:
+                devices = tuple(dict.fromkeys(pod.devices))
+                bound = Claim(pod.node_name, devices, self.worker(pod))
+        if settled or (record is not None and record.pod.deleting):
+            planned = None
+        # The stronger first, so that a pod whose Binding has come through changes nothing.
+        self.ledger.put(uid, Hold.BOUND, bound)
+        self.ledger.put(uid, Hold.PLANNED, planned)
+        if settled:
+            self.ledger.put(uid, Hold.RESERVED, None)
+        self.nodes.use(uid, self._use(record))
+
+    def _use(self, record: PodRecord | None) -> tuple[str, float, int] | None:
+        if record is None:
+            return None
+        pod = record.pod
+        if record.bound:
+            return pod.node_name, pod.cpu, pod.memory_bytes
+        held = self.ledger.held(record.uid)
+        return held and (held[1].node, pod.cpu, pod.memory_bytes)
+
+    # --- what must hold -----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless everything derived agrees with the objects. For tests."""
+        self.ledger.check()
+        for uid, record in self._pods.items():
+            assert self._objects.of("pods")[record.key] is record
+            assert not record.ours or uid in self._members[record.gpujob]
+        assert len(self._pods) == len(self._objects.of("pods"))
+        assert {node for _, node in self.gpu_nodes()} == set(self.table.slot_of)
+        assert not any(self._objects.is_gone(uid) for uid in self.nodes.uses())

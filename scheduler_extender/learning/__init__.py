@@ -1,0 +1,1 @@
+"""What is measured corrects what is predicted, and bad neighbours are parted."""

@@ -1,0 +1,251 @@
+"""Which bad neighbours are parted, and how: [OJPP] Alg. 4 on what the agents measure. Pure.
+
+Whoever is slowed down has a say in his own moves; others are moved only on what the agents
+measured, and only so many an hour for the sake of one namespace. Who may not be moved stays, and
+nobody else is put beside him.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.observed import GpuKey
+from tandem.policy.equations.ojpp import ewma
+
+_HOUR_S = 3600.0
+#: A move has helped when the slowdown is at most this share of what it was.
+_HELPED = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A gang's worker on a shared GPU.
+
+    `slowdown` is what counts for it (None: not known), `measured` where agents measured it against
+    a time alone; `cost_gib` what a move has to save and load; `stays` why it cannot be moved.
+    """
+
+    key: Key
+    slowdown: float | None
+    measured: bool = False
+    cost_gib: float = 0.0
+    stays: str = ""
+    outgrew: bool = False  # it uses more than was said of it
+    busy: bool = False  # being looked after already: the next look decides
+
+    @property
+    def namespace(self) -> str:
+        """Whose it is."""
+        return self.key[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGpu:
+    """A GPU in use and who is on it."""
+
+    at: GpuKey
+    residents: tuple[Resident, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A gang leaves a GPU for the sake of somebody there, possibly itself."""
+
+    key: Key
+    at: GpuKey
+    beside: tuple[Key, ...]
+    sufferer: Key
+    slowdown: float
+    measured: bool
+    cost_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a gang stays where it is; of nobody in particular where `key` is None."""
+
+    why: str
+    key: Key | None = None
+
+
+@dataclass(slots=True)
+class Looked:
+    """What a look has come to: moves, GPUs that take nobody else (and why nobody leaves them)."""
+
+    moves: list[Move] = field(default_factory=list)
+    closed: dict[GpuKey, tuple[Obstacle, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Level:
+    average: float = 0.0
+    over_since_s: float | None = None  # since when every observation was over the bound
+    over: bool = False
+    who: frozenset[Key] = frozenset()
+
+
+class Adjuster:
+    """The averages of all shared GPUs, and the moves that were made."""
+
+    def __init__(self, settings: LearningConfig) -> None:
+        self._settings = settings
+        self._levels: dict[GpuKey, _Level] = {}
+        self._moved: dict[Key, tuple[float, float]] = {}  # when, and at which slowdown
+        self._closed: dict[GpuKey, tuple[Obstacle, ...]] = {}
+        self._settled: set[Key] = set()  # their move did not help: not again
+        self._moves_s: deque[float] = deque()
+        self._for_s: dict[str, deque[float]] = {}  # moves of others for a namespace's sake
+
+    def level(self, at: GpuKey) -> float:
+        """Return the average interference of a GPU."""
+        known = self._levels.get(at)
+        return known.average if known else 0.0
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self._moved.pop(key, None)
+        self._settled.discard(key)
+
+    def look(
+        self,
+        gpus: Sequence[SharedGpu],
+        has_place: Callable[[Resident, SharedGpu], bool],
+        now_s: float,
+    ) -> Looked:
+        """Enter what is observed now; return who moves and which GPUs take nobody else."""
+        looked = Looked()
+        self._enter(gpus, now_s)
+        levels = self._levels
+        worst_first = sorted(gpus, key=lambda gpu: (-levels[gpu.at].average, gpu.at))
+        left_gib = self._settings.max_migration_cost_gib
+        moving: set[Key] = set()
+        for gpu in worst_first[: (len(gpus) + 1) // 2]:
+            if not levels[gpu.at].over or moving & {r.key for r in gpu.residents}:
+                continue
+            if any(resident.busy for resident in gpu.residents):
+                if gpu.at in self._closed:
+                    looked.closed[gpu.at] = self._closed[gpu.at]
+                continue
+            move, why = self._choose(gpu, has_place, left_gib, now_s)
+            if move is None:
+                looked.closed[gpu.at] = why
+                continue
+            looked.moves.append(move)
+            moving.add(move.key)
+            left_gib -= move.cost_gib
+        self._closed = looked.closed
+        return looked
+
+    def made(self, move: Move, now_s: float) -> None:
+        """Note that a move is under way."""
+        self._moved[move.key] = now_s, move.slowdown
+        self._moves_s.append(now_s)
+        if move.key[0] != move.sufferer[0]:
+            self._for_s.setdefault(move.sufferer[0], deque()).append(now_s)
+        self._levels.pop(move.at, None)
+
+    # --- the average ----------------------------------------------------------------------------
+
+    def _enter(self, gpus: Sequence[SharedGpu], now_s: float) -> None:
+        s = self._settings
+        known, self._levels = self._levels, {}
+        for gpu in gpus:
+            who = frozenset(resident.key for resident in gpu.residents)
+            level = known.get(gpu.at)
+            if level is None or level.who != who:
+                level = _Level(who=who)  # what was measured was with other neighbours
+            self._levels[gpu.at] = level
+            slowdowns = [r.slowdown for r in gpu.residents if r.slowdown is not None]
+            if len(gpu.residents) < 2 or not slowdowns:
+                level.over_since_s = None
+                continue
+            worst = max(slowdowns)
+            level.average = float(ewma(np.array(level.average), np.array(worst), s.weight_of_past))
+            if worst <= s.max_interference:
+                level.over_since_s = None
+            elif level.over_since_s is None:
+                level.over_since_s = now_s
+            lasts = level.over_since_s is not None and now_s - level.over_since_s >= s.memory_s
+            if level.average > s.max_interference and lasts:
+                level.over = True
+            elif level.average < s.clear_interference:
+                level.over = False
+
+    # --- who goes -------------------------------------------------------------------------------
+
+    def _choose(
+        self,
+        gpu: SharedGpu,
+        has_place: Callable[[Resident, SharedGpu], bool],
+        left_gib: float,
+        now_s: float,
+    ) -> tuple[Move | None, tuple[Obstacle, ...]]:
+        """Return who leaves a GPU that is over the bound, or what keeps each who is on it."""
+        s = self._settings
+        if s.max_moves_per_hour <= self._within_hour(self._moves_s, now_s):
+            made = f"{s.max_moves_per_hour} job(s) have been moved within the hour"
+            return None, (Obstacle(made),)
+        sufferers = sorted(
+            (
+                r
+                for r in gpu.residents
+                if r.slowdown is not None and r.slowdown > s.clear_interference
+            ),
+            key=lambda r: (not r.measured, -(r.slowdown or 0.0), r.key),
+        )
+        if not sufferers:
+            return None, (Obstacle("nobody there is known to suffer now"),)
+        obstacles = []
+        for resident in sorted(gpu.residents, key=lambda r: (not r.outgrew, r.cost_gib, r.key)):
+            sufferer = next((s for s in sufferers if self._may_ask(s, resident, now_s)), None)
+            if sufferer is None:
+                obstacle = "what its neighbours say of themselves moves nobody else"
+            else:
+                obstacle = self._stays(resident, now_s)
+            if not obstacle and resident.cost_gib > left_gib:
+                obstacle = f"its move would cost {resident.cost_gib:.0f} GiB, {left_gib:.0f} left"
+            if not obstacle and not has_place(resident, gpu):
+                obstacle = "there is no better place for it"
+            if obstacle or sufferer is None:
+                obstacles.append(Obstacle(obstacle, resident.key))
+                continue
+            beside = tuple(sorted({r.key for r in gpu.residents} - {resident.key}))
+            slowdown = sufferer.slowdown or 0.0
+            return Move(
+                resident.key, gpu.at, beside, sufferer.key, slowdown, sufferer.measured,
+                resident.cost_gib,
+            ), ()  # fmt: skip
+        return None, tuple(obstacles)
+
+    def _may_ask(self, sufferer: Resident, resident: Resident, now_s: float) -> bool:
+        """Say whether `resident` may be moved for the sake of `sufferer`."""
+        if sufferer.namespace == resident.namespace:
+            return True
+        asked = self._within_hour(self._for_s.get(sufferer.namespace, deque()), now_s)
+        return sufferer.measured and asked < self._settings.max_moves_of_others_per_hour
+
+    def _stays(self, resident: Resident, now_s: float) -> str:
+        if resident.stays:
+            return resident.stays
+        moved = self._moved.get(resident.key)
+        if moved is not None:
+            at_s, before = moved
+            if resident.slowdown is not None and resident.slowdown > _HELPED * before:
+                self._settled.add(resident.key)
+            if now_s - at_s < self._settings.rest_s:
+                return "it was moved a while ago"
+        if resident.key in self._settled:
+            return "its last move did not help"
+        return ""
+
+    @staticmethod
+    def _within_hour(times: deque[float], now_s: float) -> int:
+        while times and times[0] < now_s - _HOUR_S:
+            times.popleft()
+        return len(times)

@@ -1,0 +1,292 @@
+"""The learning loop: measures, parts bad neighbours, remembers. Runs on the event loop.
+
+What it decides is pure (`sharing`, `adjusting`, `learned`, `remembering`); here it is fed and
+carried out. What becomes of it at the end of a run is in `next_runs`. Whatever must outlive us
+stands in GPUJobs or in the ConfigMap of the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import permutations
+
+from scheduler_extender.cluster.jobs import job_of
+from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key
+from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.adjusting import Adjuster, Looked, Resident, SharedGpu
+from scheduler_extender.learning.books import Books
+from scheduler_extender.learning.elsewhere import has_place
+from scheduler_extender.learning.next_runs import NextRuns, kind_of_record
+from scheduler_extender.learning.observed import GpuKey, Watch
+from scheduler_extender.learning.sharing import Sharing, notable
+from scheduler_extender.learning.telling_moves import told_of_move, told_of_obstacles
+from scheduler_extender.planning.avoiding import Avoiding
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.cluster_view import ClusterView
+from scheduler_extender.queue.outofmemory import OutOfMemories
+from scheduler_extender.queue.preemption import Preempter, method_of
+from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.writes import Writer
+from tandem.contracts.learning import Observed
+from tandem.contracts.prediction import Feedback
+from tandem.contracts.resources import GPUJobStatus, Phase
+from tandem.policy.pipeline import Pipeline
+
+log = logging.getLogger(__name__)
+
+#: GPUs looked at before a verb gets its turn.
+_SLICE = 50
+#: An observation that decides something is written at most this often for one job.
+_WRITE_EVERY_S = 20.0
+#: The pair that was parted is believed to be at least so much over the bound.
+_OVER = 1.01
+MOVED, KEPT, WOULD_MOVE = "Moved", "Kept", "WouldMove"
+
+
+class Learning:
+    """One loop. `tell` sends the predictor what was observed of a model; True when it took it."""
+
+    def __init__(
+        self,
+        *,
+        settings: LearningConfig,
+        books: Books,
+        state: ClusterView,
+        registry: Registry,
+        work: WorkQueue,
+        writer: Writer,
+        preempter: Preempter,
+        avoiding: Avoiding,
+        pipeline: Pipeline,
+        clock: Callable[[], float],
+        tell: Callable[[Feedback], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.pairs, self.memory = books.pairs, books.memory
+        self.outcomes: Counter[str] = Counter(dict.fromkeys((MOVED, KEPT, WOULD_MOVE), 0))
+        self.looked = Looked()
+        self.worst = 0.0
+        self._settings = settings
+        self._state = state
+        self._registry = registry
+        self._work = work
+        self._writer = writer
+        self._preempter = preempter
+        self._avoiding = avoiding
+        self._pipeline = pipeline
+        self._clock = clock
+        self._watch = Watch(settings.settle_s)
+        self._sharing = Sharing(self._watch, books.memory)
+        self._adjuster = Adjuster(settings)
+        self._outofmemory = OutOfMemories(writer, registry, clock)
+        self._observed: dict[Key, Observed] = {}
+        self.next_runs = NextRuns(books, state, writer, clock, settings, self._observed, tell)
+        self._written_s: dict[Key, float] = {}
+        self._next_s = 0.0
+        self._pairs_known = 0
+        self._said: dict[GpuKey, str] = {}
+        writer.annotate = self.annotated
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def node_changed(self, record: GpuNodeRecord) -> None:
+        """Take in an agent's report."""
+        self._watch.take(record)
+        self._outofmemory.take(record)
+
+    def node_gone(self, record: GpuNodeRecord) -> None:
+        """Forget a node."""
+        self._watch.node_gone(record.name)
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self._observed.pop(key, None)
+        self._written_s.pop(key, None)
+        self._adjuster.forget(key)
+
+    def annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
+        """Return a status that is about to be written with what has been observed since."""
+        seen = self._observed.get(gang.key)
+        if seen is None or (
+            status.phase in (Phase.COMPLETED, Phase.FAILED)
+            and (status.observed is not None and status.observed.remembered)
+        ):
+            return status
+        return status.model_copy(update={"observed": seen})
+
+    # --- looks ----------------------------------------------------------------------------------
+
+    async def step(self) -> None:
+        """Look, where it is time to: observe all that run, then see who must part."""
+        await self._outofmemory.step()
+        now = self._clock()
+        if now < self._next_s:
+            return
+        self._next_s = now + self._settings.every_s
+        gpus = await self._shared_gpus()
+        self.looked = self._adjuster.look(gpus, self._has_place, now)
+        self.worst = max((self._adjuster.level(gpu.at) for gpu in gpus), default=0.0)
+        if self._settings.mode != "off":
+            self._act(gpus, now)
+        await self._observe(now)
+
+    def believe(self) -> bool:
+        """Let what was learned take effect; say whether there was anything."""
+        if self._pairs_known == self.pairs.version:
+            return False
+        self._pairs_known = self.pairs.version
+        self._state.settle_beliefs()
+        return True
+
+    async def _observe(self, now: float) -> None:
+        """Note what is observed of each gang that runs; write what decides something."""
+        for count, gang in enumerate(list(self._registry.gangs.values())):
+            if count % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            record = gang.record
+            if record is None or record.status.phase is not Phase.RUNNING:
+                continue
+            before = self._observed.get(gang.key) or record.status.observed
+            seen = self._sharing.observed(gang, before, self._kinds_beside(gang), now)
+            if seen is None:
+                continue
+            self._observed[gang.key] = seen
+            due = now - self._written_s.get(gang.key, 0.0) >= _WRITE_EVERY_S
+            if due and notable(record.status.observed, seen) and not self._work.busy(gang.key):
+                self._written_s[gang.key] = now
+                self._work.do(gang.key, self._writer.write_status(gang, record.status))
+
+    def _kinds_beside(self, gang: Gang) -> dict[str, str]:
+        """Return the kinds of all pods that share a GPU with the gang, by uid."""
+        others = {uid for each in self._sharing.watched(gang) for uid in each.others}
+        return {uid: self._kind(uid) for uid in others}
+
+    def _kind(self, uid: str) -> str:
+        other = self._registry.gang_of(uid)
+        return (
+            kind_of_record(other.record) if other is not None and other.record is not None else ""
+        )
+
+    async def _shared_gpus(self) -> list[SharedGpu]:
+        found = []
+        for count, (at, uids) in enumerate(sorted(self._watch.shared.items())):
+            if count % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+            gangs = {g.key: g for g in map(self._registry.gang_of, sorted(uids)) if g is not None}
+            residents = tuple(
+                replace(
+                    self._sharing.resident(gang, at, self._stays(gang, gang.record)),
+                    busy=self._is_busy(gang),
+                )
+                for _, gang in sorted(gangs.items())
+                if gang.record is not None and gang.record.status.phase is Phase.RUNNING
+            )
+            if len(residents) > 1:
+                found.append(SharedGpu(at, residents))
+        return found
+
+    def _stays(self, gang: Gang, record: GpuJobRecord) -> str:
+        """Return why a gang that runs cannot be moved, or ''."""
+        if not record.spec.demand.checkpoint:
+            return "it saves no checkpoint"
+        if not method_of(record):
+            return "nobody would make its pods anew"
+        return self._preempter.spared(gang.key)
+
+    def _is_busy(self, gang: Gang) -> bool:
+        """Say whether something is being done about a gang: who leaves is decided when it is."""
+        return self._work.busy(gang.key) or any(pod.deleting for pod in gang.holders())
+
+    def _has_place(self, resident: Resident, gpu: SharedGpu) -> bool:
+        gang = self._registry.gangs.get(resident.key)
+        if gang is None or gang.record is None:
+            return False
+        job = job_of("/".join(gang.key), gang.record.spec, gang.record.status)
+        job = self._state.beliefs.of(job, gang.record.status.load)
+        away_from = {r.key for r in gpu.residents} - {resident.key}
+        shunned = frozenset(
+            pod.uid
+            for key in away_from
+            if (other := self._registry.gangs.get(key)) is not None
+            for pod in other.holders()
+        )
+        return has_place(self._state, self._pipeline, gang, job, shunned)
+
+    # --- acts -----------------------------------------------------------------------------------
+
+    def _act(self, gpus: list[SharedGpu], now: float) -> None:
+        acts = self._settings.mode == "act"
+        closed = self.looked.closed
+        if acts:
+            self._state.close_gpus(frozenset(closed))
+        residents = {gpu.at: gpu.residents for gpu in gpus}
+        said: dict[GpuKey, str] = {}
+        for at, why in closed.items():
+            for sufferer, other in permutations(residents[at], 2):
+                slowdown = sufferer.slowdown or 0.0
+                if acts and slowdown > self._bound:
+                    self._part(sufferer.key, other.key, slowdown, sufferer.measured, now)
+            said[at] = told_of_obstacles(why)
+            if self._said.get(at) != said[at]:
+                self.outcomes[KEPT] += 1
+                log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, said[at])
+                for resident in residents[at]:
+                    told = told_of_obstacles(why, resident.key)
+                    note = f"suffers on {at[1]}, which takes nobody else now; {told}"
+                    self._decide(resident.key, KEPT, note, now)
+        for move in self.looked.moves:
+            gang = self._registry.gangs.get(move.key)
+            if gang is None or self._work.busy(move.key):
+                continue
+            words = told_of_move(move)
+            if not acts:
+                said[move.at] = words
+                if self._said.get(move.at) != words:
+                    self.outcomes[WOULD_MOVE] += 1
+                    log.warning("would move gpujob=%s/%s why=%s", *move.key, words)
+                    self._decide(move.key, WOULD_MOVE, words, now)
+                continue
+            self._adjuster.made(move, now)
+            others = move.beside if move.sufferer == move.key else (move.key,)
+            for key in others:
+                self._part(move.sufferer, key, move.slowdown, move.measured, now)
+            for key in move.beside:
+                self._avoiding.apart(move.key, key, now)
+            self._work.do(move.key, self._move(gang, words))
+        self._said = said
+
+    @property
+    def _bound(self) -> float:
+        return self._settings.max_interference
+
+    def _part(self, own: Key, beside: Key, slowdown: float, measured: bool, now: float) -> None:
+        kinds = []
+        for key in (own, beside):
+            gang = self._registry.gangs.get(key)
+            kinds.append(kind_of_record(gang.record) if gang is not None and gang.record else "")
+        slowdown = max(slowdown, _OVER * self._bound)
+        self.pairs.part(kinds[0], kinds[1], own[0], slowdown, now, measured=measured)
+
+    async def _move(self, gang: Gang, words: str) -> None:
+        pods = gang.holders()
+        if not await self._preempter.leave(gang, words):
+            return
+        self.outcomes[MOVED] += 1
+        log.warning("moved gpujob=%s/%s why=%s", *gang.key, words)
+        for pod in pods:
+            await self._writer.say(pod, MOVED, f"{words}. It goes on elsewhere.", "Normal")
+        if gang.record is not None:
+            status = lifecycle.decided(gang.record.status, MOVED, words, self._clock())
+            await self._writer.write_status(gang, status)
+
+    def _decide(self, key: Key, what: str, why: str, now: float) -> None:
+        """Write a decision into a GPUJob."""
+        gang = self._registry.gangs.get(key)
+        if gang is None or gang.record is None or self._work.busy(key):
+            return
+        status = lifecycle.decided(gang.record.status, what, why, now)
+        self._work.do(key, self._writer.write_status(gang, status))

@@ -1,0 +1,104 @@
+"""What a run leaves behind for the next one of its kind, and what the next one is given of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from scheduler_extender.cluster.jobs import kind_of_model, seconds
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.books import Books
+from scheduler_extender.learning.remembering import feedback
+from scheduler_extender.queue.cluster_view import ClusterView
+from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.writes import Writer
+from tandem.contracts.learning import Observed
+from tandem.contracts.prediction import Feedback, Prediction
+from tandem.contracts.resources import Source
+
+log = logging.getLogger(__name__)
+
+
+class NextRuns:
+    """Reads and fills the books. `observed` is what is known of the gangs that run.
+
+    `tell` sends the predictor what was observed of a model; True when it took it.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        state: ClusterView,
+        writer: Writer,
+        clock: Callable[[], float],
+        settings: LearningConfig,
+        observed: dict[Key, Observed],
+        tell: Callable[[Feedback], Awaitable[bool]] | None,
+    ) -> None:
+        self._books = books
+        self._state = state
+        self._writer = writer
+        self._clock = clock
+        self._settings = settings
+        self._observed = observed
+        self._tell = tell
+
+    def earlier(self, gang: Gang, prediction: Prediction) -> Prediction:
+        """Return the prediction, or what earlier runs by the same command were seen to use.
+
+        For jobs without a model, by which they would be known; where the command says something
+        else each time, nothing is said.
+        """
+        record = gang.record
+        source = prediction.load.memory_source
+        if record is None or source not in (Source.WHOLE_GPU, Source.DECLARED):
+            return prediction
+        demand, kind, gpu = record.spec.demand, kind_of_record(record), self._state.gpu_kind()
+        if demand.exclusive or demand.model is not None or gpu is None:
+            return prediction
+        load = self._books.memory.load(gang.key[0], kind, gpu.model, demand)
+        if load is None:
+            return prediction
+        runs = self._books.memory.runs_of(gang.key[0], kind, gpu.model)
+        return Prediction(
+            load=load, explanation=f"as observed in {runs} runs of the same image and command"
+        )
+
+    def end(self, gang: Gang) -> Awaitable[None] | None:
+        """Return what is to be done about a gang that has ended: its history goes on, once."""
+        record = gang.record
+        if record is None or record.status.observed is None:
+            return None
+        if record.status.observed.remembered:
+            self._observed.pop(gang.key, None)
+            return None
+        return self._remember(gang, record, record.status.observed)
+
+    async def _remember(self, gang: Gang, record: GpuJobRecord, seen: Observed) -> None:
+        ended = record.status.finished_at
+        at_s = seconds(ended) if ended else self._clock()
+        self._books.memory.enter(gang.key[0], seen, at_s)
+        if seen.slowdown is not None:
+            for neighbour in seen.neighbours:
+                if neighbour.slowdown > self._settings.max_interference / 2:
+                    self._books.pairs.enter(
+                        seen.kind,
+                        neighbour.kind,
+                        gang.key[0],
+                        neighbour.slowdown,
+                        at_s,
+                        measured=neighbour.means == "utilisation",
+                    )
+        said = feedback(gang.key[0], record.spec.demand, seen)
+        if said is not None and self._tell is not None and not await self._tell(said):
+            log.info("observation not taken gpujob=%s/%s", *gang.key)
+        done = seen.model_copy(update={"remembered": True})
+        self._observed[gang.key] = done
+        status = record.status.model_copy(update={"observed": done})
+        await self._writer.write_status(gang, status)
+
+
+def kind_of_record(record: GpuJobRecord) -> str:
+    """Return by what a GPUJob's runs are known: its model, else its container's fingerprint."""
+    return kind_of_model(record.spec, record.status.load)

@@ -1,0 +1,208 @@
+"""Who shares which GPU and how they fare: residents for the adjuster, observations for GPUJobs.
+
+Pure but for the two books that it reads: what the agents say now, and what earlier runs have shown.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from scheduler_extender.cluster.jobs import kind_of_model, load_now, rfc3339
+from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.learning.adjusting import Resident
+from scheduler_extender.learning.observed import GpuKey, Rates, Watch, Watched
+from scheduler_extender.learning.remembering import Memory
+from scheduler_extender.queue.registry import Gang
+from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
+from tandem.contracts.resources import Load, Source
+
+_Value = TypeVar("_Value")
+_GIB = 1 << 30
+#: More memory, or more of the GPU's time (percent), than was said by so much is a lie or an error.
+OUTGREW_SHARE, OUTGREW_PERCENT = 0.05, 20.0
+#: Neighbours that are told of in a GPUJob.
+_NEIGHBOURS = 8
+
+
+class Sharing:
+    """Turns what is watched of pods into what is known of gangs."""
+
+    def __init__(self, watch: Watch, memory: Memory) -> None:
+        self._watch = watch
+        self._memory = memory
+
+    def watched(self, gang: Gang) -> list[Watched]:
+        """Return what is known of a gang's pods on all of their GPUs."""
+        return [
+            each
+            for pod in gang.holders()
+            for each in self._watch.of_pod(
+                pod.uid, tuple((pod.node_name, gpu) for gpu in pod.devices)
+            )
+        ]
+
+    def slowdowns(self, gang: Gang, each: Watched) -> tuple[ObservedSlowdown | None, ...]:
+        """Return a worker's slowdown as its pod tells it and as the agent measures it."""
+        record = gang.record
+        assert record is not None
+        load = record.status.load
+        kind = kind_of_model(record.spec, load)
+        history = self._memory.alone(gang.key[0], kind, each.gpu_model)
+        predicted = _predicted(load)
+        return tuple(
+            each.slowdown(means, history, predicted)
+            for means in (Means.PROGRESS, Means.UTILISATION)
+        )
+
+    def resident(self, gang: Gang, at: GpuKey, stays: str) -> Resident:
+        """Return a gang as it stands on one of its GPUs.
+
+        A gang is as slow as its slowest worker: it counts where its GPU is busiest. What a pod
+        tells is believed up to what the agent measures, where that shows any harm at all; else it
+        is its own word alone.
+        """
+        record = gang.record
+        assert record is not None
+        every = self.watched(gang)
+        here = next((w for w in every if w.at == at), None)
+        shared = [w for w in every if w.others]
+        load = load_now(record.spec.demand, record.status)
+        cost = gib_of(load.memory_base_bytes) * record.spec.demand.gpus_per_pod
+        cost *= record.spec.demand.gang_size
+        if here is None:
+            return Resident(gang.key, None, cost_gib=cost, stays=stays)
+        slowest = max(shared, key=lambda w: (w.busy_percent, w.at)) if shared else here
+        slowdown, measured = 0.0, False
+        if slowest is here:
+            slowdown, measured = _weighed(*self.slowdowns(gang, here))
+        return Resident(
+            gang.key, slowdown, measured=measured, cost_gib=cost, stays=stays,
+            outgrew=_outgrew(record, here),
+        )  # fmt: skip
+
+    def observed(
+        self, gang: Gang, before: Observed | None, kinds: dict[str, str], now_s: float
+    ) -> Observed | None:
+        """Return what is observed of a gang now; `kinds` by uid names its neighbours' models.
+
+        What is known from before stays where nothing newer is.
+        """
+        record = gang.record
+        assert record is not None
+        every = self.watched(gang)
+        if not every:
+            return before
+        most = max(every, key=lambda w: (w.use.memory_peak_bytes or w.use.memory_bytes or 0, w.at))
+        shared = [w for w in every if w.others]
+        known = before or Observed(at=rfc3339(now_s))
+        peak = _peak(most)
+        solo = {m: v for w in every for m, v in w.solo.items()}
+        slowdown = None
+        neighbours = known.neighbours
+        if shared:
+            slowest = max(shared, key=lambda w: (w.busy_percent, w.at))
+            told, measured = self.slowdowns(gang, slowest)
+            slowdown = told or measured
+            neighbours = _with(neighbours, slowest, slowdown, kinds)
+        return known.model_copy(
+            update={
+                "at": rfc3339(now_s),
+                "kind": kind_of_model(record.spec, record.status.load),
+                "gpu_model": most.gpu_model,
+                "seconds": round(max(known.seconds, *(w.observed_s for w in every)), 1),
+                "memory_base_bytes": _or(most.use.memory_base_bytes, known.memory_base_bytes),
+                "memory_peak_bytes": max(
+                    (b for b in (peak, known.memory_peak_bytes) if b is not None), default=None
+                ),
+                "peak_probability": _or(most.use.peak_probability, known.peak_probability),
+                "utilisation_percent": _or(most.use.utilisation_percent, known.utilisation_percent),
+                "solo_utilisation_percent": _or(
+                    solo.get(Means.UTILISATION), known.solo_utilisation_percent
+                ),
+                "solo_iterations_per_second": _or(
+                    solo.get(Means.PROGRESS), known.solo_iterations_per_second
+                ),
+                "slowdown": slowdown,
+                "neighbours": neighbours,
+                "remembered": False,
+            }
+        )
+
+
+def gib_of(number: int) -> float:
+    """Return bytes as GiB."""
+    return number / _GIB
+
+
+def notable(before: Observed | None, after: Observed | None) -> bool:
+    """Say whether two observations differ by what decides something."""
+    if before is None or after is None:
+        return before is not after
+    one, other = before.memory_peak_bytes or 0, after.memory_peak_bytes or 0
+    if other > one * (1 + OUTGREW_SHARE):
+        return True
+    if (before.solo_utilisation_percent is None) != (after.solo_utilisation_percent is None):
+        return True
+    slow = [seen.slowdown.value if seen.slowdown else 0.0 for seen in (before, after)]
+    return abs(slow[0] - slow[1]) >= 0.15
+
+
+def _weighed(
+    told: ObservedSlowdown | None, measured: ObservedSlowdown | None
+) -> tuple[float, bool]:
+    """Return the slowdown that counts, and whether others are to believe it."""
+    credible = measured is not None and measured.reference is not Reference.PREDICTED
+    if told is None:
+        return (measured.value if measured else 0.0), credible
+    if measured is not None and credible and measured.value > 0:
+        agreed = min(told.value, measured.value)
+        # What it says beyond that concerns itself; it is weighed as its own word.
+        return (agreed, True) if agreed >= told.value / 2 else (told.value, False)
+    return told.value, False
+
+
+def _predicted(load: Load | None) -> Rates:
+    if load is None:
+        return {}
+    found: dict[Means, float] = {}
+    if load.iteration_s:
+        found[Means.PROGRESS] = 1 / load.iteration_s
+    if load.utilisation_source in (Source.OBSERVED, Source.MODEL):
+        found[Means.UTILISATION] = load.utilisation_percent
+    return found
+
+
+def _outgrew(record: GpuJobRecord, here: Watched) -> bool:
+    """Say whether a worker uses more than its user declared, or was predicted."""
+    load = record.status.load
+    if load is None or load.memory_source is Source.WHOLE_GPU:
+        return False
+    peak = _peak(here) or 0
+    busy = max(here.use.utilisation_percent or 0.0, here.solo.get(Means.UTILISATION, 0.0))
+    lied = load.utilisation_source is Source.DECLARED
+    return peak > load.memory_p95_bytes * (1 + OUTGREW_SHARE) or (
+        lied and busy > load.utilisation_percent + OUTGREW_PERCENT
+    )
+
+
+def _peak(watched: Watched) -> int | None:
+    seen = (watched.use.memory_peak_bytes, watched.use.memory_bytes)
+    return max((b for b in seen if b is not None), default=None)
+
+
+def _with(
+    known: list[Neighbour],
+    beside: Watched,
+    slowdown: ObservedSlowdown | None,
+    kinds: dict[str, str],
+) -> list[Neighbour]:
+    """Return the neighbours with what is observed beside those of now; the newest last."""
+    names = sorted({kinds.get(uid, "") for uid in beside.others} - {""})
+    if slowdown is None or not names:
+        return known
+    new = [Neighbour(kind=n, slowdown=slowdown.value, means=slowdown.means) for n in names]
+    return [*(each for each in known if each.kind not in names), *new][-_NEIGHBOURS:]
+
+
+def _or(new: _Value | None, old: _Value | None) -> _Value | None:
+    return old if new is None else new

@@ -1,0 +1,79 @@
+"""The profile's pipeline, told of what only a real cluster has.
+
+Nodes that cannot run a pod, neighbours that a gang is to be kept apart from, and what was refused
+before: the policies see none of it, and decide on the GPUs that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scheduler_extender.planning.refusals import Refusals
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+from tandem.policy.pipeline import Evaluation, Pipeline
+from tandem.policy.units import Bools, Ints
+
+#: Evaluations of distinct demands in one round, where each waiting job is tried. What is beyond it
+#: has its turn in the next, since refusals are remembered until there is more room.
+TRIES = 300
+#: From here on a `Job.where` is of one round alone.
+SPECIAL = 1 << 40
+
+
+@dataclass(slots=True)
+class Tries:
+    """How often the GPUs have been searched in this round; who was not looked at any more."""
+
+    left: int = TRIES
+    put_off: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPipeline(Pipeline):
+    """A pipeline for one round on one board.
+
+    `nodes` has (nodes,) by `Job.where`, False where those pods cannot run; `apart` handles of
+    residents beside whom they must not go. `residents` (gpus,) is how many there were at first:
+    what is refused while none of them has left is remembered in `memory`.
+    """
+
+    nodes: Mapping[int, Bools] = field(default_factory=dict)
+    apart: Mapping[int, Ints] = field(default_factory=dict)
+    memory: Refusals = field(default_factory=Refusals)
+    tries: Tries = field(default_factory=Tries)
+    residents: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def evaluate(self, job: Job, gpus: GpuArrays) -> Evaluation:
+        """Evaluate one worker of `job` on every row of `gpus`, all of them or some."""
+        # Two arguments: a dataclass with slots is a new class, which a bare super() does not know.
+        found = super(ClusterPipeline, self).evaluate(job, gpus)
+        return Evaluation(found.allowed & self._may(job, gpus), found.refused_by, found.score)
+
+    def narrowed(self, among: Bools, job: Job, gpus: GpuArrays) -> Bools:
+        """Return those of `among` (gpus,) where every constraint allows one worker of `job`."""
+        return super(ClusterPipeline, self).narrowed(among & self._may(job, gpus), job, gpus)
+
+    def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
+        """Return rows for a gang, or None; who was refused is refused until there is more room."""
+        remembers = job.where < SPECIAL and bool((gpus.jobs >= self.residents).all())
+        if remembers and job.demand in self.memory.of:
+            return None
+        if self.tries.left <= 0:
+            self.tries.put_off.add(job.id)
+            return None
+        self.tries.left -= 1
+        rows = super(ClusterPipeline, self).choose(job, gpus)
+        if rows is None and remembers:
+            self.memory.of.add(job.demand)
+        return rows
+
+    def _may(self, job: Job, gpus: GpuArrays) -> Bools:
+        nodes = self.nodes.get(job.where)
+        may: Bools = np.ones(len(gpus), dtype=np.bool_) if nodes is None else nodes[gpus.node]
+        if job.where in self.apart:
+            may = may & ~np.isin(gpus.residents, self.apart[job.where]).any(axis=1)
+        return may

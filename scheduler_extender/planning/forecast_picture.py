@@ -1,0 +1,87 @@
+"""From a round's question to the picture that a forecast is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.drawing import Drawn, draw
+from scheduler_extender.planning.forecast import Picture
+from scheduler_extender.planning.questions import Question
+from tandem.policy.catalog import Profile
+from tandem.policy.job import NOBODY, Job
+from tandem.policy.jobs import JobArrays
+from tandem.policy.units import Bools, Floats
+
+_TIMES = ("arrived_s", "since_s", "waiting_since_s", "first_started_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a forecast is made of; frozen, for the thread.
+
+    `nodes` is (nodes,) by `Job.where`: who could run there if they were empty. `certain` are gangs
+    whose time left is known, `endless` those that do not end.
+    """
+
+    question: Question
+    nodes: Mapping[int, Bools]
+    certain: frozenset[Key]
+    endless: frozenset[Key]
+
+
+def picture_of(
+    asked: Asked, profile: Profile, preemption_cost_s: float
+) -> tuple[Picture, list[Job], list[Key]]:
+    """Return the picture, its jobs, and whose each job is: running ones, then the queue in order.
+
+    Gangs that are giving up their GPUs wait already, behind all others.
+    """
+    question = asked.question
+    snapshot = question.snapshot
+    names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+    drawn = draw(question, {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)})
+    running = [i for i in drawn.held if i not in drawn.going]
+    waiting = [i for i in drawn.ranked.tolist() if drawn.starts[i] is not None]
+    order = [*running, *waiting, *sorted(drawn.going)]
+    keys = [drawn.keys[i] for i in order]
+    jobs = [drawn.board.jobs[i] for i in order]
+    picture = Picture(
+        profile=profile,
+        gpus=snapshot.gpus,
+        arrays=_arrays(drawn, order, question.now_s),
+        rows_of={new: drawn.held[i] for new, i in enumerate(running)},
+        known=np.array([key in asked.certain for key in keys]),
+        endless=np.array([key in asked.endless for key in keys]),
+        nodes=asked.nodes,
+        slowdown=_table(jobs),
+        finished_gpu_s=question.history.service_gpu_s,
+        preemption_cost_s=preemption_cost_s,
+        seed=int(question.now_s),
+    )
+    return picture, jobs, keys
+
+
+def _arrays(drawn: Drawn, order: Sequence[int], now_s: float) -> JobArrays:
+    columns: dict[str, Any] = {
+        f.name: getattr(drawn.board.arrays, f.name)[order] for f in fields(JobArrays)
+    }
+    columns |= {name: columns[name] - now_s for name in _TIMES}
+    waiting = np.zeros(len(order))
+    return JobArrays(**(columns | {"running": waiting.astype(np.bool_), "speed": waiting}))
+
+
+def _table(jobs: Sequence[Job]) -> Floats:
+    """Return what is believed of each class beside each, (classes, classes)."""
+    count = 2 + max((job.interference_class for job in jobs), default=0)
+    table = np.full((count, count), np.inf)
+    # What one namespace has learned for itself is not everybody's: such jobs come first.
+    for job in sorted(jobs, key=lambda job: not job.experience):
+        if job.own_slowdown is not None and len(job.own_slowdown) >= count:
+            table[job.interference_class] = job.own_slowdown[:count]
+    table[NOBODY], table[:, NOBODY] = 0.0, 0.0
+    return table

@@ -1,0 +1,257 @@
+"""One round of admission as a pure function: the profile's dispatch on a board of the cluster.
+
+The objects are the simulator's. What differs is what a cluster adds: a decision is carried out
+now where its GPUs are free, and is only announced where somebody has to leave them first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
+from scheduler_extender.planning.drawing import Drawn, draw
+from scheduler_extender.planning.making_room import MakingRoom
+from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
+from scheduler_extender.planning.refusals import Refusals
+from scheduler_extender.planning.reserving import Reserve
+from tandem.policy.board import Start as Started
+from tandem.policy.catalog import Profile
+from tandem.policy.cluster import Snapshot
+from tandem.policy.decision import Placement, PodPlacement, Waits
+from tandem.policy.dispatch.preempt import Preempt
+from tandem.policy.dispatch.share import Share
+from tandem.policy.job import Job
+from tandem.policy.pipeline import Pipeline
+from tandem.policy.units import Ints
+
+_AGAIN = 3  # times that a round is decided anew because a preemption would not pay
+
+
+class Planner:
+    """What is remembered from round to round. Used by one thread at a time."""
+
+    def __init__(self, profile: Profile, reserve_after_s: float = float("inf")) -> None:
+        self._profile = profile
+        self._pipeline = profile.pipeline()
+        self._refusals = Refusals()
+        self._reserve = Reserve(reserve_after_s)
+        self._rows: dict[tuple[str, str], int] = {}
+        self._rows_are_of: tuple[str, ...] | None = None
+
+    def forget_refusals(self) -> None:
+        """Try everybody anew in the next round."""
+        self._refusals.of.clear()
+
+    def plan(self, question: Question) -> Answer:
+        """Return who starts where, who gives way, and who waits."""
+        self._refusals.look(question.snapshot, question.eligible)
+        spared: set[Key] = set()
+        for again in range(_AGAIN + 1):
+            drawn = self._draw(question, spared)
+            this = _Round(question, drawn, self._profile, self._refusals)
+            this.decide(self._reserve)
+            too_dear = this.too_dear() if again < _AGAIN else set()
+            if not too_dear:
+                break
+            spared |= too_dear
+        return this.answer(self._pipeline)
+
+    def _draw(self, question: Question, spared: set[Key]) -> Drawn:
+        snapshot = question.snapshot
+        if snapshot.gpu_ids is not self._rows_are_of:
+            names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+            self._rows = {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)}
+            self._rows_are_of = snapshot.gpu_ids
+        drawn = draw(question, self._rows)
+        drawn.board.pinned |= {i for i in drawn.held if drawn.keys[i] in spared} - drawn.going
+        return drawn
+
+
+class _Round:
+    """One decision on one board."""
+
+    def __init__(
+        self, question: Question, drawn: Drawn, profile: Profile, refusals: Refusals
+    ) -> None:
+        self._q = question
+        self._drawn = drawn
+        self._profile = profile
+        self._tries = Tries()
+        self._pipeline = ClusterPipeline(
+            profile.constraints, profile.scorers, profile.gather,
+            nodes=drawn.nodes, apart=drawn.apart, memory=refusals, tries=self._tries,
+            residents=question.snapshot.gpus.jobs,
+        )  # fmt: skip
+        self._starts: dict[int, tuple[int, ...]] = {}
+        self._moves: set[int] = set()
+        self._stops: set[int] = set()
+
+    # --- deciding -----------------------------------------------------------------------------
+
+    def decide(self, reserve: Reserve) -> None:
+        """Let the dispatch act on the board, and note what it did."""
+        drawn, board, dispatch = self._drawn, self._drawn.board, self._profile.dispatch
+        reserve.hold(self._q, drawn, self._pipeline)
+        if isinstance(dispatch, Share):
+            # It tries jobs by worth; those that were moved to the front come before all others.
+            front = [i for i in self._waiting() if drawn.keys[i] in self._q.front]
+            if front:
+                self._dispatch(np.array(front, dtype=np.int64))
+                drawn.began([i for i in front if i in board.rows_of])
+        waiting = ~board.arrays.running[drawn.ranked]
+        self._dispatch(drawn.ranked if dispatch.preempts else drawn.ranked[waiting])
+        self._note()
+        if isinstance(dispatch, Preempt):
+            room = MakingRoom(self._q, drawn, self._pipeline, self._starts, self._stops)
+            room.seek(self._waiting())
+
+    def _dispatch(self, ranked: Ints) -> None:
+        board = self._drawn.board
+        self._profile.dispatch(board, ranked, self._pipeline, self._profile.order.blocks)
+
+    def _waiting(self) -> list[int]:
+        """Return the starts that have no place, in order."""
+        drawn = self._drawn
+        return [
+            i
+            for i in drawn.ranked.tolist()
+            if drawn.starts[i] is not None and i not in drawn.board.rows_of
+        ]
+
+    def _note(self) -> None:
+        for action in self._drawn.board.take_actions():
+            if not isinstance(action, Started):
+                self._stops.add(action.job)
+            elif action.job in self._stops:
+                self._moves.add(action.job)
+            else:
+                self._starts[action.job] = action.rows
+
+    def too_dear(self) -> set[Key]:
+        """Return running gangs whose preemption costs more than it brings, by attained service.
+
+        Where the dispatch weighs that itself, nobody.
+        """
+        if not isinstance(self._profile.dispatch, Preempt):
+            return set()
+        service = self._drawn.board.arrays.service_at_since
+        found = set()
+        for index, victims in self._needs().items():
+            for victim in victims & self._stops:
+                key = self._drawn.keys[victim]
+                known = self._q.victims[key]
+                # What costs nothing is the order's to decide, as in the simulator: in a list, who
+                # came first goes first, even where both have had the same.
+                gain = known.service_gpu_s - float(service[index])
+                if known.charge_gpu_s > 0 and gain < known.charge_gpu_s:
+                    found.add(key)
+        return found
+
+    def _needs(self) -> dict[int, set[int]]:
+        """Return for each start that has to wait who must leave its GPUs first."""
+        leaving: dict[int, set[int]] = defaultdict(set)
+        for index in self._stops | self._drawn.going:
+            for row in self._drawn.held[index]:
+                leaving[row].add(index)
+        needs: dict[int, set[int]] = {}
+        for index, rows in self._starts.items():
+            found = {other for row in rows for other in leaving.get(row, ())}
+            if found:
+                needs[index] = found
+        return needs
+
+    # --- what came out ------------------------------------------------------------------------
+
+    def answer(self, pipeline: Pipeline) -> Answer:
+        """Return the decisions in terms of gangs and pods."""
+        drawn, needs = self._drawn, self._needs()
+        explaining = _Explaining(self._q, drawn, pipeline, self._profile, self._tries)
+        answer = Answer(explaining.why)
+        explaining.waiting = answer.waiting
+        asked: set[int] = set()
+        position = 0
+        for index in drawn.ranked.tolist():
+            start = drawn.starts[index]
+            if start is None:
+                continue
+            why = ""
+            if index in self._starts:
+                job = drawn.board.jobs[index]
+                place = _placement(job, self._starts[index], self._q.snapshot)
+                if index not in needs and place is not None:
+                    answer.placed.append(Verdict(start, place, job.accumulation_steps))
+                    continue
+                new = sorted((needs.get(index, set()) & self._stops) - asked)
+                asked |= set(new)
+                answer.gives_way += [GivesWay(drawn.keys[v], start.gpujob) for v in new]
+                names = ", ".join("/".join(drawn.keys[v]) for v in new)
+                why = (
+                    f"waits for {names} to give up its GPUs"
+                    if names
+                    else "waits for GPUs being given up"
+                )
+            answer.waiting.append(Waiting(start, position, why, coming=index in self._starts))
+            position += 1
+        # Nobody is stopped for nothing: only for who starts there, or for a better place.
+        moves = sorted(self._moves - asked)
+        answer.gives_way += [GivesWay(drawn.keys[i], drawn.keys[i]) for i in moves]
+        return answer
+
+
+class _Explaining:
+    """Says why a start waits, on the board as the round has left it."""
+
+    def __init__(
+        self, question: Question, drawn: Drawn, pipeline: Pipeline, profile: Profile, tries: Tries
+    ) -> None:
+        self._q = question
+        self._drawn = drawn
+        self._pipeline = pipeline
+        self._profile = profile
+        self._tries = tries
+        self.waiting: list[Waiting] = []
+        self._known: dict[tuple[object, ...], str] = {}
+
+    def why(self, waiting: Waiting) -> str:
+        """Return the reason in words."""
+        if waiting.why:
+            return waiting.why
+        job = waiting.start.job
+        if self._profile.order.blocks and waiting.position > 0:
+            return f"waits behind {self.waiting[0].start.job.id}"
+        if job.id in self._tries.put_off:
+            return "waits for its turn to be looked at"
+        if job.demand not in self._known:
+            self._known[job.demand] = self._search(job)
+        return self._known[job.demand]
+
+    def _search(self, job: Job) -> str:
+        board = self._drawn.board
+        q = self._q.snapshot
+        now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
+        found = self._pipeline.place(job, now, self._drawn.nodes.get(job.where))
+        if isinstance(found, Waits):
+            return found.message
+        return (
+            "there is room beside others, but to wait is expected to be worth more"
+            f" (dispatch {self._profile.dispatch.kind})"
+        )
+
+
+def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:
+    """Return the rows pod by pod, or None where they do not make whole pods on one node each."""
+    by_node: dict[int, list[int]] = defaultdict(list)
+    for row in rows:
+        by_node[int(snapshot.gpus.node[row])].append(row)
+    size, pods = job.gpus_per_pod, []
+    for node, there in by_node.items():
+        if len(there) % size:
+            return None
+        for at in range(0, len(there), size):
+            part = tuple(there[at : at + size])
+            ids = tuple(snapshot.gpu_ids[row] for row in part)
+            pods.append(PodPlacement(snapshot.node_names[node], ids, part))
+    return Placement(job.id, tuple(pods))

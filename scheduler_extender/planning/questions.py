@@ -1,0 +1,108 @@
+"""What one round decides on, and what comes out of it: frozen, handed between the two threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import Key
+from tandem.policy.cluster import Snapshot
+from tandem.policy.decision import Placement
+from tandem.policy.job import Job
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.units import Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Pods of one GPUJob that start together: a gang, or one replacement."""
+
+    gpujob: Key
+    job: Job  # with as many pods as `pods`
+    pods: tuple[PodInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A running gang that may have to give way: what it has had, what its preemption costs."""
+
+    service_gpu_s: float
+    charge_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Avoids:
+    """Where a gang is not put again: nodes that refused it, gangs that it got in the way of."""
+
+    nodes: frozenset[str] = frozenset()
+    neighbours: frozenset[Key] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """All that one round decides on.
+
+    `arrays` has the gangs by standing, `row_of` each one's row there, `rank` gives them in order.
+    `eligible` is (nodes,) by `Job.where`. `claims` has the holders by pod uid, `going` the uids of
+    those that are giving up their GPUs, `victims` who may be asked to: nobody where jobs do not
+    compete anew. `starved` is who has waited for too long, if anybody has.
+    """
+
+    rank: Callable[[], list[Key]]
+    starts: Mapping[Key, Sequence[Start]]
+    snapshot: Snapshot
+    eligible: Mapping[int, Bools]
+    arrays: JobArrays
+    row_of: Mapping[Key, int]
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    going: frozenset[str] = frozenset()
+    competes: bool = False
+    victims: Mapping[Key, Victim] = field(default_factory=dict)
+    where_of: Mapping[Key, int] = field(default_factory=dict)
+    avoids: Mapping[Key, Avoids] = field(default_factory=dict)
+    front: frozenset[Key] = frozenset()
+    history: History = field(default_factory=History)
+    now_s: float = 0.0
+    needs_remaining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A start that has its place, in `steps` micro-batches."""
+
+    start: Start
+    decision: Placement
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A start that waits; `position` counts from 0, `why` is said where the round knows it.
+
+    `coming`: it has its place, and waits only until others have left it.
+    """
+
+    start: Start
+    position: int
+    why: str = ""
+    coming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GivesWay:
+    """A running gang gives up its GPUs: for a waiting one, or (`to` is its own) for better ones."""
+
+    victim: Key
+    to: Key
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came out of a round. `explain` says why a start waits, as of its end."""
+
+    explain: Callable[[Waiting], str]
+    placed: list[Verdict] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)
+    gives_way: list[GivesWay] = field(default_factory=list)

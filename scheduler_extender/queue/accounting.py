@@ -1,0 +1,67 @@
+"""Attained service, measured: GPUs times the time for which a pod's containers have run.
+
+What is counted stands in `GPUJob.status` beside what of it is each pod's, and both change in the
+same write. So a pod is counted once, whoever is killed when, and whoever counts next.
+"""
+
+from __future__ import annotations
+
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.queue.registry import Gang
+from tandem.contracts.resources import GPUJobStatus, PodService
+
+_DIGITS = 3  # milliseconds
+
+
+def with_service(status: GPUJobStatus, gang: Gang, now_s: float) -> GPUJobStatus:
+    """Return the status with the service until `now_s` in it; itself where nothing was added.
+
+    Pods that are gone are counted to their end a last time and then forgotten: their uids never
+    come back.
+    """
+    known = {part.uid: part for part in status.pod_service}
+    added = 0.0
+    parts = []
+    for pod, until_s in _runs(gang, now_s):
+        service = round(pod.gpus * max(0.0, until_s - seconds(pod.started_at)), _DIGITS)
+        before = known.get(pod.uid)
+        if before is not None and before.started_at == pod.started_at:
+            # Clocks of nodes differ: what was counted once is not taken back.
+            service = max(service, before.gpu_seconds)
+            added += service - before.gpu_seconds
+        else:
+            added += service
+        if pod.uid in gang.pods:
+            parts.append(PodService(uid=pod.uid, started_at=pod.started_at, gpu_seconds=service))
+    if not added and parts == status.pod_service:
+        return status
+    return status.model_copy(
+        update={
+            "attained_gpu_seconds": round(status.attained_gpu_seconds + added, _DIGITS),
+            "pod_service": parts,
+        }
+    )
+
+
+def gpus_running(gang: Gang) -> int:
+    """Return how many GPUs (shares) the gang's containers are running on."""
+    return sum(pod.gpus for pod in gang.pods.values() if pod.started_at and _running(pod))
+
+
+def _running(pod: PodInfo) -> bool:
+    return pod.phase == "Running" and not pod.finished
+
+
+def _runs(gang: Gang, now_s: float) -> list[tuple[PodInfo, float]]:
+    """Return the pods that have run, by uid, each with the end of its run so far (Unix time)."""
+    runs = [
+        (pod, seconds(pod.finished_at) if pod.finished and pod.finished_at else now_s)
+        for pod in gang.pods.values()
+        if pod.started_at and (_running(pod) or pod.finished_at)
+    ]
+    runs += [
+        (pod, seconds(pod.finished_at) if pod.finished_at else gone_at_s)
+        for pod, gone_at_s in gang.gone.values()
+    ]
+    return sorted(runs, key=lambda run: run[0].uid)

@@ -1,0 +1,108 @@
+"""Making the GPUJob of a gang from the first of its pods, and unmaking one that is out of date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler_extender import faults
+from scheduler_extender.cluster.gangs import KINDS, above, gang_size, kind_of, workload_of
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.queue.foresight import Foresight
+from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.grants import ENDLESS
+from tandem.contracts import names
+from tandem.contracts.annotations import AnnotationError, parse_demand
+from tandem.contracts.resources import GPUJobSpec, WorkloadRef
+from tandem.kube.errors import AlreadyExists, Forbidden, NotFound
+from tandem.kube.resource import GPU_JOBS
+
+
+class Births:
+    """One GPUJob per gang. All methods run on the event loop."""
+
+    def __init__(self, writer: Writer, foresight: Foresight) -> None:
+        self._writer = writer
+        self._foresight = foresight
+
+    async def create(self, gang: Gang, pod: PodInfo) -> None:
+        """Create the GPUJob of a gang from the first of its pods."""
+        workload, owner = await self._owner_of(pod)
+        try:
+            demand = parse_demand(pod.annotations, pod.gpus, gang_size=gang_size(pod, owner))
+        except AnnotationError as error:
+            # The webhook refuses these; a pod that came past it is told, and waits.
+            await self._writer.say(pod, "InvalidAnnotation", str(error), "Warning")
+            return
+        if workload.kind in ENDLESS:
+            demand = demand.model_copy(update={"exclusive": True})
+        spec = GPUJobSpec(
+            workload=workload,
+            demand=demand,
+            gang=pod.annotations.get(names.GANG, ""),
+            fingerprint=pod.fingerprint,
+        )
+        body = {
+            "metadata": {
+                "name": gang.key[1],
+                "namespace": gang.key[0],
+                "ownerReferences": [
+                    {
+                        "apiVersion": workload.api_version,
+                        "kind": workload.kind,
+                        "name": workload.name,
+                        "uid": workload.uid,
+                    }
+                ],
+            },
+            "spec": spec.wire(),
+        }
+        faults.reach("gpujob-create-before")
+        try:
+            created = await self._writer.call(self._writer.api.create, GPU_JOBS, body, gang.key[0])
+        except AlreadyExists:
+            return
+        faults.reach("gpujob-create-after")
+        self._writer.take(created)
+        await self._foresight.enqueue(gang)
+
+    async def _owner_of(self, pod: PodInfo) -> tuple[WorkloadRef, Mapping[str, Any] | None]:
+        """Return the workload of a pod, and the object where its kind says what starts together."""
+        workload = workload_of(pod)
+        higher = above(pod)
+        kind = KINDS[higher[0]] if higher else kind_of(workload)
+        if kind.resource is None or (names.GANG_SIZE in pod.annotations and not higher):
+            return workload, None
+        try:
+            owner = await self._writer.call(
+                self._writer.api.get,
+                kind.resource,
+                higher[1] if higher else workload.name,
+                pod.namespace,
+            )
+        except (NotFound, Forbidden):
+            return workload, None
+        if higher:
+            metadata = owner["metadata"]
+            workload = WorkloadRef(
+                api_version=kind.resource.api_version,
+                kind=kind.resource.kind,
+                name=metadata["name"],
+                uid=metadata["uid"],
+            )
+        return workload, owner | {"kind": kind.resource.kind}
+
+    async def delete_stale(self, record: GpuJobRecord) -> None:
+        """Delete the GPUJob of a workload that has been replaced by another of the same name."""
+        await self._writer.call(
+            self._writer.api.delete, GPU_JOBS, record.name, record.namespace, uid=record.uid
+        )
+
+
+def is_stale(record: GpuJobRecord, pod: PodInfo) -> bool:
+    """Return True where the workload has been replaced by another of the same name."""
+    if record.spans_workloads or above(pod) is not None:
+        return False
+    return workload_of(pod).uid != record.spec.workload.uid

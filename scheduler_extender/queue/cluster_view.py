@@ -1,0 +1,59 @@
+"""What the queue controller reads of the live state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import Record
+from scheduler_extender.predictions import GpuKind
+from tandem.policy.cluster import Snapshot
+from tandem.policy.units import Bools
+
+
+class ClusterView(Protocol):
+    """The cluster as the event loop knows it."""
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """How jobs get along with one another."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return a frozen picture, plans and assignments included."""
+        ...
+
+    def unchanged(self, snapshot: Snapshot, rows: Iterable[int]) -> bool:
+        """Return True where nothing has changed on `rows` of `snapshot` since it was taken."""
+        ...
+
+    def eligible_nodes(self, pod: PodInfo) -> Bools:
+        """Return (nodes,), False where the pod cannot run for reasons of its own."""
+        ...
+
+    def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
+        """Return (nodes,) for `names`, False where the pod could not run if nothing else did."""
+        ...
+
+    def claims(self) -> Mapping[str, Claim]:
+        """Return who holds which GPUs, by pod uid; a copy."""
+        ...
+
+    def settle_beliefs(self) -> None:
+        """Let what the predictor has said since the last round take effect."""
+        ...
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the commonest type of GPU."""
+        ...
+
+    def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:
+        """Let these GPUs (node, UUID), and no others, take nobody beside those who are there."""
+        ...
+
+    def apply(self, kind: str, record: Record) -> None:
+        """Take in an object as the API server has it."""
+        ...

@@ -1,0 +1,267 @@
+"""When gangs that wait are expected to start: forecasts made beside us, told in their GPUJobs.
+
+A forecast begins after a round, on that round's own frozen picture. It holds nothing up: what only
+the event loop knows is read in slices, the picture is made in a thread, the simulator runs in a
+niced process (`forecast.py`). One that fails is counted and logged; what is not confirmed any more
+is withdrawn after five intervals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from scheduler_extender.cluster.jobs import rfc3339, seconds
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.forecast import packed
+from scheduler_extender.planning.forecast_picture import Asked, picture_of
+from scheduler_extender.planning.questions import Answer, Question
+from scheduler_extender.queue.cluster_view import ClusterView
+from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.standing import Standings
+from scheduler_extender.queue.waiters import Waiters
+from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.grants import ENDLESS
+from tandem.contracts.resources import ExpectedStart, GPUJobStatus, Phase
+from tandem.policy.catalog import Profile
+
+log = logging.getLogger(__name__)
+
+#: Gangs for which there is a forecast, from the front of the queue; fewer where that was too slow.
+MOST, LEAST = 500, 20
+LIMIT_S = 120.0  # of one forecast
+AGAIN_S = 600.0  # one that has not changed is written anew after that
+STALE = 5  # intervals for which one holds that is not confirmed
+PER_SECOND = 20  # writes
+_CHANGED_S, _CHANGED = 60.0, 0.2  # news: a change by so many seconds, and by that part of the wait
+_TURNS = 5
+_REST = 9.0  # after each forecast, times what it took: of a core, a tenth at most
+_SLICE = 200  # gangs looked at before the event loop has its turn
+_SHAPES = 20  # the same for what pods ask of nodes
+_T = TypeVar("_T")
+_WAITS = (Phase.QUEUED, Phase.SUSPENDED)
+
+
+class Forecasts:
+    """What is expected of those that wait. Methods run on the event loop, `_ask` in a thread."""
+
+    def __init__(
+        self,
+        *,
+        state: ClusterView,
+        registry: Registry,
+        standings: Standings,
+        waiters: Waiters,
+        work: WorkQueue,
+        writer: Writer,
+        profile: Profile,
+        every_s: float,
+        preemption_cost_s: float,
+        clock: Callable[[], float],
+        told: Callable[[float | None], None],
+    ) -> None:
+        self._state = state
+        self._registry = registry
+        self._standings = standings
+        self._waiters = waiters
+        self._work = work
+        self._writer = writer
+        self._profile = profile
+        self._every_s = every_s
+        self._preemption_cost_s = preemption_cost_s
+        self._clock = clock
+        self._told = told  # how long one took, None where it failed
+        self._most = MOST
+        self._next_s = clock() + every_s
+        self._expected: dict[Key, ExpectedStart] = {}
+        self._made_s = -np.inf
+        self._task: asyncio.Task[None] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        before = writer.annotate
+        writer.annotate = lambda gang, status: self.annotated(gang, before(gang, status))
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
+        """Return a status that is about to be written with what is expected of the gang."""
+        expected = self._of(gang.key, status)
+        if expected == status.expected_start:
+            return status
+        return status.model_copy(update={"expected_start": expected})
+
+    def _of(self, key: Key, status: GPUJobStatus) -> ExpectedStart | None:
+        if status.phase not in _WAITS or not self._every_s:
+            return None
+        said, now = status.expected_start, self._clock()
+        if self._made_s == -np.inf:  # what was said by who led before us
+            holds_s = AGAIN_S + STALE * self._every_s
+            return said if said and now - seconds(said.as_of) < holds_s else None
+        if now - self._made_s >= STALE * self._every_s:
+            return None
+        expected = self._expected.get(key)
+        return said if said and expected and not _is_news(said, expected, now) else expected
+
+    async def _write(self) -> None:
+        """Write what has changed, a few a second; who is busy has its turn a moment later."""
+        wanted = list(self._registry.gangs)
+        for _ in range(_TURNS):
+            busy = []
+            for key in wanted:
+                gang = self._registry.gangs.get(key)
+                if gang is None or gang.record is None:
+                    continue
+                status = gang.record.status
+                if status.phase not in _WAITS or self._of(key, status) == status.expected_start:
+                    continue
+                if self._work.busy(key):
+                    busy.append(key)
+                    continue
+                self._work.do(key, self._writer.write_status(gang, status))
+                await asyncio.sleep(1 / PER_SECOND)
+            if not busy:
+                return
+            wanted = busy
+            await asyncio.sleep(1.0)
+
+    # --- forecasts --------------------------------------------------------------------------------
+
+    def look(self, question: Question, answer: Answer) -> None:
+        """Begin a forecast after a round where it is time for one and none is being made."""
+        now = self._clock()
+        if not self._every_s or now < self._next_s or self._task is not None:
+            return
+        self._next_s = now + self._every_s
+        order = [each.start.gpujob for each in answer.placed]
+        order += [each.start.gpujob for each in answer.waiting]
+        keys = list(dict.fromkeys(order))[: self._most]
+        starts = {key: question.starts[key] for key in keys if key in question.starts}
+        # The round's own order is the standings', which go on.
+        question = replace(question, starts=starts, rank=lambda: keys, avoids={})
+        self._task = asyncio.create_task(self._foresee(question))
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel what is under way and return it."""
+        if self._child is not None:
+            self._child.kill()
+        tasks = [] if self._task is None else [self._task]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _foresee(self, question: Question) -> None:
+        try:
+            began = time.perf_counter()
+            try:
+                found = await asyncio.to_thread(self._ask, await self._asked(question))
+            except Exception as error:
+                log.warning("starts not forecast error=%s", error)
+                self._most = max(LEAST, self._most // 2)
+                self._told(None)
+            else:
+                self._told(time.perf_counter() - began)
+                self._most = min(MOST, 2 * self._most)
+                self._expected, self._made_s = found, self._clock()
+            rest_s = _REST * (time.perf_counter() - began)
+            self._next_s = max(self._next_s, self._clock() + rest_s)
+            await self._write()
+        finally:
+            self._task = None
+
+    async def _asked(self, question: Question) -> Asked:
+        """Read what the loop alone knows."""
+        wanted = {start.job.where for starts in question.starts.values() for start in starts}
+        wanted |= set(question.where_of.values())
+        names, nodes = question.snapshot.node_names, {}
+        for part in _parts(list(self._waiters.shapes().items()), _SHAPES):
+            for number, pod in part:
+                if number in wanted:
+                    nodes[number] = self._state.capable_nodes(pod, names)
+            await asyncio.sleep(0)
+        certain: set[Key] = set()
+        endless: set[Key] = set()
+        for keys in _parts([*self._standings.placed, *question.starts], _SLICE):
+            for key in keys:
+                standing, gang = self._standings.of.get(key), self._registry.gangs.get(key)
+                if standing is None or gang is None or gang.record is None:
+                    continue
+                if not np.isnan(standing.work_s):
+                    certain.add(key)
+                if gang.record.spec.workload.kind in ENDLESS:
+                    endless.add(key)
+            await asyncio.sleep(0)
+        return Asked(question, nodes, frozenset(certain), frozenset(endless))
+
+    def _ask(self, asked: Asked) -> dict[Key, ExpectedStart]:
+        """Have the child say when each gang starts: of several starts of one, the first."""
+        picture, jobs, keys = picture_of(asked, self._profile, self._preemption_cost_s)
+        said = self._child_says(b"".join(packed(picture, jobs)))
+        now_s = asked.question.now_s
+        found: dict[Key, ExpectedStart] = {}
+        for row, (earliest, latest) in sorted(said.items(), key=lambda item: item[1][0]):
+            expected = ExpectedStart(
+                earliest=_time(now_s + earliest),
+                latest=None if latest is None else _time(now_s + latest),
+                as_of=_time(now_s),
+            )
+            found.setdefault(keys[int(row)], expected)
+        return found
+
+    def _child_says(self, picture: bytes) -> dict[str, Any]:
+        command = [sys.executable, "-P", "-m", "scheduler_extender.planning.forecast"]
+        child = self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+        try:
+            answer, complaint = child.communicate(picture, LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"it took more than {LIMIT_S:g} s") from error
+        finally:
+            child.kill()
+            child.wait()
+            self._child = None
+        if child.returncode != 0:
+            last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+            raise RuntimeError(f"its process ended with {child.returncode}: {last}")
+        said: dict[str, Any] = json.loads(answer)
+        return said
+
+
+def _time(unix_s: float) -> str:
+    """Return a time to the second: a forecast knows no better."""
+    return rfc3339(math.floor(unix_s)).replace(".000000", "")
+
+
+def _is_news(said: ExpectedStart, expected: ExpectedStart, now_s: float) -> bool:
+    """Say whether what is expected differs from what was said by more than a fraction of it."""
+    if seconds(expected.as_of) - seconds(said.as_of) >= AGAIN_S:
+        return True
+    if (said.latest is None) != (expected.latest is None):
+        return True
+    pairs = [(said.earliest, expected.earliest)]
+    if said.latest is not None and expected.latest is not None:
+        pairs.append((said.latest, expected.latest))
+    return any(
+        abs(seconds(old) - seconds(new)) > max(_CHANGED_S, _CHANGED * (seconds(new) - now_s))
+        for old, new in pairs
+    )
+
+
+def _parts(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

@@ -1,0 +1,171 @@
+"""Into the queue with a prediction, and asking for it again where nothing was known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from scheduler_extender import faults
+from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.predictions import GpuKind, Predictor
+from scheduler_extender.pricing import Pricing
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.writes import Writer
+from tandem.contracts.prediction import Prediction
+from tandem.contracts.resources import Condition, GPUJobStatus, Load, Phase, Source, SubBatch
+
+PREDICT_AGAIN_S = 30.0
+MOST_HALVINGS = 3  # of a batch, for gradient accumulation
+
+
+class Gpus(Protocol):
+    """What a prediction needs to know of the cluster."""
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """How jobs get along with one another."""
+        ...
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the commonest type of GPU."""
+        ...
+
+
+class Foresight:
+    """What each gang is expected to use. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        predictor: Predictor,
+        pricing: Pricing,
+        gpus: Gpus,
+        clock: Callable[[], float],
+        later: Callable[[Key, float], None],
+        earlier: Callable[[Gang, Prediction], Prediction] = lambda _, prediction: prediction,
+    ) -> None:
+        self._writer = writer
+        self._predictor = predictor
+        self._pricing = pricing
+        self._gpus = gpus
+        self._clock = clock
+        self._later = later
+        self._earlier = earlier  # what earlier runs have shown, where that is more
+        self._predicted_at: dict[Key, float] = {}
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self._predicted_at.pop(key, None)
+
+    async def enqueue(self, gang: Gang) -> None:
+        """Predict the load of a new GPUJob and put it in the queue."""
+        assert gang.record is not None
+        status, now = gang.record.status, rfc3339(self._clock())
+        created = min((p.created_at for p in gang.pods.values() if p.created_at), default=now)
+        prediction = await self._predict(gang)
+        faults.reach("enqueue-before")
+        await self._writer.write_status(
+            gang,
+            status.model_copy(
+                update={
+                    "phase": Phase.QUEUED,
+                    "reason": "Queued",
+                    "message": prediction.explanation,
+                    "load": prediction.load,
+                    "sub_batches": await self._sub_batches(gang, prediction.load),
+                    "queued_at": created,
+                    "waiting_since": now,
+                    "conditions": self._predicted(status, prediction),
+                }
+            ),
+        )
+        faults.reach("enqueue-after")
+
+    async def _predict(self, gang: Gang) -> Prediction:
+        assert gang.record is not None
+        self._predicted_at[gang.key] = self._clock()
+        spec = gang.record.spec
+        prediction = await self._predictor.predict(gang.key[0], spec.demand, self._gpus.gpu_kind())
+        prediction = self._earlier(gang, prediction)
+        # What it does to others is asked before it is planned beside them.
+        kind = kind_of_model(spec, prediction.load)
+        job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=kind)
+        self._gpus.beliefs.of(job, prediction.load)
+        await self._pricing.ask()
+        return prediction
+
+    async def _sub_batches(self, gang: Gang, load: Load) -> list[SubBatch]:
+        """Ask what the job would use with its batch halved once, twice and so on.
+
+        Source: [SJF-BSBF] Alg. 2; the time of an iteration is that of its micro-batches.
+        """
+        assert gang.record is not None
+        demand = gang.record.spec.demand
+        if not demand.accumulation or demand.batch_size is None or load.iteration_s is None:
+            return []
+        found: list[SubBatch] = []
+        for halvings in range(1, MOST_HALVINGS + 1):
+            steps = 2**halvings
+            if demand.batch_size % steps:
+                break
+            part = demand.model_copy(
+                update={"batch_size": demand.batch_size // steps, "declared_memory_bytes": None}
+            )
+            said = await self._predictor.predict(gang.key[0], part, self._gpus.gpu_kind())
+            if said.load.iteration_s is None:
+                break
+            base = said.load.memory_base_bytes
+            found.append(
+                SubBatch(
+                    steps=steps,
+                    memory_base_bytes=base,
+                    memory_peak_bytes=max(
+                        base + said.load.memory_peak_extra_bytes, said.load.memory_p95_bytes
+                    ),
+                    stretch=max(1.0, steps * said.load.iteration_s / load.iteration_s),
+                )
+            )
+        return found
+
+    def _predicted(self, status: GPUJobStatus, prediction: Prediction) -> list[Condition]:
+        source = prediction.load.memory_source
+        return lifecycle.with_condition(
+            status.conditions,
+            lifecycle.PREDICTED,
+            source is not Source.WHOLE_GPU,
+            source.value.title().replace("-", ""),
+            prediction.explanation,
+            self._clock(),
+        )
+
+    def is_due(self, gang: Gang, now: float) -> bool:
+        """Return True where a model was named but nothing was known of it when asked last."""
+        assert gang.record is not None
+        status, demand = gang.record.status, gang.record.spec.demand
+        if (
+            status.phase is not Phase.QUEUED
+            or demand.model is None
+            or demand.exclusive
+            or status.load is None
+            or status.load.memory_source not in (Source.WHOLE_GPU, Source.DECLARED)
+        ):
+            return False
+        due = self._predicted_at.get(gang.key, 0.0) + PREDICT_AGAIN_S
+        self._later(gang.key, max(due, now + 1.0))
+        return now >= due
+
+    async def again(self, gang: Gang) -> None:
+        """Ask the predictor once more, and write down what it says now."""
+        assert gang.record is not None
+        prediction = await self._predict(gang)
+        status = gang.record.status
+        seen = status.load is not None and status.load.memory_source is Source.OBSERVED
+        if seen or prediction.load == status.load:
+            return  # what was seen meanwhile, by the memory guard, counts for more
+        conditions = self._predicted(status, prediction)
+        changes = {"load": prediction.load, "conditions": conditions}
+        changes["sub_batches"] = await self._sub_batches(gang, prediction.load)
+        await self._writer.write_status(gang, status.model_copy(update=changes))

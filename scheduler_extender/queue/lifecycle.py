@@ -1,0 +1,289 @@
+"""The life of a GPUJob as pure functions: what its pods say -> its next status."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scheduler_extender.cluster.jobs import rfc3339, seconds
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.queue.accounting import with_service
+from scheduler_extender.queue.registry import Gang
+from tandem.contracts.learning import Decision
+from tandem.contracts.resources import (
+    Condition,
+    GPUJobStatus,
+    Phase,
+    Plan,
+    PodPlan,
+    Preemption,
+)
+from tandem.policy.decision import Placement
+
+SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
+_DECISIONS, _LONGEST = 8, 2000
+_REMEMBERED = 100  # preemptions whose times are kept in the status
+#: The pods of a gang that has done its work end within so long of the first.
+_ENDS_WITHIN_S = 3.0
+
+
+def planned_uids(status: GPUJobStatus, now_s: float) -> set[str]:
+    """Return the uids of the pods that have a place under a plan that still holds."""
+    if status.plan is None or now_s >= plan_ends_s(status):
+        return set()
+    return {pod.uid for pod in status.plan.pods}
+
+
+def plan_ends_s(status: GPUJobStatus) -> float:
+    """Return when the plan ends (Unix time), 0 without one."""
+    return seconds(status.plan.deadline) if status.plan else 0.0
+
+
+def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
+    """Return the groups of pods that want a place; each group starts as a whole or not at all.
+
+    A gang of which nothing runs starts with its size; whoever is beyond the size, and a
+    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet; but
+    members that have succeeded (of an indexed Job stopped as it ended, say) do not come back.
+    """
+    record = gang.record
+    if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
+        return []
+    planned = planned_uids(record.status, now_s)
+    live = gang.live_pods()
+    placed = [pod for pod in live if pod.node_name or pod.uid in planned]
+    waiting = [pod for pod in live if not pod.node_name and pod.uid not in planned]
+    size = record.spec.demand.gang_size
+    if size == 1 or placed:
+        return [[pod] for pod in waiting]
+    size = gang.still_to_come(size)
+    if len(waiting) < size:
+        return []
+    return [waiting[:size], *([pod] for pod in waiting[size:])]
+
+
+def ends_until_s(gang: Gang) -> float:
+    """Return until when a gang is taken to be ending, -inf where it is not.
+
+    Its pods end one by one. Whoever is to have the GPUs of all of them must not lose them to those
+    behind, who would do with the first that are free. A straggler may run on: it is not waited for.
+    """
+    record, begun = gang.record, gang.ends_since_s > -math.inf
+    if record is None or not begun or record.spec.demand.gang_size == 1:
+        return -math.inf
+    to_come = any(not pod.node_name for pod in gang.live_pods())
+    return -math.inf if to_come else gang.ends_since_s + _ENDS_WITHIN_S
+
+
+def with_plan(
+    status: GPUJobStatus,
+    gang: Gang,
+    placements: Sequence[tuple[Sequence[PodInfo], Placement]],
+    now_s: float,
+    deadline_s: float,
+    steps: int = 1,
+) -> GPUJobStatus:
+    """Return the status with places for more pods; places of pods still on their way are kept.
+
+    The gang runs in `steps` micro-batches.
+    """
+    on_their_way = planned_uids(status, now_s)
+    unbound = {pod.uid for pod in gang.live_pods() if not pod.node_name}
+    kept = [
+        pod
+        for pod in (status.plan.pods if status.plan else [])
+        if pod.uid in on_their_way & unbound
+    ]
+    new = [
+        PodPlan(pod=pod.name, uid=pod.uid, node=place.node, gpus=list(place.gpu_ids))
+        for pods, placement in placements
+        for pod, place in zip(pods, placement.pods, strict=True)
+    ]
+    where = ", ".join(f"{pod.node}: {' '.join(pod.gpus)}" for pod in new[:3])
+    message = f"{len(new)} pod(s) planned on {where}{', ...' if len(new) > 3 else ''}"
+    phase = Phase.RUNNING if status.phase is Phase.RUNNING else Phase.ADMITTED
+    return status.model_copy(
+        update={
+            "phase": phase,
+            "reason": "Planned",
+            "message": message,
+            "plan": Plan(
+                pods=[*kept, *new],
+                made_at=rfc3339(now_s),
+                deadline=rfc3339(deadline_s),
+                accumulation_steps=steps,
+            ),
+            "admitted_at": rfc3339(now_s),
+            "attempts": status.attempts + 1,
+            "position": None,
+            "conditions": with_condition(
+                status.conditions, SCHEDULED, True, "Planned", message, now_s
+            ),
+        }
+    )
+
+
+def waiting(
+    status: GPUJobStatus, reason: str, message: str, position: int | None, now_s: float
+) -> GPUJobStatus:
+    """Return the status of a gang that waits, or of a running one some of whose pods wait."""
+    kept = (Phase.RUNNING, Phase.SUSPENDED)
+    phase = status.phase if status.phase in kept else Phase.QUEUED
+    return status.model_copy(
+        update={
+            "phase": phase,
+            "reason": reason,
+            "message": message,
+            "position": position,
+            "waiting_since": status.waiting_since or rfc3339(now_s),
+            "conditions": with_condition(
+                status.conditions, SCHEDULED, False, reason, message, now_s
+            ),
+        }
+    )
+
+
+def observed(gang: Gang, now_s: float) -> GPUJobStatus:
+    """Return the status that follows from the pods alone (no decision is made here).
+
+    Running once as many pods run as must start together; back in the queue when none is placed
+    any more though some are there.
+    """
+    assert gang.record is not None
+    record, status = gang.record, gang.record.status
+    if status.phase in (Phase.COMPLETED, Phase.FAILED, Phase.PREEMPTING):
+        return status
+    live = gang.live_pods()
+    running = [pod for pod in live if pod.node_name and pod.phase == "Running"]
+    planned = planned_uids(status, now_s)
+    enough = gang.still_to_come(record.spec.demand.gang_size)
+    if len(running) >= enough and status.phase is not Phase.RUNNING:
+        message = f"{len(running)} pod(s) running"
+        return status.model_copy(
+            update={
+                "phase": Phase.RUNNING,
+                "reason": "Running",
+                "message": message,
+                "started_at": status.started_at or rfc3339(now_s),
+                "running_since": rfc3339(now_s),
+                "preemption": None,
+                "waiting_since": None,
+                "position": None,
+                "conditions": with_condition(
+                    status.conditions, SCHEDULED, True, "Running", message, now_s
+                ),
+            }
+        )
+    # Pods that are going hold their GPUs still: a gang is back in the queue when they are gone.
+    placed = bool(gang.holders()) or any(pod.uid in planned for pod in live)
+    if status.phase in (Phase.ADMITTED, Phase.RUNNING) and live and not placed:
+        reason = "PlanExpired" if status.phase is Phase.ADMITTED else "PodsGone"
+        message = "its pods were not bound in time" if status.plan else "its pods are new"
+        return status.model_copy(
+            update={
+                "phase": Phase.QUEUED,
+                "reason": reason,
+                "message": message,
+                "plan": None,
+                "running_since": None,
+                "waiting_since": rfc3339(now_s),
+                "conditions": with_condition(
+                    status.conditions, SCHEDULED, False, reason, message, now_s
+                ),
+            }
+        )
+    return status
+
+
+def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJobStatus:
+    """Return the status of a gang that is told to give up its GPUs; written before it is told."""
+    message = f"gives up its GPUs: {by}"
+    now = rfc3339(now_s)
+    return status.model_copy(
+        update={
+            "phase": Phase.PREEMPTING,
+            "reason": "Preempting",
+            "message": message,
+            "plan": None,
+            "preemption": Preemption(by=by, method=method, requested_at=now),
+            "preempted_at": [*status.preempted_at, now][-_REMEMBERED:],
+            "conditions": with_condition(
+                status.conditions, SCHEDULED, False, "Preempting", message, now_s
+            ),
+        }
+    )
+
+
+def promoted(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
+    """Return the status of a gang that starved: its priority service and its wait begin anew."""
+    return status.model_copy(
+        update={
+            "promoted_gpu_seconds": status.attained_gpu_seconds,
+            "waiting_since": rfc3339(now_s),
+            "queue": 0,
+        }
+    )
+
+
+def suspended(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
+    """Return the status of a gang that has given up its GPUs and waits for others."""
+    by = status.preemption.by if status.preemption else "unknown"
+    message = f"gave up its GPUs ({by}); keeps its attained service"
+    return status.model_copy(
+        update={
+            "phase": Phase.SUSPENDED,
+            "reason": "Preempted",
+            "message": message,
+            "running_since": None,
+            "waiting_since": rfc3339(now_s),
+            "preemption": None,
+            "conditions": with_condition(
+                status.conditions, SCHEDULED, False, "Preempted", message, now_s
+            ),
+        }
+    )
+
+
+def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
+    """Return the final status of a gang whose workload has ended, its service counted."""
+    assert gang.record is not None
+    status = with_service(gang.record.status, gang, now_s)
+    phase = Phase.FAILED if failed else Phase.COMPLETED
+    message = "the workload failed" if failed else "the workload completed"
+    return status.model_copy(
+        update={
+            "phase": phase,
+            "reason": phase.value,
+            "message": message,
+            "plan": None,
+            "queue": None,
+            "position": None,
+            "preemption": None,
+            "finished_at": rfc3339(now_s),
+            "conditions": with_condition(
+                status.conditions, SCHEDULED, False, phase.value, message, now_s
+            ),
+        }
+    )
+
+
+def decided(status: GPUJobStatus, what: str, why: str, now_s: float) -> GPUJobStatus:
+    """Return the status with one more of the latest decisions; said again, only its time moves."""
+    new = Decision(at=rfc3339(now_s), what=what, why=why[:_LONGEST])
+    kept = [each for each in status.decisions if (each.what, each.why) != (new.what, new.why)]
+    return status.model_copy(update={"decisions": [*kept, new][-_DECISIONS:]})
+
+
+def with_condition(
+    conditions: Sequence[Condition], kind: str, holds: bool, reason: str, message: str, now_s: float
+) -> list[Condition]:
+    """Return the conditions with one set; its time moves only when its status does."""
+    status = "True" if holds else "False"
+    since = rfc3339(now_s)
+    for known in conditions:
+        if known.type == kind and known.status == status:
+            since = known.last_transition_time
+    new = Condition(
+        type=kind, status=status, reason=reason, message=message, last_transition_time=since
+    )
+    return [*(known for known in conditions if known.type != kind), new]

@@ -1,0 +1,171 @@
+"""What the queue tells Prometheus about itself."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem.contracts.resources import Phase
+
+if TYPE_CHECKING:
+    from scheduler_extender.queue.controller import Controller
+
+_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_FORECAST_BUCKETS_S = (1, 2, 5, 10, 20, 60, 120)
+
+
+class QueueMetrics:
+    """Counters of one controller, in the registry of its service."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._registry = registry or CollectorRegistry()
+        self._planning = Histogram(
+            "tandem_queue_cycle_duration_seconds",
+            "Time to plan one cycle of admission, beside the event loop.",
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._promotions = Counter(
+            "tandem_queue_promotions_total",
+            "Jobs that had starved and were put back into the first queue.",
+            registry=self._registry,
+        )
+
+        self._forecasts = Histogram(
+            "tandem_queue_forecast_duration_seconds",
+            "Time to forecast when those who wait will start, in a process of its own.",
+            buckets=_FORECAST_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._forecast_failures = Counter(
+            "tandem_queue_forecast_failures_total",
+            "Forecasts of starts that failed or took too long.",
+            registry=self._registry,
+        )
+
+    def planned(self, seconds: float) -> None:
+        """Count one cycle."""
+        self._planning.observe(seconds)
+
+    def promoted(self) -> None:
+        """Count one promotion."""
+        self._promotions.inc()
+
+    def forecast(self, seconds: float | None) -> None:
+        """Count one forecast; None: it failed."""
+        if seconds is None:
+            self._forecast_failures.inc()
+        else:
+            self._forecasts.observe(seconds)
+
+    def watch(self, controller: Controller) -> None:
+        """Report on a controller at each scrape (on the event loop)."""
+        self._registry.register(_OfQueue(controller))
+
+
+class _OfQueue(Collector):
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        controller = self._controller
+        records = [gang.record for gang in controller.registry.gangs.values()]
+        tally = Tally(record.status.phase for record in records if record is not None)
+        phases = GaugeMetricFamily("tandem_queue_jobs", "GPUJobs by phase.", labels=["phase"])
+        for phase in Phase:
+            phases.add_metric([phase.value], tally[phase])
+        yield phases
+        longest, starving = controller.waits()
+        yield GaugeMetricFamily(
+            "tandem_queue_longest_wait_seconds",
+            "Time for which the job that waits longest has waited since it last ran or came.",
+            value=longest,
+        )
+        yield GaugeMetricFamily(
+            "tandem_queue_preempted_longest_wait_seconds",
+            "The same among jobs that were preempted: what the promotion bounds.",
+            value=starving,
+        )
+        yield CounterMetricFamily(
+            "tandem_queue_preemptions",
+            "Running jobs that were told to give up their GPUs for others.",
+            value=controller.preemptions,
+        )
+        yield GaugeMetricFamily(
+            "tandem_queue_backlog",
+            "Jobs whose picture has changed and who have not been looked at yet.",
+            value=controller.work.pending,
+        )
+        yield CounterMetricFamily(
+            "tandem_queue_failures",
+            "Decisions and acts that were broken off by an error of ours.",
+            value=controller.work.failures,
+        )
+        yield from _of_quotas(controller)
+        learning = controller.learning
+        outcomes = CounterMetricFamily(
+            "tandem_learning_adjustments",
+            "What became of bad neighbours: one moved, kept where nobody could be, would be moved.",
+            labels=["outcome"],
+        )
+        for outcome, count in learning.outcomes.items():
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+        yield GaugeMetricFamily(
+            "tandem_learning_worst_interference_ratio",
+            "Highest moving average of a slowdown on any shared GPU.",
+            value=learning.worst,
+        )
+        yield GaugeMetricFamily(
+            "tandem_learning_pairs",
+            "Pairs of models of which running jobs have shown something.",
+            value=len(learning.pairs),
+        )
+        evictions = CounterMetricFamily(
+            "tandem_queue_guard_evictions",
+            "Evictions that agents asked for because a pod outgrew its prediction, by outcome.",
+            labels=["outcome"],
+        )
+        for outcome, count in controller.evictions.outcomes.items():
+            evictions.add_metric([outcome], count)
+        yield evictions
+
+
+def _of_quotas(controller: Controller) -> Iterable[Metric]:
+    """Yield a series for each namespace that the configuration names, and for no other."""
+    names = ["namespace"]
+    held = GaugeMetricFamily(
+        "tandem_queue_quota_held_gpus", "GPUs that a namespace with a quota holds.", labels=names
+    )
+    share = GaugeMetricFamily(
+        "tandem_queue_quota_gpus",
+        "Its share of GPUs while GPU-seconds last.",
+        labels=names,
+    )
+    most = GaugeMetricFamily(
+        "tandem_queue_quota_max_gpus", "The most that it may hold, where that is set.", labels=names
+    )
+    used = GaugeMetricFamily(
+        "tandem_queue_quota_used_gpu_seconds",
+        "GPU-seconds that it has had in the window, where they are limited.",
+        labels=names,
+    )
+    limit = GaugeMetricFamily(
+        "tandem_queue_quota_gpu_seconds", "Its share of GPU-seconds in the window.", labels=names
+    )
+    for quota, holds, used_gpu_s in controller.quotas:
+        of = [quota.namespace]
+        held.add_metric(of, holds)
+        share.add_metric(of, quota.gpus or 0)
+        if quota.max_gpus is not None:
+            most.add_metric(of, quota.max_gpus)
+        if quota.gpu_seconds is not None:
+            used.add_metric(of, used_gpu_s)
+            limit.add_metric(of, quota.gpu_seconds)
+    yield from (held, share, most, used, limit)

@@ -1,0 +1,83 @@
+"""How one gang stands: what its GPUJob and its pods say, as the order sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_extender.cluster.jobs import job_of, seconds
+from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.queue.accounting import gpus_running, with_service
+from scheduler_extender.queue.lifecycle import ends_until_s
+from scheduler_extender.queue.registry import Gang
+from tandem.contracts.resources import Load, Phase
+from tandem.policy.job import Job
+
+Believe = Callable[[Job, Load | None], Job]
+
+
+@dataclass(slots=True)
+class Standing:
+    """One gang as the order sees it. Times are Unix seconds, services GPU-seconds."""
+
+    row: int
+    job: Job
+    attained: float  # lifetime, as of `since_s`
+    promoted: float  # lifetime when last promoted
+    rate: int  # GPUs that run, by which the service grows per second
+    since_s: float
+    placed: bool  # holds GPUs, or has a plan
+    waiting_since_s: float
+    first_started_s: float
+    prioritized_s: float  # moved to the front then; infinite if never
+    gives_way_s: float  # may be preempted from then on; infinite if never
+    holders: tuple[str, ...]  # uids of the pods that hold its GPUs
+    leaving: tuple[str, ...]  # those of them that are on their way out
+    ends: bool  # some of its pods have just done their work
+    work_s: float  # seconds that it takes on its own; NaN where it does not say
+    next_level: float  # priority service at which its place changes
+
+    @property
+    def is_new(self) -> bool:
+        """True where it has never run."""
+        return not self.placed and not self.attained
+
+    @property
+    def leaves(self) -> bool:
+        """True where all that it holds is being given up."""
+        return bool(self.holders) and len(self.leaving) == len(self.holders)
+
+    def service(self, now_s: float) -> float:
+        """Return the priority service."""
+        return self.attained - self.promoted + self.rate * max(0.0, now_s - self.since_s)
+
+
+def standing_of(
+    gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float, believe: Believe
+) -> Standing:
+    """Return how a gang stands now, at a row; its `next_level` is the order's to say."""
+    status = with_service(record.status, gang, now_s)
+    spec, holders = record.spec, gang.holders()
+    leaves = status.phase is Phase.PREEMPTING
+    step_s = status.load.iteration_s if status.load else None
+    known = step_s is not None and spec.demand.iterations is not None
+    return Standing(
+        row=row,
+        job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
+        attained=status.attained_gpu_seconds,
+        promoted=status.promoted_gpu_seconds,
+        rate=gpus_running(gang),
+        since_s=now_s,
+        placed=status.phase in (Phase.ADMITTED, Phase.RUNNING) or bool(holders),
+        waiting_since_s=seconds(status.waiting_since) if status.waiting_since else now_s,
+        first_started_s=seconds(status.started_at) if status.started_at else np.inf,
+        prioritized_s=seconds(spec.prioritized_at) if spec.prioritized_at else np.inf,
+        gives_way_s=gives_way_s,
+        holders=tuple(pod.uid for pod in holders),
+        leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
+        ends=now_s < ends_until_s(gang),
+        work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
+        next_level=np.inf,
+    )

@@ -1,0 +1,232 @@
+"""Having a running gang give up its GPUs, as a whole, and letting it come back.
+
+First the intention is written (phase Preempting), then the owner is told, then the pods' end is
+awaited, then the gang is back in the queue (phase Suspended). Each step follows from what the API
+server shows, so that whoever finds a gang in the middle of it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from scheduler_extender import faults
+from scheduler_extender.cluster.gangs import Kind, kind_of
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.cluster.selectors import selects
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.grants import ENDLESS
+from tandem.contracts.resources import Phase
+from tandem.kube.errors import NotFound, TooManyRequests
+from tandem.kube.resource import Resource
+
+log = logging.getLogger(__name__)
+
+BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
+SUSPEND, EVICT = "suspend", "evict"
+_AGAIN_S = 5.0  # what was asked for and has had no effect is asked for again
+_SPARED_S = 60.0  # a gang that a disruption budget protects is left alone for a while
+_HOUR_S = 3600.0
+_ENDED = ("Complete", "Completed", "Succeeded", "Failed")
+
+
+class Preempter:
+    """Carries out what planning has decided. All methods run on the event loop."""
+
+    def __init__(self, writer: Writer, settings: QueueConfig, clock: Callable[[], float]) -> None:
+        self._writer = writer
+        self._settings = settings
+        self._clock = clock
+        self._asked_at: dict[Key, float] = {}
+        self._spared: dict[Key, tuple[float, str]] = {}
+        self._expired: set[Key] = set()
+        self.preemptions = 0
+
+    def gives_way_s(self, gang: Gang) -> float:
+        """Return from when on a gang may be preempted (Unix time), infinite where it may not be.
+
+        It must run, save its state when told to go, and have had its run; so often an hour at most.
+        """
+        record, never = gang.record, float("inf")
+        if record is None or record.status.phase is not Phase.RUNNING:
+            return never
+        status, holders = record.status, gang.holders()
+        if not record.spec.demand.checkpoint or not method_of(record):
+            return never
+        if record.spec.workload.kind in ENDLESS:
+            return never
+        since = status.running_since or status.started_at
+        if since is None or not holders or any(pod.deleting for pod in holders):
+            return never
+        most = self._settings.max_preemptions_per_hour
+        if most == 0:
+            return never
+        earliest = seconds(since) + self._settings.min_run_s
+        if len(status.preempted_at) >= most:
+            earliest = max(earliest, seconds(status.preempted_at[-most]) + _HOUR_S)
+        return earliest
+
+    def spared(self, key: Key) -> str:
+        """Return why a gang is left alone for now, or ''."""
+        until_s, why = self._spared.get(key, (0.0, ""))
+        return why if self._clock() < until_s else ""
+
+    def all_spared(self) -> str:
+        """Return why gangs are left alone for now, or were a moment ago; '' where none is."""
+        now = self._clock()
+        words = {why for until_s, why in self._spared.values() if now < until_s + _AGAIN_S}
+        return "; ".join(sorted(words))
+
+    def expire(self) -> bool:
+        """Say whether somebody's time of being spared has just ended: once each."""
+        now = self._clock()
+        over = {key for key, (until_s, _) in self._spared.items() if now >= until_s}
+        new, self._expired = over - self._expired, over
+        return bool(new)
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self._asked_at.pop(key, None)
+        self._spared.pop(key, None)
+
+    async def begin(self, gang: Gang, why: str) -> None:
+        """Write that the gang gives up its GPUs, then tell its owner, unless a budget forbids."""
+        record = gang.record
+        assert record is not None
+        faults.reach("preempt-chosen")
+        if await self.leave(gang, why):
+            self.preemptions += 1
+
+    async def leave(self, gang: Gang, why: str) -> bool:
+        """Have a gang give up its GPUs for a reason; False where a budget forbids it."""
+        forbidden = await self._forbidden(gang)
+        if forbidden:
+            log.info("not preempted gpujob=%s/%s why=%s", *gang.key, forbidden)
+            self._spared[gang.key] = (self._clock() + _SPARED_S, forbidden)
+            return False
+        await self.release(gang, why)
+        return True
+
+    async def release(self, gang: Gang, by: str) -> None:
+        """Have all pods of a gang go, whatever disruption budgets say of healthy ones."""
+        record = gang.record
+        assert record is not None
+        method = method_of(record)
+        log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, by)
+        await self._writer.write_status(
+            gang, lifecycle.preempting(record.status, by, method, self._clock())
+        )
+        faults.reach("preempting-written")
+        await self._ask(gang)
+
+    def step(self, gang: Gang) -> Awaitable[None] | None:
+        """Return what is to be done about a gang in phase Preempting, if anything."""
+        staying = [pod for pod in gang.holders() if not pod.deleting]
+        if staying:
+            due = self._asked_at.get(gang.key, 0.0) + _AGAIN_S
+            return self._ask(gang) if self._clock() >= due else None
+        return None if gang.holders() else self._come_back(gang)
+
+    async def _ask(self, gang: Gang) -> None:
+        record = gang.record
+        assert record is not None
+        self._asked_at[gang.key] = self._clock()
+        if record.status.preemption and record.status.preemption.method == SUSPEND:
+            await self._set_suspended(record, True)
+        else:
+            # A gang goes as a whole: those on their way to a node too.
+            going = [pod for pod in gang.live_pods() if not pod.gated]
+            await asyncio.gather(*(self._evict(pod) for pod in going))
+        faults.reach("preempt-asked")
+
+    async def _evict(self, pod: PodInfo) -> None:
+        try:
+            await self._writer.call(self._writer.api.evict, pod.namespace, pod.name, uid=pod.uid)
+        except NotFound:
+            return
+        except TooManyRequests as error:
+            await self._writer.say(pod, "NotPreempted", str(error), "Warning")
+
+    async def _come_back(self, gang: Gang) -> None:
+        """Put a gang whose pods are gone back in the queue; its owner makes new ones."""
+        record = gang.record
+        assert record is not None
+        faults.reach("preempt-gone")
+        preemption = record.status.preemption
+        if preemption is not None and preemption.method == SUSPEND:
+            resource = kind_of(record.spec.workload).resource
+            assert resource is not None
+            try:
+                owner = await self._writer.call(
+                    self._writer.api.get, resource, record.spec.workload.name, record.namespace
+                )
+                if has_ended(owner):
+                    failed = has_ended(owner) == "Failed"
+                    ended = lifecycle.ended(gang, failed, self._clock())
+                    await self._writer.write_status(gang, ended)
+                    return
+                await self._set_suspended(record, False)
+            except NotFound:
+                return  # the garbage collector takes the GPUJob with its owner
+        faults.reach("preempt-resumed")
+        await self._writer.write_status(gang, lifecycle.suspended(record.status, self._clock()))
+        faults.reach("suspended-written")
+        self._asked_at.pop(gang.key, None)
+
+    async def _set_suspended(self, record: GpuJobRecord, suspend: bool) -> None:
+        kind = kind_of(record.spec.workload)
+        assert kind.resource is not None
+        body: Any = suspend
+        for part in reversed(kind.suspend):
+            body = {part: body}
+        body["metadata"] = {"uid": record.spec.workload.uid}
+        await self._writer.call(
+            self._writer.api.patch,
+            kind.resource,
+            record.spec.workload.name,
+            body,
+            record.namespace,
+        )
+
+    async def _forbidden(self, gang: Gang) -> str:
+        """Return which disruption budget forbids that all pods of the gang go, or ''."""
+        budgets = await self._writer.call(self._writer.api.list, BUDGETS, gang.key[0])
+        pods = gang.holders()
+        for budget in budgets:
+            selector = (budget.get("spec") or {}).get("selector")
+            hit = sum(selects(selector, pod.labels) for pod in pods)
+            allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
+            if hit > allowed:
+                name = budget["metadata"]["name"]
+                return (
+                    f"disruption budget {name} allows {allowed} disruption(s),"
+                    f" {hit} pod(s) of {gang.key[1]} would have to go"
+                )
+        return ""
+
+
+def method_of(record: GpuJobRecord) -> str:
+    """Return how a gang is made to give up its GPUs, '' if it never is.
+
+    By its owner where that can rest: it makes new pods at once when it is resumed, while after an
+    eviction a Job waits for longer each time. A gang named by its users may have many owners.
+    """
+    kind: Kind = kind_of(record.spec.workload)
+    if kind.suspend and not record.spans_workloads:
+        return SUSPEND
+    return EVICT if kind.restarts else ""
+
+
+def has_ended(owner: Mapping[str, Any]) -> str:
+    """Return the condition by which a workload has ended, or ''."""
+    for condition in (owner.get("status") or {}).get("conditions") or ():
+        if condition.get("type") in _ENDED and condition.get("status") == "True":
+            return str(condition["type"])
+    return ""

@@ -1,0 +1,128 @@
+"""Keeping GPUJobs in step with their pods: which of the things that can be done is due."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.planning.avoiding import Avoiding
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.accounting import with_service
+from scheduler_extender.queue.births import Births, is_stale
+from scheduler_extender.queue.endings import Endings
+from scheduler_extender.queue.foresight import Foresight
+from scheduler_extender.queue.preemption import Preempter, method_of
+from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.writes import Writer
+from tandem.contracts.resources import GPUJobStatus, Phase
+
+#: The service of running gangs is written at least this often: what a crash may cost them.
+COUNT_EVERY_S = 60.0
+
+
+class Reconciler:
+    """Brings one GPUJob after another up to date. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        foresight: Foresight,
+        preempter: Preempter,
+        avoiding: Avoiding,
+        settings: QueueConfig,
+        clock: Callable[[], float],
+        later: Callable[[Key, float], None],
+    ) -> None:
+        self._writer = writer
+        self._foresight = foresight
+        self._births = Births(writer, foresight)
+        self._endings = Endings(writer, clock, later)
+        self._preempter = preempter
+        self._avoiding = avoiding
+        self._settings = settings
+        self._clock = clock
+        self._later = later
+        self._counted_at: dict[Key, float] = {}
+        self._partial_since: dict[Key, float] = {}
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self._foresight.forget(key)
+        self._counted_at.pop(key, None)
+        self._partial_since.pop(key, None)
+
+    def step(self, gang: Gang) -> Awaitable[None] | None:
+        """Return what is to be done about one gang, if anything; only decides, does not wait.
+
+        Where time alone will make something due, `later` is told when to ask again.
+        """
+        record, now = gang.record, self._clock()
+        live = gang.live_pods()
+        if record is None:
+            return self._births.create(gang, live[0]) if live else None
+        if live and is_stale(record, live[0]):
+            return self._births.delete_stale(record)
+        phase = record.status.phase
+        if phase in (Phase.COMPLETED, Phase.FAILED):
+            return self._endings.revive(gang) if live else None
+        if record.status.queued_at is None:
+            return self._foresight.enqueue(gang)
+        if phase is Phase.PREEMPTING:
+            self._later(gang.key, now + 1.0)
+            return self._preempter.step(gang)
+        if not live and gang.pods and all(pod.finished for pod in gang.pods.values()):
+            return self._endings.end(gang)
+        if self._foresight.is_due(gang, now):
+            return self._foresight.again(gang)
+        if self._is_half_placed(gang, now):
+            why = f"part of it had no place for {self._settings.partial_gang_s:.0f} s"
+            return self._preempter.release(gang, why)
+        status = self._held(gang, lifecycle.observed(gang, now), now)
+        if status.reason == "PlanExpired" and record.status.plan is not None:
+            nodes = {pod.node for pod in record.status.plan.pods}
+            rests_until_s = self._avoiding.refused(gang.key, nodes, now)
+            if rests_until_s > now:
+                self._later(gang.key, rests_until_s)
+        if status is not record.status or self._should_count(gang, status, now):
+            self._counted_at[gang.key] = now
+            return self._writer.write_status(gang, status)
+        return None
+
+    def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
+        """Return the status with the word that an administrator holds the gang, where one does."""
+        assert gang.record is not None
+        waits = status.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        if not gang.record.spec.hold or not waits or status.reason == "Held":
+            return status
+        return lifecycle.waiting(status, "Held", "an administrator holds it", None, now)
+
+    def _should_count(self, gang: Gang, status: GPUJobStatus, now: float) -> bool:
+        """Return True where service is to be written down: regularly, and when a pod is gone."""
+        if gang.gone:
+            return True
+        if not gang.holders():
+            return False
+        due = self._counted_at.setdefault(gang.key, now) + COUNT_EVERY_S
+        self._later(gang.key, due)
+        return now >= due and with_service(status, gang, now) is not status
+
+    def _is_half_placed(self, gang: Gang, now: float) -> bool:
+        """Return True where a gang that has not run yet has had only a part of its places."""
+        record = gang.record
+        assert record is not None
+        holders = gang.holders()
+        size = gang.still_to_come(record.spec.demand.gang_size)
+        if (
+            record.status.phase is Phase.RUNNING
+            or size == 1
+            or not 0 < len(holders) < size
+            or not method_of(record)
+        ):
+            self._partial_since.pop(gang.key, None)
+            return False
+        started = [seconds(pod.started_at) for pod in holders if pod.started_at]
+        since = self._partial_since.setdefault(gang.key, min([now, *started]))
+        self._later(gang.key, since + self._settings.partial_gang_s)
+        return now - since >= self._settings.partial_gang_s

@@ -1,0 +1,253 @@
+"""Where each gang stands in the order: its service, its queue, its rank.
+
+The order itself is the policy core's, the same object as in the simulator; here is only what it
+asks for, kept gang by gang in columns as events change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.remaining import expected_remaining_gpu_s
+from scheduler_extender.queue.one_standing import Believe, Standing, standing_of
+from scheduler_extender.queue.registry import Gang
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.base import KeyOrder
+from tandem.policy.ordering.queues import Queues
+from tandem.policy.units import Bools, Floats
+
+_COLUMNS = (
+    "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
+    "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
+    "peak_probability", "work_s", "next_level", "gives_way_s",
+)  # fmt: skip
+_LEAST_LEFT_S = 1.0
+
+
+class Standings:
+    """All open gangs in the order's memory. Rows stay a gang's own as long as it is here.
+
+    `competes`: something has happened for which running jobs may have to give way. `believe` says
+    how a job gets along with others.
+    """
+
+    def __init__(self, order: KeyOrder, believe: Believe = lambda job, _: job) -> None:
+        self.order = order
+        self.of: dict[Key, Standing] = {}
+        self.placed: set[Key] = set()
+        self.competes = True
+        self._believe = believe
+        self._latest_s = -np.inf  # arrival of the latest that was taken in
+        self._overtaken_s = np.inf  # of the earliest that was taken in after a later one
+        self._state = order.state()
+        self._leaving: set[Key] = set()  # all that they hold is being given up
+        self._rows: list[Key | None] = []
+        self._free: list[int] = []
+        self._columns: dict[str, Floats] = {name: np.zeros(64) for name in _COLUMNS}
+
+    def put(self, gang: Gang, now_s: float, gives_way_s: float) -> None:
+        """Take in a gang as it is now."""
+        record = gang.record
+        assert record is not None
+        known = self.of.get(gang.key)
+        row = known.row if known else self._row(gang.key)
+        standing = standing_of(gang, record, now_s, row, gives_way_s, self._believe)
+        for here, group in ((standing.placed, self.placed), (standing.leaves, self._leaving)):
+            group.add(gang.key) if here else group.discard(gang.key)
+        self.of[gang.key] = standing
+        if known is None:
+            service = standing.service(now_s)
+            standing.next_level = self.order.next_level_gpu_s(service)
+            self._state.add(standing.row, service)
+            self.competes = True
+            if standing.is_new and standing.job.queued_at_s < self._latest_s:
+                self._overtaken_s = min(self._overtaken_s, standing.job.queued_at_s)
+            self._latest_s = max(self._latest_s, standing.job.queued_at_s)
+        else:
+            # A promotion counts from when it was decided, a threshold until `cross` has seen it.
+            standing.promoted = max(standing.promoted, known.promoted)
+            standing.next_level = known.next_level
+            if (known.placed and not standing.placed) or standing.gives_way_s < known.gives_way_s:
+                self.competes = True
+        self._write(standing)
+
+    def drop(self, key: Key) -> None:
+        """Forget a gang that has ended."""
+        standing = self.of.pop(key, None)
+        if standing is None:
+            return
+        self.placed.discard(key)
+        self._leaving.discard(key)
+        self._columns["placed"][standing.row] = 0
+        self._state.remove(standing.row)
+        self._rows[standing.row] = None
+        self._free.append(standing.row)
+        self.competes = True
+
+    def place(self, key: Key) -> None:
+        """Note that a gang has just been given a place."""
+        self.of[key].placed = True
+        self._columns["placed"][self.of[key].row] = 1
+        self.placed.add(key)
+
+    def cross(self, now_s: float) -> None:
+        """Demote those whose service has come to a threshold."""
+        of, service = self._columns, self._service(now_s)
+        crossed = (of["placed"] > 0) & (of["rate"] > 0) & (service >= of["next_level"])
+        for row in np.flatnonzero(crossed).tolist():
+            standing = self.of[self._key(row)]
+            standing.next_level = self.order.next_level_gpu_s(service[row])
+            of["next_level"][row] = standing.next_level
+            self._state.cross(row, service[row])
+            self.competes = True
+
+    def may_give_way(self, now_s: float) -> tuple[list[Key], float]:
+        """Return who may be preempted now, those with most service first, and when the next may."""
+        of, service = self._columns, self._service(now_s)
+        placed = of["placed"] > 0
+        ripe = np.flatnonzero(placed & (of["gives_way_s"] <= now_s))
+        ripe = ripe[np.argsort(-service[ripe], kind="stable")]
+        soon = of["gives_way_s"][placed & (of["gives_way_s"] > now_s)]
+        return [self._key(row) for row in ripe.tolist()], float(soon.min(initial=np.inf))
+
+    def starving(self, now_s: float) -> list[Key]:
+        """Return those that were preempted and have waited for as long as promotes them."""
+        return [
+            key
+            for key, standing in self.of.items()
+            if not standing.placed
+            and standing.attained > standing.promoted
+            and now_s - standing.waiting_since_s
+            >= self.order.promote_after_s(standing.service(now_s) / standing.job.gpus)
+        ]
+
+    def promote(self, key: Key) -> None:
+        """Put a gang back into the first queue, its priority service at nothing."""
+        standing = self.of[key]
+        standing.promoted = standing.attained
+        standing.next_level = self.order.next_level_gpu_s(0.0)
+        self._columns["promoted"][standing.row] = standing.promoted
+        self._columns["next_level"][standing.row] = standing.next_level
+        self._state.cross(standing.row, 0.0)
+        self.competes = True
+
+    def line_up(self) -> None:
+        """Put new gangs in the order of their arrival, which need not be that of the news of them.
+
+        GPUJobs of many that come at once are made side by side; a new leader reads them by name.
+        """
+        if self._overtaken_s == np.inf:
+            return
+        behind = [
+            each
+            for each in self.of.values()
+            if each.is_new and each.job.queued_at_s > self._overtaken_s
+        ]
+        for standing in sorted(behind, key=lambda each: each.job.queued_at_s):
+            self._state.cross(standing.row, 0.0)
+        self._overtaken_s = np.inf
+
+    def rank(self, arrays: JobArrays, now_s: float, history: History) -> list[Key]:
+        """Return all gangs, first to be tried first; those moved to the front before all others."""
+        ranked = [self._rows[row] for row in self._state.rank(arrays, now_s, history).tolist()]
+        keys = [key for key in ranked if key is not None]
+        front = sorted(self.front(), key=lambda key: self.of[key].prioritized_s)
+        return [*front, *(key for key in keys if self.of[key].prioritized_s == np.inf)]
+
+    def front(self) -> list[Key]:
+        """Return those that an administrator has moved to the front."""
+        return [key for key, standing in self.of.items() if standing.prioritized_s < np.inf]
+
+    def going(self) -> frozenset[str]:
+        """Return the uids of the pods that are giving up their GPUs, or are about to."""
+        placed = (self.of[key] for key in self.placed)
+        return frozenset(uid for s in placed for uid in (s.holders if s.ends else s.leaving))
+
+    def queue_of(self, key: Key, now_s: float) -> int | None:
+        """Return the queue that a gang is in, 0 first; None where the order has none."""
+        standing = self.of.get(key)
+        if standing is None or not isinstance(self.order, Queues):
+            return None
+        return int(self.order.level(standing.service(now_s)))
+
+    def settle(self, asked: Collection[Key], coming: Iterable[Key]) -> None:
+        """Let the order note who has a place after a round, as the round has decided.
+
+        Those who are giving up their GPUs, or were `asked` to, have none any more; those who wait
+        for them alone, `coming`, have theirs already.
+        """
+        placed = self._columns["placed"][: len(self._rows)] > 0
+        placed[[self.of[key].row for key in (*asked, *self._leaving) if key in self.of]] = False
+        placed[[self.of[key].row for key in coming if key in self.of]] = True
+        self._state.settle(placed)
+
+    def arrays(self, now_s: float, history: History) -> JobArrays:
+        """Return all gangs as the policies see them, by row, as of now."""
+        column = {name: values[: len(self._rows)].copy() for name, values in self._columns.items()}
+        running: Bools = column["placed"].astype(np.bool_)
+        passed = np.maximum(now_s - column["since_s"], 0.0)
+        service = column["attained"] - column["promoted"] + column["rate"] * passed
+        attained = service + column["promoted"]
+        gpus = column["gpus"].astype(np.int64)
+        learned = expected_remaining_gpu_s(attained, history.sorted_service) / gpus
+        left = np.maximum(column["work_s"] - attained / gpus, _LEAST_LEFT_S)
+        if np.isfinite(self.order.slice_s):
+            # Decisions are made once a slice: what differs by less than half of one (the time in
+            # which pods start and stop, the clocks of nodes) is a tie.
+            step = self.order.slice_s * gpus / 2
+            service = np.round(service / step) * step
+        return JobArrays(
+            gpus=gpus,
+            arrived_s=column["arrived_s"],
+            running=running,
+            speed=running.astype(np.float64),
+            since_s=np.full(len(gpus), now_s),
+            attained_at_since=attained,
+            service_at_since=service,
+            remaining_at_since=np.where(np.isnan(left), learned, left),
+            waiting_since_s=column["waiting_since_s"],
+            first_started_s=column["first_started_s"],
+            gpu_utilisation=column["gpu_utilisation"],
+            memory_gib=column["memory_gib"],
+            peak_probability=column["peak_probability"],
+            interference_class=column["interference_class"].astype(np.int64),
+        )
+
+    def _service(self, now_s: float) -> Floats:
+        """Return the priority service by row."""
+        of = self._columns
+        passed_s = np.maximum(now_s - of["since_s"], 0.0)
+        return of["attained"] - of["promoted"] + of["rate"] * passed_s
+
+    def _key(self, row: int) -> Key:
+        key = self._rows[row]
+        assert key is not None
+        return key
+
+    def _row(self, key: Key) -> int:
+        if self._free:
+            row = self._free.pop()
+            self._rows[row] = key
+            return row
+        self._rows.append(key)
+        if len(self._rows) > len(self._columns["gpus"]):
+            more = len(self._rows)
+            self._columns = {
+                name: np.concatenate((values, np.zeros(more)))
+                for name, values in self._columns.items()
+            }
+        return len(self._rows) - 1
+
+    def _write(self, standing: Standing) -> None:
+        job = standing.job
+        values = (
+            job.gpus, job.interference_class, standing.placed, job.queued_at_s, standing.attained,
+            standing.promoted, standing.rate, standing.since_s, standing.waiting_since_s,
+            standing.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
+            job.peak_probability, standing.work_s, standing.next_level, standing.gives_way_s,
+        )  # fmt: skip
+        for name, value in zip(_COLUMNS, values, strict=True):
+            self._columns[name][standing.row] = value

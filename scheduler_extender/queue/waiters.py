@@ -1,0 +1,81 @@
+"""Which pods want a place: groups that start together, and the shapes in which pods ask for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from scheduler_extender.cluster.jobs import in_steps, job_of
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.planning.questions import Start
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.one_standing import Believe
+from scheduler_extender.queue.registry import Gang
+
+_SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped
+
+Shape = tuple[object, ...]
+
+
+class Waiters:
+    """The starts of each gang that waits; `changed` is told when there are new ones.
+
+    What a pod asks of its node apart from GPUs is its shape, and has a number: `Job.where`.
+    """
+
+    def __init__(self, changed: Callable[[], None], believe: Believe = lambda job, _: job) -> None:
+        self.starts: dict[Key, tuple[Start, ...]] = {}
+        self.where_of: dict[Key, int] = {}  # how a gang's pods asked last
+        self._pods: dict[int, PodInfo] = {}  # by number, one pod that asks so
+        self._numbers: dict[Shape, int] = {}
+        self._next = 1
+        self._changed = changed
+        self._believe = believe
+
+    def shapes(self) -> Mapping[int, PodInfo]:
+        """Return one pod of each shape that is waiting, by number."""
+        return self._pods
+
+    def note(self, gang: Gang, record: GpuJobRecord, now_s: float) -> None:
+        """Note which pods of a gang want a place now."""
+        starts = []
+        for pods in lifecycle.pods_to_start(gang, now_s):
+            job_id = f"{record.namespace}/{record.name}"
+            if len(pods) == 1:
+                job_id += f"#{pods[0].name}"
+            job = job_of(job_id, record.spec, record.status, pods=len(pods))
+            job = self._believe(replace(job, where=self._number(pods[0])), record.status.load)
+            if gang.holders() and record.status.plan is not None:
+                # A replacement runs as its siblings do.
+                steps = record.status.plan.accumulation_steps
+                job = replace(in_steps(job, steps), sub_batches=())
+            starts.append(Start(gang.key, job, tuple(pods)))
+        if starts:
+            self.starts[gang.key] = tuple(starts)
+            self.where_of[gang.key] = starts[0].job.where
+            self._changed()
+
+    def drop(self, key: Key) -> None:
+        """Forget what a gang wants: it has it, or is looked at anew."""
+        self.starts.pop(key, None)
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        self.drop(key)
+        self.where_of.pop(key, None)
+
+    def _number(self, pod: PodInfo) -> int:
+        needs = repr((pod.node_selector, pod.tolerations, pod.affinity))
+        shape = (pod.cpu, pod.memory_bytes, needs)
+        number = self._numbers.get(shape)
+        if number is None:
+            if len(self._pods) > _SHAPES:
+                used = {each.job.where for known in self.starts.values() for each in known}
+                used |= set(self.where_of.values())
+                self._pods = {number: self._pods[number] for number in used}
+                self._numbers = {s: n for s, n in self._numbers.items() if n in used}
+            number = self._numbers[shape] = self._next
+            self._next += 1
+        self._pods[number] = pod
+        return number

@@ -1,0 +1,149 @@
+"""What is to be done about gangs: one thing at a time for each, a few beside one another."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from scheduler_extender.cluster.records import Key
+from tandem.kube.errors import Conflict, KubeError, NotFound
+
+log = logging.getLogger(__name__)
+
+#: How long deciding may hold the event loop before a verb gets its turn.
+SLICE_S = 0.002
+_AGAIN_S = 1.0
+
+Step = Callable[[Key], Awaitable[None] | None]
+
+
+class WorkQueue:
+    """Keys whose picture has changed, and the tasks that write what follows.
+
+    `step` decides, without waiting, what is to be done about a key; what it returns runs as a task,
+    `parallel` of them at most. A key is not looked at while its task runs, and again afterwards: at
+    once where its picture has changed, else after a second.
+    """
+
+    def __init__(self, step: Step, clock: Callable[[], float], parallel: int) -> None:
+        self._step = step
+        self._clock = clock
+        self._parallel = parallel
+        self._dirty: dict[Key, None] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._timers: list[tuple[float, Key]] = []
+        self._due: dict[Key, float] = {}
+        self._scheduled = False
+        self._holds = 1
+        self.failures = 0
+
+    @property
+    def pending(self) -> int:
+        """Keys that wait to be looked at."""
+        return len(self._dirty)
+
+    def busy(self, key: Key) -> bool:
+        """Say whether something is being done about a key, or has yet to be decided."""
+        return key in self._tasks or key in self._dirty
+
+    def add(self, key: Key) -> None:
+        """Have a key looked at soon."""
+        self._dirty[key] = None
+        self._schedule()
+
+    def later(self, key: Key, at_s: float) -> None:
+        """Have a key looked at at a time, or before it if it is due earlier already."""
+        known = self._due.get(key)
+        if known is None or at_s < known:
+            self._due[key] = at_s
+            heapq.heappush(self._timers, (at_s, key))
+
+    def do(self, key: Key, work: Awaitable[None]) -> None:
+        """Do this about a key now, beside the `parallel` others; it must not be busy."""
+        self._tasks[key] = asyncio.ensure_future(self._guard(key, work, planned=True))
+
+    def hold(self) -> None:
+        """Decide nothing until `go`; what is under way goes on."""
+        self._holds += 1
+
+    def go(self) -> None:
+        """Decide again."""
+        self._holds -= 1
+        self._schedule()
+
+    def wake(self) -> None:
+        """Take in the keys whose time has come."""
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            at_s, key = heapq.heappop(self._timers)
+            if self._due.get(key) == at_s:
+                del self._due[key]
+                self.add(key)
+
+    async def settled(self) -> None:
+        """Return when nothing is to be done any more, timers apart."""
+        while self._dirty or self._tasks:
+            if self._tasks:
+                await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel what is under way and return it."""
+        self._holds += 1
+        for task in self._tasks.values():
+            task.cancel()
+        return list(self._tasks.values())
+
+    def _schedule(self) -> None:
+        if self._dirty and not self._holds and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        start = time.perf_counter()
+        passed_over: list[Key] = []
+        while self._dirty and not self._holds and time.perf_counter() - start < SLICE_S:
+            if len(self._tasks) >= self._parallel:
+                break
+            key = next(iter(self._dirty))
+            del self._dirty[key]
+            if key in self._tasks:
+                passed_over.append(key)
+                continue
+            try:
+                work = self._step(key)
+            except Exception:
+                # A bug in one decision must not stop all others; it is counted and seen in the log.
+                log.exception("gang not looked at key=%s", key)
+                self.failures += 1
+                self.later(key, self._clock() + _AGAIN_S)
+                continue
+            if work is not None:
+                self._tasks[key] = asyncio.ensure_future(self._guard(key, work, planned=False))
+        self._dirty.update(dict.fromkeys(passed_over))
+        # With all hands busy, or nothing but busy keys left, the end of a task goes on.
+        if len(self._tasks) < self._parallel and len(self._dirty) > len(passed_over):
+            self._schedule()
+
+    async def _guard(self, key: Key, work: Awaitable[None], *, planned: bool) -> None:
+        """Do it; look at the key again at once where that was planned, else when it changes."""
+        try:
+            await work
+            if planned:
+                self._dirty[key] = None
+        except (Conflict, NotFound):
+            pass  # somebody was faster; the watch will tell, and at the latest we look again
+        except KubeError as error:
+            log.warning("write failed key=%s error=%s", key, error)
+        except Exception:
+            log.exception("act failed key=%s", key)
+            self.failures += 1
+        finally:
+            del self._tasks[key]
+        if key not in self._dirty:
+            self.later(key, self._clock() + _AGAIN_S)
+        self._schedule()

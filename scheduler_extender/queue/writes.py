@@ -1,0 +1,120 @@
+"""How the queue controller writes: few at a time, with preconditions, seen at once by ourselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from scheduler_extender import faults
+from scheduler_extender.cluster.pods import PodInfo, trim_pod
+from scheduler_extender.cluster.records import Record, parse_gpu_job, parse_pod
+from scheduler_extender.queue.accounting import with_service
+from scheduler_extender.queue.registry import Gang, Registry
+from tandem.contracts.resources import GPUJobStatus
+from tandem.kube.api import ClusterApi
+from tandem.kube.errors import Conflict
+from tandem.kube.resource import GPU_JOBS
+
+PARALLEL_WRITES = 16
+
+Object = dict[str, Any]
+Tell = Callable[[Object, str, str, str], None]  # regarding, reason, note, type
+
+
+class Picture(Protocol):
+    """Whoever else keeps a picture of the cluster."""
+
+    def apply(self, kind: str, record: Record) -> None:
+        """Take in an object as the API server has it."""
+        ...
+
+
+class Writer:
+    """Writes to the API server off the event loop; answers are taken in before the watch tells."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        registry: Registry,
+        state: Picture,
+        tell: Tell,
+        clock: Callable[[], float],
+    ) -> None:
+        self.api = api
+        self._registry = registry
+        self._state = state
+        self._tell = tell
+        self._clock = clock
+        self._turns = asyncio.Semaphore(PARALLEL_WRITES)
+        #: What else goes with each write of a status.
+        self.annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
+        self.may_write: Callable[[], bool] = lambda: True  # asked right before each write
+
+    async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
+        """Write the status if it differs; with our resourceVersion, so that late writers lose.
+
+        The attained service until now goes with it.
+        """
+        record = gang.record
+        if record is None:
+            return
+        ending = tuple(gang.gone)
+        if status.finished_at is None:
+            status = with_service(status, gang, self._clock())
+        status = self.annotate(gang, status)
+        if status == record.status:
+            return
+        faults.reach("service-before")
+        body = {
+            "metadata": {
+                "name": record.name,
+                "namespace": record.namespace,
+                "uid": record.uid,
+                "resourceVersion": record.resource_version,
+            },
+            "spec": record.spec.wire(),
+            "status": status.wire(),
+        }
+        answer = await self.call(
+            self.api.replace, GPU_JOBS, body, record.namespace, subresource="status"
+        )
+        faults.reach("service-after")
+        for uid in ending:
+            gang.gone.pop(uid, None)
+        self.take(answer)
+
+    def take_pod(self, pod: Object) -> None:
+        """Take in a pod that a write of ours has answered with."""
+        record = parse_pod(trim_pod(pod))
+        self._registry.pod_changed(record)
+        self._state.apply("pods", record)
+
+    def take(self, gpujob: Object) -> None:
+        """Take in the answer of our own write at once: the watch may be a moment behind."""
+        record = parse_gpu_job(gpujob)
+        self._registry.job_changed(record)
+        self._state.apply("gpujobs", record)
+
+    async def say(self, pod: PodInfo, reason: str, note: str, kind: str) -> None:
+        """Write an event on a pod."""
+        regarding = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
+        }
+        await self.call(self._tell, regarding, reason, note, kind)
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
+        """Run a blocking call in a thread, when it is its turn and while we lead.
+
+        Raises:
+            Conflict: another leads by now; whoever stood still in between must not go on.
+        """
+        async with self._turns:
+            return await asyncio.to_thread(self._while_leading, function, *args, **kwargs)
+
+    def _while_leading(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
+        if not self.may_write():
+            raise Conflict(409, "another replica leads by now")
+        return function(*args, **kwargs)

@@ -1,0 +1,89 @@
+"""Where the quotas' figures come from: what each open gang holds, wants and has used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.one_standing import Standing
+from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.standing import Standings
+from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.config import EVERYBODY, Quota
+from scheduler_extender.quotas.grants import ENDLESS, Stake, Turn
+from scheduler_extender.quotas.usage import Usage
+
+
+class Accounts:
+    """The account of each cycle, and the GPU-seconds that go on in between."""
+
+    def __init__(
+        self,
+        settings: QueueConfig,
+        registry: Registry,
+        standings: Standings,
+        clock: Callable[[], float],
+        namespace: str | None,
+    ) -> None:
+        self._quotas = settings.quotas
+        self._counts = any(quota.gpu_seconds is not None for quota in settings.quotas)
+        self._registry = registry
+        self._standings = standings
+        self._clock = clock
+        self._usage = Usage(namespace, settings.quota_window_s)
+
+    async def step(self, writer: Writer) -> None:
+        """Count the time that has passed; nothing is done where no quota speaks of time."""
+        if not self._counts:
+            return
+        now, running = self._clock(), Counter[str]()
+        for key in self._standings.placed:
+            running[key[0]] += self._standings.of[key].rate
+        self._usage.advance(now, running)
+        await self._usage.save(writer, now)
+
+    def turn(self) -> Turn:
+        """Return the account with which a cycle begins; for the thread that plans.
+
+        Standings stand still meanwhile; gangs go on changing, and each is read as it is by then.
+        """
+        if not self._quotas:
+            return Turn()
+        stakes: dict[Key, Stake] = {}
+        for key, standing in self._standings.of.items():
+            gang = self._registry.gangs.get(key)
+            record = gang.record if gang is not None else None
+            if gang is not None and record is not None:
+                stakes[key] = _stake(gang, record, standing)
+        return Turn(self._quotas, stakes, self._usage.used(self._clock()))
+
+    def figures(self) -> list[tuple[Quota, int, float]]:
+        """Return each named namespace's quota, the GPUs that it holds, and its GPU-seconds."""
+        if not self._quotas:
+            return []
+        held = Counter[str]()
+        for key in self._standings.placed:
+            held[key[0]] += self._standings.of[key].job.gpus
+        used = self._usage.used(self._clock())
+        return [
+            (quota, held[quota.namespace], used.get(quota.namespace, 0.0))
+            for quota in self._quotas
+            if quota.namespace != EVERYBODY
+        ]
+
+
+def _stake(gang: Gang, record: GpuJobRecord, standing: Standing) -> Stake:
+    """Count the pods that hold GPUs or are planned; one start where the plan is being written."""
+    live = {pod.uid: pod for pod in list(gang.pods.values()) if not pod.finished}
+    pods = {*standing.holders, *(place.uid for place in record.plan)}
+    held = sum(live[uid].gpus for uid in pods if uid in live)
+    if standing.placed and not held:
+        held = standing.job.gpus
+    return Stake(
+        held=held,
+        wants=standing.job.gpus,
+        endless=record.spec.workload.kind in ENDLESS,
+        leaving=sum(live[uid].gpus for uid in standing.leaving if uid in live),
+    )

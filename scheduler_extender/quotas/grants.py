@@ -1,0 +1,161 @@
+"""What each namespace may have of the GPUs: a share of its own, what it may borrow, and caps.
+
+A GPU counts as one for each job that has it, shared or not. Pure: a `Turn` is a cycle's account.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.quotas.config import EVERYBODY, Quota
+
+#: Kinds whose pods have no end of their own: services and notebooks.
+ENDLESS = frozenset(
+    {"Deployment", "ReplicaSet", "ReplicationController", "StatefulSet", "Notebook", "DaemonSet"}
+)
+_ALONE = Quota(namespace="")  # of a namespace for which nothing is set
+
+
+@dataclass(frozen=True, slots=True)
+class Stake:
+    """One open gang: the GPUs that it has or is about to have, and those that it wants."""
+
+    held: int
+    wants: int
+    endless: bool
+    leaving: int = 0  # of those held, what it is giving up already
+
+
+class Turn:
+    """The account of all namespaces while one cycle gives places away.
+
+    `used_gpu_s` is what each namespace has had in the window. Without quotas nothing is asked of
+    anybody, and the order stays as it is.
+    """
+
+    def __init__(
+        self,
+        quotas: Sequence[Quota] = (),
+        stakes: Mapping[Key, Stake] | None = None,
+        used_gpu_s: Mapping[str, float] | None = None,
+    ) -> None:
+        self.quotas = tuple(quotas)
+        self._quotas = {quota.namespace: quota for quota in quotas}
+        self._stakes = stakes or {}
+        self._used = used_gpu_s or {}
+        self.held: Counter[str] = Counter()
+        self._endless: Counter[str] = Counter()
+        self._leaving: Counter[str] = Counter()
+        self._borrowers: set[Key] = set()
+        for key, stake in self._stakes.items():
+            self._count(key, stake.held)
+            self._leaving[key[0]] += stake.leaving
+
+    def copy(self) -> Turn:
+        """Return an account that begins as this one is now."""
+        return Turn(self.quotas, self._stakes, self._used)
+
+    def ranked(self, keys: Sequence[Key]) -> list[Key]:
+        """Return the gangs with those that keep within their namespaces' shares before all others.
+
+        Among either, the order stays as it is. What runs counts before what waits.
+        """
+        if not self._quotas:
+            return list(keys)
+        running: Counter[str] = Counter()
+        coming = Counter(self.held)
+        self._borrowers.clear()
+        for key in keys:
+            namespace, stake = key[0], self._stakes.get(key)
+            if stake is None:
+                continue
+            if stake.held:
+                running[namespace] += stake.held
+                if running[namespace] > self._share(namespace):
+                    self._borrowers.add(key)
+            elif coming[namespace] + stake.wants > self._share(namespace):
+                self._borrowers.add(key)
+            else:
+                coming[namespace] += stake.wants
+        return sorted(keys, key=lambda key: key in self._borrowers)
+
+    def refusal(self, key: Key, gpus: int) -> str:
+        """Return why a gang may not have so many GPUs more now, or ''."""
+        namespace = key[0]
+        if not self._quotas:
+            return ""
+        quota, after = self._of(namespace), self.held[namespace] + gpus
+        if quota.max_gpus is not None and after > quota.max_gpus:
+            return f"{self._holds(namespace)}, and may have {quota.max_gpus} at most"
+        stake = self._stakes.get(key)
+        if stake is not None and stake.endless and quota.endless_gpus is not None:
+            have = self._endless[namespace]
+            if have + gpus > quota.endless_gpus:
+                return (
+                    f"services and notebooks of namespace {namespace} hold {have} GPU(s), "
+                    f"and may have {quota.endless_gpus} at most"
+                )
+        if quota.borrow or after <= self._share(namespace):
+            return ""
+        if self._spent(namespace):
+            return (
+                f"namespace {namespace} has had {self._used[namespace]:.0f} of its "
+                f"{quota.gpu_seconds:.0f} GPU-seconds, and may not borrow"
+            )
+        return f"{self._holds(namespace)} of a share of {quota.gpus or 0}, and may not borrow"
+
+    def excess(self, key: Key, gpus: int) -> int:
+        """Return how many GPUs its namespace has to give up before, beyond those on their way."""
+        going = self._leaving[key[0]]
+        for less in range(gpus + 1):
+            if not self.refusal(key, gpus - going - less):
+                return less
+        return gpus
+
+    def take(self, key: Key, gpus: int) -> None:
+        """Note that a gang has been given so many GPUs."""
+        self._count(key, gpus)
+
+    def borrows(self, key: Key) -> bool:
+        """Say whether a gang is, or would be, beyond the share of its namespace."""
+        return key in self._borrowers
+
+    def lends_to(self, key: Key) -> bool:
+        """Say whether a gang that wants GPUs keeps within a share while others do not."""
+        stake = self._stakes.get(key)
+        return stake is not None and bool(self._borrowers) and key not in self._borrowers
+
+    def has(self, key: Key) -> int:
+        """Return the GPUs that a gang holds."""
+        stake = self._stakes.get(key)
+        return stake.held if stake else 0
+
+    def coming(self) -> int:
+        """Return the GPUs that are being given up by anybody."""
+        return sum(self._leaving.values())
+
+    def reclaims(self, key: Key, victim: Key) -> bool:
+        """Say whether a gang takes back what another has only borrowed, whatever either has had."""
+        return victim in self._borrowers and key not in self._borrowers
+
+    def _count(self, key: Key, gpus: int) -> None:
+        self.held[key[0]] += gpus
+        stake = self._stakes.get(key)
+        if stake is not None and stake.endless:
+            self._endless[key[0]] += gpus
+
+    def _of(self, namespace: str) -> Quota:
+        return self._quotas.get(namespace) or self._quotas.get(EVERYBODY) or _ALONE
+
+    def _share(self, namespace: str) -> int:
+        return 0 if self._spent(namespace) else self._of(namespace).gpus or 0
+
+    def _spent(self, namespace: str) -> bool:
+        most = self._of(namespace).gpu_seconds
+        return most is not None and self._used.get(namespace, 0.0) >= most
+
+    def _holds(self, namespace: str) -> str:
+        return f"namespace {namespace} holds {self.held[namespace]} GPU(s)"

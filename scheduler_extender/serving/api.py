@@ -1,0 +1,245 @@
+"""The read-only API: GPUs, jobs, and why a pod is where it is or waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.records import GpuNodeRecord, PodRecord
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.planning import explaining
+from scheduler_extender.serving.metrics import CONTENT_TYPE, Metrics
+from scheduler_extender.serving.readers import Check, everybody
+from scheduler_extender.verbs.reasons import node_reason
+from tandem.contracts.prediction import ErrorBody
+from tandem.contracts.resources import GPUJobStatus
+from tandem.policy.job import Job
+from tandem.policy.pipeline import Pipeline
+
+#: Lines per turn of the event loop; a verb waits for no more than one such piece.
+_PIECE = 25
+_NODES_EXPLAINED = 20
+
+Line = dict[str, Any]
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "Not a token that the API server knows"},
+    403: {"description": "The caller may not read this in the API server either"},
+}
+
+
+def health_router(feed: Feed, metrics: Metrics) -> APIRouter:
+    """Return the probes and the metrics."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answer while the event loop turns."""
+        return {"status": "ok"}
+
+    @router.get("/readyz", responses={503: {"model": ErrorBody}})
+    async def readyz() -> Response:
+        """Answer 200 once the cluster has been read."""
+        if feed.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse(ErrorBody(error="the cluster has not been read yet").wire(), 503)
+
+    @router.get("/metrics")
+    async def exposition() -> Response:
+        """Tell Prometheus."""
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def read_router(state: ClusterState, pipeline: Pipeline, may: Check = everybody) -> APIRouter:
+    """Return the routes under /v1; `may` says who may read what."""
+    router = APIRouter(prefix="/v1", tags=["read-only"])
+
+    @router.get("/gpus", responses=_REFUSALS)
+    async def gpus(request: Request, node: str | None = None) -> StreamingResponse:
+        """List GPUs with what holds them, those of one node or all."""
+        await may(request, "list", "gpunodes", None)
+        reports = state.gpu_nodes()
+        wanted = [node] if node is not None else sorted(name for _, name in reports)
+        found = (reports[key] for key in (("", name) for name in wanted) if key in reports)
+        return _listed("gpus", (gpu for report in found for gpu in _gpus_of(state, report)))
+
+    @router.get("/jobs", responses=_REFUSALS)
+    async def jobs(request: Request, namespace: str | None = None) -> StreamingResponse:
+        """List GPUJobs with the places of their pods, those of one namespace or all."""
+        await may(request, "list", "gpujobs", namespace)
+        keys = sorted(k for k in state.gpu_jobs() if namespace is None or k[0] == namespace)
+        return _listed("jobs", (_job(state, key) for key in keys if key in state.gpu_jobs()))
+
+    @router.get("/explain/{namespace}/{pod}", responses={404: {"model": ErrorBody}, **_REFUSALS})
+    async def explain(request: Request, namespace: str, pod: str) -> Response:
+        """Say where a pod is, or what keeps it off each node."""
+        await may(request, "get", "gpujobs", namespace)
+        record = state.pod_named(namespace, pod)
+        if record is None or not record.ours:
+            error = ErrorBody(
+                error=f"no pod {namespace}/{pod} that asks for GPUs of Tandem",
+                hint="kubectl get pods shows what there is",
+            )
+            return JSONResponse(error.wire(), 404)
+        return JSONResponse(explanation(state, pipeline, record))
+
+    return router
+
+
+def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> Line:
+    """Return what is known of a pod: its load, its place, and the reasons of up to 20 nodes."""
+    pod, worker = record.pod, state.worker(record.pod)
+    gang = state.gpu_jobs().get(record.gpujob)
+    status = gang.status if gang else GPUJobStatus()
+    held = state.ledger.held(record.uid)
+    nodes = []
+
+    def models(node: str) -> list[str]:
+        report = state.gpu_nodes().get(("", node))
+        return sorted({gpu.model for gpu in report.status.gpus}) if report else []
+
+    if not pod.node_name:
+        suits = dict(zip(state.table.sorted_names, state.eligible_nodes(pod).tolist(), strict=True))
+        for name in state.table.sorted_names[:_NODES_EXPLAINED]:
+            rows = state.node_rows(name)
+            left = state.ledger.without(rows, frozenset((record.uid,)))
+            ids = [state.table.gpu_ids[row] for row in rows.tolist()]
+            allowed = pipeline.evaluate(worker, left).allowed
+            nodes.append(
+                {
+                    "node": name,
+                    "models": models(name),
+                    "fits": bool(allowed.sum() >= pod.gpus and suits[name]),
+                    "gpus": [gpu for gpu, fine in zip(ids, allowed, strict=True) if fine],
+                    "reason": node_reason(worker, left, ids, pipeline.constraints)
+                    if suits[name]
+                    else "CPU, memory, labels or taints do not suit the pod",
+                }
+            )
+    return {
+        "namespace": record.namespace,
+        "pod": record.name,
+        "job": record.gpujob[1],
+        "phase": status.phase.value if gang else None,
+        "message": status.message,
+        "position": status.position,
+        "expectedStart": _expected(status),
+        "node": pod.node_name or None,
+        "gpus": list(pod.devices),
+        "gated": pod.gated,
+        "held": held and {"why": held[0].name.lower(), "node": held[1].node,
+                          "gpus": list(held[1].gpus)},
+        "here": _here(state, pipeline, record, worker),
+        "prediction": explaining.prediction(status),
+        "observed": status.observed.wire() if status.observed else None,
+        "decisions": [decision.wire() for decision in reversed(status.decisions)],
+        "worker": {
+            "gpus": pod.gpus,
+            "memoryBaseGib": worker.memory_base_gib,
+            "memoryPeakGib": worker.memory_peak_gib,
+            "peakProbability": worker.peak_probability,
+            "utilisationPercent": worker.gpu_utilisation,
+            "exclusive": worker.exclusive,
+        },
+        "nodes": nodes,
+        "nodesNotShown": max(0, len(state.table.sorted_names) - _NODES_EXPLAINED)
+        if not pod.node_name
+        else 0,
+    }  # fmt: skip
+
+
+def _here(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:
+    """Return what the constraints and scorers say of each GPU that a pod holds, itself left out."""
+    held = state.ledger.held(record.uid)
+    if held is None:
+        return []
+    rows = state.rows_of(held[1].node, held[1].gpus)
+    gpus = state.ledger.without(rows, frozenset((record.uid,)))
+    return [
+        {
+            "gpu": state.table.gpu_ids[row],
+            "constraints": explaining.constraints(pipeline, worker, gpus, index),
+            "scores": explaining.scores(pipeline, worker, gpus, index),
+        }
+        for index, row in enumerate(rows.tolist())
+    ]
+
+
+def _gpus_of(state: ClusterState, report: GpuNodeRecord) -> Iterator[Line]:
+    live = state.gpus
+    for gpu in sorted(report.status.gpus, key=lambda gpu: gpu.uuid):
+        row = state.table.row_of.get((report.name, gpu.uuid))
+        if row is None:
+            continue
+        holders = state.ledger.holders(report.name, gpu.uuid)
+        yield {
+            "node": report.name,
+            "gpu": gpu.uuid,
+            "model": gpu.model,
+            "shares": int(live.shares[row]),
+            "held": int(live.jobs[row]),
+            "jobs": sorted(claim.job.id for claim in holders.values()),
+            "exclusive": bool(live.exclusive[row]),
+            "memoryCapacityGib": round(float(live.memory_capacity_gib[row]), 2),
+            "memoryPromisedGib": round(
+                float(live.memory_base_gib[row] + live.memory_peak_extra_gib[row]), 2
+            ),
+            "memoryUsedBytes": gpu.memory_used_bytes,
+            "utilisationPromisedPercent": round(float(live.gpu_utilisation[row]), 1),
+            "utilisationPercent": gpu.utilisation_percent,
+            "healthy": bool(live.healthy[row]),
+            "fresh": bool(live.fresh[row]),
+            "reason": gpu.health_reason or gpu.shares_reason,
+        }
+
+
+def _job(state: ClusterState, key: tuple[str, str]) -> Line:
+    job = state.gpu_jobs()[key]
+    status = job.status
+    places = [
+        {"pod": member.name, "node": member.pod.node_name, "gpus": list(member.pod.devices)}
+        for member in state.members(key)
+        if member.bound
+    ]
+    return {
+        "namespace": key[0],
+        "name": key[1],
+        "phase": status.phase.value,
+        "reason": status.reason,
+        "message": status.message,
+        "position": status.position,
+        "expectedStart": _expected(status),
+        "queuedAt": status.queued_at,
+        "startedAt": status.started_at,
+        "attainedGpuSeconds": status.attained_gpu_seconds,
+        "demand": job.spec.demand.wire(),
+        "places": places,
+    }
+
+
+def _expected(status: GPUJobStatus) -> Line | None:
+    return status.expected_start.wire() if status.expected_start else None
+
+
+def _listed(name: str, lines: Iterable[Line]) -> StreamingResponse:
+    """Return {name: [lines]}, made piece by piece so that the event loop stays free."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield f'{{"{name}":['.encode()
+        rest, comma = iter(lines), ""
+        while piece := list(islice(rest, _PIECE)):
+            yield (comma + ",".join(map(json.dumps, piece))).encode()
+            comma = ","
+            await asyncio.sleep(0)
+        yield b"]}"
+
+    return StreamingResponse(pieces(), media_type="application/json")

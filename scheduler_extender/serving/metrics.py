@@ -1,0 +1,208 @@
+"""What the extender tells Prometheus about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.ledger import Hold
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.serving.fleet_metrics import FleetCollector
+from scheduler_extender.verbs.binding import Binder
+from tandem.kube.reflector import Reflector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_VERB_BUCKETS_S = (
+    0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5,
+)  # fmt: skip
+_SLICE_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # no types published; a second series for each, which nobody reads
+
+
+class Metrics:
+    """The counters of one service; each has a registry of its own, so that tests can run many."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._verbs = Histogram(
+            "tandem_extender_verb_duration_seconds",
+            "Time to answer a verb of kube-scheduler, by verb and HTTP status.",
+            ["verb", "status"],
+            buckets=_VERB_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._bindings = Counter(
+            "tandem_extender_bindings_total",
+            "Requests to bind, by outcome: bound, or refused with a reason.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        self._admissions = Counter(
+            "tandem_extender_admissions_total",
+            "Pods and owners of pods that the webhook has judged, by outcome.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        self._slices = Histogram(
+            "tandem_extender_event_slice_duration_seconds",
+            "Time for which applying events held the event loop.",
+            buckets=_SLICE_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._lag = Histogram(
+            "tandem_extender_loop_lag_seconds",
+            "How late the event loop came to a timer.",
+            buckets=_SLICE_BUCKETS_S,
+            registry=self._registry,
+        )
+
+        self._certificate = Gauge(
+            "tandem_extender_certificate_expiry_timestamp_seconds",
+            "When the certificate of the public port ends (Unix time), 0 without one.",
+            registry=self._registry,
+        )
+
+    def certificate_expires(self, at_s: float) -> None:
+        """Tell when the certificate that is served ends (Unix time)."""
+        self._certificate.set(at_s)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Where other parts of the service put theirs."""
+        return self._registry
+
+    def answered(self, verb: str, status: int, seconds: float) -> None:
+        """Count one verb."""
+        self._verbs.labels(verb, str(status)).observe(seconds)
+
+    def bound(self, outcome: str) -> None:
+        """Count one request to bind."""
+        self._bindings.labels(outcome).inc()
+
+    def admitted(self, outcome: str) -> None:
+        """Count one verdict of the webhook."""
+        self._admissions.labels(outcome).inc()
+
+    def slice_took(self, seconds: float) -> None:
+        """Note how long events held the loop."""
+        self._slices.observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """Note how late the loop came to a timer."""
+        self._lag.observe(seconds)
+
+    def watch(
+        self,
+        state: ClusterState,
+        feed: Feed,
+        binder: Binder,
+        reflectors: Iterable[Reflector],
+        max_jobs_per_gpu: int,
+    ) -> None:
+        """Report on these at each scrape (on the event loop)."""
+        self._registry.register(_OfState(state, feed, binder, tuple(reflectors)))
+        self._registry.register(FleetCollector(state, max_jobs_per_gpu))
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class _OfState(Collector):
+    """Gauges read off the live state when somebody asks."""
+
+    def __init__(
+        self, state: ClusterState, feed: Feed, binder: Binder, reflectors: tuple[Reflector, ...]
+    ) -> None:
+        self._state = state
+        self._feed = feed
+        self._binder = binder
+        self._reflectors = reflectors
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        gpus = self._state.gpus
+        real = gpus.shares > 0
+        yield _gauge(
+            "tandem_extender_gpus",
+            "GPUs, by whether they may take new work and may be shared.",
+            "state",
+            {
+                "shareable": int((real & gpus.healthy & gpus.fresh).sum()),
+                "stale": int((real & gpus.healthy & ~gpus.fresh).sum()),
+                "quarantined": int((real & ~gpus.healthy).sum()),
+            },
+        )
+        yield _gauge(
+            "tandem_extender_gpu_shares",
+            "Shares of all GPUs, by whether a pod holds them.",
+            "state",
+            {
+                "held": int(gpus.jobs.sum()),
+                "free": int((gpus.shares - gpus.jobs).clip(0).sum()),
+            },
+        )
+        counts = self._state.ledger.counts()
+        yield _gauge(
+            "tandem_extender_pods_holding",
+            "Pods that hold GPUs, by the reason why.",
+            "hold",
+            {hold.name.lower(): counts[hold] for hold in Hold},
+        )
+        yield GaugeMetricFamily(
+            "tandem_extender_bindings_under_way",
+            "Bindings whose outcome is not known yet.",
+            value=self._binder.under_way,
+        )
+        yield GaugeMetricFamily(
+            "tandem_extender_events_pending",
+            "Events that wait to be applied.",
+            value=self._feed.pending,
+        )
+        yield CounterMetricFamily(
+            "tandem_extender_event_failures",
+            "Events that could not be applied.",
+            value=self._feed.failures,
+        )
+        yield from self._of_reflectors()
+
+    def _of_reflectors(self) -> Iterable[Metric]:
+        age = GaugeMetricFamily(
+            "tandem_extender_watch_silence_seconds",
+            "Time since the API server last told anything of a resource.",
+            labels=["resource"],
+        )
+        lists = CounterMetricFamily(
+            "tandem_extender_lists", "Lists made of a resource.", labels=["resource"]
+        )
+        failures = CounterMetricFamily(
+            "tandem_extender_watch_failures",
+            "Lists and watches that broke, and objects that could not be read.",
+            labels=["resource"],
+        )
+        for reflector in self._reflectors:
+            age.add_metric([reflector.name], reflector.last_activity_age_s)
+            lists.add_metric([reflector.name], reflector.lists)
+            failures.add_metric([reflector.name], reflector.failures)
+        yield from (age, lists, failures)
+
+
+def _gauge(name: str, words: str, label: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, words, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family

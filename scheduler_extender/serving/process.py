@@ -1,0 +1,58 @@
+"""What the process does to itself so that no verb waits for memory or for another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import sys
+from collections.abc import AsyncIterator
+
+from scheduler_extender.cluster.feed import Feed
+
+# mallopt(3)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_KEPT_BYTES = 64 * 2**20
+_TOP_PAD_BYTES = 8 * 2**20
+_LARGEST_FROM_HEAP_BYTES = 32 * 2**20  # glibc's own maximum
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 64 MiB that numpy gives back for the next array.
+
+    By default the arrays of one verb (320 KiB each for 40,000 GPUs) are returned to the kernel and
+    faulted in again page by page, which costs more than what is computed on them.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return  # not glibc; slower, not wrong
+    library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP_BYTES)
+    library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    library.mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+
+
+def give_way_soon() -> None:
+    """Let a thread that decodes objects give way after 1 ms: by default a verb waits for 5."""
+    sys.setswitchinterval(0.001)
+
+
+@contextlib.asynccontextmanager
+async def collector_spared(feed: Feed) -> AsyncIterator[None]:
+    """Keep the garbage collector off what a cluster is made of, which is never garbage.
+
+    A full collection would visit millions of objects and hold the event loop for a second.
+    """
+
+    async def freeze() -> None:
+        await feed.wait_ready()
+        gc.freeze()
+        gc.enable()
+
+    gc.disable()
+    task = asyncio.create_task(freeze())
+    try:
+        yield
+    finally:
+        task.cancel()
+        gc.enable()

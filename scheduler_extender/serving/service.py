@@ -1,0 +1,219 @@
+"""The parts put together: what feeds the state, what answers from it, what acts on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import uuid4
+
+from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.learned import Pairs
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.config import ExtenderConfig
+from scheduler_extender.fencing import Fence
+from scheduler_extender.leader import LeaseWatch
+from scheduler_extender.learning.books import Books, believing
+from scheduler_extender.learning.history import Learned
+from scheduler_extender.predictions import HttpPredictor
+from scheduler_extender.queue.controller import Controller
+from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.serving.memory_api import admission
+from scheduler_extender.serving.metrics import Metrics
+from scheduler_extender.verbs.binding import Binder
+from scheduler_extender.verbs.verbs import Verbs
+from tandem.kube.client import KubeClient, Object
+from tandem.kube.errors import KubeError, NotFound
+from tandem.kube.events import EventRecorder
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.reflector import EventType, Reflector
+from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS, Resource
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "tandem-scheduler"
+RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", namespaced=False)
+WATCHED = (NODES, GPU_NODES, GPU_JOBS, PODS)
+
+_BIND_THREADS = 32
+_TICK_S = 1.0
+_SWITCH_S = 0.0005
+_RUNTIME_CLASS_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class Service:
+    """Everything that the HTTP routes need."""
+
+    config: ExtenderConfig
+    api: KubeClient | MemoryCluster
+    state: ClusterState
+    feed: Feed
+    verbs: Verbs
+    binder: Binder
+    metrics: Metrics
+    runtime_class: list[bool] = field(default_factory=lambda: [False])
+
+
+@contextlib.asynccontextmanager
+async def running(
+    config: ExtenderConfig,
+    api: KubeClient | MemoryCluster | None = None,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Service]:
+    """Run everything but the HTTP servers, on the running loop.
+
+    `api` is made from the configuration where it is not given. At the end, Bindings under way get a
+    moment to come to their end.
+    """
+    if api is None:
+        api = (
+            MemoryCluster(admission(config.admission))
+            if config.api == "memory"
+            else KubeClient.load(config.kubeconfig)
+        )
+    profile = believing(config.profile, config.learning)
+    learning = config.learning
+    books = Books(Pairs(learning.pairs_per_namespace, learning.max_interference))
+    pipeline = profile.pipeline()
+    state = ClusterState(
+        now_s=clock(),
+        max_jobs_per_gpu=config.max_jobs_per_gpu,
+        stale_after_s=config.stale_after_s,
+        pairs=books.pairs,
+    )
+    metrics = Metrics()
+    feed = Feed(state, on_slice=metrics.slice_took)
+    threads = ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind")
+    binder = Binder(
+        state,
+        pipeline,
+        api,
+        threads,
+        stamp=lambda: uuid4().hex,
+        may_bind=lambda: feed.listener is not None and controller.leads,
+    )
+    service = Service(config, api, state, feed, Verbs(state, pipeline), binder, metrics)
+    predictor = HttpPredictor(config.predictor_url)
+    hostname = config.leader.hostname or socket.gethostname()
+    lease = LeaseWatch(api, config.leader.namespace, config.leader.lease, hostname, clock)
+    fence = Fence(api, config.admission.scheduler_name, lambda kind, record: feed.put(kind, record))
+    recorder = EventRecorder(api, COMPONENT, hostname)
+    process = uuid4().hex[:8]
+
+    async def take_over(term: str) -> None:
+        await fence.raise_for(f"{term}.{process}")
+
+    feed.listener = controller = Controller(
+        state=state,
+        api=api,
+        profile=profile,
+        predictor=predictor,
+        tell=lambda regarding, reason, note, kind: recorder.record(
+            regarding, reason, note, type_="Warning" if kind == "Warning" else "Normal"
+        ),
+        clock=clock,
+        term=(lambda: "always") if config.leader.always else lease.term,
+        take_over=None if config.leader.always else take_over,
+        stale_after_s=config.stale_after_s,
+        settings=config.queue,
+        learned=Learned(config.public.namespace, config.queue.history_jobs, books.kept()),
+        books=books,
+        learning=config.learning,
+        feedback=predictor.tell,
+        metrics=QueueMetrics(metrics.registry),
+        forecasts=True,
+    )
+    reflectors = _start_feed(feed, api)
+    metrics.watch(state, feed, binder, reflectors, config.max_jobs_per_gpu)
+    if not config.leader.always:
+        lease.start()
+    tasks = [
+        asyncio.create_task(_tick(state, metrics, clock)),
+        asyncio.create_task(_act_when_ready(feed, controller)),
+        asyncio.create_task(_watch_runtime_class(service, api)),
+    ]
+    try:
+        yield service
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        lease.stop()
+        for reflector in reflectors:
+            await asyncio.to_thread(reflector.stop)
+        await binder.drained()
+        threads.shutdown(wait=False, cancel_futures=True)
+        await predictor.aclose()
+        api.close()
+
+
+def _start_feed(feed: Feed, api: KubeClient | MemoryCluster) -> list[Reflector]:
+    """Let the API server's objects flow; a memory cluster tells by itself."""
+    if isinstance(api, MemoryCluster):
+        for resource in WATCHED:
+            api.watch(resource, partial(_tell, feed, resource.plural))
+            feed.synced(resource.plural)
+        return []
+    reflectors = [
+        Reflector(
+            api,
+            resource,
+            partial(feed.take, resource.plural),
+            trim=feed.trim(resource.plural),
+            on_synced=partial(feed.synced, resource.plural),
+        )
+        for resource in WATCHED
+    ]
+    for reflector in reflectors:
+        reflector.start()
+    return reflectors
+
+
+def _tell(feed: Feed, kind: str, event: EventType, obj: Object) -> None:
+    feed.take(kind, event, feed.trim(kind)(obj))
+
+
+async def _tick(state: ClusterState, metrics: Metrics, clock: Callable[[], float]) -> None:
+    """Let the state's clock advance, and measure how late the loop comes to it."""
+    while True:
+        due = time.perf_counter() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        metrics.lagged(max(0.0, time.perf_counter() - due))
+        state.tick(clock())
+
+
+async def _act_when_ready(feed: Feed, controller: Controller) -> None:
+    await feed.wait_ready()
+    log.info("cluster read, the queue controller begins")
+    # The planner's thread gives the loop its turn soon: a verb does not wait for it.
+    sys.setswitchinterval(_SWITCH_S)
+    task = asyncio.create_task(controller.run())
+    try:
+        await controller.caught_up.wait()
+        gc.freeze()  # what the queue is made of is no garbage; see app.py
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _watch_runtime_class(service: Service, api: KubeClient | MemoryCluster) -> None:
+    """Keep an eye on whether the cluster has the runtime class that the webhook may set."""
+    while True:
+        try:
+            await asyncio.to_thread(api.get, RUNTIME_CLASSES, "nvidia")
+            service.runtime_class[0] = True
+        except NotFound:
+            service.runtime_class[0] = False
+        except KubeError as error:
+            log.warning("runtime class not read error=%s", error)
+        await asyncio.sleep(_RUNTIME_CLASS_EVERY_S)

@@ -1,0 +1,1 @@
+"""kube-scheduler's questions: filter, prioritize, preempt and bind."""

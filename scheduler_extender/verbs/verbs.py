@@ -1,0 +1,256 @@
+"""filter, prioritize and preempt: questions about the state, answered without side effects.
+
+kube-scheduler asks them of nodes that its plugins let through, possibly of one nominated node
+alone and possibly in vain, so that nothing may be reserved here: that is bind's (binding.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from itertools import repeat
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from scheduler_extender.cluster.ledger import Hold
+from scheduler_extender.cluster.pods import PodInfo, pod_info
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.verbs.reasons import node_reason, reason_of_many
+from scheduler_extender.verbs.wire import (
+    FILTER,
+    MAX_SCORE,
+    ExtenderArgs,
+    ExtenderPreemptionArgs,
+    HostPriority,
+    MetaVictims,
+    Pod,
+    asked_nodes,
+    asked_victims,
+    filter_answer,
+)
+from tandem.policy.job import Job
+from tandem.policy.pipeline import Evaluation, Pipeline, evaluate
+from tandem.policy.units import Floats, Ints
+
+NO_AGENT = "no Tandem node agent reports here"
+#: Below the planned node's score: a plan is outvoted by the plugins' refusal alone.
+BEST_UNPLANNED = 8
+#: Nodes whose refusal is told GPU by GPU; an event has room for a few at most.
+_TOLD_IN_FULL = 4
+#: How kube-scheduler's questions end.
+_NAMES = b'"NodeNames":%s}'
+
+
+class MalformedPodError(ValueError):
+    """A pod that no API server would have sent."""
+
+
+def read_pod(pod: Pod | None) -> PodInfo:
+    """Return the pod of a request.
+
+    Raises:
+        MalformedPodError: it has no uid, or its requests are no quantities.
+    """
+    if not pod or not pod.get("metadata", {}).get("uid"):
+        raise MalformedPodError("Pod.metadata.uid: missing")
+    try:
+        return pod_info(pod)
+    except (ValueError, KeyError) as error:
+        raise MalformedPodError(f"Pod: {error}") from error
+
+
+class Verbs:
+    """The questions of kube-scheduler about one state and one pipeline."""
+
+    def __init__(self, state: ClusterState, pipeline: Pipeline) -> None:
+        self._state = state
+        self._pipeline = pipeline
+        self._known: tuple[object, Evaluation] | None = None
+        self._passed: tuple[int, list[str], Ints] = -1, [], np.zeros(0, dtype=np.int64)
+        self._asked: tuple[Pod, PodInfo] | None = None
+        self._told = b""  # the end of a question about the nodes that filter has just let through
+
+    def read(self, body: bytes) -> ExtenderArgs:
+        """Return what filter or prioritize is asked; raises pydantic's ValidationError.
+
+        kube-scheduler asks prioritize of the nodes that filter answered, in their order and at the
+        end of the question: they are compared as bytes, since to decode them takes half the time.
+        """
+        if self._told and body.endswith(self._told):
+            with contextlib.suppress(ValidationError):  # it is said of the whole, below
+                args = FILTER.validate_json(body[: -len(self._told)] + _NAMES % b"null")
+                args["NodeNames"] = self._passed[1]
+                return args
+        return FILTER.validate_json(body)
+
+    def filter(self, args: ExtenderArgs) -> bytes:
+        """Return the nodes with enough GPUs that may take the pod, and why the others may not."""
+        pod, names = self._pod(args.get("Pod")), asked_nodes(args)
+        if pod.gpus == 0:
+            return filter_answer(json.dumps(names).encode()[1:-1])
+        table = self._state.table
+        slots = self._slots(names)
+        known = slots >= 0
+        here = slots[known]
+        evaluation = self._evaluate(self._state.worker(pod), pod.uid)
+        fits = (_by_node(evaluation.allowed, False, table.across).sum(axis=0) >= pod.gpus)[here]
+        fitting = here[fits]
+        all_fit = len(fitting) == len(names)
+        self._passed = (
+            table.layout,
+            names if all_fit else [table.node_names[slot] for slot in fitting.tolist()],
+            fitting,
+        )
+        fitting_names = table.lines.names(fitting)
+        self._told = _NAMES % (b"[%s]" % fitting_names)
+        if all_fit:
+            return filter_answer(fitting_names)
+        enough = table.gpus_of_slot[here] >= pod.gpus
+        hopeless = {
+            **{table.node_names[slot]: f"has fewer than {pod.gpus} GPUs in all"
+               for slot in here[~fits & ~enough].tolist()},
+            **{names[index]: NO_AGENT for index in np.flatnonzero(~known).tolist()},
+        }  # fmt: skip
+        return filter_answer(
+            fitting_names,
+            self._refusals(pod, here[~fits & enough], evaluation),
+            json.dumps(hopeless).encode()[1:-1],
+        )
+
+    def prioritize(self, args: ExtenderArgs) -> bytes:
+        """Return 10 for the planned node, for others the policy's score between 0 and 8."""
+        pod, names = self._pod(args.get("Pod")), asked_nodes(args)
+        slots = self._slots(names)
+        known = slots >= 0
+        here = slots[known]
+        scores = np.zeros(len(here), dtype=np.int64)
+        table = self._state.table
+        if pod.gpus > 0 and len(here):
+            job = self._state.worker(pod)
+            allowed = self._evaluate(job, pod.uid).allowed
+            score = evaluate(job, self._state.gpus, (), self._pipeline.scorers).score
+            score[~allowed] = -np.inf
+            scores = _whole_scores(_best_of_nodes(score, table.across, pod.gpus)[here])
+            plan = self._state.ledger.claim(pod.uid, Hold.PLANNED)
+            if plan is not None:
+                scores[here == table.slot_of.get(plan.node, -2)] = MAX_SCORE
+        others: list[HostPriority] = [
+            {"Host": names[index], "Score": 0} for index in np.flatnonzero(~known).tolist()
+        ]
+        parts = (table.lines.scored(here, scores), json.dumps(others).encode()[1:-1])
+        return b"[%s]" % b",".join(filter(None, parts))
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
+        """Return those nodes (with the victims given) on which the pod would then have its GPUs."""
+        pod, proposed = self._pod(args.get("Pod")), asked_victims(args)
+        if pod.gpus == 0:
+            return proposed
+        job = self._state.worker(pod)
+        kept = {}
+        for node, victims in proposed.items():
+            rows = self._state.node_rows(node)
+            going = frozenset(victim["UID"] for victim in victims.get("Pods") or ())
+            left = self._state.ledger.without(rows, going | {pod.uid})
+            if int(self._pipeline.evaluate(job, left).allowed.sum()) >= pod.gpus:
+                kept[node] = victims
+        return kept
+
+    def _pod(self, asked: Pod | None) -> PodInfo:
+        """Return the pod of a question; prioritize asks about the one that filter had."""
+        if asked is None or self._asked is None or asked != self._asked[0]:
+            info = read_pod(asked)
+            assert asked is not None  # read_pod has refused it
+            self._asked = asked, info
+        return self._asked[1]
+
+    def _slots(self, names: list[str]) -> Ints:
+        """Return (names,): the slot of each node, -1 where no agent reports.
+
+        Prioritize asks for the nodes that filter has just let through: comparing is cheaper than
+        looking all up again.
+        """
+        table = self._state.table
+        layout, passed, slots = self._passed
+        if layout == table.layout and names == passed:
+            return slots
+        return np.fromiter(map(table.slot_of.get, names, repeat(-1)), np.int64, len(names))
+
+    def _evaluate(self, job: Job, uid: str) -> Evaluation:
+        """Return which GPUs may take a worker of the pod, its own claims left out.
+
+        Prioritize follows filter for the same pod at once, mostly in the same state: the answer is
+        kept until the state changes.
+        """
+        state = self._state
+        key = (uid, job, state.generation, state.beliefs.pairs.version, len(state.gpus))
+        if self._known is not None and self._known[0] == key:
+            return self._known[1]
+        evaluation = evaluate(job, state.gpus, self._pipeline.constraints)
+        held = state.ledger.held(uid)
+        if held is not None:
+            own = state.rows_of(held[1].node, held[1].gpus)
+            alone = evaluate(
+                job, state.ledger.without(own, frozenset((uid,))), self._pipeline.constraints
+            )
+            evaluation.allowed[own] = alone.allowed
+            evaluation.refused_by[own] = alone.refused_by
+        self._known = (key, evaluation)
+        return evaluation
+
+    def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> bytes:
+        """Return why nodes were refused, as members: the first few by GPU, the rest in common."""
+        if len(slots) == 0:
+            return b""
+        table, constraints = self._state.table, self._pipeline.constraints
+        job = self._state.worker(pod)
+        in_full = []
+        for slot in slots[:_TOLD_IN_FULL].tolist():
+            node = table.node_names[slot]
+            rows = table.rows(node)
+            gpus = self._state.ledger.without(rows, frozenset((pod.uid,)))
+            ids = [f"{node}/{table.gpu_ids[row]}" for row in rows.tolist()]
+            in_full.append(node_reason(job, gpus, ids, constraints))
+        first = table.lines.members(
+            slots[:_TOLD_IN_FULL], in_full, np.arange(len(in_full), dtype=np.int64)
+        )
+        rest = slots[_TOLD_IN_FULL:]
+        refused_by = _by_node(evaluation.refused_by, -1, table.across[:, rest])
+        mostly = np.argmax(
+            [(refused_by == index).sum(axis=0) for index in range(len(constraints))], axis=0
+        )
+        in_common = [reason_of_many(constraint.kind, pod.gpus) for constraint in constraints]
+        return b",".join(filter(None, (first, table.lines.members(rest, in_common, mostly))))
+
+
+_Value = TypeVar("_Value", np.bool_, np.int64, np.float64)
+
+
+def _by_node(values: NDArray[_Value], filler: float, across: Ints) -> NDArray[_Value]:
+    """Return (widest node, nodes): the values of each node's rows, `filler` where it has fewer."""
+    return np.append(values, np.array([filler], dtype=values.dtype)).take(across)
+
+
+def _best_of_nodes(score: Floats, across: Ints, wanted: int) -> Floats:
+    """Return (nodes,): the mean score of the `wanted` best GPUs; -inf where fewer are allowed."""
+    by_node = _by_node(score, -np.inf, across)
+    if wanted > len(by_node):
+        return np.full(by_node.shape[1], -np.inf)
+    if wanted == 1:
+        best: Floats = by_node.max(axis=0)
+        return best
+    mean: Floats = -np.partition(-by_node, wanted - 1, axis=0)[:wanted].mean(axis=0)
+    return mean
+
+
+def _whole_scores(best: Floats) -> Ints:
+    """Return (nodes,) whole numbers: 8 for the best, 0 for the worst and for the impossible."""
+    scores = np.zeros(len(best), dtype=np.int64)
+    possible = np.isfinite(best)
+    if possible.any():
+        low, high = best[possible].min(), best[possible].max()
+        share = (best[possible] - low) / (high - low) if high > low else 1.0
+        scores[possible] = np.rint(BEST_UNPLANNED * share)
+    return scores
