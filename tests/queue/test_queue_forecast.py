@@ -2,11 +2,15 @@
 
 import asyncio
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from queue_builders import pod, raw_pod
 from test_queue_controller import Cluster, run
 
@@ -19,12 +23,14 @@ from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
 from scheduler_extender.queue import forecasts
+from tandem.contracts.quantity import parse_quantity
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 
+ROOT = Path(__file__).parents[2]
 NOW = 1_000_000.0
 
 
@@ -161,6 +167,22 @@ def test_four_times_in_five_the_truth_lies_between() -> None:
     assert total == 160
     assert hits / total == pytest.approx((DRAWS - 1) / (DRAWS + 1), abs=0.08)
     assert below / total == pytest.approx(1 / (DRAWS + 1), abs=0.06)
+
+
+def test_service_and_child_together_stay_within_the_containers_memory() -> None:
+    values = yaml.safe_load((ROOT / "helm" / "tandem" / "values.yaml").read_text())
+    limit = values["scheduler"]["extender"]["resources"]["limits"]["memory"]
+    assert parse_quantity(limit) >= 600 * 2**20 + forecasting.MEMORY_BYTES
+
+
+def test_a_child_that_grows_beyond_its_memory_ends_by_itself() -> None:
+    code = (
+        "import io, sys, types; from scheduler_extender.planning import forecast as f;"
+        "f.unpacked = lambda _: bytearray(f.MEMORY_BYTES); f.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "MemoryError" in done.stderr
 
 
 def test_what_the_child_is_given_is_what_was_packed() -> None:
