@@ -22,6 +22,7 @@ import numpy as np
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import PARSERS, PodRecord
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.config import QueueConfig
 from scheduler_extender.predictions import without_predictor
 from scheduler_extender.queue.controller import Controller
 from scheduler_extender.verbs.verbs import Verbs
@@ -63,7 +64,9 @@ class Measured:
 
 
 class _Bench:
-    def __init__(self, profile: str, gpus: int, queued: int, demands: int) -> None:
+    def __init__(
+        self, profile: str, gpus: int, queued: int, demands: int, forecast_every_s: float
+    ) -> None:
         self.api = MemoryCluster()
         self.state = ClusterState(now_s=time.time())
         self.loop = asyncio.get_running_loop()
@@ -76,6 +79,8 @@ class _Bench:
             predictor=self,
             tell=lambda *_: None,
             clock=time.time,
+            settings=QueueConfig(expected_start_every_s=forecast_every_s),
+            forecasts=True,
         )
         self.verbs = Verbs(self.state, load_profile(profile).pipeline())
         self.plans: list[float] = []
@@ -219,10 +224,12 @@ class _Bench:
             await asyncio.to_thread(self.add_job, f"n{index:05}", 12.0)
 
 
-async def measure(profile: str, gpus: int, queued: int, demands: int, seconds: float) -> Measured:
+async def measure(
+    profile: str, gpus: int, queued: int, demands: int, seconds: float, forecast_every_s: float
+) -> Measured:
     """Measure one size."""
     sys.setswitchinterval(SWITCH_S)
-    bench = _Bench(profile, gpus, queued, demands)
+    bench = _Bench(profile, gpus, queued, demands, forecast_every_s)
     bench.fill()
     gc.collect()
     gc.freeze()
@@ -261,9 +268,11 @@ def main() -> None:
     parser.add_argument("--demands", type=int, default=20, help="distinct demands in the queue")
     parser.add_argument("--profile", default="tandem")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--forecast-every-s", type=float, default=5.0, help="0: none")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found = asyncio.run(measure(args.profile, args.gpus, args.queued, args.demands, args.seconds))
+    asked = (args.profile, args.gpus, args.queued, args.demands, args.seconds)
+    found = asyncio.run(measure(*asked, args.forecast_every_s))
     if args.json:
         print(json.dumps({"machine": platform.machine(), **asdict(found)}))
         return
