@@ -13,6 +13,7 @@ import numpy as np
 
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import NodeRecord
+from scheduler_extender.cluster.selectors import holds
 from tandem.policy.units import Bools, Ints
 
 _CPU, _MEMORY, _PODS = range(3)
@@ -163,27 +164,6 @@ def _term_holds(term: Mapping[str, Any], node: NodeRecord) -> bool:
     fields = term.get("matchFields") or ()
     if not labels and not fields:
         return False  # an empty term matches nothing
-    return all(_expression_holds(e, node.labels.get(e["key"])) for e in labels) and all(
-        _expression_holds(e, node.name if e["key"] == "metadata.name" else None) for e in fields
+    return all(holds(e, node.labels.get(e["key"])) for e in labels) and all(
+        holds(e, node.name if e["key"] == "metadata.name" else None) for e in fields
     )
-
-
-def _expression_holds(expression: Mapping[str, Any], value: str | None) -> bool:
-    values = expression.get("values") or ()
-    match expression["operator"]:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt" as operator:
-            try:
-                left, right = int(value or ""), int(next(iter(values), ""))
-            except ValueError:
-                return False
-            return left > right if operator == "Gt" else left < right
-        case _:
-            return False  # an operator of a later Kubernetes: leave it to the plugins' own time
