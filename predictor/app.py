@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from predictor.config import PredictorConfig
 from predictor.drift import Drift
 from predictor.errors import BusyError, GraphError, ModelNotFoundError, Refusal
+from predictor.experience import Experience
 from predictor.graph.skim import Skimmer
 from predictor.http import Edge, add_error_handlers
 from predictor.interference import open_interference
@@ -40,6 +41,7 @@ from tandem.contracts.prediction import (
     PredictionBatch,
     PredictRequest,
 )
+from tandem.errors import TandemError
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,8 @@ class _Service:
             Predictor([learned.memory], [learned.utilisation]) if learned else Predictor()
         )
         self._drift = Drift(self._predictor)
-        self._pricing = open_interference(config.artifacts)
+        self._experience = Experience()
+        self._pricing = open_interference(config.artifacts, self._experience)
         self._uploads = 0
         # Graphs wait for their turn here and not in the threads that predictions need.
         self._parsers = anyio.CapacityLimiter(sandbox.limits.parallel)
@@ -120,10 +123,38 @@ class _Service:
 
     def feedback(self, run: Feedback, now: str) -> ModelSummary:
         model = self._store.observe(run, now)
+        self._experience.add(
+            run.namespace,
+            f"{model.feature_hash}@{run.batch_size}",
+            run.gpu_model,
+            run.utilisation_percent,
+            run.neighbours,
+        )
         drifted = self._drift.add(run, model.features)
         if drifted is not None:
             self._metrics.fed_back(*drifted)
         return model
+
+    def recall(self) -> None:
+        """Fill what types of GPU have shown from the stored observations, twice over.
+
+        The first pass makes every utilisation known, the second pass reads the neighbours.
+        """
+        try:
+            models = self._store.list(None)
+        except TandemError as error:
+            log.warning("observations not read error=%s", error.message)
+            return
+        for neighbours_too in (False, True):
+            for model in models:
+                for seen in model.observed:
+                    self._experience.add(
+                        model.namespace,
+                        f"{seen.feature_hash}@{seen.batch_size}",
+                        seen.gpu_model,
+                        seen.utilisation_percent,
+                        seen.neighbours if neighbours_too else (),
+                    )
 
     def predict(self, request: PredictRequest) -> Prediction:
         model = None
@@ -167,6 +198,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(sandbox.start)
+        await run_in_threadpool(service.recall)
         yield
         await run_in_threadpool(sandbox.close)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from predictor.gpus import GIB, GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures
@@ -102,6 +105,17 @@ def training_step(
         min(flops / rate / seconds, 1.0),
         min(moved / gpu.bandwidth / seconds, 1.0),
     )
+
+
+def time_shared_speed(total_utilisation_percent: ArrayLike) -> NDArray[np.float64]:
+    """Return the speed of each job on a GPU whose time they share: min(1, 1 / (u1 + u2)).
+
+    `total_utilisation_percent`, any shape, is the sum of what the jobs use alone. Below 100 %
+    nothing is lost; above, each gets its share. At 160 %: 0.625.
+
+    Source: ours; the kernels of two processes take turns on a GPU without MPS.
+    """
+    return 1 / np.maximum(np.asarray(total_utilisation_percent, dtype=np.float64) / 100, 1.0)
 
 
 def two_levels(

@@ -94,3 +94,9 @@ def find_gpu(model: str | None) -> GpuType | None:
     """
     words = set(re.split(r"[^A-Z0-9]+", (model or "").upper()))
     return next((gpu for gpu in GPU_TYPES if set(gpu.name.upper().split()) <= words), None)
+
+
+def type_name(model: str | None) -> str:
+    """Return the name under which measurements of a GPU's type are kept together."""
+    known = find_gpu(model)
+    return known.name if known is not None else (model or "").strip().upper()

@@ -1,7 +1,9 @@
 """How much two jobs slow one another down on one GPU, from their loads.
 
-One call prices a job against many candidates. A learned model serves where one was trained and
-both loads came from graphs; otherwise Horus' quadratic in the total utilisation.
+One call prices a job against many candidates. A learned model answers inside its domain: a type
+of GPU that it was trained on, and loads like those that it was trained on. Everywhere else the two
+jobs are taken to share the GPU's time, shifted by what this type of GPU has shown so far. Every
+figure has an upper bound, calibrated on model families that were left out.
 """
 
 from __future__ import annotations
@@ -9,25 +11,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from predictor.artifacts import ArtifactError, Card, serving
+from predictor.equations import time_shared_speed
+from predictor.experience import Experience
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
 from predictor.trees import Trees, in_json
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
-from tandem.policy.equations.horus import slowdown_over_commit
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 #: The name of its artifacts, and of the one model that they have.
 KIND = "interference"
 PART = "speed"
 #: A predicted speed below this counts as this: a slowdown of 20.
 _SLOWEST = 1 / 21
+#: log(predicted speed / speed) that 95 % of the pairs of an unseen family stay below: of time
+#: sharing by predicted and by measured utilisation, and of a model whose card does not say it.
+#: Derived from measured pairs on two types of GPU, family by family: docs/results/predictions.md.
+PREDICTED_SPREAD = 0.50
+MEASURED_SPREAD = 0.45
+_MODEL_SPREAD = 0.40
 
 #: The columns of `pair_features`; `job` is the one whose speed is asked, `partner` the other.
 PAIR_FEATURES = (
@@ -38,44 +48,29 @@ PAIR_FEATURES = (
 )  # fmt: skip
 
 
-class InterferenceModel(Protocol):
-    """Prices pairs of loads on a type of GPU."""
+class TimeSharing:
+    """Two jobs share the GPU's time: speed = min(1, 1 / (u1 + u2)), u being busy shares.
 
-    source: Source
-    version: str
+    The formula knows no type of GPU. What a type of GPU has shown so far (`Experience`) shifts it.
+    """
 
-    def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
-        """Return (partners, 2): the slowdown of the job, and that of each partner, at least 0."""
-        ...
+    version = "time-sharing/1"
 
-    def out_of_distribution(self, gpu: GpuType | None) -> bool:
-        """Whether pairs on this type of GPU are unlike those that it is made of."""
-        ...
+    def __init__(self, experience: Experience | None = None) -> None:
+        self.experience = experience or Experience()
 
-
-class HorusInterference:
-    """[Horus] Eq. (9)-(10): both slow down alike, by the GPU's total utilisation."""
-
-    source = Source.FORMULA
-    version = "horus/1"
-
-    def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
-        """Return (partners, 2) slowdowns; the type of GPU makes no difference."""
-        del gpu
-        total = np.array([job.utilisation_percent + p.utilisation_percent for p in partners])
-        slowdown = (slowdown_over_commit(total) - 1).clip(0.0)
-        return np.column_stack([slowdown, slowdown])
-
-    def out_of_distribution(self, gpu: GpuType | None) -> bool:
-        """Return False: it knows no types of GPU."""
-        del gpu
-        return False
+    def speeds(self, job: Load, partners: Sequence[Load], gpu_model: str | None) -> Floats:
+        """Return (partners,): the speed of either side, in (0, 1]."""
+        speed = time_shared_speed(
+            np.array([job.utilisation_percent + p.utilisation_percent for p in partners])
+        )
+        shift = self.experience.shift(gpu_model)
+        shifted: Floats = np.clip(speed * math.exp(shift), _SLOWEST, 1.0)
+        return shifted
 
 
 class LearnedInterference:
-    """A model trained on measured pairs; falls back where a load did not come from a graph."""
-
-    source = Source.MODEL
+    """A model trained on measured pairs, with the domain in which its figures hold."""
 
     def __init__(self, parts: dict[str, bytes], card: Card) -> None:
         if card.features != list(PAIR_FEATURES) or f"{PART}.ubj" not in parts:
@@ -86,54 +81,114 @@ class LearnedInterference:
         self.version = f"{KIND}/{card.version}"
         self._gpus = frozenset(card.details.get("gpus", ()))
         self._trees = Trees(in_json(parts)[PART])
+        self._domain = LoadDomain.model_validate(card.details.get("domain", {}))
+        self.spread = float(card.details.get("spread", _MODEL_SPREAD))
 
-    def slowdowns(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
-        """Return (partners, 2) slowdowns; every load must have its shares."""
+    def speeds(self, job: Load, partners: Sequence[Load], gpu: GpuType | None) -> Floats:
+        """Return (partners, 2): speeds of the job and of each partner; loads have their shares."""
         others = load_features(partners)
         own = np.repeat(load_features([job]), len(partners), axis=0)
         rows = [pair_features(own, others, gpu), pair_features(others, own, gpu)]
         speed = self._trees.predict(np.concatenate(rows).astype(np.float32))
-        slowdown = (1 / speed.clip(_SLOWEST, 1.0) - 1).reshape(2, -1)
-        return slowdown.T
+        both: Floats = speed.clip(_SLOWEST, 1.0).reshape(2, -1).T
+        return both
 
-    def out_of_distribution(self, gpu: GpuType | None) -> bool:
-        """Return True on a type of GPU that it was not trained on."""
-        return gpu is None or gpu.name not in self._gpus
+    def covers(self, gpu: GpuType | None, loads: Sequence[Load]) -> Bools:
+        """Return (loads,): whether each load on this type of GPU is like those trained on."""
+        covered = np.zeros(len(loads), dtype=np.bool_)
+        if gpu is None or gpu.name not in self._gpus:
+            return covered
+        known = [index for index, load in enumerate(loads) if has_shares(load)]
+        if known:
+            covered[known] = self._domain.covers(load_features([loads[i] for i in known]))
+        return covered
+
+
+class LoadDomain(BaseModel):
+    """The loads of a training set, by which a new load is recognised as one of their kind.
+
+    A load is covered where the nearest load of the set is not further than `reach`, in units of
+    the columns' standard deviations. A set without loads covers everything.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    loads: list[list[float]] = []  # (loads, 4), as load_features gives them
+    scale: list[float] = []
+    reach: float = math.inf
+
+    def covers(self, loads: Floats) -> Bools:
+        """Return (loads,): whether each row of `load_features` is covered."""
+        if not self.loads:
+            return np.ones(len(loads), dtype=np.bool_)
+        seen, scale = np.array(self.loads), np.array(self.scale)
+        distance = np.abs(loads[:, None, :] - seen[None, :, :]) / scale
+        near: Bools = distance.max(axis=2).min(axis=1) <= self.reach
+        return near
 
 
 class Interference:
-    """Prices with the learned model where it can, and with Horus' quadratic otherwise."""
+    """Prices pairs: the learned model inside its domain, time sharing everywhere else."""
 
-    def __init__(self, learned: LearnedInterference | None = None) -> None:
+    def __init__(
+        self, learned: LearnedInterference | None = None, experience: Experience | None = None
+    ) -> None:
         self._learned = learned
-        self._formula = HorusInterference()
+        self._formula = TimeSharing(experience)
 
     def answer(self, request: InterferenceRequest) -> InterferenceAnswer:
-        """Price a job against every candidate of the request, all by the same model."""
-        model: InterferenceModel = self._formula
-        loads = (request.job, *request.candidates)
-        if self._learned is not None and all(has_shares(load) for load in loads):
-            model = self._learned
+        """Price a job against every candidate of the request."""
+        job, candidates = request.job, request.candidates
+        count = len(candidates)
         gpu = find_gpu(request.gpu_model)
-        slowdowns = model.slowdowns(request.job, request.candidates, gpu)
+        speed = np.repeat(
+            self._formula.speeds(job, candidates, request.gpu_model)[:, None], 2, axis=1
+        )
+        measured = np.array([_measured(each) for each in candidates], dtype=np.bool_)
+        measured &= _measured(job)
+        spread = np.where(measured, MEASURED_SPREAD, PREDICTED_SPREAD)
+        in_domain = np.zeros(count, dtype=np.bool_)
+        learned = self._learned
+        if learned is not None and learned.covers(gpu, [job])[0]:
+            in_domain = learned.covers(gpu, candidates)
+            at = np.flatnonzero(in_domain)
+            if len(at):
+                speed[at] = learned.speeds(job, [candidates[i] for i in at], gpu)
+                spread[at] = learned.spread
+        slowdown = 1 / speed - 1
+        bound = np.exp(spread)[:, None] / speed - 1
+        outside = ~(in_domain | measured)
+        by_model = learned is not None and (bool(in_domain.all()) if count else True)
         # All pairs in one call: to make them one by one costs half as much as the model.
         return InterferenceAnswer.model_validate(
             {
                 "pairs": [
-                    {"job_slowdown": job, "partner_slowdown": partner}
-                    for job, partner in slowdowns.tolist()
+                    {
+                        "job_slowdown": own, "partner_slowdown": caused,
+                        "job_slowdown_p95": own_p95, "partner_slowdown_p95": caused_p95,
+                        "out_of_distribution": unseen,
+                    }
+                    for (own, caused), (own_p95, caused_p95), unseen in zip(
+                        slowdown.tolist(), bound.tolist(), outside.tolist(), strict=True
+                    )
                 ],
-                "source": model.source,
-                "model_version": model.version,
-                "out_of_distribution": model.out_of_distribution(gpu),
+                "source": Source.MODEL if by_model else Source.FORMULA,
+                "model_version": (
+                    learned.version if learned is not None and by_model else self._formula.version
+                ),
+                "out_of_distribution": bool(outside.any()),
             }
-        )
+        )  # fmt: skip
 
 
-def open_interference(directory: Path | None) -> Interference:
+def open_interference(directory: Path | None, experience: Experience | None = None) -> Interference:
     """Return what prices pairs: with the model of `directory`, else the one that is shipped."""
     found = serving(directory, KIND)
-    return Interference(LearnedInterference(*found) if found else None)
+    return Interference(LearnedInterference(*found) if found else None, experience)
+
+
+def _measured(load: Load) -> bool:
+    return load.utilisation_source is Source.OBSERVED
 
 
 def pair_features(jobs: Floats, partners: Floats, gpu: GpuType | None) -> Floats:

@@ -20,6 +20,7 @@ from predictor.interference import (
     KIND,
     PAIR_FEATURES,
     PART,
+    LoadDomain,
     has_shares,
     load_features,
     pair_features,
@@ -123,9 +124,50 @@ def train(measured: list[MeasuredPair], artifacts: Artifacts) -> Card:
         "details": {
             "gpus": sorted({gpu.name for name in gpus if (gpu := find_gpu(name)) is not None}),
             "families": sorted(families),
+            "domain": _domain(measured).model_dump(),
+            "spread": spread(pairs),
         },
     }
     return artifacts.publish(KIND, stored(PART, learner.get_booster()), card)
+
+
+def spread(pairs: Pairs) -> float:
+    """Return log(predicted / measured speed) that 95 % of the pairs not seen stay below.
+
+    Each pair is predicted by a model that never saw either direction of it.
+    """
+    make = candidates()[PUBLISHED]
+    over = []
+    for train_rows, test_rows in unseen_pairs(pairs):
+        learner = make()
+        learner.fit(pairs.features[train_rows], pairs.speed[train_rows])
+        predicted = np.clip(learner.predict(pairs.features[test_rows]), 1 / 21, 1.0)
+        over.append(np.log(predicted / np.clip(pairs.speed[test_rows], 1 / 21, 1.0)))
+    return max(round(float(np.quantile(np.concatenate(over), 0.95)), 4), 0.0)
+
+
+def _domain(measured: Iterable[MeasuredPair]) -> LoadDomain:
+    """Return the loads trained on; `reach` is the 95 % quantile of their nearest distances.
+
+    The distance of a load to the nearest one of the same family counts for nothing where it is the
+    same configuration on another type of GPU: those are one load here.
+    """
+    by_name = {
+        (pair.gpu_model, job.name): job.load
+        for pair in measured
+        for job in (pair.first, pair.second)
+    }
+    loads = load_features(list(by_name.values()))
+    names = np.array([name for _, name in by_name])
+    scale = np.maximum(loads.std(axis=0), 1e-3)
+    distance = (np.abs(loads[:, None] - loads[None]) / scale).max(axis=2)
+    distance[names[:, None] == names[None]] = np.inf
+    nearest = distance.min(axis=1)
+    return LoadDomain(
+        loads=loads.round(4).tolist(),
+        scale=scale.round(4).tolist(),
+        reach=round(float(np.quantile(nearest[np.isfinite(nearest)], 0.95)), 4),
+    )
 
 
 def _check_better(errors: dict[str, dict[str, float]]) -> None:

@@ -140,8 +140,8 @@ class Beliefs:
             self._predicted, self._pairs_known = {}, -1
         for index, others, answer in self._answers:
             at = np.array(others, dtype=np.int64)
-            own = np.array([pair.job_slowdown for pair in answer.pairs])
-            caused = np.array([pair.partner_slowdown for pair in answer.pairs])
+            planned = np.array([pair.planned for pair in answer.pairs]).reshape(-1, 2)
+            own, caused = planned.T
             before = self._slowdown[index, at], self._slowdown[at, index]
             if not (np.array_equal(before[0], own) and np.array_equal(before[1], caused)):
                 changed |= {index, *others}

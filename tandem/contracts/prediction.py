@@ -78,16 +78,39 @@ class InterferenceRequest(Message):
 
 
 class PairSlowdown(Message):
-    """Slowdown (t_colocated / t_solo - 1, at least 0) of the job and of its partner."""
+    """Slowdown (t_colocated / t_solo - 1, at least 0) of the job and of its partner.
+
+    `*_slowdown` is the estimate. `*_slowdown_p95` is the upper bound that 95 % of pairs of unseen
+    model families stay below; it is absent in answers of earlier versions of the predictor.
+    `out_of_distribution` means that no model was trained on such a pair and that at least one of
+    the two loads was never measured.
+    """
 
     job_slowdown: Annotated[float, Field(ge=0)]
     partner_slowdown: Annotated[float, Field(ge=0)]
+    job_slowdown_p95: Annotated[float, Field(ge=0)] | None = None
+    partner_slowdown_p95: Annotated[float, Field(ge=0)] | None = None
+    out_of_distribution: bool = False
+
+    @property
+    def planned(self) -> tuple[float, float]:
+        """Return the slowdowns of the job and of its partner that a scheduling cycle uses.
+
+        Of a pair out of distribution the upper bounds count, because its estimate may be wrong in
+        either direction; of every other pair the estimates count.
+        """
+        if not self.out_of_distribution:
+            return self.job_slowdown, self.partner_slowdown
+        bounds = self.job_slowdown_p95, self.partner_slowdown_p95
+        job, partner = (0.0 if bound is None else bound for bound in bounds)
+        return max(self.job_slowdown, job), max(self.partner_slowdown, partner)
 
 
 class InterferenceAnswer(Message):
-    """One entry for each candidate, in order; `source` is `model` or `formula` for all.
+    """One entry for each candidate, in order.
 
-    `out_of_distribution` says that the model was trained on other types of GPU.
+    `source` is `model` where a trained model priced every pair, otherwise `formula`.
+    `out_of_distribution` means that at least one pair is.
     """
 
     pairs: list[PairSlowdown]

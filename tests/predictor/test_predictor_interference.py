@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,15 @@ from predictor import selection, training
 from predictor.app import create_app
 from predictor.artifacts import SHIPPED, ArtifactError, Artifacts, serving
 from predictor.config import PredictorConfig
+from predictor.experience import Experience
 from predictor.interference import (
     KIND,
     PAIR_FEATURES,
     PART,
-    HorusInterference,
+    PREDICTED_SPREAD,
     Interference,
+    LoadDomain,
+    TimeSharing,
     load_features,
     open_interference,
     pair_features,
@@ -42,6 +46,7 @@ from predictor.store import ClusterProfileStore
 from predictor.training import read_pairs, table, train
 from predictor.trees import in_json
 from tandem.cli.main import build_app
+from tandem.contracts.learning import Means, Neighbour
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
 from tandem.errors import TandemError, UsageError
@@ -102,11 +107,86 @@ def trained(tmp_path_factory):
 # --- pricing ----------------------------------------------------------------------------------
 
 
-def test_the_quadratic_worked():
-    # 60 + 140 = 200 % in total: 1.16664 - 0.00302 x 200 + 4e-5 x 200^2 = 2.16264 times as long.
-    slowdowns = HorusInterference().slowdowns(load(60), [load(100), load(0)], None)
-    assert slowdowns[0] == pytest.approx(1.16664 - 0.00302 * 160 + 4e-5 * 160**2 - 1)
-    assert slowdowns[1] == pytest.approx((1.26464 - 1) * 0.6)
+def test_time_sharing_worked():
+    # 60 + 100 = 160 % in total: each runs at 1 / 1.6 of its speed; 60 % alone loses nothing.
+    speeds = TimeSharing().speeds(load(60), [load(100), load(0)], None)
+    assert speeds == pytest.approx([0.625, 1.0])
+
+
+def observed(utilisation: float) -> Load:
+    return load(utilisation, None).model_copy(update={"utilisation_source": Source.OBSERVED})
+
+
+def test_outside_its_domain_the_model_is_not_used_and_the_bound_counts():
+    """The shipped model knows V100 and P100 only, and loads like those that it was trained on."""
+    pricing = open_interference(None)
+    job = load(60)
+    for gpu in ("NVIDIA A100-SXM4-40GB", None, "NVIDIA Z9000"):
+        answer = pricing.answer(InterferenceRequest(job=job, candidates=[load(90)], gpu_model=gpu))
+        (pair,) = answer.pairs
+        assert (answer.source, answer.out_of_distribution) == (Source.FORMULA, True)
+        assert pair.out_of_distribution
+        assert pair.job_slowdown == pair.partner_slowdown == pytest.approx(0.5)
+        assert pair.planned == (pair.job_slowdown_p95, pair.partner_slowdown_p95)
+        assert pair.job_slowdown_p95 == pytest.approx(1.5 * math.exp(PREDICTED_SPREAD) - 1)
+
+
+def test_measured_loads_are_planned_with_at_the_estimate_on_every_type_of_gpu():
+    answer = open_interference(None).answer(
+        InterferenceRequest(
+            job=observed(60), candidates=[observed(90), load(90)], gpu_model="NVIDIA A100"
+        )
+    )
+    both, one = answer.pairs
+    assert not both.out_of_distribution
+    assert both.planned == (both.job_slowdown, both.partner_slowdown)
+    assert both.job_slowdown == pytest.approx(0.5)
+    assert one.out_of_distribution
+    assert one.job_slowdown_p95 > both.job_slowdown_p95 > both.job_slowdown
+
+
+def test_a_load_unlike_those_trained_on_is_out_of_the_domain():
+    domain = LoadDomain(
+        loads=[[50.0, 0.2, 0.1, -1.0], [90.0, 0.5, 0.4, -0.5]], scale=[20.0, 0.2, 0.2, 0.5], reach=1
+    )
+    near, far = [55.0, 0.3, 0.1, -1.2], [50.0, 0.2, 0.1, 2.0]
+    assert domain.covers(np.array([near, far])).tolist() == [True, False]
+
+
+def test_what_a_type_of_gpu_has_shown_shifts_its_estimates_and_no_others():
+    """On a type that shares badly, the estimate follows; one namespace cannot move the others."""
+    experience = Experience()
+    pricing = Interference(None, experience)
+    request = InterferenceRequest(
+        job=observed(80), candidates=[observed(80)], gpu_model="NVIDIA L4"
+    )
+    elsewhere = request.model_copy(update={"gpu_model": "NVIDIA A30"})
+    before = pricing.answer(request).pairs[0].job_slowdown
+    for index in range(24):
+        experience.add("team-a", f"m{index}", "NVIDIA L4", 80.0, [])
+    for index in range(1, 24):
+        beside = Neighbour(kind=f"m{index - 1}", slowdown=1.4, means=Means.UTILISATION)
+        experience.add("team-a", f"m{index}", "NVIDIA L4", 80.0, [beside])
+    shown = pricing.answer(request).pairs[0].job_slowdown
+    assert before == pytest.approx(0.6)
+    assert 1.1 < shown < 1.4
+    assert pricing.answer(elsewhere).pairs[0].job_slowdown == pytest.approx(before)
+
+
+@pytest.mark.parametrize("means", [Means.PROGRESS, Means.UTILISATION])
+def test_a_namespace_cannot_poison_what_a_type_of_gpu_is_believed_to_do(means):
+    experience = Experience()
+    for team in ("a", "b", "c"):
+        for index in range(20):
+            experience.add(team, f"{team}{index}", "NVIDIA L4", 80.0, [])
+            beside = Neighbour(kind=f"{team}0", slowdown=0.65, means=Means.UTILISATION)
+            experience.add(team, f"{team}{index}", "NVIDIA L4", 80.0, [beside])
+    honest = experience.shift("NVIDIA L4")
+    for index in range(500):
+        experience.add("evil", f"e{index}", "NVIDIA L4", 80.0, [])
+        beside = Neighbour(kind="a0", slowdown=999.0, means=means)
+        experience.add("evil", f"e{index}", "NVIDIA L4", 80.0, [beside])
+    assert experience.shift("NVIDIA L4") == pytest.approx(honest, abs=0.01)
 
 
 def test_features_of_a_pair_have_their_columns():
@@ -119,12 +199,12 @@ def test_features_of_a_pair_have_their_columns():
     assert row["log_step_ratio"] == 0
 
 
-def test_without_a_trained_model_the_quadratic_answers():
+def test_without_a_trained_model_time_sharing_answers():
     answer = Interference().answer(
         InterferenceRequest(job=load(60), candidates=[load(50), load(90)])
     )
     assert answer.source is Source.FORMULA
-    assert not answer.out_of_distribution
+    assert answer.out_of_distribution
     assert answer.pairs[0].job_slowdown < answer.pairs[1].job_slowdown
 
 
@@ -140,8 +220,11 @@ def test_a_trained_model_answers_where_both_loads_came_from_graphs(trained):
     elsewhere = InterferenceRequest(job=light, candidates=[heavy], gpu_model="NVIDIA A100")
     assert pricing.answer(elsewhere).out_of_distribution
     assert answer.pairs[0].job_slowdown < 0.1 < answer.pairs[1].job_slowdown
-    both = pricing.answer(InterferenceRequest(job=light, candidates=[heavy, unknown]))
+    both = pricing.answer(
+        InterferenceRequest(job=light, candidates=[heavy, unknown], gpu_model="Tesla V100")
+    )
     assert both.source is Source.FORMULA
+    assert [pair.out_of_distribution for pair in both.pairs] == [False, True]
     assert pricing.answer(InterferenceRequest(job=light, candidates=[])).pairs == []
 
 
@@ -149,8 +232,12 @@ def test_a_trained_model_answers_where_both_loads_came_from_graphs(trained):
 def test_the_job_and_its_partner_are_not_confused(trained):
     pricing = open_interference(trained)
     light, heavy = load(95, 0.2), load(95, 0.9)
-    one = pricing.answer(InterferenceRequest(job=light, candidates=[heavy])).pairs[0]
-    other = pricing.answer(InterferenceRequest(job=heavy, candidates=[light])).pairs[0]
+    one, other = (
+        pricing.answer(
+            InterferenceRequest(job=job, candidates=[beside], gpu_model="Tesla V100")
+        ).pairs[0]
+        for job, beside in ((light, heavy), (heavy, light))
+    )
     assert one.job_slowdown == pytest.approx(other.partner_slowdown)
     assert one.partner_slowdown == pytest.approx(other.job_slowdown)
 
@@ -158,7 +245,9 @@ def test_the_job_and_its_partner_are_not_confused(trained):
 @pytest.mark.slow
 def test_over_http_with_its_metric(trained):
     app = create_app(PredictorConfig(artifacts=trained), ClusterProfileStore(MemoryCluster()))
-    body = InterferenceRequest(job=load(95), candidates=[load(95)] * 64).wire()
+    body = InterferenceRequest(
+        job=load(95), candidates=[load(95)] * 64, gpu_model="Tesla V100"
+    ).wire()
     with TestClient(app) as client:
         answer = InterferenceAnswer.model_validate(
             client.post("/v1/interference", json=body).json()

@@ -75,6 +75,26 @@ def test_what_the_predictor_says_takes_effect_between_rounds_on_whoever_is_there
     assert not state.beliefs.settle()
 
 
+def test_a_pair_out_of_distribution_is_planned_with_its_upper_bound() -> None:
+    class Unsure(Predictor):
+        async def interference(self, one: Load, candidates: list[Load], gpu: object) -> object:
+            pair = PairSlowdown(
+                job_slowdown=0.5, partner_slowdown=0.1,
+                job_slowdown_p95=1.5, partner_slowdown_p95=0.9, out_of_distribution=True,
+            )  # fmt: skip
+            return InterferenceAnswer(
+                pairs=[pair] * len(candidates), source=Source.FORMULA, out_of_distribution=True
+            )
+
+    beliefs = Beliefs()
+    first, second = graph_load(40, 0.1), graph_load(60, 0.2)
+    one, other = beliefs.of(job(first), first), beliefs.of(job(second), second)
+    asyncio.run(Pricing(Unsure(), beliefs, lambda: None, lambda: 100.0).ask())
+    beliefs.settle()
+    assert other.own_slowdown[one.interference_class] == 1.5
+    assert one.own_slowdown[other.interference_class] == 0.9
+
+
 def test_a_predictor_that_is_away_is_asked_again_later() -> None:
     beliefs, predictor, now = Beliefs(), Predictor(), [100.0]
     beliefs.of(job(graph_load(40, 0.1)), graph_load(40, 0.1))
