@@ -1,13 +1,17 @@
-"""What all tests share: one real control plane for a test process, and a word on who used it."""
+"""What all tests share: the seed of the run, a real control plane, and the report at the end."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
+import ci_exceptions
 import pytest
+from seeds import SEED, seed_for
 
 if TYPE_CHECKING:
     from tandem.controlplane import ControlPlane
@@ -15,6 +19,31 @@ if TYPE_CHECKING:
 MARK = "controlplane"
 #: Conditions are waited for with limits of their own, whose errors say more than this one's.
 CONTROL_PLANE_TIMEOUT_S = 600
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let hypothesis draw from the run's seed, and without time limits: machines are loaded."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "tandem",
+        deadline=None,
+        derandomize=False,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("tandem")
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = seed_for("hypothesis")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this test in this run."""
+    number = seed_for(request.node.nodeid)
+    print(f"seed {number} of TANDEM_SEED={SEED}")
+    return number
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Show what its planes looked like, and the ends of their logs, beside a test that failed."""
+    """Fail what must not pass in silence; show the control planes of a test that failed."""
     report = yield
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if IN_CI and skipped and not listed().allows_skip(skip_reason(report)):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, and not listed in ci_exceptions.toml: {report.longrepr}"
     if report.failed:
         for plane in planes_of(getattr(item, "funcargs", {}).values()):
             report.sections.append(("the control plane", plane.diagnosis()))
@@ -66,6 +99,32 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
                 state = "" if process.running else f" (ended with status {process.exit_code})"
                 report.sections.append((f"log of {process.name}{state}", process.log_tail(40)))
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that is marked as one of the control plane and runs without any."""
+    if not item.get_closest_marker(MARK):
+        return (yield)
+    from tandem.controlplane import ControlPlane
+
+    made = ControlPlane.made
+    result = yield
+    if ControlPlane.made == made == ControlPlane.closed:
+        pytest.fail(f"marked {MARK}, but there was no control plane while it ran", pytrace=False)
+    return result
+
+
+@cache
+def listed() -> ci_exceptions.Exceptions:
+    """Return the exceptions of continuous integration, read once."""
+    return ci_exceptions.load()
+
+
+def skip_reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped, or expected to fail."""
+    said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return said.removeprefix("Skipped: ")
 
 
 def planes_of(fixtures: Iterable[object]) -> list[ControlPlane]:
@@ -81,17 +140,17 @@ def planes_of(fixtures: Iterable[object]) -> list[ControlPlane]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests ran on the control plane, and why others did not."""
-    ran, skipped = 0, Counter[str]()
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.getreports(outcome):
-            if (MARK, True) not in map(tuple, getattr(report, "user_properties", ())):
-                continue
-            if outcome == "skipped":
-                skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
-            else:
-                ran += 1
+    """Say how many tests ran on the control plane, what was skipped and why, and the run's seed."""
+    ran = sum(
+        (MARK, True) in map(tuple, getattr(report, "user_properties", ()))
+        for outcome in ("passed", "failed", "error")
+        for report in terminalreporter.getreports(outcome)
+    )
     if ran:
         terminalreporter.write_line(f"{ran} tests ran on a real control plane")
-    for reason, count in skipped.items():
-        terminalreporter.write_line(f"{count} control-plane tests were skipped: {reason}")
+    skipped = Counter[tuple[str, str]]()
+    for report in terminalreporter.getreports("skipped"):
+        skipped[skip_reason(report), report.nodeid.partition("::")[0]] += 1
+    for (reason, file), count in sorted(skipped.items()):
+        terminalreporter.write_line(f"skipped: {count} in {file}: {reason}")
+    terminalreporter.write_line(f"TANDEM_SEED={SEED} repeats the random input of this run")

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from seeds import SEED
+
 SHARE = float(os.environ.get("TANDEM_CHAOS", "0"))
-#: Another one in each run, but the same in all its workers: they must agree on the tests there are.
-SEED = (
-    os.environ.get("TANDEM_SEED")
-    or os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    or str(random.SystemRandom().randrange(10**6))
-)
 
 
 def times(few: int, full: int) -> int:

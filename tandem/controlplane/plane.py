@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import httpx
 import yaml
@@ -37,6 +37,10 @@ class ControlPlane:
     Attributes: `url` and `ca_file` of the API server, `folder` with all files, `http`, an
     `httpx.Client` that speaks to the API server as administrator, and `processes` by name.
     """
+
+    #: Planes that this process has made and closed: a test of the control plane needs one.
+    made: ClassVar[int] = 0
+    closed: ClassVar[int] = 0
 
     @classmethod
     def start(
@@ -78,6 +82,8 @@ class ControlPlane:
         self.url = self._layout.url
         self.ca_file = self._access.ca_file
         self.http = self._access.http
+        self._open = True
+        ControlPlane.made += 1
 
     def __enter__(self) -> Self:
         return self
@@ -104,6 +110,8 @@ class ControlPlane:
             process.kill()
         self.http.close()
         self._scratch.remove()
+        ControlPlane.closed += self._open
+        self._open = False
 
     def _start(self, apiserver_args: Sequence[str]) -> None:
         programs, layout = self._programs, self._layout

@@ -14,7 +14,8 @@ import yaml
 from e2e_cluster import TandemCluster, job
 from e2e_pairs import answers
 from prometheus_client.parser import text_string_to_metric_families
-from repeated_faults import SEED, record, times
+from repeated_faults import record, times
+from seeds import SEED
 
 from scheduler_extender.faults import POINTS, VARIABLE
 from tandem.contracts import names

@@ -89,12 +89,10 @@ def test_the_papers_three_jobs_take_2_12_and_16_units(cluster: TandemCluster) ->
     units = {name: seconds / UNIT_S for name, seconds in jct.items()}
     print("completion in units:", units, "mean:", sum(units.values()) / 3)
     assert sorted(jct, key=lambda name: jct[name]) == ["one", "two", "three"]
-    # Each start and each preemption costs some seconds of the control plane's time; six of them.
-    slack = 20.0
-    # Those that came later have waited for less by as much.
+    # Those that came later have waited for less by as much. How much longer a job takes than the
+    # paper says is measured by `benchmarks.three_jobs`.
     for number, (name, expected) in enumerate((("one", 2), ("two", 12), ("three", 16))):
-        least = expected * UNIT_S - 1 - number * APART_S
-        assert least <= jct[name] <= expected * UNIT_S + slack
+        assert jct[name] >= expected * UNIT_S - 1 - number * APART_S
     for name in jct:
         phase_is(cluster, namespace, name, "Completed")
     attained = {name: gpujob(cluster, namespace, name)["attainedGpuSeconds"] for name in jct}

@@ -20,7 +20,8 @@ import httpx
 import pytest
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
-from repeated_faults import SEED, SHARE, record, times
+from repeated_faults import SHARE, record, times
+from seeds import SEED
 
 from scheduler_extender.faults import POINTS, VARIABLE
 from tandem.controlplane import ControlPlane, Node, binaries, wait_until
@@ -241,7 +242,8 @@ def test_killed_there_nothing_is_lost_and_nothing_done_twice(
     assert supervisor.deaths == DEATHS
     assert cluster.plane.processes["extender"].running  # it ended by no other death
     assert not supervisor.overbooked
-    assert supervisor.partial_s < 60
+    if SHARE:  # a time: `make chaos` measures it on a machine of its own
+        assert supervisor.partial_s < 60
     cluster.remove(namespace)
     record(
         "9", f"extender killed at {point}", DEATHS, jobs_ended=ended,

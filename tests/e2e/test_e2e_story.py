@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 import subprocess
 import time
 
@@ -199,9 +198,9 @@ def test_the_metrics_of_all_three_services_are_as_prometheus_wants_them(
         assert (said.returncode, said.stdout + said.stderr) == (0, "")
 
 
-def test_a_restart_of_any_component_at_any_moment_loses_nothing(cluster: TandemCluster) -> None:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+def test_a_restart_of_any_component_at_any_moment_loses_nothing(
+    cluster: TandemCluster, seed: int
+) -> None:
     order = random.Random(seed)
     namespace = cluster.namespace()
     declared = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "20"}

@@ -17,7 +17,8 @@ import pytest
 import yaml
 from e2e_cluster import TandemCluster, job
 from e2e_pairs import AUDIT_POLICY, Act, Pair, acts, holder, kubelet, stopped
-from repeated_faults import SEED, record, times
+from repeated_faults import record, times
+from seeds import SEED
 
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.controlplane import ControlPlane, Node, binaries, wait_until

@@ -351,9 +351,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert picture(self.live) == picture(rebuilt)
 
 
-AnyOrder.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=25, deadline=None, derandomize=True
-)
+AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=25)
 TestAnyOrder = AnyOrder.TestCase
 
 

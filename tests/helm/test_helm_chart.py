@@ -16,6 +16,7 @@ from helm_render import CHART, ROOT, Helm, Object, render
 from node_agent.config import AgentSettings
 from predictor.config import PredictorConfig
 from scheduler_extender.config import ExtenderConfig
+from tandem.contracts import names
 from tandem.controlplane import binaries
 
 #: Kubernetes knows the objects of these groups only once others have installed them.
@@ -313,3 +314,9 @@ def find(objects: list[Object], kind: str, name: str, namespace: str | None = No
         if (o["kind"], o["metadata"]["name"]) == (kind, name)
         and namespace in (None, o["metadata"].get("namespace"))
     ]
+
+
+def test_the_install_page_names_what_the_code_names() -> None:
+    text = (ROOT / "docs" / "install.md").read_text()
+    for name in (names.NAMESPACE, names.AGENT_NAMESPACE, names.ADOPT_LABEL, names.GPU_TAINT):
+        assert name in text

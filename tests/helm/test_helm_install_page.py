@@ -121,9 +121,3 @@ def reach_webhook(installation: Installation, *, in_cluster: bool = False) -> No
             where = {"service": {**service, "path": path, "port": 443}}
         webhook["clientConfig"] = where | {"caBundle": client.get("caBundle")}
     plane.kubectl("replace", "-f", "-", stdin=yaml.safe_dump(configuration))
-
-
-def test_the_page_names_what_the_code_names() -> None:
-    text = PAGE.read_text()
-    for name in (names.NAMESPACE, names.AGENT_NAMESPACE, names.ADOPT_LABEL, names.GPU_TAINT):
-        assert name in text

@@ -176,10 +176,8 @@ def scripted(driver, proc, dice):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", range(4))
-def test_eight_gpus_and_32_processes_on_scripted_courses(node, driver, proc, run):
+def test_eight_gpus_and_32_processes_on_scripted_courses(node, driver, proc, run, seed):
     """Every process to its pod; levels within 5 % of the script after a minute, every one."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     script = scripted(driver, proc, random.Random(seed))
     status = node().run(61)
     seen = {use.uid: (gpu.index, use) for gpu in status.gpus for use in gpu.pods}
@@ -524,9 +522,7 @@ def test_every_code_at_a_call(node, driver, proc, call):
 
 
 @pytest.mark.slow
-def test_random_errors_for_ten_thousand_steps(node, driver, proc):
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+def test_random_errors_for_ten_thousand_steps(node, driver, proc, seed):
     dice = random.Random(seed)
     busy_pair(driver, proc)
     one = node(memory_interval_s=1.0)

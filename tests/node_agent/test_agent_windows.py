@@ -94,7 +94,7 @@ def test_changes_leave_out_what_is_older_than_the_window():
 
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_two_levels_is_the_best_of_all_cuts(values):
     """The slow, obvious way: try every cut."""
     values = np.array(values)

@@ -238,7 +238,7 @@ def slowdowns(board: Board) -> dict[int, list[tuple[int, float]]]:
     return found
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(Jobs, Tables)
 def test_ojpp_never_passes_any_of_its_bounds(
     rows: list[tuple[int, int, float, float, float, float]], values: list[float]
@@ -266,7 +266,7 @@ def test_ojpp_never_passes_any_of_its_bounds(
         assert 1 - none - one <= 0.1 + 1e-9
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(Jobs, Tables, st.integers(1, 5), st.data())
 def test_balance_agrees_with_trying_each_gpu(
     rows: list[tuple[int, int, float, float, float, float]],

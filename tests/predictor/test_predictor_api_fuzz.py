@@ -60,7 +60,7 @@ def client():
 
 
 @pytest.mark.parametrize("path", BODIES)
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_body_gets_a_5xx(client, path, data):
     body = json.dumps(data.draw(BODIES[path]))
@@ -87,7 +87,7 @@ def test_numbers_beyond_what_can_be_stored_are_refused(client, field, value, sta
     assert answer.status_code == status, answer.text
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from(["GET", "DELETE", "POST", "PUT"]),
     parts=st.lists(st.text(max_size=20), max_size=4),

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from repeated_faults import SEED, record, times
+from repeated_faults import record, times
+from seeds import SEED
 from synthetic_profiles import synthetic_profiles
 
 from predictor.artifacts import Artifacts

@@ -276,7 +276,7 @@ def test_resnet50_is_near_what_is_known_of_it(resnet):
     assert load.utilisation_percent > 90
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(["squeezenet", "vgg19", "bvlc_alexnet", "zfnet512"]),
     batch=st.integers(1, 10_000),

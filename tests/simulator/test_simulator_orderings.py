@@ -58,7 +58,7 @@ jobs_strategy = st.lists(
     [("fifo", "fifo"), ("srtf", "srtf"), ("srsf", "srsf"), ("tiresias-l", "las")],
 )
 @given(rows=jobs_strategy)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_engine_agrees_with_the_plain_simulator(profile: str, policy: str, rows) -> None:
     rows = sorted(rows)
     thresholds = (500.0, 3000.0) if policy == "las" else ()

@@ -185,7 +185,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(JSON, st.sampled_from(["Pod", "Job"]))
 def test_no_body_makes_the_webhook_fall_over(http, body, kind):
     request = review({"apiVersion": "v1" if kind == "Pod" else "batch/v1", "kind": kind})
