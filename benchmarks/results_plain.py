@@ -66,7 +66,7 @@ def rounds(
             ended[j] = now
             running.discard(j)
             queues[level[j]].remove(j)
-        while arrivals and jobs[arrivals[0]][0] <= now:
+        while arrivals and jobs[arrivals[0]][0] <= now + 1e-6:
             queues[0].append(arrivals.pop(0))
         for j in sorted(running):
             if level[j] < len(thresholds) and service[j] >= thresholds[level[j]] - 1e-6:
@@ -83,7 +83,9 @@ def rounds(
                 running.add(j)
         else:
             if policy in ("srtf", "srsf"):
-                size = {j: left[j] * (jobs[j][1] if policy == "srsf" else 1) for j in order}
+                size = {
+                    j: round(left[j] * (jobs[j][1] if policy == "srsf" else 1), 6) for j in order
+                }
                 order.sort(key=lambda j: (size[j], jobs[j][0], j))
             free, running = gpus, set()
             for j in order:

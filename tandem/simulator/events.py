@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Iterator
 from enum import IntEnum
 
+from tandem.policy.units import SAME_MOMENT_S
+
 
 class Kind(IntEnum):
     """What happens; of events at one time, the lower kind comes first."""
@@ -63,9 +65,17 @@ class Events:
         self._row[row] += 1
 
     def due(self, now_s: float) -> Iterator[tuple[Kind, int]]:
-        """Take out what is due, one by one, also what becomes due on the way."""
-        while self._heap and self._heap[0][0] == now_s:
-            _, number, index, version = heapq.heappop(self._heap)
+        """Take out what is due, one by one, also what becomes due on the way.
+
+        Events of one moment (`SAME_MOMENT_S`) come in the order of their kinds.
+        """
+        moment: list[tuple[int, int, int]] = []
+        while True:
+            while self._heap and self._heap[0][0] <= now_s + SAME_MOMENT_S:
+                heapq.heappush(moment, heapq.heappop(self._heap)[1:])
+            if not moment:
+                return
+            number, index, version = heapq.heappop(moment)
             kind = Kind(number)
             if kind in _OF_A_JOB and version != self._job[index]:
                 continue

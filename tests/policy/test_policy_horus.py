@@ -96,3 +96,26 @@ def test_out_of_memory_goes_back_to_the_queue_and_ends_with_a_higher_need(profil
     outcome = simulated(profile, 0.2, true_gib=5.0)
     assert outcome.ooms.tolist() == [0, 1]
     assert outcome.end_s[1] == pytest.approx(2000, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "goes"), [(59.9, False), (60.0, True), (120.0, True), (120.1, False)]
+)
+def test_a_newcomer_that_runs_too_slowly_goes_back_after_its_warm_up(
+    age_s: float, goes: bool
+) -> None:
+    began_s = 495.43508709194094
+    assert (began_s + 60) - began_s < 60  # it is looked at once, at a time that floats make early
+    gpus = gpu_arrays([Nodes(1, 1, "RTX2080", 8.0)])
+    jobs = [job("first", 1, 50), job("newcomer", 1, 50)]
+    arrays = JobArrays.of(jobs)
+    board = Board.of(jobs, arrays, gpus)
+    for index, start_s in enumerate((0.0, began_s)):
+        board.place(index, np.array([0]))
+        arrays.first_started_s[index] = start_s
+        arrays.speed[index] = 0.4
+    board.now_s = began_s + age_s
+    profile = load_profile("pab")
+    profile.adjust(board, profile.pipeline())
+    assert (1 not in board.rows_of) is goes
+    assert 0 in board.rows_of

@@ -6,6 +6,7 @@ from simulator_builders import run, run_shared, trace
 
 from tandem.errors import TandemError
 from tandem.policy.catalog import Profile, load_profile
+from tandem.simulator.events import Events, Kind
 
 HALF = [[1.0]]  # beside its like, a job runs at half speed
 PAIRS = load_profile("xonar-fifo-pairs")
@@ -133,3 +134,23 @@ def test_yarn_cs_waits_for_one_machine_and_best_effort_does_not() -> None:
     assert run(jobs, "2x4", "yarn-cs").end_s[2] == 60
     spread = run(trace((0, 3, 100), (0, 3, 50), (1, 2, 10)), "2x4", "best-effort")
     assert spread.end_s[2] == 11
+
+
+def test_events_of_one_moment_come_by_kind_whatever_floats_make_of_their_times() -> None:
+    events = Events(jobs=2, rows=1)
+    events.expect(1000.0, Kind.ARRIVE, 1)
+    events.expect(1000.0 + 2e-13, Kind.END, 0)
+    events.expect(1000.1, Kind.TICK)
+    assert list(events.due(events.next_s)) == [(Kind.END, 0), (Kind.ARRIVE, 1)]
+    assert events.next_s == 1000.1
+
+
+def test_what_becomes_due_on_the_way_comes_in_the_same_moment() -> None:
+    events = Events(jobs=2, rows=1)
+    events.expect(5.0, Kind.ARRIVE, 0)
+    seen = []
+    for kind, index in events.due(5.0):
+        seen.append((kind, index))
+        if kind is Kind.ARRIVE:
+            events.expect(5.0 + 1e-12, Kind.END, 1)
+    assert seen == [(Kind.ARRIVE, 0), (Kind.END, 1)]

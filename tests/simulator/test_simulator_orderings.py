@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulator_builders import needs_data, run, trace
 
@@ -46,11 +46,22 @@ def run_order(order: dict, history: list[float] | None = None):
     return run(THREE, "1x2", profile, history)
 
 
+# Round numbers make jobs arrive and end, cross thresholds and have the same time left at once.
+ROUND_S = st.sampled_from([125, 250, 500, 1000, 2000, 3000])
 jobs_strategy = st.lists(
-    st.tuples(st.integers(0, 5000), st.sampled_from([1, 1, 2, 3, 4]), st.integers(1, 9000)),
+    st.tuples(
+        st.integers(0, 5000) | st.sampled_from([0, 1000]),
+        st.sampled_from([1, 1, 2, 3, 4]),
+        st.integers(1, 9000) | ROUND_S,
+    ),
     min_size=1,
     max_size=14,
 )
+# Sums of floats: a job is computed to have 2e-13 s left when another arrives or crosses.
+AT_ONCE = [
+    (0, 2, 6451), (0, 3, 125), (0, 3, 250), (421, 1, 2527), (813, 2, 6297), (1822, 4, 125),
+    (2949, 3, 3000), (3153, 3, 1000), (3233, 1, 7039),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -58,6 +69,7 @@ jobs_strategy = st.lists(
     [("fifo", "fifo"), ("srtf", "srtf"), ("srsf", "srsf"), ("tiresias-l", "las")],
 )
 @given(rows=jobs_strategy)
+@example(rows=AT_ONCE)
 @settings(max_examples=40)
 def test_the_engine_agrees_with_the_plain_simulator(profile: str, policy: str, rows) -> None:
     rows = sorted(rows)
@@ -66,6 +78,15 @@ def test_the_engine_agrees_with_the_plain_simulator(profile: str, policy: str, r
     outcome = run(trace(*rows), "1x4", profile, **changes)
     ours = float(np.mean(outcome.end_s - outcome.submit_s))
     assert ours == pytest.approx(mean_jct(rows, 4, policy, thresholds), rel=1e-6)
+
+
+@pytest.mark.parametrize("profile", ["srtf", "srsf"])
+def test_a_job_is_not_preempted_for_a_rounding_error(profile: str) -> None:
+    # When the second arrives, the first has as long to run, which floats make 4e-16 s longer.
+    first_s = 9.8 + 0.9
+    assert first_s - 9.8 > 0.9
+    outcome = run(trace((0, 1, first_s), (9.8, 1, 0.9)), "1x1", profile)
+    assert outcome.preemptions.tolist() == [0, 0]
 
 
 def test_a_starving_job_is_promoted_to_the_first_queue() -> None:

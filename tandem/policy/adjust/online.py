@@ -9,6 +9,7 @@ from pydantic import Field
 from tandem.policy.board import Board
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
+from tandem.policy.units import SAME_MOMENT_S
 
 
 class Requeue(Policy):
@@ -31,7 +32,8 @@ class Requeue(Policy):
         arrays = board.arrays
         started = arrays.first_started_s
         for job in sorted(board.rows_of):
-            young = self.every_s <= board.now_s - started[job] <= 2 * self.every_s
+            age_s = board.now_s - started[job]
+            young = self.every_s - SAME_MOMENT_S <= age_s <= 2 * self.every_s + SAME_MOMENT_S
             before = [(started[other], other) for other in board.partners(job)]
             came_last = bool(before) and max(before) < (started[job], job)
             if young and came_last and arrays.speed[job] < 1 - self.max_fall:

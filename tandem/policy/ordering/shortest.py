@@ -8,7 +8,7 @@ import numpy as np
 
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
-from tandem.policy.units import Floats, Ints
+from tandem.policy.units import SAME_MOMENT_S, Floats, Ints
 
 
 class Shortest(KeyOrder):
@@ -25,8 +25,9 @@ class Shortest(KeyOrder):
     def keys(
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History
     ) -> tuple[Floats | Ints, ...]:
-        """Return what is compared: seconds, GPU-seconds, or GPUs."""
+        """Return what is compared: microseconds, GPU-microseconds, or GPUs."""
         if self.by == "gpus":
             return (jobs.gpus[rows],)
         left = np.nan_to_num(jobs.remaining_s(rows, now_s), nan=np.inf)
-        return (left * jobs.gpus[rows] if self.by == "remaining_service" else left,)
+        shortest = left * jobs.gpus[rows] if self.by == "remaining_service" else left
+        return (np.round(shortest / SAME_MOMENT_S),)
