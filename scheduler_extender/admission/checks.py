@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from scheduler_extender.admission.devices import check_devices
 from scheduler_extender.admission.podshape import Placed, PodShape
+from scheduler_extender.cluster.selectors import excess
 from tandem.contracts import names
-from tandem.contracts.annotations import AnnotationError, FieldError, check_names, parse_demand
+from tandem.contracts.annotations import (
+    MAX_ERRORS,
+    AnnotationError,
+    FieldError,
+    check_names,
+    parse_demand,
+)
 from tandem.contracts.quantity import parse_quantity
 
 #: More distinct GPUs than any node has: surely a slip.
@@ -23,42 +32,76 @@ def is_ours(pod: PodShape, *, adopt: bool) -> bool:
     )
 
 
+def misuses_scheduler(pod: PodShape, scheduler_name: str, *, at: str = "") -> list[FieldError]:
+    """Refuse Tandem's scheduler for a pod, or a template at the field `at`, without GPUs.
+
+    kube-scheduler asks the extender only about pods that request the resource, so nothing in Tandem
+    would count such a pod, queue it or fence its Binding.
+    """
+    if pod.spec.scheduler_name != scheduler_name:
+        return []
+    prefix = f"{at}." if at else ""
+    return [
+        FieldError(
+            f"{prefix}spec.schedulerName",
+            scheduler_name,
+            f"this scheduler places only pods that request {names.RESOURCE}; remove schedulerName",
+        )
+    ]
+
+
 def check_pod(
     pod: PodShape, scheduler_name: str, *, adopt: bool, at: str = ""
 ) -> tuple[list[FieldError], int]:
-    """Check a pod of ours, or a template of such pods that stands at the field `at`.
+    """Check a pod that requests GPUs, or a template of such pods at the field `at`.
 
-    Returns what is wrong, and the index of the ordinary container that gets the GPUs (meaningless
-    where something is wrong).
+    Returns the first errors, `MAX_ERRORS` at most, and the index of the ordinary container that
+    gets the GPUs (meaningless where there are errors).
     """
     prefix = f"{at}." if at else ""
     errors, gpu_index, gpus = _check_request(pod, f"{prefix}spec", adopt=adopt)
-    if not errors:
-        errors = _check_containers(pod, f"{prefix}spec", gpu_index)
-    if pod.spec.node_name:
-        errors.append(
-            FieldError(
-                f"{prefix}spec.nodeName",
-                pod.spec.node_name,
-                "the scheduler chooses the node; use nodeSelector or affinity",
-            )
+    rest = _check_rest(pod, scheduler_name, prefix, gpu_index, gpus, fine=not errors)
+    return [*errors, *islice(rest, MAX_ERRORS - len(errors))], gpu_index
+
+
+def _check_rest(
+    pod: PodShape, scheduler_name: str, prefix: str, gpu_index: int, gpus: int, *, fine: bool
+) -> Iterator[FieldError]:
+    """Yield the errors beside those of the request; `fine`: the request has none."""
+    spec = pod.spec
+    if fine:
+        yield from _check_containers(pod, f"{prefix}spec", gpu_index)
+    if spec.node_name:
+        yield FieldError(
+            f"{prefix}spec.nodeName",
+            spec.node_name,
+            "the scheduler chooses the node; use nodeSelector or affinity",
         )
-    if pod.spec.scheduler_name not in ("", _DEFAULT_SCHEDULER, scheduler_name):
-        errors.append(
-            FieldError(
-                f"{prefix}spec.schedulerName",
-                pod.spec.scheduler_name,
-                f"{scheduler_name} schedules {names.RESOURCE}; leave it out",
-            )
+    if spec.scheduler_name not in ("", _DEFAULT_SCHEDULER, scheduler_name):
+        yield FieldError(
+            f"{prefix}spec.schedulerName",
+            spec.scheduler_name,
+            f"{scheduler_name} schedules {names.RESOURCE}; leave it out",
         )
-    errors += check_devices(pod, prefix)
+    yield from _check_requirements(pod, prefix)
+    yield from check_devices(pod, prefix)
     where = f"{prefix}metadata.annotations"
-    errors += check_names(pod.metadata.annotations, where=where)
+    yield from check_names(pod.metadata.annotations, where=where)
     try:
         parse_demand(pod.metadata.annotations, gpus, where=where)
     except AnnotationError as error:
-        errors += error.errors
-    return errors, gpu_index
+        yield from error.errors
+
+
+def _check_requirements(pod: PodShape, prefix: str) -> Iterator[FieldError]:
+    """Refuse more requirements on nodes than the queue evaluates."""
+    terms = pod.spec.affinity.node_affinity.required.node_selector_terms
+    asked = [each for term in terms for each in (*term.match_expressions, *term.match_fields)]
+    values = sum(len(each.values) for each in asked)
+    labels, tolerations = len(pod.spec.node_selector), len(pod.spec.tolerations)
+    too_many = excess(labels, len(terms), len(asked), values, tolerations)
+    if too_many:
+        yield FieldError(f"{prefix}spec", "its requirements on nodes", too_many)
 
 
 def environment(*, gpu: bool, accumulation: bool) -> list[dict[str, Any]]:
@@ -115,6 +158,8 @@ def _check_request(
                 continue
             field = f"{placed.field(spec_field)}.resources.{section}[{name}]"
             errors.append(FieldError(field, value, refusal))
+            if len(errors) == MAX_ERRORS:
+                return errors, index, gpus
     return errors, index, gpus
 
 
@@ -128,32 +173,19 @@ def _count(value: str) -> int | None:
     return int(number)
 
 
-def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> list[FieldError]:
-    """Nobody names GPUs to himself, and the container with GPUs is not privileged."""
-    errors = []
+def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> Iterator[FieldError]:
+    """Refuse variables that Tandem sets, where a container brings a value of its own."""
     for placed in pod.containers():
-        gpu = gets_gpus(placed, gpu_index)
-        ours = environment(gpu=gpu, accumulation=True)
+        ours = environment(gpu=gets_gpus(placed, gpu_index), accumulation=True)
         for position, variable in enumerate(placed.body.env):
             name = variable.get("name")
             reserved = name in (names.VISIBLE_DEVICES_ENV, names.ACCUMULATION_STEPS_ENV)
             if reserved and variable not in ours:
-                errors.append(
-                    FieldError(
-                        f"{placed.field(spec_field)}.env[{position}]",
-                        f"{name}={variable.get('value', '')}",
-                        "Tandem alone sets this variable; remove it",
-                    )
+                yield FieldError(
+                    f"{placed.field(spec_field)}.env[{position}]",
+                    f"{name}={str(variable.get('value', ''))[:64]}",
+                    "Tandem alone sets this variable; remove it",
                 )
-        if gpu and placed.body.security_context.privileged:
-            errors.append(
-                FieldError(
-                    f"{placed.field(spec_field)}.securityContext.privileged",
-                    "true",
-                    "a privileged container sees every GPU of its node; leave it out",
-                )
-            )
-    return errors
 
 
 def _from_annotation(variable: str, annotation: str) -> dict[str, Any]:

@@ -8,18 +8,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from scheduler_extender.admission.podshape import PodShape
+from scheduler_extender.admission.podshape import Placed, PodShape
 from tandem.contracts.annotations import FieldError, annotation_field
 
 _CDI = ("cdi.k8s.io", "nvidia.cdi.k8s.io")
 _TOOLKIT_MOUNT = "nvidia-container-devices"
-#: Devices, what hands them out, and the folders above these.
+#: Devices, the services that give them to containers, the files that configure these services, and
+#: the folders above. A pod that can write one of them can get every GPU of its node. The chart's
+#: policy `tandem-pods` has the same expression.
 _OF_THE_NODE = re.compile(
-    r"/(dev|etc|run|var|var/run|var/lib)?$"
-    r"|/dev/nvidia"
-    r"|/(var/)?run/(nvidia|cdi|containerd|crio)"
-    r"|/etc/(cdi|nvidia-container-runtime|containerd|crio)"
-    r"|/var/lib/kubelet"
+    r"/(dev|etc|run|var|var/run|var/lib|usr|boot|root)?$"
+    r"|/(proc|sys)(/|$)"
+    r"|/dev/(nvidia|char|block|dri|vfio|mem|kmem|port)"
+    r"|/(var/)?run/(nvidia|cdi|containerd|crio|docker|k3s|cri-dockerd|systemd|dbus)"
+    r"|/etc/(cdi|nvidia|containerd|crio|docker|kubernetes|systemd|cron|ld\.so)"
+    r"|/var/lib/(kubelet|containerd|containers|docker|rancher)"
+)
+#: Capabilities with which a container leaves its isolation, or changes which devices it may open.
+_CAPABILITIES = frozenset(
+    (
+        "ALL",
+        "SYS_ADMIN",
+        "SYS_MODULE",
+        "SYS_RAWIO",
+        "DAC_READ_SEARCH",
+        "BPF",
+        "SYS_BOOT",
+        "MAC_ADMIN",
+    )
 )
 
 
@@ -29,6 +45,14 @@ def check_devices(pod: PodShape, prefix: str) -> Iterator[FieldError]:
         if name.startswith(_CDI):
             field = annotation_field(name, f"{prefix}metadata.annotations")
             yield FieldError(field, value, "GPUs are not given by CDI annotations here; remove it")
+    if pod.spec.host_pid:
+        yield FieldError(
+            f"{prefix}spec.hostPID",
+            "true",
+            "a pod with GPUs does not share the processes of its node; leave it out",
+        )
+    for placed in pod.containers():
+        yield from _check_security(placed, f"{placed.field(f'{prefix}spec')}.securityContext")
     for index, volume in enumerate(pod.spec.volumes):
         path = volume.host_path.path if volume.host_path else None
         if path is not None and _OF_THE_NODE.match("/" + "/".join(_parts(path))):
@@ -45,6 +69,30 @@ def check_devices(pod: PodShape, prefix: str) -> Iterator[FieldError]:
                     mount.mount_path,
                     "GPUs are not chosen by mounts here; remove it",
                 )
+
+
+def _check_security(placed: Placed, at: str) -> Iterator[FieldError]:
+    """Yield what lets a container of any kind leave its isolation, next to GPUs."""
+    security = placed.body.security_context
+    if security.privileged:
+        yield FieldError(
+            f"{at}.privileged",
+            "true",
+            "a privileged container sees every GPU of its node; leave it out",
+        )
+    if security.proc_mount not in ("", "Default"):
+        yield FieldError(
+            f"{at}.procMount",
+            security.proc_mount,
+            "a pod with GPUs keeps the default; leave it out",
+        )
+    for index, capability in enumerate(security.capabilities.add):
+        if capability.upper().removeprefix("CAP_") in _CAPABILITIES:
+            yield FieldError(
+                f"{at}.capabilities.add[{index}]",
+                capability,
+                "with it a container can reach every GPU of its node; leave it out",
+            )
 
 
 def _parts(path: str) -> list[str]:

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from scheduler_extender.admission import progress as admission_progress
-from scheduler_extender.admission.checks import check_pod, environment, gets_gpus, is_ours
+from scheduler_extender.admission import sharing
+from scheduler_extender.admission.checks import (
+    check_pod,
+    environment,
+    gets_gpus,
+    is_ours,
+    misuses_scheduler,
+)
 from scheduler_extender.admission.podshape import PodShape, PodSpec
 from tandem.contracts import names
 from tandem.contracts.annotations import FieldError
@@ -58,6 +65,7 @@ def admit_pod(
     """
     verdict = Verdict()
     if not is_ours(pod, adopt=adopt):
+        verdict.errors = misuses_scheduler(pod, config.scheduler_name)
         return verdict
     verdict.errors, gpu_index = check_pod(pod, config.scheduler_name, adopt=adopt)
     if verdict.errors:
@@ -78,7 +86,8 @@ def admit_pod(
     if wants_class and not spec.runtime_class_name:
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
-    patch += _environments(pod, gpu_index, config.agent_port)
+    patch += _environments(pod, gpu_index, config.agent_port, adopt=adopt)
+    verdict.warnings += sharing.warnings(pod, gpu_index, adopt=adopt)
     return verdict
 
 
@@ -114,12 +123,16 @@ def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterat
         yield {"op": "remove", "path": "/spec/preemptionPolicy"}
 
 
-def _environments(pod: PodShape, gpu_index: int, agent_port: int) -> Iterator[Operation]:
+def _environments(
+    pod: PodShape, gpu_index: int, agent_port: int, *, adopt: bool
+) -> Iterator[Operation]:
     """Put our variables first, so that the user's own may refer to them."""
     accumulation = pod.metadata.annotations.get(names.ACCUMULATION) == "true"
     for placed in pod.containers():
         gpu = gets_gpus(placed, gpu_index)
         ours = environment(gpu=gpu, accumulation=accumulation)
+        if gpu:
+            ours += sharing.variables(pod, gpu_index, adopt=adopt)
         if gpu and agent_port and admission_progress.tells_progress(placed, pod.spec):
             ours += admission_progress.variables(agent_port)
             yield from admission_progress.token(placed, pod.spec)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 _SECTIONS = ("limits", "requests")
 
@@ -19,8 +20,46 @@ _SECTIONS = ("limits", "requests")
 Quantity = Annotated[str, BeforeValidator(lambda value: _text(value))]
 
 
+#: More than any pod has. Each entry costs memory and time before its pod can be judged.
+MAX_CONTAINERS = 1000
+MAX_ENTRIES = 10_000
+
+
 def _text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
+
+
+def _at_most(most: int) -> BeforeValidator:
+    """Refuse a longer list or object before any entry of it is read."""
+
+    def check(value: object) -> object:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise PydanticCustomError(
+                "too_many", "at most {most} entries are allowed", {"most": most}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+def _texts(value: object) -> object:
+    """Refuse an object of texts with its first entry that is no text.
+
+    pydantic would name all of them, each with a copy of its path.
+    """
+    if isinstance(value, dict):
+        wrong = next((key for key, each in value.items() if not isinstance(each, str)), None)
+        if wrong is not None:
+            raise PydanticCustomError("text", "{key} must be a string", {"key": str(wrong)[:64]})
+    return value
+
+
+_Entry = TypeVar("_Entry")
+#: Lists stop at their first wrong entry: pydantic would keep about 1 KiB for each of them.
+Few = Annotated[list[_Entry], FailFast(), _at_most(MAX_ENTRIES)]
+FewContainers = Annotated[list[_Entry], FailFast(), _at_most(MAX_CONTAINERS)]
+Texts = Annotated[dict[str, str], BeforeValidator(_texts), _at_most(MAX_ENTRIES)]
+Quantities = Annotated[dict[str, Quantity], _at_most(100)]
 
 
 class _Shape(BaseModel):
@@ -41,8 +80,8 @@ class _Shape(BaseModel):
 class Resources(_Shape):
     """What a container asks for."""
 
-    limits: dict[str, Quantity] = {}
-    requests: dict[str, Quantity] = {}
+    limits: Quantities = {}
+    requests: Quantities = {}
 
     def of(self, resource: str) -> dict[str, str]:
         """Return the amounts of one resource by section, limits first."""
@@ -50,10 +89,18 @@ class Resources(_Shape):
         return {name: sections[name][resource] for name in _SECTIONS if resource in sections[name]}
 
 
+class Capabilities(_Shape):
+    """Capabilities of Linux that a container gets beyond its runtime's own."""
+
+    add: Few[str] = []
+
+
 class SecurityContext(_Shape):
     """Of a container."""
 
     privileged: bool = False
+    proc_mount: str = ""
+    capabilities: Capabilities = Capabilities()
 
 
 class VolumeMount(_Shape):
@@ -79,28 +126,64 @@ class ContainerShape(_Shape):
     """A container of any of the three kinds."""
 
     resources: Resources = Resources()
-    env: list[dict[str, Any]] = []
-    volume_mounts: list[VolumeMount] = []
+    env: Few[dict[str, Any]] = []
+    volume_mounts: Few[VolumeMount] = []
     security_context: SecurityContext = SecurityContext()
 
 
 class Metadata(_Shape):
     """Of a pod or a template."""
 
-    annotations: dict[str, str] = {}
+    annotations: Texts = {}
+
+
+class Requirement(_Shape):
+    """A requirement on a label or a field of a node."""
+
+    values: Few[str] = []
+
+
+class NodeSelectorTerm(_Shape):
+    """Requirements of which all must hold."""
+
+    match_expressions: Few[Requirement] = []
+    match_fields: Few[Requirement] = []
+
+
+class NodeSelector(_Shape):
+    """Terms of which one must hold."""
+
+    node_selector_terms: Annotated[list[NodeSelectorTerm], FailFast()] = []
+
+
+class NodeAffinity(_Shape):
+    """The part of a node affinity that decides where a pod may run."""
+
+    required: NodeSelector = Field(
+        NodeSelector(), alias="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(_Shape):
+    """The part of a pod's affinity that Tandem evaluates."""
+
+    node_affinity: NodeAffinity = NodeAffinity()
 
 
 class PodSpec(_Shape):
     """What a pod is to be."""
 
-    containers: list[ContainerShape] = []
-    init_containers: list[ContainerShape] = []
-    ephemeral_containers: list[ContainerShape] = []
-    volumes: list[Volume] = []
+    containers: FewContainers[ContainerShape] = []
+    init_containers: FewContainers[ContainerShape] = []
+    ephemeral_containers: FewContainers[ContainerShape] = []
+    volumes: Few[Volume] = []
     node_name: str = ""
     scheduler_name: str = ""
-    scheduling_gates: list[dict[str, Any]] = []
-    tolerations: list[dict[str, Any]] = []
+    scheduling_gates: Few[dict[str, Any]] = []
+    tolerations: Few[dict[str, Any]] = []
+    node_selector: Texts = {}
+    affinity: Affinity = Affinity()
+    host_pid: bool = Field(False, alias="hostPID")
     runtime_class_name: str = ""
     priority_class_name: str = ""
     priority: int | None = None

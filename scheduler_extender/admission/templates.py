@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
 
-from scheduler_extender.admission.checks import check_pod, is_ours
+from scheduler_extender.admission import sharing
+from scheduler_extender.admission.checks import check_pod, is_ours, misuses_scheduler
 from scheduler_extender.admission.patch import AdmissionConfig, Verdict
 from scheduler_extender.admission.podshape import PodShape
 from tandem.contracts import names
-from tandem.contracts.annotations import FieldError
+from tandem.contracts.annotations import MAX_ERRORS, FieldError
+
+#: More than any workload has; each is judged like a pod.
+_MAX_TEMPLATES = 1000
+_SHOWN = 65  # characters of a wrong value, one more than are repeated
 
 #: (group, kind) -> the way to its templates; `*` stands for each entry of a list or an object.
 TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
@@ -58,7 +64,13 @@ def admit_owner(
     if path is None:
         return verdict
     known = dict(_find(before, path)) if before else {}
-    for field, template in _find(owner, path):
+    for number, (field, template) in enumerate(_find(owner, path)):
+        if len(verdict.errors) >= MAX_ERRORS:
+            break
+        if number == _MAX_TEMPLATES:
+            allowed = f"at most {_MAX_TEMPLATES} templates of pods are allowed"
+            verdict.errors.append(FieldError(".".join(path[:2]), kind, allowed))
+            break
         if template == known.get(field):
             continue
         try:
@@ -67,8 +79,12 @@ def admit_owner(
             verdict.errors += shape_errors(error, at=field)
             continue
         if not is_ours(pod, adopt=adopt):
+            verdict.errors += misuses_scheduler(pod, config.scheduler_name, at=field)
             continue
-        verdict.errors += check_pod(pod, config.scheduler_name, adopt=adopt, at=field)[0]
+        errors, gpu_index = check_pod(pod, config.scheduler_name, adopt=adopt, at=field)
+        verdict.errors += errors
+        if not errors:
+            verdict.warnings += sharing.warnings(pod, gpu_index, adopt=adopt, at=field)
         if (group, kind) == ("batch", "Job") and before is None and not verdict.errors:
             verdict.patch += _outlive_disruptions(owner["spec"], pod)
     return verdict
@@ -79,11 +95,24 @@ def shape_errors(error: ValidationError, *, at: str = "") -> list[FieldError]:
     return [
         FieldError(
             ".".join(str(part) for part in ((at,) if at else ()) + each["loc"]),
-            str(each["input"]),
+            _shown(each["input"]),
             each["msg"],
         )
-        for each in error.errors(include_url=False)
+        for each in islice(error.errors(include_url=False), MAX_ERRORS)
     ]
+
+
+def _shown(value: object) -> str:
+    """Return a wrong value as text, of a list or an object (which may be long) its length."""
+    match value:
+        case list():
+            return f"a list of {len(value)}"
+        case dict():
+            return f"an object of {len(value)}"
+        case str():
+            return value[:_SHOWN]
+        case _:
+            return str(value)[:_SHOWN]
 
 
 def _find(value: object, path: tuple[str, ...], field: str = "") -> Iterator[tuple[str, object]]:

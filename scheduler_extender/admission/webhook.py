@@ -1,14 +1,20 @@
-"""The admission webhook: AdmissionReview in, a verdict on it out; it keeps no state."""
+"""The admission webhook: AdmissionReview in, a verdict on it out; it keeps no state.
+
+Every client that reaches the port can send anything here. The cost of a review is bounded: by its
+bytes (`serving.limits`), by the objects and lists in it, and by the errors that are collected.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -20,7 +26,8 @@ from scheduler_extender.admission.patch import (
 )
 from scheduler_extender.admission.podshape import PodShape
 from scheduler_extender.admission.templates import admit_owner, shape_errors
-from tandem.contracts.annotations import FieldError
+from tandem.contracts.annotations import MAX_ERRORS, FieldError
+from tandem.contracts.prediction import ErrorBody
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import NotFound
 from tandem.kube.resource import RUNTIME_CLASSES
@@ -29,6 +36,15 @@ log = logging.getLogger(__name__)
 
 _UNPROCESSABLE = 422
 _AUDITED = 1024  # characters
+_LOGGED = 256  # characters of a name that a caller has chosen
+#: Objects and lists in one review. A decoded object takes up to 40 times its bytes, so that 4 MiB
+#: could take 160 MiB. An object that the API server stores has fewer than 100,000 of them.
+MAX_PARTS = 200_000
+
+#: Judges the body of a review: returns the status and the body of the answer.
+Judge = Callable[[bytes], tuple[int, bytes]]
+#: Runs a judge on a request's body outside of the event loop.
+Run = Callable[[Request, Judge], Awaitable[tuple[int, bytes]]]
 
 
 class _Message(BaseModel):
@@ -51,7 +67,7 @@ class UserInfo(_Message):
 class AdmissionRequest(_Message):
     """The part of admission.k8s.io/v1 AdmissionRequest that we read."""
 
-    uid: str
+    uid: Annotated[str, Field(max_length=128)]
     kind: GroupKind
     namespace: str = ""
     name: str = ""
@@ -72,35 +88,98 @@ def admission_router(
     config: AdmissionConfig,
     has_runtime_class: Callable[[], bool] = lambda: False,
     count: Callable[[str], None] = lambda _: None,
+    run: Run | None = None,
 ) -> APIRouter:
     """Return the routes `/mutate` and, for adopted namespaces, `/mutate-adopted`.
 
     Both take pods at their creation and the owners of pods whose templates we know. The API
     server tells adopted namespaces from others by the selectors of the two webhooks.
     `has_runtime_class` tells whether the cluster has the runtime class `nvidia`; `count` is told
-    of each verdict: `refused`, `changed` or `as it is`.
+    of each verdict: `refused`, `changed` or `as it is`; `run` says where the work is done, a thread
+    where it is not given.
     """
     router = APIRouter(tags=["admission"])
-
-    def answer(request: AdmissionRequest, *, adopt: bool) -> dict[str, Any]:
-        verdict = judge(request, config, adopt=adopt, has_runtime_class=has_runtime_class())
-        if verdict.errors:
-            _log_refusal(request, verdict)
-        outcome = "changed" if verdict.patch else "as it is"
-        count("refused" if verdict.errors else outcome)
-        return review_response(request.uid, verdict)
-
-    @router.post("/mutate")
-    async def mutate(review: AdmissionReview) -> dict[str, Any]:
-        """Admit a pod or an owner of pods."""
-        return answer(review.request, adopt=False)
-
-    @router.post("/mutate-adopted")
-    async def mutate_adopted(review: AdmissionReview) -> dict[str, Any]:
-        """Admit in an adopted namespace: what asks for nvidia.com/gpu becomes ours."""
-        return answer(review.request, adopt=True)
-
+    run = run or _in_a_thread
+    for path, adopt, words in (
+        ("/mutate", False, "Admit a pod or an owner of pods"),
+        ("/mutate-adopted", True, "Admit in an adopted namespace: nvidia.com/gpu becomes ours"),
+    ):
+        judge_body = partial(answer_review, config, has_runtime_class, count, adopt=adopt)
+        router.add_api_route(
+            path,
+            _endpoint(run, judge_body),
+            methods=["POST"],
+            summary=words,
+            openapi_extra=_SCHEMAS,
+        )
     return router
+
+
+def _endpoint(run: Run, judge_body: Judge) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        status, content = await run(request, judge_body)
+        return Response(content, status, media_type="application/json")
+
+    return endpoint
+
+
+async def _in_a_thread(request: Request, judge_body: Judge) -> tuple[int, bytes]:
+    return await asyncio.to_thread(judge_body, await request.body())
+
+
+def answer_review(
+    config: AdmissionConfig,
+    has_runtime_class: Callable[[], bool],
+    count: Callable[[str], None],
+    body: bytes,
+    *,
+    adopt: bool,
+) -> tuple[int, bytes]:
+    """Return the status and the body of the answer to a review. Pure but for log and `count`.
+
+    Status 422 says that the body is no AdmissionReview, 413 that it has too many parts.
+    """
+    if body.count(b"{") + body.count(b"[") > MAX_PARTS:
+        return 413, _error(f"the review has over {MAX_PARTS} objects and lists")
+    try:
+        request = AdmissionReview.model_validate_json(body).request
+    except ValidationError as error:
+        return _UNPROCESSABLE, _error("; ".join(map(str, shape_errors(error))))
+    verdict = judge(request, config, adopt=adopt, has_runtime_class=has_runtime_class())
+    if verdict.errors:
+        _log_refusal(request, verdict)
+    outcome = "changed" if verdict.patch else "as it is"
+    count("refused" if verdict.errors else outcome)
+    return 200, json.dumps(review_response(request.uid, verdict)).encode()
+
+
+def _error(words: str) -> bytes:
+    return json.dumps(ErrorBody(error=words).wire()).encode()
+
+
+def _body_of(schema: object) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+_SCHEMAS: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": _body_of(
+            {
+                "type": "object",
+                "required": ["request"],
+                "properties": {"request": AdmissionRequest.model_json_schema()},
+            }
+        ),
+    },
+    "responses": {
+        "200": {"description": "The answer", "content": _body_of({"type": "object"})},
+        "422": {"description": "No AdmissionReview", "content": _body_of({"type": "object"})},
+        "408": {"description": "The body came too slowly"},
+        "413": {"description": "The body is too large, or has too many parts"},
+        "503": {"description": "The caller has more requests here than it may have"},
+    },
+}
 
 
 def has_nvidia_runtime_class(api: ClusterApi) -> bool:
@@ -120,12 +199,12 @@ def _log_refusal(request: AdmissionRequest, verdict: Verdict) -> None:
     """Log who was refused what, and which fields were wrong; not what was written in them."""
     log.info(
         "refused user=%r kind=%s object=%s/%s%s fields=%s",
-        request.user_info.username,
-        request.kind.kind,
-        request.namespace,
-        request.name or "(not named yet)",
+        request.user_info.username[:_LOGGED],
+        request.kind.kind[:_LOGGED],
+        request.namespace[:_LOGGED],
+        request.name[:_LOGGED] or "(not named yet)",
         " (dry run)" if request.dry_run else "",
-        ",".join(error.field for error in verdict.errors),
+        ",".join(error.shown_field for error in verdict.errors[:MAX_ERRORS]),
     )
 
 
@@ -156,16 +235,18 @@ def review_response(uid: str, verdict: Verdict) -> dict[str, Any]:
     """Return the AdmissionReview that answers the request `uid`."""
     response: dict[str, Any] = {"uid": uid, "allowed": not verdict.errors}
     if verdict.errors:
+        shown = verdict.errors[:MAX_ERRORS]
+        message = "; ".join(map(str, shown))
+        if len(verdict.errors) >= MAX_ERRORS:
+            message += "; there may be more errors"
         response["status"] = {
             "code": _UNPROCESSABLE,
             "reason": "Invalid",
-            "message": "; ".join(str(error) for error in verdict.errors),
-            "details": {"causes": list(_causes(verdict.errors))},
+            "message": message,
+            "details": {"causes": list(_causes(shown))},
         }
         # The API server puts it into its audit log, beside who has asked.
-        response["auditAnnotations"] = {
-            "refused": "; ".join(str(error) for error in verdict.errors)[:_AUDITED]
-        }
+        response["auditAnnotations"] = {"refused": message[:_AUDITED]}
     elif verdict.patch:
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(json.dumps(verdict.patch).encode()).decode()
@@ -177,4 +258,4 @@ def review_response(uid: str, verdict: Verdict) -> dict[str, Any]:
 def _causes(errors: Iterable[FieldError]) -> Iterable[dict[str, str]]:
     # kubectl shows the causes of what is Invalid in place of the message.
     for error in errors:
-        yield {"reason": "FieldValueInvalid", "field": error.field, "message": error.detail}
+        yield {"reason": "FieldValueInvalid", "field": error.shown_field, "message": error.detail}

@@ -6,18 +6,18 @@ onto nodes that the plugins will refuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import NodeRecord
-from scheduler_extender.cluster.selectors import holds
+from scheduler_extender.cluster.selectors import LabelIndex, NodeRequirements, Taint, Term
 from tandem.policy.units import Bools, Ints
 
 _CPU, _MEMORY, _PODS = range(3)
-_MASKS_KEPT = 256
+_MASKS_KEPT = 2048
+_NODE_NAME = "metadata.name"
 
 Use = tuple[str, float, int]  # node, CPU in cores, memory in bytes
 
@@ -25,8 +25,8 @@ Use = tuple[str, float, int]  # node, CPU in cores, memory in bytes
 class NodeBook:
     """Nodes by name, and what the pods on them ask for; `None` as a use takes a pod out.
 
-    Free amounts are kept per slot and change with each pod; whether labels and taints suit a pod
-    is worked out once per kind of pod and kept until a node changes.
+    Free amounts are kept per slot and change with each pod. Whether labels and taints suit a pod is
+    evaluated on sets of nodes, once per distinct requirements, and kept until a node changes.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,11 @@ class NodeBook:
         self._total = np.zeros((64, 3))
         self._used = np.zeros((64, 3))
         self._uses: dict[str, Use] = {}
-        self._masks: dict[object, Bools] = {}
+        self._masks: dict[NodeRequirements, Bools] = {}
+        self._labels = LabelIndex()
+        self._names = LabelIndex()
+        self._tainted: dict[tuple[Taint, ...], int] = {}
+        self._schedulable = 0
         self._asked: tuple[str, ...] = ()
         self._asked_at = np.zeros(0, dtype=np.int64)
 
@@ -51,6 +55,7 @@ class NodeBook:
         self._total[slot] = (record.cpu, record.memory_bytes, record.pods) if record else 0.0
         if _suits_whom(before) != _suits_whom(record):
             self._masks.clear()
+            self._index(slot, before, record)
 
     def use(self, uid: str, use: Use | None) -> None:
         """Set what a pod takes, and where."""
@@ -69,7 +74,7 @@ class NodeBook:
         at = self._at(names)
         free = self._total[at] - self._used[at]
         return (
-            self._mask(pod)[at]
+            self._mask(pod.requires)[at]
             & (free[:, _CPU] >= pod.cpu - 1e-6)  # sums of fractions of a core are not exact
             & (free[:, _MEMORY] >= pod.memory_bytes)
             & (free[:, _PODS] >= 1)
@@ -80,10 +85,27 @@ class NodeBook:
         at = self._at(names)
         total = self._total[at]
         return (
-            self._mask(pod)[at]
+            self._mask(pod.requires)[at]
             & (total[:, _CPU] >= pod.cpu - 1e-6)
             & (total[:, _MEMORY] >= pod.memory_bytes)
         )
+
+    def _index(self, slot: int, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        bit = 1 << slot
+        none: dict[str, str] = {}
+        self._labels.set(slot, before.labels if before else none, after.labels if after else none)
+        if (before is None) != (after is None):
+            names = ({_NODE_NAME: each.name} if each else none for each in (before, after))
+            self._names.set(slot, *names)
+        if before is not None:
+            self._tainted[before.taints] &= ~bit
+            if not self._tainted[before.taints]:
+                del self._tainted[before.taints]
+        self._schedulable &= ~bit
+        if after is not None:
+            self._tainted[after.taints] = self._tainted.get(after.taints, 0) | bit
+            if not after.unschedulable:
+                self._schedulable |= bit
 
     def uses(self) -> Mapping[str, Use]:
         """Return what is counted, by pod uid."""
@@ -107,63 +129,50 @@ class NodeBook:
             self._masks.clear()
         return slot
 
-    def _mask(self, pod: PodInfo) -> Bools:
-        key = repr((pod.node_selector, pod.tolerations, pod.affinity.get("nodeAffinity")))
-        mask = self._masks.get(key)
+    def _mask(self, required: NodeRequirements) -> Bools:
+        mask = self._masks.get(required)
         if mask is None:
-            if len(self._masks) >= _MASKS_KEPT:
-                self._masks.clear()
-            suits = _suitability(pod)
-            mask = np.fromiter((r is not None and suits(r) for r in self._records), np.bool_)
-            self._masks[key] = mask
+            while len(self._masks) >= _MASKS_KEPT:
+                del self._masks[next(iter(self._masks))]
+            count = len(self._records)
+            packed = self._suiting(required).to_bytes(count // 8 + 1, "little")
+            bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little", count=count)
+            mask = self._masks[required] = bits.astype(np.bool_)
         return mask
+
+    def _suiting(self, required: NodeRequirements) -> int:
+        """Return the nodes whose labels, name and taints suit a pod, as a set of bits."""
+        if required.refused:
+            return 0
+        found = self._schedulable & _union(
+            nodes
+            for taints, nodes in self._tainted.items()
+            if all(required.tolerates(taint) for taint in taints)
+        )
+        for each in required.selector:
+            found &= self._labels.nodes(each, self._schedulable)
+        if required.terms is None:
+            return found
+        return found & _union(self._matching(term) for term in required.terms)
+
+    def _matching(self, term: Term) -> int:
+        if not term.labels and not term.fields:
+            return 0  # an empty term matches nothing
+        found = self._schedulable
+        for index, asked in ((self._labels, term.labels), (self._names, term.fields)):
+            for each in asked:
+                found &= index.nodes(each, self._schedulable)
+                if not found:
+                    return 0
+        return found
 
 
 def _suits_whom(record: NodeRecord | None) -> object:
     return record and (record.labels, record.taints, record.unschedulable)
 
 
-def _suitability(pod: PodInfo) -> Callable[[NodeRecord], bool]:
-    """Return a test of nodes for one kind of pod, taints shared by many worked out once."""
-    selector = tuple(pod.node_selector.items())
-    required = (pod.affinity.get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
-    terms = None if required is None else required.get("nodeSelectorTerms") or []
-    tolerated: dict[tuple[tuple[str, str, str], ...], bool] = {}
-
-    def suits(node: NodeRecord) -> bool:
-        if node.unschedulable:
-            return False
-        fine = tolerated.get(node.taints)
-        if fine is None:
-            fine = tolerated[node.taints] = all(
-                any(_tolerates(t, taint) for t in pod.tolerations) for taint in node.taints
-            )
-        labels = node.labels
-        return (
-            fine
-            and all(labels.get(key) == value for key, value in selector)
-            and (terms is None or any(_term_holds(term, node) for term in terms))
-        )
-
-    return suits
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bool:
-    key, value, effect = taint
-    if toleration.get("effect") not in (None, "", effect):
-        return False
-    if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, "", key)
-    return toleration.get("key") == key and (toleration.get("value") or "") == value
-
-
-def _term_holds(term: Mapping[str, Any], node: NodeRecord) -> bool:
-    labels = term.get("matchExpressions") or ()
-    fields = term.get("matchFields") or ()
-    if not labels and not fields:
-        return False  # an empty term matches nothing
-    return all(holds(e, node.labels.get(e["key"])) for e in labels) and all(
-        holds(e, node.name if e["key"] == "metadata.name" else None) for e in fields
-    )
+def _union(sets: Iterable[int]) -> int:
+    found = 0
+    for each in sets:
+        found |= each
+    return found

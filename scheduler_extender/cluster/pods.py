@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
 from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
 
@@ -53,9 +54,7 @@ class PodInfo:
     gpus: int = 0
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    affinity: Mapping[str, Any] = field(default_factory=dict)
+    requires: NodeRequirements = ANYWHERE
     fingerprint: str = ""  # of the container that asks for GPUs: image, command and resources
 
     @property
@@ -132,9 +131,11 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         fingerprint=next(
             (_fingerprint(c) for c in spec.get("containers") or () if _asks_for_gpus(c)), ""
         ),
-        node_selector=spec.get("nodeSelector") or {},
-        tolerations=tuple(spec.get("tolerations") or ()),
-        affinity=spec.get("affinity") or {},
+        requires=node_requirements(
+            spec.get("nodeSelector") or {},
+            spec.get("tolerations") or (),
+            spec.get("affinity") or {},
+        ),
     )
 
 

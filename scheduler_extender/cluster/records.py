@@ -15,6 +15,7 @@ from scheduler_extender.cluster.jobs import (
     unpredicted_load,
 )
 from scheduler_extender.cluster.pods import PodInfo, pod_info
+from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
@@ -197,10 +198,18 @@ def parse_pod(raw: Raw) -> PodRecord:
     identity = (pod.namespace, pod.name, pod.uid, pod.resource_version)
     if pod.node_name and pod.annotations.get(names.CHECKPOINT) != "true":
         # Where it may run is settled, and it is never moved.
-        pod = replace(pod, node_selector=_NOTHING, tolerations=(), affinity=_NOTHING)
+        pod = replace(pod, requires=ANYWHERE)
     if pod.gpus == 0:
         return PodRecord(
-            *identity, replace(pod, labels=_NOTHING, annotations=_NOTHING, owner=None, gates=())
+            *identity,
+            replace(
+                pod,
+                labels=_NOTHING,
+                annotations=_NOTHING,
+                owner=None,
+                gates=(),
+                requires=ANYWHERE,
+            ),
         )
     return PodRecord(*identity, pod, (pod.namespace, gpujob_name(pod)))
 

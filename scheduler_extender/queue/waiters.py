@@ -66,8 +66,7 @@ class Waiters:
         self.where_of.pop(key, None)
 
     def _number(self, pod: PodInfo) -> int:
-        needs = repr((pod.node_selector, pod.tolerations, pod.affinity))
-        shape = (pod.cpu, pod.memory_bytes, needs)
+        shape = (pod.cpu, pod.memory_bytes, pod.requires)
         number = self._numbers.get(shape)
         if number is None:
             if len(self._pods) > _SHAPES:

@@ -122,7 +122,8 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
                     "gpus": [gpu for gpu, fine in zip(ids, allowed, strict=True) if fine],
                     "reason": node_reason(worker, left, ids, pipeline.constraints)
                     if suits[name]
-                    else "CPU, memory, labels or taints do not suit the pod",
+                    else pod.requires.refused
+                    or "CPU, memory, labels or taints do not suit the pod",
                 }
             )
     return {

@@ -14,7 +14,13 @@ from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import Demand
 
+#: Errors that one answer names. To name all would let a small request cause a large answer.
+MAX_ERRORS = 10
 _SHOWN = 64  # characters of a wrong value that are repeated to its author
+#: Characters of a field that are shown. The longest name of an annotation has 317.
+_FIELD_SHOWN = 512
+#: Misspelt names for which the nearest one is searched: each search takes about 0.3 ms.
+_SUGGESTED = 3
 _WHOLE = re.compile(r"[0-9]{1,13}")
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 _OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -37,8 +43,13 @@ class FieldError:
         shown = self.value if len(self.value) <= _SHOWN else self.value[:_SHOWN] + "…"
         return f'"{shown}" is not allowed: {self.allowed}'
 
+    @property
+    def shown_field(self) -> str:
+        """The field, cut where it is longer than any that the API server would accept."""
+        return self.field if len(self.field) <= _FIELD_SHOWN else self.field[:_FIELD_SHOWN] + "…"
+
     def __str__(self) -> str:
-        return f"{self.field}: {self.detail}"
+        return f"{self.shown_field}: {self.detail}"
 
 
 class AnnotationError(ValueError):
@@ -99,11 +110,11 @@ def parse_demand(
 def check_names(
     annotations: Mapping[str, str], *, where: str = "metadata.annotations"
 ) -> list[FieldError]:
-    """Return what is wrong with the names of annotations that a user brings along.
+    """Return the first errors in the names of a user's annotations, `MAX_ERRORS` at most.
 
-    Those of Tandem alone may not be set by others, and a misspelt one would say nothing.
+    Users may not set the annotations that Tandem sets, and a misspelt annotation has no effect.
     """
-    errors = []
+    errors: list[FieldError] = []
     prefix = f"{names.GROUP}/"
     for name, value in annotations.items():
         if not name.startswith(prefix) or name in names.USER_ANNOTATIONS:
@@ -111,16 +122,23 @@ def check_names(
         if name in names.OWN_ANNOTATIONS:
             allowed = "Tandem alone sets it; remove it"
         else:
-            # The common prefix would make everything look alike.
-            known = [other.removeprefix(prefix) for other in names.USER_ANNOTATIONS]
-            near = difflib.get_close_matches(name.removeprefix(prefix)[:_SHOWN], known, n=1)
+            near = _nearest(name) if len(errors) < _SUGGESTED else []
             allowed = (
                 f"there is no such annotation; did you mean {prefix}{near[0]}?"
                 if near
                 else "there is no such annotation; there are " + ", ".join(names.USER_ANNOTATIONS)
             )
         errors.append(FieldError(annotation_field(name, where), value, allowed))
+        if len(errors) == MAX_ERRORS:
+            break
     return errors
+
+
+def _nearest(name: str) -> list[str]:
+    """Return the user annotation most like `name`, without the common prefix; none is possible."""
+    prefix = f"{names.GROUP}/"
+    known = [other.removeprefix(prefix) for other in names.USER_ANNOTATIONS]
+    return difflib.get_close_matches(name.removeprefix(prefix)[:_SHOWN], known, n=1)
 
 
 def parse_visible_devices(text: str) -> tuple[str, ...]:

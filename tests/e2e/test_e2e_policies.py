@@ -37,9 +37,10 @@ JOBS = f"{CUSTOM}/namespaces/tenant/gpujobs"
 PROFILES = f"{CUSTOM}/namespaces/tenant/modelprofiles"
 NODES = f"{CUSTOM}/gpunodes"
 
-ASSIGNMENTS, SHAPE, DEVICES, RESOURCES, OWN_NODE = (
+ASSIGNMENTS, SHAPE, NAME, DEVICES, RESOURCES, OWN_NODE = (
     "tandem-assignments",
     "tandem-pods",
+    "tandem-scheduler-name",
     "tandem-devices",
     "tandem-resources",
     "tandem-agent-own-node",
@@ -267,6 +268,28 @@ FORGERIES = [
                 resources={"limits": {names.RESOURCE: "1"}}, env=[CHOSEN])),
     # Around the environment.
     creates("privileged", SHAPE, lambda p: train(p).update(securityContext={"privileged": True})),
+    creates("privileged sidecar", SHAPE, lambda p: p["spec"]["containers"][1].update(
+        securityContext={"privileged": True})),
+    creates("privileged init container", SHAPE, lambda p: p["spec"]["initContainers"][0].update(
+        securityContext={"privileged": True})),
+    creates("sidecar with a capability of administrators", SHAPE,
+            lambda p: p["spec"]["containers"][1].update(
+                securityContext={"capabilities": {"add": ["SYS_ADMIN"]}})),
+    creates("init container with all capabilities", SHAPE,
+            lambda p: p["spec"]["initContainers"][0].update(
+                securityContext={"capabilities": {"add": ["cap_all"]}})),
+    creates("unmasked proc", SHAPE, lambda p: (
+        train(p).update(securityContext={"procMount": "Unmasked"}),
+        p["spec"].update(hostUsers=False))),
+    creates("processes of the node", SHAPE, lambda p: p["spec"].update(hostPID=True)),
+    creates("cgroups of the node", SHAPE, host_path("/sys/fs/cgroup")),
+    creates("15,000 terms of node affinity", SHAPE, lambda p: p["spec"].update(affinity={
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "a", "operator": "Exists"}]}] * 15_000}}})),
+    Attempt("our scheduler without GPUs", NAME, "POST", PODS,
+            plain(schedulerName=names.SCHEDULER_NAME)),
+    creates("our scheduler with no GPU of ours", NAME,
+            lambda p: train(p).update(resources={"limits": {names.RESOURCE: "0"}})),
     creates("device of the node", SHAPE, host_path("/dev/nvidia0")),
     creates("device of the node by a detour", SHAPE, host_path("//dev/./nvidia-uvm")),
     creates("all devices of the node", SHAPE, host_path("/dev/")),
@@ -288,6 +311,8 @@ FORGERIES = [
     debugs("debug container that sees what its image bakes in", DEVICES, "bound"),
     debugs("privileged debug container", DEVICES, "bound", env=[VOID],
            securityContext={"privileged": True}),
+    debugs("debug container with a capability of administrators", DEVICES, "bound", env=[VOID],
+           securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
     # Our records.
     Attempt("GPUJob of one's own", RESOURCES, "POST", JOBS, gpu_job("mine")),
     Attempt("attained service forgotten", RESOURCES, "PATCH", f"{JOBS}/known/status", ATTAINED),
@@ -361,7 +386,7 @@ def callers(
         account = "/api/v1/namespaces/tenant/serviceaccounts/default"
         wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
         _populate(clients)
-        for policy in (ASSIGNMENTS, SHAPE, DEVICES, RESOURCES, OWN_NODE):
+        for policy in (ASSIGNMENTS, SHAPE, NAME, DEVICES, RESOURCES, OWN_NODE):
             first = next(each for each in FORGERIES if each.policy == policy)
             wait_until(lambda a=first: a.refusal(clients[a.who]), f"{policy} is in force")
         yield clients

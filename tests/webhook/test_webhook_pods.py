@@ -1,7 +1,7 @@
 """Pods at their creation: what is changed, what is refused."""
 
 import pytest
-from admission_cases import admit, ask, container, fields, pod
+from admission_cases import admit, ask, container, fields, job, pod
 
 from scheduler_extender.admission.patch import AdmissionConfig
 from tandem import progress
@@ -32,6 +32,10 @@ HOST_IP = {
 }
 AGENT_URL = {"name": "TANDEM_AGENT_URL", "value": "http://$(TANDEM_HOST_IP):9405"}
 PROGRESS = [HOST_IP, AGENT_URL]
+SHARING = [
+    {"name": "XLA_PYTHON_CLIENT_PREALLOCATE", "value": "false"},
+    {"name": "TF_FORCE_GPU_ALLOW_GROWTH", "value": "true"},
+]
 
 
 def test_a_pod_that_asks_for_no_gpu_is_left_as_it_is():
@@ -65,7 +69,7 @@ def test_every_container_is_told_what_it_may_see():
     sidecar, main = spec["containers"]
     assert sidecar["env"] == [VOID, {"name": "A", "value": "1"}]
     own = {"name": "B", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
-    assert main["env"] == [DEVICES, *PROGRESS, own]
+    assert main["env"] == [DEVICES, *SHARING, *PROGRESS, own]
     assert spec["initContainers"][0]["env"] == [VOID]
 
 
@@ -74,9 +78,9 @@ def test_accumulation_steps_are_handed_on_where_they_are_wanted(env):
     extra = {"env": env} if env else {}
     wants = {names.ACCUMULATION: "true"}
     spec = admit(pod(container(gpus="1", **extra), annotations=wants))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES, STEPS, *PROGRESS, *(env or [])]
+    assert spec["containers"][0]["env"] == [DEVICES, STEPS, *SHARING, *PROGRESS, *(env or [])]
     spec = admit(pod(annotations={names.ACCUMULATION: "false"}))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES, *PROGRESS]
+    assert spec["containers"][0]["env"] == [DEVICES, *SHARING, *PROGRESS]
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -152,7 +156,7 @@ def test_who_has_set_a_part_of_it_is_left_alone(own):
 
 def test_nothing_is_set_for_progress_where_it_is_switched_off():
     spec = admit(pod(), config=AdmissionConfig(agent_port=0))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES]
+    assert spec["containers"][0]["env"] == [DEVICES, *SHARING]
     assert "volumes" not in spec
 
 
@@ -161,6 +165,49 @@ def test_the_helper_reads_what_is_set():
         names.AGENT_URL_ENV,
         f"{names.TOKEN_FOLDER}/{names.TOKEN_NAME}",
     ) == (progress.AGENT_URL, progress.TOKEN_PATH)
+
+
+# --- memory that frameworks take at their start ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, SHARING),
+        ({names.MEMORY: "8Gi"}, SHARING),
+        ({names.EXCLUSIVE: "false"}, SHARING),
+        ({names.EXCLUSIVE: "true"}, []),
+    ],
+)
+def test_frameworks_leave_memory_to_the_other_jobs_of_a_gpu(annotations, expected):
+    body = pod(container(gpus="1"), container("logs"), annotations=annotations)
+    main, logs = admit(body)["spec"]["containers"]
+    assert [each for each in main["env"] if each in SHARING] == expected
+    assert logs["env"] == [VOID], "no GPU, no framework"
+
+
+@pytest.mark.parametrize("value", [{"value": "true"}, {"valueFrom": {"configMapKeyRef": {}}}])
+def test_a_value_of_the_user_s_own_takes_precedence_and_causes_a_warning(value):
+    own = {"name": "XLA_PYTHON_CLIENT_PREALLOCATE", **value}
+    body = pod(container(gpus="1", env=[own]))
+    env = admit(body)["spec"]["containers"][0]["env"]
+    assert [each for each in env if each["name"] == own["name"]] == [own]
+    assert SHARING[1] in env
+    (warning,) = ask(body).warnings
+    assert warning.startswith("spec.containers[0].env[0]: XLA_PYTHON_CLIENT_PREALLOCATE=")
+    (told,) = ask(job(body)).warnings
+    assert told.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
+
+
+@pytest.mark.parametrize(
+    ("own", "annotations"),
+    [
+        ({"name": "XLA_PYTHON_CLIENT_PREALLOCATE", "value": "false"}, {}),
+        ({"name": "TF_FORCE_GPU_ALLOW_GROWTH", "value": "false"}, {names.EXCLUSIVE: "true"}),
+    ],
+)
+def test_a_harmless_value_causes_no_warning(own, annotations):
+    assert ask(pod(container(gpus="1", env=[own]), annotations=annotations)).warnings == []
 
 
 def host_path(path):
@@ -297,6 +344,61 @@ def test_refused_with_field_and_what_is_allowed(body, field, allowed):
     assert fields(verdict) == [field]
     assert allowed in verdict.errors[0].allowed
     assert verdict.patch == []
+
+
+SECURITY = [
+    ({"privileged": True}, "privileged"),
+    ({"capabilities": {"add": ["IPC_LOCK", "SYS_ADMIN"]}}, "capabilities.add[1]"),
+    ({"capabilities": {"add": ["cap_sys_admin"]}}, "capabilities.add[0]"),
+    ({"capabilities": {"add": ["ALL"]}}, "capabilities.add[0]"),
+    ({"procMount": "Unmasked"}, "procMount"),
+]
+
+
+@pytest.mark.parametrize(("security", "field"), SECURITY)
+@pytest.mark.parametrize(
+    ("body", "at"),
+    [
+        (lambda c: pod(container(gpus="1"), c), "spec.containers[1]"),
+        (lambda c: pod(initContainers=[c]), "spec.initContainers[0]"),
+        (lambda c: pod(ephemeralContainers=[c]), "spec.ephemeralContainers[0]"),
+    ],
+    ids=["sidecar", "init", "ephemeral"],
+)
+def test_no_container_next_to_gpus_leaves_its_isolation(body, at, security, field):
+    verdict = ask(body(container("other", securityContext=security)))
+    assert fields(verdict) == [f"{at}.securityContext.{field}"]
+
+
+def test_capabilities_that_reach_no_device_are_let_through():
+    security = {"capabilities": {"add": ["IPC_LOCK", "SYS_PTRACE", "NET_ADMIN"], "drop": ["ALL"]}}
+    assert not ask(pod(container(gpus="1", securityContext=security))).errors
+
+
+def test_a_pod_with_gpus_does_not_share_the_processes_of_its_node():
+    assert fields(ask(pod(hostPID=True))) == ["spec.hostPID"]
+    assert not ask(pod(hostPID=False)).errors
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc", "/sys/fs/cgroup", "/dev/char", "/dev/dri", "/run/docker.sock", "/var/lib/containerd"],
+)
+def test_other_ways_to_the_node_s_devices_are_refused(path):
+    assert fields(ask(pod(volumes=[host_path(path)]))) == ["spec.volumes[0].hostPath.path"]
+
+
+# --- our scheduler without GPUs ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_our_scheduler_is_refused_to_pods_without_gpus(adopt):
+    body = pod(container(), schedulerName="tandem-scheduler")
+    for asked, field in ((body, "spec"), (job(body), "spec.template.spec")):
+        verdict = ask(asked, adopt=adopt)
+        assert fields(verdict) == [f"{field}.schedulerName"]
+        assert "only pods that request tandem.gpu/gpu" in verdict.errors[0].allowed
+    assert not ask(pod(schedulerName="tandem-scheduler"), adopt=adopt).errors
 
 
 def test_an_annotation_of_256_kib_is_refused_shortly():
