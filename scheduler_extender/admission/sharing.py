@@ -58,8 +58,8 @@ def warnings(pod: PodShape, gpu_index: int, *, adopt: bool, at: str = "") -> Ite
         given = str(variable["value"])[:_SHOWN] if "value" in variable else "(from elsewhere)"
         yield (
             f"{prefix}spec.containers[{gpu_index}].env[{position}]: {name}={given} may let "
-            f"{framework} take most of the GPU's memory at its start, so that jobs that share it run "
-            f"out of memory; remove it, or set {names.EXCLUSIVE}"
+            f"{framework} take most of the GPU's memory at its start, so that jobs that share it "
+            f"run out of memory; remove it, or set {names.EXCLUSIVE}"
         )
         said += 1
         if said == MAX_ERRORS:
