@@ -9,7 +9,10 @@ from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.history import Kept
 from scheduler_extender.learning.remembering import Memory
 from tandem.policy.catalog import Profile
-from tandem.policy.constraints.interference import Apart
+from tandem.policy.constraints.interference import Apart, Interference
+from tandem.policy.dispatch.share import Share
+
+_ROUNDING = 1e-9  # a pair that the dispatch finds exactly at its bar is not refused by the verbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,15 @@ class Books:
 
 
 def believing(profile: Profile, settings: LearningConfig) -> Profile:
-    """Return the profile with the constraint that keeps apart what was learned not to get along."""
-    if settings.mode != "act":
-        return profile
-    return profile.model_copy(update={"constraints": (*profile.constraints, Apart())})
+    """Return the profile with the constraints that hold for a live placement as well.
+
+    kube-scheduler may bind a pod to another node than the planned one. Therefore the verbs keep the
+    bar of the dispatch, too, and keep apart what was learned not to get along.
+    """
+    added: list[Interference | Apart] = []
+    if isinstance(profile.dispatch, Share) and profile.dispatch.min_speed > 0:
+        most = 1 / profile.dispatch.min_speed - 1
+        added.append(Interference(max_interference=most + _ROUNDING))
+    if settings.mode == "act":
+        added.append(Apart())
+    return profile.model_copy(update={"constraints": (*profile.constraints, *added)})

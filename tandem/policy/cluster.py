@@ -62,10 +62,13 @@ class GpuArrays:
 
     @classmethod
     def empty(
-        cls, node: Ints, memory_capacity_gib: Floats, *, shares: int = 2, slots: int = 2
+        cls, node: Ints, memory_capacity_gib: Floats, *, shares: int = 2, slots: int | None = None
     ) -> Self:
-        """Return healthy GPUs without residents, at the given nodes and capacities."""
-        rows = len(node)
+        """Return healthy GPUs without residents, at the given nodes and capacities.
+
+        `slots` residents are told apart on each GPU; without it, as many as there are shares.
+        """
+        rows, slots = len(node), slots or max(shares, 1)
         return cls(
             node=np.array(node, dtype=np.int64),
             gpu_type=np.zeros(rows, dtype=np.int64),
@@ -132,6 +135,22 @@ def add_worker(
     columns["jobs"][at] += 1
 
 
+def sum_slowdown(
+    columns: dict[str, Floats | Ints | Bools], job: Job, rows: Ints, handle: int
+) -> None:
+    """Sum anew how much the resident `handle` of `rows` is slowed down, by its predictions of now.
+
+    For predictions that have changed since its worker was added; `rows` must be distinct.
+    """
+    if job.own_slowdown is None:
+        return
+    classes = columns["resident_class"][rows]
+    index, slot = np.nonzero(columns["residents"][rows] == handle)
+    others = classes[index]
+    others[np.arange(len(index)), slot] = NOBODY
+    columns["resident_slowdown"][rows[index], slot] = job.own_slowdown[others].sum(axis=1)
+
+
 def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
     """Remove every resident of `rows` from writable `columns` (named as in GpuArrays)."""
     for name in (
@@ -169,7 +188,7 @@ class Snapshot:
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[tuple[str, str, float]], *, shares: int = 2, slots: int = 2
+        cls, rows: Sequence[tuple[str, str, float]], *, shares: int = 2, slots: int | None = None
     ) -> Self:
         """Return an empty cluster from rows (node, GPU id, memory in GiB), in any order."""
         ordered = sorted(rows)

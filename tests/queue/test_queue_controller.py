@@ -34,14 +34,16 @@ class Cluster:
         profile: Profile | None = None,
         settings: QueueConfig | None = None,
         forecasts: bool = False,
+        shares: int = 2,
     ) -> None:
         self.now = NOW
+        self.shares = shares
         self.api = api or MemoryCluster(clock=lambda: self.now)
         self.said: list[tuple[str, str, str]] = []
         self.predictions = 0
         self.books = Books()
         self.feedback: list[Feedback] = []
-        self.state = ClusterState(now_s=self.now, pairs=self.books.pairs)
+        self.state = ClusterState(now_s=self.now, max_jobs_per_gpu=shares, pairs=self.books.pairs)
         self.controller = Controller(
             state=self.state,
             api=self.api,
@@ -110,7 +112,7 @@ class Cluster:
                             "index": i,
                             "model": "NVIDIA A100",
                             "memoryBytes": 80 * GIB,
-                            "shares": 2,
+                            "shares": self.shares,
                         }
                         for i in range(gpus)
                     ],

@@ -34,10 +34,10 @@ NOW = 1_000_000.0
 class Exchange:
     """A cluster at one moment, drawn at random: who runs where, who waits, what was learned."""
 
-    def __init__(self, seed: int, *, shared: bool) -> None:
+    def __init__(self, seed: int, *, shared: bool, most: int = 2) -> None:
         self.rng = np.random.default_rng(seed)
         self.beliefs = Beliefs()
-        nodes, per_node, most = int(self.rng.integers(1, 5)), 4, 2
+        nodes, per_node = int(self.rng.integers(1, 5)), 4
         self.snapshot = Snapshot.from_rows(
             [(f"n{n}", f"GPU-{n}-{g}", 80.0) for n in range(nodes) for g in range(per_node)],
             shares=most,
@@ -152,13 +152,15 @@ class Exchange:
         return sorted(self.rows)
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_a_round_of_the_controller_is_a_round_of_the_simulator(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most"), [*((name, 2) for name in PROFILES), ("tandem", 3), ("tandem-guarded", 3)]
+)
+def test_a_round_of_the_controller_is_a_round_of_the_simulator(name: str, most: int) -> None:
     profile = load_profile(name)
     seen = set()
     for seed in range(60):
         exchange = Exchange(
-            seed, shared=profile.dispatch.kind not in ("preempt",) and name != "fifo"
+            seed, shared=profile.dispatch.kind not in ("preempt",) and name != "fifo", most=most
         )
         starts, stops = exchange.simulated(profile)
         now, later, gone = exchange.live(profile)

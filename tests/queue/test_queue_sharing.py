@@ -8,6 +8,8 @@ from queue_builders import load, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, Training
 
+from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.books import believing
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts.prediction import Prediction
 from tandem.kube.resource import JOBS, PODS
@@ -181,3 +183,34 @@ def test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps() -> 
         for name, gpus in (("n0", 1), ("n1", 1), ("n2", 2)):
             cluster.add_node(name, gpus=gpus)
         assert nodes(cluster, model) == expected
+
+
+class Steady(Cluster):
+    """Jobs without peaks of memory."""
+
+    async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:
+        return Prediction(load=load(8, 0, 0.0), explanation="by the formula")
+
+
+def test_with_three_shares_the_queue_and_the_verbs_count_every_resident() -> None:
+    """40 % each: by the formula a pair costs 0.21, which the bar of 0.73 allows, and three 0.42."""
+    profile = load_profile("tandem-guarded")
+    cluster = Steady(profile=profile, shares=3)
+    cluster.add_node("n0")
+
+    async def scenario() -> None:
+        for name in "abc":
+            cluster.api.create(PODS, raw_pod(name, annotations={"tandem.gpu/model": name}))
+            for _ in range(3):
+                await cluster.cycle()
+            if name != "c":
+                cluster.bind_as_planned(name)
+        refused = "one would be slowed down by 42%, bound 37%"
+        assert refused in cluster.gpujob("pod-c")["status"]["message"]
+        # A pod that comes to the verbs without a plan meets the same bar.
+        verbs = Verbs(cluster.state, believing(profile, LearningConfig()).pipeline())
+        asked = json.loads(verbs.filter({"Pod": cluster.pod("c"), "NodeNames": ["n0"]}))
+        assert not asked["NodeNames"]
+        assert refused in json.dumps(asked)
+
+    run(scenario)

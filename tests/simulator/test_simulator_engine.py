@@ -98,6 +98,23 @@ def test_guarded_keeps_the_promised_speed() -> None:
     assert refused.run_s.max() == pytest.approx(1000)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_guarded_keeps_the_promised_speed_with_three_shares(seed: int) -> None:
+    """Pairs from harmless to tenfold; a job runs for its duration over 0.73 at most in all."""
+    rng = np.random.default_rng(seed)
+    profile = load_profile("tandem-guarded").model_copy(update={"max_jobs_per_gpu": 3})
+    slowdown = rng.choice([0.02, 0.15, 0.3, 1.0, 9.0], (6, 6)).tolist()
+    jobs = trace(
+        *((int(rng.integers(0, 4000)), int(rng.choice([1, 1, 1, 2, 4])), int(rng.integers(50, 900)))
+          for _ in range(60))
+    )  # fmt: skip
+    outcome = run_shared(jobs, "2x4", profile, slowdown, rng.integers(6, size=60).tolist())
+    speed = outcome.duration_s / outcome.run_s
+    assert speed.min() >= 0.73 - 1e-6
+    # Something shared, or the promise would be empty.
+    assert speed.min() < 0.95
+
+
 def test_the_worst_pair_is_taken_apart_when_a_gpu_falls_free() -> None:
     # Two share beside a third; when that ends, one of the two moves to its GPU.
     jobs = trace((0, 1, 20_000), (0, 1, 4000), (0, 1, 20_000))

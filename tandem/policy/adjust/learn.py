@@ -8,9 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.board import Board
-from tandem.policy.equations.observed import blamed_slowdown
+from tandem.policy.cluster import sum_slowdown
+from tandem.policy.equations.observed import blamed_slowdown, shared_out_slowdown
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
+from tandem.policy.units import Floats
 
 
 class Learn(Policy):
@@ -37,19 +39,43 @@ class Learn(Policy):
         gpus = board.gpus
         shared = gpus.residents[(gpus.jobs > 1)[:, None] & (gpus.residents >= 0)]
         most = 0.0
-        for job in np.unique(shared).tolist():
+        sharing = np.unique(shared).tolist()
+        for job in sharing:
             table = board.jobs[job].own_slowdown
             if table is None:
                 continue
-            partners = {board.jobs[other].interference_class for other in board.partners(job)}
-            classes = np.array(sorted(partners), dtype=np.int64)
-            measured = 1 / float(board.arrays.speed[job]) - 1
-            said = table[classes]
-            seen = blamed_slowdown(said, measured)
+            shown = _shown(board, job, table)
+            if not shown:
+                continue  # it shares with workers of its own alone
+            classes = np.array(sorted(shown), dtype=np.int64)
+            said, seen = table[classes], np.array([shown[c] for c in classes.tolist()])
             told = self.weight_of_past * said + (1 - self.weight_of_past) * seen
             told = np.where(np.isfinite(said), told, seen)
             most = max(most, float(np.abs(told - said).max()))
             table[classes] = told
         if most > 0:
             board.stale.update(board.rows_of)
+            for job in sharing:
+                sum_slowdown(board.columns, board.jobs[job], board.rows_of[job], job)
         return most > self.notable
+
+
+def _shown(board: Board, job: int, table: Floats) -> dict[int, float]:
+    """Return the slowdown next to each class that a job's measured speed shows, by class.
+
+    Where a class is met on several GPUs, the one that is predicted to be slowest counts.
+    """
+    residents = {tuple(board.residents_of[row]) for row in board.rows_of[job].tolist()}
+    company = [[board.jobs[o].interference_class for o in r if o != job] for r in sorted(residents)]
+    company = [classes for classes in company if classes]
+    if not company:
+        return {}
+    predicted = np.array([table[classes].sum() for classes in company])
+    order = np.argsort(predicted, kind="stable")
+    blamed = blamed_slowdown(predicted, 1 / float(board.arrays.speed[job]) - 1)
+    shown: dict[int, float] = {}
+    for index in order.tolist():
+        classes = company[index]
+        shares = shared_out_slowdown(table[classes], float(blamed[index]))
+        shown.update(zip(classes, shares.tolist(), strict=True))
+    return shown

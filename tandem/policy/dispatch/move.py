@@ -56,8 +56,8 @@ def _move_if_better(valuation: Valuation, job: int, cost_s: float) -> None:
 def _best_elsewhere(valuation: Valuation, job: int) -> Ints | None:
     """Return the best place if `job` left the one it has."""
     board = valuation.board
-    if len(board.rows_of[job]) == 1:  # its GPU is full, or it would not be slow: it may stay there
-        return valuation.best_place(job)[0]
+    if len(board.rows_of[job]) == 1 and not valuation.open_shares(board.rows_of[job]):
+        return valuation.best_place(job)[0]  # its own GPU is full, so it is not among the places
     aside = board.set_aside(job)
     rows, _ = valuation.best_place(job)
     board.put_back(aside)

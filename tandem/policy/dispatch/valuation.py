@@ -17,7 +17,8 @@ class Valuation:
 
     A job with rate of completion `rate` per GPU-second yields rate x GPUs x speed. A newcomer
     yields that at the speed of its slowest worker, and costs each neighbour what it slows it down;
-    a neighbour that another GPU holds back already loses nothing more. Two jobs a GPU.
+    a neighbour that another GPU holds back already loses nothing more. A worker's slowdown is the
+    sum of what each of its neighbours causes (ours, as in `Interference`: measurements have pairs).
     """
 
     def __init__(
@@ -28,6 +29,8 @@ class Valuation:
         self._pipeline = pipeline
         self._min_speed = min_speed
         self._most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
+        # Where a share is free, the last slot is empty.
+        self._slots = max(int(board.gpus.shares.max(initial=0)) - 1, 1)
 
     def speed(self, job: int) -> float:
         """Return the predicted speed of a running job, as a share of its solo speed."""
@@ -41,12 +44,13 @@ class Valuation:
 
     def value_without(self, job: int, leaving: int) -> float:
         """Return what a running job would yield if one of its neighbours left."""
-        speed = self._predict_speed(job, self.board.partners(job) - {leaving})
+        speed = self._predict_speed(job, leaving)
         return float(self.rate[job]) * speed * int(self.board.arrays.gpus[job])
 
-    def open_shares(self) -> int:
-        """Return how many GPUs have a share free."""
-        return int(np.count_nonzero(self.board.gpus.jobs < self._most))
+    def open_shares(self, rows: Ints | None = None) -> int:
+        """Return how many GPUs have a free share; of `rows` alone where given."""
+        free = self.board.gpus.jobs < self._most
+        return int(np.count_nonzero(free if rows is None else free[rows]))
 
     def best_place(self, job: int) -> tuple[Ints | None, float]:
         """Return the rows where `job` gains most, and the gain; None where nothing is gained.
@@ -94,7 +98,7 @@ class Valuation:
         the gang's own among them, bounds its speed; what neighbours lose is left out.
         """
         info, gpus = self.board.jobs[job], self.board.gpus
-        mine = _speed_beside(info.own_slowdown, gpus.resident_class[:, 0])
+        mine = _speed_beside(info.own_slowdown, gpus.resident_class[:, : self._slots])
         places = mine[gpus.jobs < self._most]
         if info.gpus > 1:
             places = np.concatenate((places, self._own_places(job, info)))
@@ -107,8 +111,9 @@ class Valuation:
         """Return the speed of each worker beside those who are there now, (workers,)."""
         gpus, rows = self.board.gpus, self.board.rows_of[job]
         classes = gpus.resident_class[rows]
-        beside = np.where(gpus.residents[rows] == job, NOBODY, classes).max(axis=1)
-        return _speed_beside(info.own_slowdown, beside)
+        return _speed_beside(
+            info.own_slowdown, np.where(gpus.residents[rows] == job, NOBODY, classes)
+        )
 
     def gains_at(self, job: int, rows: Ints) -> bool:
         """Say whether `job` may and should be put on exactly `rows`."""
@@ -120,40 +125,57 @@ class Valuation:
         return bool(self.rate[job] * mine.min() * len(rows) > loss.sum())
 
     def _effects(self, job: Job, gpus: GpuArrays) -> tuple[Floats, Floats, Bools]:
-        """Return the newcomer's speed, what its neighbour loses, and whether both keep a speed."""
-        neighbour_class, neighbour = gpus.resident_class[:, 0], gpus.residents[:, 0]
-        there = neighbour >= 0
-        mine = _speed_beside(job.own_slowdown, neighbour_class)
-        theirs = _speed_beside(job.caused_slowdown, neighbour_class)
+        """Return the newcomer's speed, what its neighbours lose, and whether all keep a speed.
+
+        Each (gpus,), for GPUs with a free share.
+        """
+        classes, neighbours = (
+            gpus.resident_class[:, : self._slots], gpus.residents[:, : self._slots],
+        )  # fmt: skip
+        there = neighbours >= 0
+        mine = _speed_beside(job.own_slowdown, classes)
+        theirs = np.zeros(classes.shape)
+        if job.caused_slowdown is not None:
+            already = gpus.resident_slowdown[:, : self._slots]
+            theirs = 1 / (1 + already + job.caused_slowdown[classes])
         self._refresh()
-        now = self.board.predicted_speed[neighbour]
-        size = self.board.arrays.gpus[neighbour]
+        now = self.board.predicted_speed[neighbours]
+        size = self.board.arrays.gpus[neighbours]
         # A gang loses as a whole; the loss is shared out over those of its GPUs that are taken.
-        loss = self.rate[neighbour] * np.maximum(now - theirs, 0.0) * size
+        loss = self.rate[neighbours] * np.maximum(now - theirs, 0.0) * size
         loss = np.where(there, loss / np.minimum(size, job.gpus), 0.0)
-        keeps = ~there | ((mine >= self._min_speed) & (theirs >= self._min_speed))
-        return mine, loss, keeps
+        slowest = np.minimum(mine, np.where(there, theirs, 1.0).min(axis=1))
+        return mine, loss.sum(axis=1), ~there.any(axis=1) | (slowest >= self._min_speed)
 
     def _refresh(self) -> None:
         board = self.board
         for job in board.stale:
-            board.predicted_speed[job] = self._predict_speed(job, board.partners(job))
+            board.predicted_speed[job] = self._predict_speed(job)
         board.stale.clear()
 
-    def _predict_speed(self, job: int, partners: set[int]) -> float:
-        """Return the speed beside `partners`: two a GPU, and a gang is as slow as its slowest."""
-        if not partners:
-            return 1.0
-        own = self.board.jobs[job].own_slowdown
-        if own is None:
-            return 0.0
-        return 1 / (1 + max(float(own[self.board.jobs[p].interference_class]) for p in partners))
+    def _predict_speed(self, job: int, leaving: int | None = None) -> float:
+        """Return the speed of a gang, its slowest worker's, without the neighbour `leaving`."""
+        board = self.board
+        own = board.jobs[job].own_slowdown
+        worst = 0.0
+        # The same company on several GPUs counts once.
+        for residents in {tuple(board.residents_of[row]) for row in board.rows_of[job].tolist()}:
+            others = [other for other in residents if other not in (job, leaving)]
+            if not others:
+                continue
+            if own is None:
+                return 0.0
+            worst = max(worst, sum(float(own[board.jobs[o].interference_class]) for o in others))
+        return 1 / (1 + worst)
 
 
 def _speed_beside(slowdown: Floats | None, classes: Ints) -> Floats:
-    """Return the speed of a job beside each class; without a prediction, 0: never beside anyone."""
+    """Return the speed of a job next to all of `classes`, (places, slots) -> (places,).
+
+    Without a prediction, 0: never next to another job.
+    """
     if slowdown is None:
-        alone: Floats = (classes == NOBODY).astype(np.float64)
+        alone: Floats = (classes == NOBODY).all(axis=1).astype(np.float64)
         return alone
-    speed: Floats = 1 / (1 + slowdown[classes])
+    speed: Floats = 1 / (1 + slowdown[classes].sum(axis=1))
     return speed
