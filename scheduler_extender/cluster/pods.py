@@ -13,11 +13,13 @@ from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
 
 _TERMINAL = ("Succeeded", "Failed")
+_GATES_NAMED = 4
 #: Parts of a pod that nobody here reads; dropped before anything keeps the object.
 _KEPT_METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "labels", "annotations",
+    "name", "namespace", "uid", "resourceVersion", "labels",
     "ownerReferences", "creationTimestamp", "deletionTimestamp",
 )  # fmt: skip
+_KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
 _KEPT_SPEC = (
     "nodeName", "schedulerName", "schedulingGates", "nodeSelector", "tolerations", "affinity",
 )  # fmt: skip
@@ -50,6 +52,7 @@ class PodInfo:
     finished_at: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    foreign_annotation_bytes: int = 0  # of the annotations that Tandem does not write
     owner: Owner | None = None
     gpus: int = 0
     cpu: float = 0.0  # cores
@@ -66,6 +69,29 @@ class PodInfo:
     def gated(self) -> bool:
         """True while our gate holds it back."""
         return names.SCHEDULING_GATE in self.gates
+
+    @property
+    def blocked(self) -> str:
+        """Why a plan for the pod could not take effect, '' where it could.
+
+        While another gate remains, kube-scheduler does not look at the pod, and the plan would
+        expire. A pod without room for Tandem's annotations cannot be stamped, nor run: the API
+        server refuses each later update of it, the kubelet's included.
+        """
+        others = sorted(gate for gate in self.gates if gate != names.SCHEDULING_GATE)
+        if others:
+            more = f" and {len(others) - _GATES_NAMED} more" if len(others) > _GATES_NAMED else ""
+            return (
+                f"pod {self.name} has scheduling gates besides {names.SCHEDULING_GATE}:"
+                f" {', '.join(others[:_GATES_NAMED])}{more}; it is planned once they are removed"
+            )
+        if self.foreign_annotation_bytes > names.FOREIGN_ANNOTATION_BYTES:
+            return (
+                f"the annotations of pod {self.name} take {self.foreign_annotation_bytes} bytes;"
+                f" Tandem needs room for its own, so they may take"
+                f" {names.FOREIGN_ANNOTATION_BYTES} at most"
+            )
+        return ""
 
     @property
     def finished(self) -> bool:
@@ -95,9 +121,11 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "kind": "Pod",
         "apiVersion": "v1",
-        "metadata": {key: metadata[key] for key in _KEPT_METADATA if key in metadata},
+        "metadata": {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
+        | {"annotations": _kept(metadata.get("annotations") or {})},
         "spec": trimmed_spec,
         "status": {
+            "foreignAnnotationBytes": _foreign_bytes(metadata, status),
             "phase": status.get("phase", "Pending"),
             "startedAt": _first_time(status, "startedAt", min),
             "finishedAt": _first_time(status, "finishedAt", max),
@@ -123,7 +151,8 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         started_at=status.get("startedAt") or _first_time(status, "startedAt", min),
         finished_at=status.get("finishedAt") or _first_time(status, "finishedAt", max),
         labels=metadata.get("labels") or {},
-        annotations=metadata.get("annotations") or {},
+        annotations=_kept(metadata.get("annotations") or {}),
+        foreign_annotation_bytes=_foreign_bytes(metadata, status),
         owner=_controller(metadata.get("ownerReferences") or ()),
         gpus=gpus_wanted(spec),
         cpu=cpu,
@@ -140,10 +169,33 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
 
 
 def gpus_wanted(spec: Mapping[str, Any]) -> int:
-    """Return how many GPUs (shares of different ones) a pod spec asks for."""
+    """Return how many GPUs (shares of different ones) a pod spec asks for.
+
+    The API server accepts any quantity that is a whole number, such as `1k`.
+    """
+    limits = (
+        (container.get("resources") or {}).get("limits") or {}
+        for container in spec.get("containers") or ()
+    )
+    return sum(int(parse_quantity(limit.get(names.RESOURCE) or 0)) for limit in limits)
+
+
+def _kept(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in annotations.items() if key in _KEPT_ANNOTATIONS}
+
+
+def _foreign_bytes(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> int:
+    """Return the size of the annotations that Tandem does not write, keys and values, in UTF-8.
+
+    Trimming a pod drops annotations, and keeps this figure.
+    """
+    known = status.get("foreignAnnotationBytes")
+    if known is not None:
+        return int(known)
     return sum(
-        int(((c.get("resources") or {}).get("limits") or {}).get(names.RESOURCE) or 0)
-        for c in spec.get("containers") or ()
+        len(key.encode()) + len(value.encode())
+        for key, value in (metadata.get("annotations") or {}).items()
+        if key not in names.OWN_ANNOTATIONS
     )
 
 

@@ -124,7 +124,7 @@ class Controller:
             self.work.later,
         )
         self.evictions = Evictions(self._writer, self.registry, clock, stale_after_s)
-        self._gates = Gates(self._writer, clock)
+        self.gates = Gates(self._writer, self.registry, clock)
         self._telling = Telling(self._writer, clock)
         self._learned = learned or Learned(None, settings.history_jobs)
         self._accounts = Accounts(
@@ -249,6 +249,7 @@ class Controller:
         if self._term() != term:
             return False
         self._learned.read_again()
+        self.gates.withdrawn = self._accounts.exceeding_plans()
         self._leads_in = term
         self.work.go()
         return True
@@ -319,7 +320,7 @@ class Controller:
             self.standings.drop(key)
             self._learned.take(gang.record)
             return self.learning.next_runs.end(gang)
-        work = self._gates.step(gang)
+        work = self.gates.step(gang)
         if work is not None:
             return work
         self._note(gang, gang.record)

@@ -1,40 +1,70 @@
-"""Opening the gates of pods that have a place: all of a gang's in one go, each guarded."""
+"""Which pods may go to kube-scheduler: those with a live plan, whose gates are then removed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import Key
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.registry import Gang, Registry
 from scheduler_extender.queue.writes import Object, Writer
 from tandem.contracts import names
 from tandem.kube.errors import Forbidden, Invalid
 from tandem.kube.resource import PODS
 
+HELD = "an administrator holds it"
+
 
 class Gates:
-    """Lets planned pods go to kube-scheduler. All methods run on the event loop."""
+    """Lets planned pods go to kube-scheduler, and no others. All methods run on the event loop.
 
-    def __init__(self, writer: Writer, clock: Callable[[], float]) -> None:
+    `withdrawn` has the plans of an earlier leader that exceed a quota of this one, by GPUJob and
+    the time at which they were made, with the reason.
+    """
+
+    def __init__(self, writer: Writer, registry: Registry, clock: Callable[[], float]) -> None:
         self._writer = writer
+        self._registry = registry
         self._clock = clock
+        self.withdrawn: Mapping[tuple[Key, str], str] = {}
+
+    def refusal(self, pod: PodInfo) -> str:
+        """Return why a pod may not be bound now, or ''.
+
+        An open gate proves nothing: the plan for which it was opened may have expired while the
+        pod could not be scheduled for a reason of its own, such as an unbound volume claim. Only a
+        live plan says that quota, order and hold allow the pod to start.
+        """
+        gang = self._registry.gang_of(pod.uid)
+        record = gang.record if gang is not None else None
+        if gang is None or record is None:
+            return "Tandem's queue has not seen the pod yet"
+        if pod.blocked:
+            return pod.blocked
+        if record.spec.hold:
+            return f"GPUJob {record.name}: {HELD}"
+        plan = record.status.plan
+        if plan is None or pod.uid not in lifecycle.planned_uids(record.status, self._clock()):
+            return (
+                f"the pod waits for its turn; the status of GPUJob {record.name} gives the reason"
+            )
+        return self.withdrawn.get((gang.key, plan.made_at), "")
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Let the planned pods of a gang go to the scheduler; also what a crash left undone."""
         record = gang.record
-        if record is None or record.status.plan is None or record.spec.hold:
+        if record is None or record.status.plan is None:
             return None
-        planned = lifecycle.planned_uids(record.status, self._clock())
         made_at = record.status.plan.made_at
         pods = [
             pod
             for pod in gang.live_pods()
-            if pod.uid in planned
-            and not pod.node_name
+            if not pod.node_name
             and (pod.gated or pod.annotations.get(names.WAKE) != made_at)
+            and not self.refusal(pod)
         ]
         return self._open(pods, made_at) if pods else None
 
@@ -43,8 +73,7 @@ class Gates:
 
     async def _open_one(self, pod: PodInfo, made_at: str) -> None:
         """Remove our gate, and touch the pod: kube-scheduler looks again at one it had put away."""
-        remaining = [{"name": gate} for gate in pod.gates if gate != names.SCHEDULING_GATE]
-        # The resourceVersion guards the list: another controller may remove its own gate meanwhile.
+        # The resourceVersion guards the list of gates, which is replaced as a whole.
         body: Object = {
             "metadata": {
                 "uid": pod.uid,
@@ -53,7 +82,7 @@ class Gates:
             }
         }
         if pod.gated:
-            body["spec"] = {"schedulingGates": remaining or None}
+            body["spec"] = {"schedulingGates": None}  # ours is the last: see PodInfo.blocked
         faults.reach("gate-before")
         try:
             answer = await self._writer.call(

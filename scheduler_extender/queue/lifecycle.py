@@ -44,7 +44,8 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
 
     A gang of which nothing runs starts with its size; whoever is beyond the size, and a
     replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet; but
-    members that have succeeded (of an indexed Job stopped as it ended, say) do not come back.
+    members that have succeeded (of an indexed Job stopped as it ended, say) do not come back. A pod
+    for which a plan could not take effect yet (`PodInfo.blocked`) is not counted.
     """
     record = gang.record
     if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
@@ -52,7 +53,9 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     planned = planned_uids(record.status, now_s)
     live = gang.live_pods()
     placed = [pod for pod in live if pod.node_name or pod.uid in planned]
-    waiting = [pod for pod in live if not pod.node_name and pod.uid not in planned]
+    waiting = [
+        pod for pod in live if not pod.node_name and pod.uid not in planned and not pod.blocked
+    ]
     size = record.spec.demand.gang_size
     if size == 1 or placed:
         return [[pod] for pod in waiting]

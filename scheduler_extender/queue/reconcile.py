@@ -13,6 +13,7 @@ from scheduler_extender.queue.accounting import with_service
 from scheduler_extender.queue.births import Births, is_stale
 from scheduler_extender.queue.endings import Endings
 from scheduler_extender.queue.foresight import Foresight
+from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.preemption import Preempter, method_of
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.queue.writes import Writer
@@ -20,6 +21,7 @@ from tandem.contracts.resources import GPUJobStatus, Phase
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
 COUNT_EVERY_S = 60.0
+BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodInfo.blocked
 
 
 class Reconciler:
@@ -87,16 +89,43 @@ class Reconciler:
                 self._later(gang.key, rests_until_s)
         if status is not record.status or self._should_count(gang, status, now):
             self._counted_at[gang.key] = now
-            return self._writer.write_status(gang, status)
+            return self._write(gang, status)
         return None
 
+    async def _write(self, gang: Gang, status: GPUJobStatus) -> None:
+        assert gang.record is not None
+        before = gang.record.status
+        await self._writer.write_status(gang, status)
+        if status.reason == BLOCKED and (status.message, BLOCKED) != (
+            before.message,
+            before.reason,
+        ):
+            pod = next((pod for pod in gang.live_pods() if pod.blocked), None)
+            if pod is not None:
+                await self._writer.say(pod, BLOCKED, status.message, "Warning")
+
     def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
-        """Return the status with the word that an administrator holds the gang, where one does."""
+        """Return the status with the reason why a gang that waits is not planned at all."""
         assert gang.record is not None
         waits = status.phase in (Phase.QUEUED, Phase.SUSPENDED)
-        if not gang.record.spec.hold or not waits or status.reason == "Held":
+        if not waits:
             return status
-        return lifecycle.waiting(status, "Held", "an administrator holds it", None, now)
+        if gang.record.spec.hold:
+            reason, message = "Held", HELD
+        else:
+            reason, message = BLOCKED, self._blocked(gang, now)
+        if not message or (status.reason, status.message) == (reason, message):
+            return status
+        return lifecycle.waiting(status, reason, message, None, now)
+
+    @staticmethod
+    def _blocked(gang: Gang, now: float) -> str:
+        """Return why no pod of a gang can be planned for reasons of its pods' own, or ''."""
+        live = gang.live_pods()
+        why = next((pod.blocked for pod in live if pod.blocked), "")
+        if not why or any(pod.node_name for pod in live) or lifecycle.pods_to_start(gang, now):
+            return ""
+        return why
 
     def _should_count(self, gang: Gang, status: GPUJobStatus, now: float) -> bool:
         """Return True where service is to be written down: regularly, and when a pod is gone."""

@@ -59,6 +59,38 @@ class Accounts:
                 stakes[key] = _stake(gang, record, standing)
         return Turn(self._quotas, stakes, self._usage.used(self._clock()))
 
+    def exceeding_plans(self) -> dict[tuple[Key, str], str]:
+        """Return the plans that exceed a quota, by GPUJob and time of making, with the reason.
+
+        For plans that an earlier leader has made, perhaps by other quotas. The latest plans give
+        way first. Reads the registry alone: the standings follow later.
+        """
+        if not self._quotas:
+            return {}
+        stakes: dict[Key, Stake] = {}
+        coming: dict[Key, tuple[str, int]] = {}  # when the plan was made, GPUs not bound yet
+        for key, gang in self._registry.gangs.items():
+            if gang.record is None:
+                continue
+            live = {pod.uid: pod for pod in gang.pods.values() if not pod.finished}
+            bound = {uid for uid, pod in live.items() if pod.node_name}
+            planned = {place.uid for place in gang.record.plan if place.uid in live} - bound
+            stakes[key] = Stake(
+                held=sum(live[uid].gpus for uid in bound | planned),
+                wants=0,
+                endless=gang.record.spec.workload.kind in ENDLESS,
+            )
+            if planned and gang.record.status.plan is not None:
+                gpus = sum(live[uid].gpus for uid in planned)
+                coming[key] = (gang.record.status.plan.made_at, gpus)
+        turn, found = Turn(self._quotas, stakes, self._usage.used(self._clock())), {}
+        for key, (made_at, gpus) in sorted(coming.items(), key=lambda each: each[1], reverse=True):
+            why = turn.refusal(key, 0)
+            if why:
+                found[key, made_at] = why
+                turn.take(key, -gpus)
+        return found
+
     def figures(self) -> list[tuple[Quota, int, float]]:
         """Return each named namespace's quota, the GPUs that it holds, and its GPU-seconds."""
         if not self._quotas:

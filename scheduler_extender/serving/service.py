@@ -100,8 +100,10 @@ async def running(
         threads,
         stamp=lambda: uuid4().hex,
         may_bind=lambda: feed.listener is not None and controller.leads,
+        refusal=lambda pod: controller.gates.refusal(pod),
     )
-    service = Service(config, api, state, feed, Verbs(state, pipeline), binder, metrics)
+    verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
+    service = Service(config, api, state, feed, verbs, binder, metrics)
     predictor = HttpPredictor(config.predictor_url)
     hostname = config.leader.hostname or socket.gethostname()
     lease = LeaseWatch(api, config.leader.namespace, config.leader.lease, hostname, clock)

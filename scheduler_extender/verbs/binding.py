@@ -49,7 +49,8 @@ class Binder:
     """One Binding at a time per pod; `bind` answers '' for success, else why not.
 
     `threads` runs the blocking calls. `stamp` names this attempt in the pod's wake annotation.
-    `may_bind` is False while another replica leads, or may still have Bindings under way.
+    `may_bind` is False while another replica leads, or may still have Bindings under way. `refusal`
+    returns why a pod may not start now, whatever GPUs are free, or ''.
     All methods run on the event loop.
     """
 
@@ -61,6 +62,7 @@ class Binder:
         threads: Executor,
         stamp: Callable[[], str],
         may_bind: Callable[[], bool] = lambda: True,
+        refusal: Callable[[PodInfo], str] = lambda _: "",
     ) -> None:
         self._state = state
         self._pipeline = pipeline
@@ -68,6 +70,7 @@ class Binder:
         self._threads = threads
         self._stamp = stamp
         self._may_bind = may_bind
+        self._refusal = refusal
         self._under_way: dict[str, _UnderWay] = {}
 
     @property
@@ -107,6 +110,9 @@ class Binder:
                 if record.pod.node_name:
                     return _already_bound(record.pod, node)
                 await self._lead_soon()
+                why = self._refusal(record.pod)
+                if why:
+                    return why
                 claim, why = self.choose(record.pod, node)
                 if claim is None:
                     return why

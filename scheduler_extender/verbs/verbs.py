@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from itertools import repeat
 from typing import TypeVar
 
@@ -63,11 +64,20 @@ def read_pod(pod: Pod | None) -> PodInfo:
 
 
 class Verbs:
-    """The questions of kube-scheduler about one state and one pipeline."""
+    """The questions of kube-scheduler about one state and one pipeline.
 
-    def __init__(self, state: ClusterState, pipeline: Pipeline) -> None:
+    `refusal` returns why a pod may not start now at all, or ''.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        pipeline: Pipeline,
+        refusal: Callable[[PodInfo], str] = lambda _: "",
+    ) -> None:
         self._state = state
         self._pipeline = pipeline
+        self._refusal = refusal
         self._known: tuple[object, Evaluation] | None = None
         self._passed: tuple[int, list[str], Ints] = -1, [], np.zeros(0, dtype=np.int64)
         self._asked: tuple[Pod, PodInfo] | None = None
@@ -91,6 +101,10 @@ class Verbs:
         pod, names = self._pod(args.get("Pod")), asked_nodes(args)
         if pod.gpus == 0:
             return filter_answer(json.dumps(names).encode()[1:-1])
+        why = self._refusal(pod)
+        if why:
+            # Preempting others would not help. The controller touches the pod when it has a plan.
+            return filter_answer(b"", b"", json.dumps(dict.fromkeys(names, why)).encode()[1:-1])
         table = self._state.table
         slots = self._slots(names)
         known = slots >= 0

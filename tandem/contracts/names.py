@@ -50,6 +50,10 @@ ACCUMULATION_STEPS = f"{GROUP}/accumulation-steps"
 EPOCH = f"{GROUP}/epoch"
 WAKE = f"{GROUP}/wake"
 OWN_ANNOTATIONS = (VISIBLE_DEVICES, ACCUMULATION_STEPS, EPOCH, WAKE)
+#: The API server's limit on all annotations of one object, keys and values together.
+ANNOTATION_BYTES = 256 * 1024
+#: What is left of it beside Tandem's own: an epoch, a wake-up, and the UUIDs of 64 GPUs.
+FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 
 #: Label on a pod that names its GPUJob, set by the webhook where the gang is known at creation.
 GPUJOB_LABEL = f"{GROUP}/job"

@@ -184,6 +184,19 @@ class KubeClient:
                 return
             query["continue"] = metadata["continue"]
 
+    def versions(self, resource: Resource) -> list[str]:
+        """Return the versions of the resource's API group that are served, the preferred first.
+
+        Raises:
+            NotFound: the group is not served.
+        """
+        if not resource.group:
+            return [resource.version]
+        answer = self.request("GET", f"/apis/{resource.group}")
+        preferred = (answer.get("preferredVersion") or {}).get("version", "")
+        found = [str(each["version"]) for each in answer.get("versions") or ()]
+        return sorted(found, key=lambda version: version != preferred)
+
     def list(
         self,
         resource: Resource,

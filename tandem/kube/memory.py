@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from tandem.contracts.names import ANNOTATION_BYTES
 from tandem.kube.client import Object, Page, PatchType
 from tandem.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
 from tandem.kube.reflector import EventType, OnEvent
@@ -58,16 +59,27 @@ class MemoryCluster:
         field_selector: str = "",
         page_size: int = 0,
     ) -> Iterator[Page]:
-        """Read a collection as one page. Selectors are not supported."""
-        if label_selector or field_selector:
-            raise Invalid(400, "the in-memory API server has no selectors")
+        """Read a collection as one page. Selectors: fields that equal a value, and no labels."""
+        if label_selector:
+            raise Invalid(400, "the in-memory API server has no label selectors")
+        wanted = [part.partition("=")[::2] for part in field_selector.split(",") if part]
         with self._lock:
             items = [
                 copy.deepcopy(item)
-                for (where, _), item in self._of(resource).items()
-                if namespace is None or where == namespace
+                for (where, _), item in self._objects.get(resource, {}).items()
+                if (namespace is None or where == namespace)
+                and all(_field(item, path) == value for path, value in wanted)
             ]
             yield Page(items, str(self._version))
+
+    def versions(self, resource: Resource) -> list[str]:
+        """Return the versions at which objects of this kind have been stored: those it serves."""
+        with self._lock:
+            return [
+                other.version
+                for other in self._objects
+                if (other.group, other.plural) == (resource.group, resource.plural)
+            ]
 
     def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
         """Read a whole collection."""
@@ -90,6 +102,7 @@ class MemoryCluster:
             if key in self._of(resource):
                 raise AlreadyExists(409, f"{resource.plural} {key[1]!r} already exists")
             metadata["uid"] = str(uuid4())
+            _check_annotations(item)
             created = datetime.fromtimestamp(self._clock(), UTC)
             metadata["creationTimestamp"] = created.strftime("%Y-%m-%dT%H:%M:%SZ")
             return self._store(resource, item, EventType.ADDED)
@@ -112,6 +125,7 @@ class MemoryCluster:
             else:
                 item = copy.deepcopy(body) | {"status": known.get("status") or body.get("status")}
                 item["metadata"]["uid"] = known["metadata"]["uid"]
+            _check_annotations(item)
             return self._store(resource, item, EventType.MODIFIED)
 
     def patch(
@@ -135,6 +149,7 @@ class MemoryCluster:
             item = _merge(copy.deepcopy(known), body)
             if subresource == "status":
                 item = copy.deepcopy(known) | {"status": item.get("status")}
+            _check_annotations(item)
             return self._store(resource, item, EventType.MODIFIED)
 
     def delete(
@@ -165,7 +180,10 @@ class MemoryCluster:
         resource_version: str = "",
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """Put a pod on a node, with the annotations, in one update."""
+        """Put a pod on a node, with the annotations, in one update.
+
+        The API server does not validate the pod here: its annotations may grow beyond their limit.
+        """
         with self._lock:
             known = self._find(PODS, pod, namespace)
             _check(known, {"uid": uid, "resourceVersion": resource_version})
@@ -194,9 +212,13 @@ class MemoryCluster:
 
     def _find(self, resource: Resource, name: str, namespace: str | None) -> Object:
         where = (namespace or "default") if resource.namespaced else ""
-        found = self._of(resource).get((where, name))
+        found = self._objects.get(resource, {}).get((where, name))
         if found is None:
-            raise NotFound(404, f"{resource.plural} {name!r} not found")
+            versions = self.versions(resource)
+            if versions and resource.version not in versions:
+                raise NotFound(404, "404 page not found")
+            details = {"name": name, "group": resource.group, "kind": resource.plural}
+            raise NotFound(404, f"{resource.plural} {name!r} not found", "NotFound", details)
         return found
 
     def _store(self, resource: Resource, item: Object, event: EventType) -> Object:
@@ -210,6 +232,24 @@ class MemoryCluster:
     def _tell(self, resource: Resource, event: EventType, item: Object) -> None:
         for on_event in self._watchers.get(resource, ()):
             on_event(event, copy.deepcopy(item))
+
+
+def _check_annotations(item: Object) -> None:
+    """Raise Invalid where the annotations are larger than the API server lets them be."""
+    annotations = item["metadata"].get("annotations") or {}
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
+    if size > ANNOTATION_BYTES:
+        raise Invalid(
+            422, f"metadata.annotations: Too long: may not be more than {ANNOTATION_BYTES} bytes"
+        )
+
+
+def _field(item: Object, path: str) -> str:
+    """Return the value of a field selector's path, '' where the object does not have it."""
+    value: Any = item
+    for part in path.split("."):
+        value = (value or {}).get(part)
+    return str(value or "")
 
 
 def _check(known: Object, wanted: Mapping[str, Any]) -> None:

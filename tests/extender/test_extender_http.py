@@ -30,6 +30,7 @@ async def extender() -> AsyncIterator[tuple[Service, MemoryCluster, httpx.AsyncC
     cluster = MemoryCluster()
     async with running(config, cluster, clock=lambda: NOW) as service:
         service.binder._may_bind = lambda: True  # there is no Lease that could name a leader
+        service.binder._refusal = service.verbs._refusal = lambda _: ""  # and no leader that plans
         apps = {"verbs": verbs_app(service), "public": public_app(service)}
         mounts = {f"http://{name}": httpx.ASGITransport(app) for name, app in apps.items()}
         async with httpx.AsyncClient(mounts=mounts) as client:
