@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 Object = dict[str, Any]
 GPUS_PER_NODE = 8
 GIB = 2**30
+#: Pods that have a plan and wait to be placed, of each size: kube-scheduler asks about no others.
+PLANNED = 16
 _TIME = "2026-01-01T00:00:00.000000Z"
 _FAR_TIME = "2099-01-01T00:00:00.000000Z"  # reports that never grow stale
 
@@ -47,7 +49,13 @@ class Recorded:
             where, gpu = divmod(number, pods_per_node)
             gib = choose.choice((4, 8, 12, 16))
             self.lists["pods"].append(_text(_pod(number, where, gpu % GPUS_PER_NODE), number))
-            self.lists["gpujobs"].append(_text(_gpu_job(number, gib), number))
+            self.lists["gpujobs"].append(_text(_gpu_job(f"train-{number}", gib), number))
+        for number in range(PLANNED):
+            for name, gib in ((f"ask-{number}", 10), (f"big-{number}", 200)):
+                self.lists["pods"].append(_text(waiting_pod(name), number))
+                job = _gpu_job(name, gib)
+                job["status"] |= {"phase": "Admitted", "plan": _plan(name)}
+                self.lists["gpujobs"].append(_text(job, number))
 
     def page(self, resource: str, limit: int, start: int) -> bytes:
         """Return one page of a list."""
@@ -167,8 +175,14 @@ def waiting_pod(name: str) -> Object:
     }  # fmt: skip
 
 
-def _gpu_job(number: int, gib: int) -> Object:
-    name = f"train-{number}"
+def _plan(name: str) -> Object:
+    """Return a plan on the first GPU for the pod that `waiting_pod(name)` is; it never expires."""
+    pod = f"{name}-x7k2p"
+    place = {"pod": pod, "uid": f"{pod}-uid", "node": node_name(0), "gpus": [gpu_id(0, 0)]}
+    return {"pods": [place], "madeAt": _TIME, "deadline": _FAR_TIME}
+
+
+def _gpu_job(name: str, gib: int) -> Object:
     load = {
         "utilisationPercent": 40.0,
         "utilisationP95Percent": 55.0,

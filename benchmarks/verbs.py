@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.recorded_api import node_name, waiting_pod
+from benchmarks.recorded_api import PLANNED, node_name, waiting_pod
 
 console = Console()
 ROOT = Path(__file__).parent.parent
@@ -186,17 +186,18 @@ class Measured:
         self._cpu_s = 0.0
 
     def ask(self, number: int) -> None:
-        """Ask filter and prioritize of a new pod, and filter of one that no GPU takes."""
+        """Ask filter and prioritize of another pod, and filter of one that no GPU takes."""
+        which = number % PLANNED
         if self._order is not None:
             self._order.shuffle(self._names)
         before = _cpu_s(self._pid)
-        filtered, first = self._client.post("/filter", _body(f"ask-{number}", self._names))
+        filtered, first = self._client.post("/filter", _body(f"ask-{which}", self._names))
         left = json.loads(filtered)["NodeNames"] or self._names
-        _, second = self._client.post("/prioritize", _body(f"ask-{number}", left))
+        _, second = self._client.post("/prioritize", _body(f"ask-{which}", left))
         self._cpu_s += _cpu_s(self._pid) - before
         self._pairs.append((first, second))
         if number % 10 == 0:
-            big = _body(f"big-{number}", self._names, memory="200Gi")
+            big = _body(f"big-{which}", self._names)
             self._refused.append(self._client.post("/filter", big)[1])
 
     def forget(self) -> None:
@@ -241,11 +242,9 @@ def measure(
         return [each.cell() for each in measured]
 
 
-def _body(name: str, nodes: list[str], memory: str = "") -> bytes:
+def _body(name: str, nodes: list[str]) -> bytes:
     pod = waiting_pod(name)
-    pod["metadata"]["uid"] = f"{name}-uid"
-    pod["metadata"]["annotations"]["tandem.gpu/memory"] = memory or "10Gi"
-    pod["metadata"]["annotations"]["tandem.gpu/utilization"] = "40"
+    pod["metadata"]["uid"] = f"{pod['metadata']['name']}-uid"
     asked = {"Pod": pod, "Nodes": None, "NodeNames": nodes}
     return json.dumps(asked, separators=(",", ":")).encode()  # as Go writes it
 
