@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from scheduler_extender.cluster.jobs import seconds
@@ -18,12 +19,14 @@ from tandem.kube.resource import LEASES
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+_EAGER_S = 0.1  # between two looks that `hurry` asks for
 
 
 class LeaseWatch:
     """Reads the Lease every second in a thread; `active()` is cheap and never blocks.
 
-    kube-scheduler's holder identity is `HOSTNAME_UUID`; `hostname` is that of our pod.
+    kube-scheduler's holder identity is `HOSTNAME_UUID`; `hostname` is that of our pod. `changed` is
+    called, in that thread, when a term begins or ends.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class LeaseWatch:
         name: str,
         hostname: str,
         clock: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._api = api
         self._namespace = namespace
@@ -41,7 +45,10 @@ class LeaseWatch:
         self._clock = clock
         self._active_until_s = 0.0
         self._term = ""
-        self._stop = threading.Event()
+        self._changed = changed
+        self._stopped = False
+        self._look = threading.Event()
+        self._looked_s = 0.0
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -50,8 +57,14 @@ class LeaseWatch:
 
     def stop(self) -> None:
         """Stop watching; activity ends."""
-        self._stop.set()
+        self._stopped = True
+        self._look.set()
         self._active_until_s = 0.0
+
+    def hurry(self) -> None:
+        """Look at once: kube-scheduler has called, so it may lead since a moment ago."""
+        if not self.active() and time.monotonic() - self._looked_s >= _EAGER_S:
+            self._look.set()
 
     def active(self) -> bool:
         """Return True while the scheduler beside us holds the Lease."""
@@ -69,7 +82,7 @@ class LeaseWatch:
             log.warning("lease not read error=%s", error)
             return
         host = str(spec.get("holderIdentity") or "").rpartition("_")[0]
-        was_active = self.active()
+        before = self.term()
         self._active_until_s = (
             seconds(spec["renewTime"]) + float(spec.get("leaseDurationSeconds") or 0)
             if host == self._hostname and spec.get("renewTime")
@@ -77,9 +90,19 @@ class LeaseWatch:
         )
         holder, transitions = spec.get("holderIdentity"), spec.get("leaseTransitions")
         self._term = f"{holder}.{transitions}"
-        if self.active() is not was_active:
+        if self.term() != before and not self._stopped:
             log.info("active=%s holder=%s", self.active(), holder)
+            self._changed()
 
     def _run(self) -> None:
-        while not self._stop.wait(POLL_S):
-            self.look()
+        while True:
+            self._look.wait(POLL_S)
+            if self._stopped:
+                return
+            self._look.clear()
+            self._looked_s = time.monotonic()
+            try:
+                self.look()
+            except Exception:
+                # A strange Lease must not end the thread: the next one may be in order.
+                log.exception("lease not read")

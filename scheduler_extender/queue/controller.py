@@ -234,6 +234,15 @@ class Controller:
         """True while our pod holds the Lease and nobody else's acts can take effect any more."""
         return self._leads_in != "" and self._leads_in == self._term()
 
+    @property
+    def taking_over(self) -> bool:
+        """True while our pod holds the Lease and acts of an earlier leader may still come."""
+        return self._term() != "" and not self.leads
+
+    def look_again(self) -> None:
+        """Begin the next round at once."""
+        self._changed.set()
+
     async def _leading(self) -> bool:
         """Go into each term by fencing off the one before it; say whether we lead."""
         term = self._term()
@@ -271,16 +280,27 @@ class Controller:
     async def _round(self) -> None:
         self.work.wake()
         self._pricing.step()
-        await self.evictions.step()
-        await self.learning.step()
+        # One request, pod or ConfigMap that cannot be dealt with must not end planning for all.
+        await self._apart("evictions", self.evictions.step())
+        await self._apart("learning", self.learning.step())
         if self.learning.believe():
             self.rounds.forget_refusals()
             for key in list(self._waiters.starts):
                 self.work.add(key)
-        await self._learned.save(self._writer, self._clock())
-        await self._accounts.step(self._writer)
+        await self._apart("history", self._learned.save(self._writer, self._clock()))
+        await self._apart("quotas", self._accounts.step(self._writer))
         if self._waiters.starts:
             await self.rounds.plan()
+
+    async def _apart(self, what: str, part: Awaitable[None]) -> None:
+        """Carry out a part of a round; where it fails, the others go on, and the next round too."""
+        try:
+            await part
+        except KubeError as error:
+            log.warning("part of a cycle broken off part=%s error=%s", what, error)
+        except Exception:
+            log.exception("part of a cycle failed part=%s", what)
+            self.work.failures += 1
 
     @property
     def preemptions(self) -> int:

@@ -49,14 +49,20 @@ def verbs_router(verbs: Verbs, binder: Binder, feed: Feed, metrics: Metrics) -> 
     """Return the routes that kube-scheduler calls: POST /filter, /prioritize, /bind, /preempt."""
 
     async def filter_nodes(body: bytes) -> bytes:
+        if not await binder.may_follow():
+            raise _RefusedError(503, "this replica is taking over from another", "try again soon")
         return verbs.filter(verbs.read(body))
 
     async def prioritize(body: bytes) -> bytes:
         return verbs.prioritize(verbs.read(body))
 
     async def bind(body: bytes) -> bytes:
-        error = await binder.bind(BIND.validate_json(body))
+        args = BIND.validate_json(body)
+        error = await binder.bind(args)
         metrics.bound("refused" if error else "bound")
+        if error:
+            log.info("binding refused pod=%s/%s node=%s why=%s",
+                     args["PodNamespace"], args["PodName"], args["Node"], error)  # fmt: skip
         return encode({"Error": error})
 
     async def preempt(body: bytes) -> bytes:

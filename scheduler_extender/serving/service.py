@@ -100,15 +100,34 @@ async def running(
         threads,
         stamp=lambda: uuid4().hex,
         may_bind=lambda: feed.listener is not None and controller.leads,
-        refusal=lambda pod: controller.gates.refusal(pod),
+        taking_over=lambda: controller.taking_over,
+        hurry=lambda: lease.hurry(),
+        refusal=lambda pod: fence.open.get(pod.uid) or controller.gates.refusal(pod),
     )
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
     service = Service(config, api, state, feed, verbs, binder, metrics)
     predictor = HttpPredictor(config.predictor_url)
     hostname = config.leader.hostname or socket.gethostname()
-    lease = LeaseWatch(api, config.leader.namespace, config.leader.lease, hostname, clock)
-    fence = Fence(api, config.admission.scheduler_name, lambda kind, record: feed.put(kind, record))
+    loop = asyncio.get_running_loop()
+
+    def term_changed() -> None:
+        # At once, not at the next round: kube-scheduler calls from the moment that it leads.
+        loop.call_soon_threadsafe(controller.look_again)
+
+    lease = LeaseWatch(
+        api,
+        config.leader.namespace,
+        config.leader.lease,
+        hostname,
+        clock,
+        changed=term_changed,
+    )
     recorder = EventRecorder(api, COMPONENT, hostname)
+
+    def tell(regarding: Object, reason: str, note: str, kind: str) -> None:
+        recorder.record(regarding, reason, note, type_="Warning" if kind == "Warning" else "Normal")
+
+    fence = Fence(api, config.admission.scheduler_name, feed.put, tell)
     process = uuid4().hex[:8]
 
     async def take_over(term: str) -> None:
@@ -119,9 +138,7 @@ async def running(
         api=api,
         profile=profile,
         predictor=predictor,
-        tell=lambda regarding, reason, note, kind: recorder.record(
-            regarding, reason, note, type_="Warning" if kind == "Warning" else "Normal"
-        ),
+        tell=tell,
         clock=clock,
         term=(lambda: "always") if config.leader.always else lease.term,
         take_over=None if config.leader.always else take_over,

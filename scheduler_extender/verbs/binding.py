@@ -49,7 +49,8 @@ class Binder:
     """One Binding at a time per pod; `bind` answers '' for success, else why not.
 
     `threads` runs the blocking calls. `stamp` names this attempt in the pod's wake annotation.
-    `may_bind` is False while another replica leads, or may still have Bindings under way. `refusal`
+    `may_bind` is False while another replica leads, or may still have Bindings under way; in the
+    latter case `taking_over` is True. `hurry` asks to find out at once whether we lead. `refusal`
     returns why a pod may not start now, whatever GPUs are free, or ''.
     All methods run on the event loop.
     """
@@ -62,6 +63,8 @@ class Binder:
         threads: Executor,
         stamp: Callable[[], str],
         may_bind: Callable[[], bool] = lambda: True,
+        taking_over: Callable[[], bool] = lambda: False,
+        hurry: Callable[[], None] = lambda: None,
         refusal: Callable[[PodInfo], str] = lambda _: "",
     ) -> None:
         self._state = state
@@ -70,6 +73,8 @@ class Binder:
         self._threads = threads
         self._stamp = stamp
         self._may_bind = may_bind
+        self._taking_over = taking_over
+        self._hurry = hurry
         self._refusal = refusal
         self._under_way: dict[str, _UnderWay] = {}
 
@@ -128,15 +133,28 @@ class Binder:
             return f"the API server refused: {error}"
         return "the pod keeps changing or the API server does not answer; trying again later"
 
-    async def _lead_soon(self) -> None:
+    async def may_follow(self) -> bool:
+        """Say whether a Binding may follow on a question that is asked now.
+
+        False while we take over from another: kube-scheduler asks again, and no Binding is refused.
+        """
+        if self._may_bind():
+            return True
+        self._hurry()
+        return not self._taking_over() or await self._lead_soon()
+
+    async def _lead_soon(self) -> bool:
         """Wait a moment for the lead: kube-scheduler has its Lease before we fenced off the others.
 
         Well within the timeout of its request, so that a change of leaders costs no attempt.
+        Returns True when we lead.
         """
         for _ in range(30):
             if self._may_bind():
-                return
+                return True
+            self._hurry()
             await asyncio.sleep(_LEAD_S / 30)
+        return self._may_bind()
 
     async def _sent(self, pod: PodInfo, claim: Claim) -> bool:
         """Send the Binding; False where it may or may not have taken effect.
