@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler_extender.cluster.pods import Owner, PodInfo
@@ -100,8 +100,22 @@ _ABOVE = {names.JOBSET_LABEL: "JobSet", names.LEADER_WORKER_SET_LABEL: "LeaderWo
 
 
 def kind_of(workload: WorkloadRef) -> Kind:
-    """Return what we know of the kind of a workload."""
-    return KINDS.get(workload.kind, _OTHER)
+    """Return what we know of the kind of a workload; of the same name in another group, nothing."""
+    kind = KINDS.get(workload.kind, _OTHER)
+    if kind.resource is not None and _group(workload) != kind.resource.group:
+        return _OTHER
+    return kind
+
+
+def resource_of(workload: WorkloadRef) -> Resource | None:
+    """Return how the API serves a workload: at the version by which its pods refer to it."""
+    resource = kind_of(workload).resource
+    version = workload.api_version.rpartition("/")[2]
+    return replace(resource, version=version) if resource is not None else None
+
+
+def _group(workload: WorkloadRef) -> str:
+    return workload.api_version.rpartition("/")[0]
 
 
 def gpujob_name(pod: PodInfo) -> str:

@@ -308,6 +308,11 @@ class Controller:
         return self._preempter.preemptions
 
     @property
+    def overdue_preemptions(self) -> int:
+        """How many gangs have been giving up their GPUs for too long."""
+        return self._preempter.overdue(self.registry.gangs.values())
+
+    @property
     def quotas(self) -> list[tuple[Quota, int, float]]:
         """Each named namespace's quota, the GPUs that it holds, its GPU-seconds in the window."""
         return self._accounts.figures()

@@ -98,6 +98,12 @@ class _OfQueue(Collector):
             value=controller.preemptions,
         )
         yield GaugeMetricFamily(
+            "tandem_queue_preemptions_overdue",
+            "Jobs that were told to give up their GPUs over five minutes ago and still hold them,"
+            " or could not be put back in the queue.",
+            value=controller.overdue_preemptions,
+        )
+        yield GaugeMetricFamily(
             "tandem_queue_backlog",
             "Jobs whose picture has changed and who have not been looked at yet.",
             value=controller.work.pending,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from scheduler_extender import faults
@@ -20,11 +20,12 @@ from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.selectors import selects
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts.resources import Phase
-from tandem.kube.errors import NotFound, TooManyRequests
+from tandem.kube.errors import Forbidden, Invalid, NotFound, TooManyRequests
 from tandem.kube.resource import Resource
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,12 @@ SUSPEND, EVICT = "suspend", "evict"
 _AGAIN_S = 5.0  # what was asked for and has had no effect is asked for again
 _SPARED_S = 60.0  # a gang that a disruption budget protects is left alone for a while
 _HOUR_S = 3600.0
+#: An owner that has not stopped its pods for so long is not waited for: they are evicted.
+SUSPEND_WITHIN_S = 60.0
+#: A gang that holds its GPUs for so long after it was told to go is reported.
+OVERDUE_S = 300.0
+OVERDUE = "PreemptionOverdue"
+_PODS_TOLD = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
 
 
@@ -44,6 +51,7 @@ class Preempter:
         self._writer = writer
         self._settings = settings
         self._clock = clock
+        self._owners = Owners(writer)
         self._asked_at: dict[Key, float] = {}
         self._spared: dict[Key, tuple[float, str]] = {}
         self._expired: set[Key] = set()
@@ -106,7 +114,10 @@ class Preempter:
 
     async def leave(self, gang: Gang, why: str) -> bool:
         """Have a gang give up its GPUs for a reason; False where a budget forbids it."""
-        forbidden = await self._forbidden(gang)
+        try:
+            forbidden = await self._forbidden(gang)
+        except (Forbidden, NotFound, Invalid) as error:
+            forbidden = f"disruption budgets of namespace {gang.key[0]} cannot be read: {error}"
         if forbidden:
             log.info("not preempted gpujob=%s/%s why=%s", *gang.key, forbidden)
             self._spared[gang.key] = (self._clock() + _SPARED_S, forbidden)
@@ -128,23 +139,87 @@ class Preempter:
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang in phase Preempting, if anything."""
+        if self._is_overdue(gang):
+            return self._report(gang)
         staying = [pod for pod in gang.holders() if not pod.deleting]
         if staying:
             due = self._asked_at.get(gang.key, 0.0) + _AGAIN_S
             return self._ask(gang) if self._clock() >= due else None
         return None if gang.holders() else self._come_back(gang)
 
+    def _is_overdue(self, gang: Gang) -> bool:
+        """Say whether a gang has not come back for too long, which has not been reported yet."""
+        assert gang.record is not None
+        status = gang.record.status
+        return status.reason != OVERDUE and self._for_s(gang) >= OVERDUE_S
+
+    def _for_s(self, gang: Gang) -> float:
+        """Return for how long a gang has been giving up its GPUs, in seconds."""
+        assert gang.record is not None
+        preemption = gang.record.status.preemption
+        return self._clock() - seconds(preemption.requested_at) if preemption else 0.0
+
+    def overdue(self, gangs: Iterable[Gang]) -> int:
+        """Count the gangs that have been giving up their GPUs for too long."""
+        return sum(
+            gang.record is not None
+            and gang.record.status.phase is Phase.PREEMPTING
+            and self._for_s(gang) >= OVERDUE_S
+            for gang in gangs
+        )
+
+    async def _report(self, gang: Gang) -> None:
+        """Report that a gang still holds GPUs, or could not be put back in the queue."""
+        record = gang.record
+        assert record is not None
+        held = gang.holders()
+        going = sum(pod.deleting for pod in held)
+        message = (
+            f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and {len(held)} pod(s)"
+            f" still hold them; {going} of these are being deleted"
+            if held
+            else f"gave up its GPUs, but its {record.spec.workload.kind} cannot be resumed"
+        )
+        log.warning("preemption overdue gpujob=%s/%s held=%d", *gang.key, len(held))
+        status, now = record.status, self._clock()
+        conditions = lifecycle.with_condition(
+            status.conditions, lifecycle.SCHEDULED, False, OVERDUE, message, now
+        )
+        changes = {"reason": OVERDUE, "message": message, "conditions": conditions}
+        await self._writer.write_status(gang, status.model_copy(update=changes))
+        for pod in held[:_PODS_TOLD]:
+            await self._writer.say(pod, OVERDUE, message, "Warning")
+
     async def _ask(self, gang: Gang) -> None:
         record = gang.record
         assert record is not None
         self._asked_at[gang.key] = self._clock()
-        if record.status.preemption and record.status.preemption.method == SUSPEND:
-            await self._set_suspended(record, True)
-        else:
+        preemption = record.status.preemption
+        suspends = preemption is not None and preemption.method == SUSPEND
+        if suspends:
+            why = await self._owners.suspend(record, True)
+            if why:
+                await self._evict_instead(gang, why)
+                suspends = False
+        if not suspends or self._for_s(gang) >= SUSPEND_WITHIN_S:
             # A gang goes as a whole: those on their way to a node too.
             going = [pod for pod in gang.live_pods() if not pod.gated]
             await asyncio.gather(*(self._evict(pod) for pod in going))
         faults.reach("preempt-asked")
+
+    async def _evict_instead(self, gang: Gang, why: str) -> None:
+        """Write that the owner of a gang cannot be suspended, so that its pods are evicted."""
+        assert gang.record is not None
+        status = gang.record.status
+        assert status.preemption is not None
+        log.warning("owner not suspended gpujob=%s/%s why=%s", *gang.key, why)
+        message = (
+            f"gives up its GPUs: {status.preemption.by}; its pods are evicted, because its"
+            f" {gang.record.spec.workload.kind} cannot be suspended: {why}"
+        )
+        preemption = status.preemption.model_copy(update={"method": EVICT})
+        changes = {"preemption": preemption, "message": message}
+        await self._writer.write_status(gang, status.model_copy(update=changes))
 
     async def _evict(self, pod: PodInfo) -> None:
         try:
@@ -161,39 +236,23 @@ class Preempter:
         faults.reach("preempt-gone")
         preemption = record.status.preemption
         if preemption is not None and preemption.method == SUSPEND:
-            resource = kind_of(record.spec.workload).resource
-            assert resource is not None
             try:
-                owner = await self._writer.call(
-                    self._writer.api.get, resource, record.spec.workload.name, record.namespace
-                )
-                if has_ended(owner):
-                    failed = has_ended(owner) == "Failed"
-                    ended = lifecycle.ended(gang, failed, self._clock())
-                    await self._writer.write_status(gang, ended)
-                    return
-                await self._set_suspended(record, False)
+                owner = await self._owners.get(record)
             except NotFound:
-                return  # the garbage collector takes the GPUJob with its owner
+                owner = {}  # the garbage collector takes the GPUJob with it
+            if has_ended(owner):
+                failed = has_ended(owner) == "Failed"
+                ended = lifecycle.ended(gang, failed, self._clock())
+                await self._writer.write_status(gang, ended)
+                return
+            why = await self._owners.suspend(record, False) if owner else ""
+            if why:
+                log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
+                return  # tried again, and reported when it lasts
         faults.reach("preempt-resumed")
         await self._writer.write_status(gang, lifecycle.suspended(record.status, self._clock()))
         faults.reach("suspended-written")
         self._asked_at.pop(gang.key, None)
-
-    async def _set_suspended(self, record: GpuJobRecord, suspend: bool) -> None:
-        kind = kind_of(record.spec.workload)
-        assert kind.resource is not None
-        body: Any = suspend
-        for part in reversed(kind.suspend):
-            body = {part: body}
-        body["metadata"] = {"uid": record.spec.workload.uid}
-        await self._writer.call(
-            self._writer.api.patch,
-            kind.resource,
-            record.spec.workload.name,
-            body,
-            record.namespace,
-        )
 
     async def _forbidden(self, gang: Gang) -> str:
         """Return which disruption budget forbids that all pods of the gang go, or ''."""

@@ -150,6 +150,8 @@ class MemoryCluster:
             if subresource == "status":
                 item = copy.deepcopy(known) | {"status": item.get("status")}
             _check_annotations(item)
+            if "deletionTimestamp" in item["metadata"] and not item["metadata"].get("finalizers"):
+                return self._remove(resource, item)
             return self._store(resource, item, EventType.MODIFIED)
 
     def delete(
@@ -161,14 +163,16 @@ class MemoryCluster:
         uid: str | None = None,
         grace_period_s: int | None = None,
     ) -> Object:
-        """Delete an object, at once."""
+        """Delete an object: at once, or when its last finalizer is removed by a patch."""
         with self._lock:
             known = self._find(resource, name, namespace)
             _check(known, {"uid": uid} if uid else {})
-            metadata = known["metadata"]
-            del self._of(resource)[metadata.get("namespace", ""), name]
-            self._tell(resource, EventType.DELETED, known)
-            return copy.deepcopy(known)
+            if known["metadata"].get("finalizers"):
+                item = copy.deepcopy(known)
+                now = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                item["metadata"].setdefault("deletionTimestamp", now)
+                return self._store(resource, item, EventType.MODIFIED)
+            return self._remove(resource, known)
 
     def bind(
         self,
@@ -189,6 +193,8 @@ class MemoryCluster:
             _check(known, {"uid": uid, "resourceVersion": resource_version})
             if known["spec"].get("nodeName"):
                 raise Conflict(409, f"pod {pod} is already assigned to a node")
+            if "deletionTimestamp" in known["metadata"]:
+                raise Conflict(409, f"pod {pod} is being deleted, cannot be assigned to a host")
             if known["spec"].get("schedulingGates"):
                 raise Conflict(409, f"pod {pod} has scheduling gates")
             item = copy.deepcopy(known)
@@ -227,6 +233,12 @@ class MemoryCluster:
         metadata["resourceVersion"] = str(self._version)
         self._of(resource)[metadata.get("namespace", ""), metadata["name"]] = item
         self._tell(resource, event, item)
+        return copy.deepcopy(item)
+
+    def _remove(self, resource: Resource, item: Object) -> Object:
+        metadata = item["metadata"]
+        del self._of(resource)[metadata.get("namespace", ""), metadata["name"]]
+        self._tell(resource, EventType.DELETED, item)
         return copy.deepcopy(item)
 
     def _tell(self, resource: Resource, event: EventType, item: Object) -> None:

@@ -28,8 +28,13 @@ def tiresias(threshold_gpu_s: float = 100.0, **order: object) -> Profile:
 class Training(Cluster):
     """One node of two GPUs; Jobs have one pod, and a Job controller that answers to `suspend`."""
 
-    def __init__(self, settings: QueueConfig = EAGER, profile: Profile | None = None) -> None:
-        super().__init__(profile=profile or tiresias(), settings=settings)
+    def __init__(
+        self,
+        settings: QueueConfig = EAGER,
+        profile: Profile | None = None,
+        api: MemoryCluster | None = None,
+    ) -> None:
+        super().__init__(api=api, profile=profile or tiresias(), settings=settings)
         self.add_node("n0", gpus=2)
         self.pods = 0
 

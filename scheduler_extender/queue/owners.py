@@ -1,0 +1,83 @@
+"""The workloads that own the pods of gangs, at a version that the API server serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from scheduler_extender.cluster.gangs import kind_of, resource_of
+from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.queue.writes import Writer
+from tandem.kube.errors import Forbidden, Invalid, NotFound
+from tandem.kube.resource import Resource
+
+Object = dict[str, Any]
+
+
+class Owners:
+    """Reads and suspends workloads. All methods run on the event loop."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def get(self, record: GpuJobRecord) -> Object:
+        """Return the workload of a gang.
+
+        Raises:
+            NotFound: it does not exist, or no version of it is served.
+        """
+
+        def get(resource: Resource) -> Object:
+            workload = record.spec.workload
+            return self._writer.api.get(resource, workload.name, record.namespace)
+
+        return await self._at_served_version(record, get)
+
+    async def suspend(self, record: GpuJobRecord, suspend: bool) -> str:
+        """Suspend or resume the workload of a gang; return why that is not possible, or ''."""
+        workload, path = record.spec.workload, kind_of(record.spec.workload).suspend
+        body: Any = suspend
+        for part in reversed(path):
+            body = {part: body}
+        body["metadata"] = {"uid": workload.uid}
+
+        def patch(resource: Resource) -> Object:
+            return self._writer.api.patch(resource, workload.name, body, record.namespace)
+
+        try:
+            answer: Any = await self._at_served_version(record, patch)
+        except (NotFound, Forbidden, Invalid) as error:
+            return str(error)
+        for part in path:
+            answer = answer.get(part) if isinstance(answer, Mapping) else None
+        # The API server drops what the definition of a custom resource does not name.
+        has_field = bool(answer) is suspend
+        return "" if has_field else f"{workload.api_version} has no field {'.'.join(path)}"
+
+    async def _at_served_version(
+        self, record: GpuJobRecord, request: Callable[[Resource], Object]
+    ) -> Object:
+        """Make a request at the version of the owner reference, else at one that is served.
+
+        An upgrade of an operator may end the version under which a workload was created.
+        """
+        resource = resource_of(record.spec.workload)
+        if resource is None:
+            raise NotFound(404, f"nothing is known of the kind {record.spec.workload.kind}")
+        answer: Object
+        try:
+            answer = await self._writer.call(request, resource)
+            return answer
+        except NotFound as error:
+            if error.details.get("name") == record.spec.workload.name:
+                raise  # the version is served, and the object is gone
+            gone = error
+        for version in await self._writer.call(self._writer.api.versions, resource):
+            if version != resource.version:
+                try:
+                    answer = await self._writer.call(request, replace(resource, version=version))
+                    return answer
+                except NotFound as error:
+                    gone = error
+        raise gone
