@@ -195,7 +195,7 @@ class Learning:
             return "it saves no checkpoint"
         if not method_of(record):
             return "nobody would make its pods anew"
-        return self._preempter.spared(gang.key)
+        return "a disruption budget protects it" if self._preempter.spared(gang.key) else ""
 
     def _is_busy(self, gang: Gang) -> bool:
         """Say whether something is being done about a gang: who leaves is decided when it is."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.learning.adjusting import Move, Obstacle
+from scheduler_extender.planning.naming import named
 
 
 def told_of_move(move: Move) -> str:
@@ -28,4 +29,4 @@ def told_of_obstacles(obstacles: Sequence[Obstacle], reader: Key | None = None) 
 
 def _named(key: Key, reader: Key | None) -> str:
     """Return what may be said of a job to the owner of another; all, to an operator."""
-    return "/".join(key) if reader is None or key[0] == reader[0] else "a job of another namespace"
+    return "/".join(key) if reader is None else named([key], reader)

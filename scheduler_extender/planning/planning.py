@@ -14,6 +14,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
 from scheduler_extender.planning.drawing import Drawn, draw
 from scheduler_extender.planning.making_room import MakingRoom
+from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
 from scheduler_extender.planning.refusals import Refusals
 from scheduler_extender.planning.reserving import Reserve
@@ -187,9 +188,9 @@ class _Round:
                 new = sorted((needs.get(index, set()) & self._stops) - asked)
                 asked |= set(new)
                 answer.gives_way += [GivesWay(drawn.keys[v], start.gpujob) for v in new]
-                names = ", ".join("/".join(drawn.keys[v]) for v in new)
+                names = named([drawn.keys[v] for v in new], start.gpujob)
                 why = (
-                    f"waits for {names} to give up its GPUs"
+                    f"waits for {names} to give up {'its' if len(new) == 1 else 'their'} GPUs"
                     if names
                     else "waits for GPUs being given up"
                 )
@@ -221,7 +222,7 @@ class _Explaining:
             return waiting.why
         job = waiting.start.job
         if self._profile.order.blocks and waiting.position > 0:
-            return f"waits behind {self.waiting[0].start.job.id}"
+            return f"waits behind {named([self.waiting[0].start.gpujob], waiting.start.gpujob)}"
         if job.id in self._tries.put_off:
             return "waits for its turn to be looked at"
         if job.demand not in self._known:

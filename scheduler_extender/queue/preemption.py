@@ -35,6 +35,7 @@ SUSPEND, EVICT = "suspend", "evict"
 _AGAIN_S = 5.0  # what was asked for and has had no effect is asked for again
 _SPARED_S = 60.0  # a gang that a disruption budget protects is left alone for a while
 _HOUR_S = 3600.0
+_FOREIGN_BUDGETS = "disruption budgets of other namespaces protect their jobs"
 #: An owner that has not stopped its pods for so long is not waited for: they are evicted.
 SUSPEND_WITHIN_S = 60.0
 #: A gang that holds its GPUs for so long after it was told to go is reported.
@@ -86,11 +87,25 @@ class Preempter:
         until_s, why = self._spared.get(key, (0.0, ""))
         return why if self._clock() < until_s else ""
 
-    def all_spared(self) -> str:
-        """Return why gangs are left alone for now, or were a moment ago; '' where none is."""
+    def told_of_spared(self) -> Callable[[Key], str]:
+        """Return what says to the owner of a gang why others are left alone; '' where none is.
+
+        Of other namespaces it names neither budgets nor jobs. Also of those that were left alone
+        until a moment ago. May be called beside the event loop.
+        """
         now = self._clock()
-        words = {why for until_s, why in self._spared.values() if now < until_s + _AGAIN_S}
-        return "; ".join(sorted(words))
+        spared = [
+            (key[0], why)
+            for key, (until_s, why) in self._spared.items()
+            if now < until_s + _AGAIN_S
+        ]
+
+        def told(reader: Key) -> str:
+            own = {why for namespace, why in spared if namespace == reader[0]}
+            foreign = any(namespace != reader[0] for namespace, _ in spared)
+            return "; ".join([*sorted(own), *([_FOREIGN_BUDGETS] if foreign else [])])
+
+        return told
 
     def expire(self) -> bool:
         """Say whether somebody's time of being spared has just ended: once each."""

@@ -16,6 +16,7 @@ from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.history import Learned
 from scheduler_extender.planning import explaining
 from scheduler_extender.planning.avoiding import Avoiding
+from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Victim
 from scheduler_extender.queue import lifecycle
@@ -98,7 +99,7 @@ class Rounds:
     async def plan(self) -> None:
         """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
         asked = self._picture()
-        tell = self._telling.chooser(self._preempter.all_spared())
+        tell = self._telling.chooser(self._preempter.told_of_spared())
         self._work.hold()  # what is being planned stands still, what is being written goes on
         began = time.perf_counter()
         try:
@@ -230,8 +231,9 @@ class Rounds:
         if gang is None or self._work.busy(gives.victim):
             self._standings.competes = True  # not now; the next cycle asks again
             return
-        to = "/".join(gives.to)
-        why = "runs faster elsewhere" if gives.to == gives.victim else f"{to} needs them"
+        why = "runs faster elsewhere"
+        if gives.to != gives.victim:
+            why = f"{named([gives.to], gives.victim)} needs them"
         if gives.to != gives.victim:
             self._asked.add(gives.victim)
         self._work.do(gives.victim, self._preempter.begin(gang, why))
@@ -287,10 +289,10 @@ class Rounds:
             self._work.do(key, self._writer.write_status(gang, status))
 
     def _tell(self, to_tell: dict[Key, ToTell]) -> None:
-        spared = self._preempter.all_spared()
+        spared = self._preempter.told_of_spared()
         for key, what in to_tell.items():
             gang = self._registry.gangs.get(key)
             if gang is not None and gang.record is not None and not self._work.busy(key):
                 queue = self._standings.queue_of(key, self._clock())
                 # It waits on meanwhile: nobody behind it is to have its place because it is told.
-                self._work.do(key, self._telling.tell(gang, what, queue, spared))
+                self._work.do(key, self._telling.tell(gang, what, queue, spared(key)))

@@ -53,10 +53,10 @@ class Telling:
         """Forget a gang that is gone."""
         self._told.pop(key, None)
 
-    def chooser(self, spared: str) -> Chooser:
+    def chooser(self, spared: Callable[[Key], str]) -> Chooser:
         """Return a function that chooses who is told now; those told nothing yet come first.
 
-        `spared` says which gangs that run were not made to give way, and why. To find out why a
+        `spared` says to the owner of a gang why others were not made to give way. To find out why a
         gang waits takes a search over all GPUs: only as many are asked as may be told.
         """
         now = self._clock()
@@ -92,7 +92,7 @@ class Telling:
                 if (
                     said is None
                     or now - said.at_s >= REFRESH_S
-                    or _is_news(said, first.position, _in_full(why, spared))
+                    or _is_news(said, first.position, _in_full(why, spared(key)))
                 ):
                     chosen[key] = ToTell(starts[key], why)
             return chosen

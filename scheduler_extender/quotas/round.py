@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Start, Waiting
 from scheduler_extender.quotas.grants import Turn
 
@@ -119,11 +120,12 @@ class _QuotaRound:
             if key not in fits:
                 continue
             answer.gives_way += [GivesWay(victim, key) for victim in claim.victims]
-            names = ", ".join("/".join(victim) for victim in claim.victims)
+            names = named(claim.victims, key)
+            their = "its" if len(claim.victims) == 1 else "their"
             for place, waiting in enumerate(answer.waiting):
                 if waiting.start is claim.start:
                     why = f"{waiting.why}; " if waiting.why else ""
-                    why += f"waits for {names} to give up its GPUs"
+                    why += f"waits for {names} to give up {their} GPUs"
                     answer.waiting[place] = replace(waiting, why=why, coming=True)
 
     def _claims(self, answer: Answer, free: list[Key]) -> list[_Claim]:

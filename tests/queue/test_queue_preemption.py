@@ -8,6 +8,7 @@ from test_queue_controller import NOW, Cluster, run
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
+from scheduler_extender.planning.naming import named
 from scheduler_extender.queue.preemption import BUDGETS
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.errors import Conflict
@@ -366,3 +367,81 @@ def test_a_plan_that_comes_to_nothing_keeps_nobody_of_the_same_demand_out() -> N
         assert phases == ["Admitted", "Queued"]
 
     run(scenario)
+
+
+class Namespaces(Training):
+    """Jobs of two namespaces, team-a and team-b, on the GPUs of one node."""
+
+    def create(self, name: str, namespace: str, gpus: int) -> None:
+        self.api.create(JOBS, {"metadata": {"name": name}, "spec": {}}, namespace)
+        raw = raw_pod(f"{name}-0", gpus=gpus, owner=("Job", name), annotations=SAVES)
+        uid = self.api.get(JOBS, name, namespace)["metadata"]["uid"]
+        raw["metadata"]["ownerReferences"][0]["uid"] = uid
+        raw["metadata"]["namespace"] = namespace
+        self.api.create(PODS, raw, namespace)
+
+    def written_for(self, name: str, namespace: str) -> str:
+        """Everything that the owner of a job can read about it: its GPUJob, and its events."""
+        job = self.api.get(GPU_JOBS, f"job-{name}", namespace)
+        return repr(job["status"]) + repr([each for each in self.said if each[0] == f"{name}-0"])
+
+    def kubelet(self) -> None:
+        for pod in self.api.list(PODS):
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            if pod["spec"].get("nodeName") or pod["spec"].get("schedulingGates"):
+                continue
+            gpus = next(
+                place["gpus"]
+                for job in self.api.list(GPU_JOBS)
+                for place in (job["status"].get("plan") or {}).get("pods", ())
+                if place["uid"] == pod["metadata"]["uid"]
+            )
+            devices = {"tandem.gpu/visible-devices": ",".join(gpus)}
+            uid = pod["metadata"]["uid"]
+            self.api.bind(namespace, name, "n0", uid=uid, annotations=devices)
+            state = {"running": {"startedAt": rfc3339(self.now)}}
+            ready = {"status": {"phase": "Running", "containerStatuses": [{"state": state}]}}
+            self.api.patch(PODS, name, ready, namespace, subresource="status")
+
+
+@pytest.mark.parametrize("budget", [False, True], ids=["gives-way", "protected"])
+def test_neither_side_of_a_preemption_reads_the_names_of_another_namespace(budget: bool) -> None:
+    cluster = Namespaces()
+    if budget:
+        protects = {
+            "metadata": {"name": "secret-budget"},
+            "spec": {"selector": {"matchLabels": {}}},
+            "status": {"disruptionsAllowed": 0},
+        }
+        cluster.api.create(BUDGETS, protects, "team-a")
+
+    async def scenario() -> None:
+        cluster.create("secret-old", "team-a", gpus=2)
+        await cluster.pass_s(0)
+        cluster.create("secret-new", "team-b", gpus=2)
+        old = new = ""
+        for _ in range(20):
+            await cluster.pass_s(8)
+            old += cluster.written_for("secret-old", "team-a")
+            new += cluster.written_for("secret-new", "team-b")
+        assert "secret-new" not in old
+        assert "team-b" not in old
+        assert "secret-old" not in new
+        assert "secret-budget" not in new
+        assert "team-a" not in new
+        if budget:
+            assert "disruption budgets of other namespaces" in new
+        else:
+            assert "a job of another namespace needs them" in old
+            assert "waits for a job of another namespace to give up its GPUs" in new
+
+    run(scenario)
+
+
+def test_jobs_of_ones_own_namespace_are_named_and_others_counted() -> None:
+    reader = ("a", "reader")
+    assert named([("a", "x")], reader) == "a/x"
+    assert named([("a", "x"), ("a", "y")], reader) == "a/x and a/y"
+    assert named([("b", "x")], reader) == "a job of another namespace"
+    mixed = [("b", "x"), ("a", "x"), ("c", "y")]
+    assert named(mixed, reader) == "a/x and 2 jobs of other namespaces"

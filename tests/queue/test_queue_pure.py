@@ -186,7 +186,7 @@ def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> No
     starts = [start("big", gpus=2, queued=1), start("small", queued=2)]
     assert isinstance(cycle(starts, Fifo(), ("n", "a", 80))["small"], Placement)
     blocked = cycle(starts, Fifo(blocks=True), ("n", "a", 80))["small"]
-    assert blocked == "waits behind big"
+    assert blocked == "waits behind default/big"
 
 
 def test_alike_jobs_behind_one_that_was_refused_are_refused_with_it() -> None:
