@@ -124,7 +124,6 @@ class _Bench:
             for obj in self.api.list(resource):
                 record = PARSERS[kind](obj)
                 self.state.apply(kind, record)
-                self.controller.observe(record)
             self.api.watch(resource, lambda event, obj, kind=kind: self._tell(kind, event, obj))
 
     def add_job(self, name: str, memory_gib: float, gpu: str = "", node: str = "") -> None:
@@ -176,10 +175,8 @@ class _Bench:
     def _apply(self, kind: str, gone: bool, record: Any) -> None:  # noqa: ANN401 - any record
         if gone:
             self.state.forget(kind, record.key, record.uid)
-            self.controller.forget(record)
         else:
             self.state.apply(kind, record)
-            self.controller.observe(record)
 
     def time_parts(self) -> None:
         """Have the controller's parts timed."""

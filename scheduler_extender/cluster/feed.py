@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from scheduler_extender.cluster.objects import KINDS
 from scheduler_extender.cluster.pods import trim_pod
@@ -23,18 +22,6 @@ log = logging.getLogger(__name__)
 SLICE_S = 0.002
 
 
-class Listener(Protocol):
-    """Whoever else follows the cluster: the queue controller."""
-
-    def observe(self, record: Record) -> None:
-        """Take in an object that is there."""
-        ...
-
-    def forget(self, record: Record) -> None:
-        """Take in that an object is gone."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Event:
     kind: str
@@ -43,7 +30,7 @@ class _Event:
 
 
 class Feed:
-    """Applies events to the state, and tells the listener, on the loop on which it was made.
+    """Applies events to the state on the loop on which it was made.
 
     `take` and `synced` may be called from any thread. `on_slice` is told how long a slice took.
     """
@@ -64,7 +51,6 @@ class Feed:
         self._scheduled = False
         self._missing = set(kinds)
         self._ready = asyncio.Event()
-        self.listener: Listener | None = None
         self.failures = 0
 
     @property
@@ -133,9 +119,6 @@ class Feed:
                 self._state.forget(event.kind, record.key, record.uid)
             else:
                 self._state.apply(event.kind, record)
-            if self.listener is not None:
-                tell = self.listener.forget if event.gone else self.listener.observe
-                tell(record)
         except Exception:
             # One strange object must not blind us to all others; it is counted and logged.
             log.exception("event not applied kind=%s key=%s", event.kind, record.key)

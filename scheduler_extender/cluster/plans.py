@@ -14,11 +14,18 @@ class Plans:
     def __init__(self) -> None:
         self._claims: dict[str, dict[Key, Claim]] = {}  # by uid
         self._ends_s: dict[Key, float] = {}  # by GPUJob
+        self._pods: dict[Key, set[str]] = {}  # uids by GPUJob
 
-    def of(self, uid: str) -> Claim | None:
-        """Return what is planned for a pod; of two plans that name it, always the same."""
+    def of(self, uid: str, gpujob: Key | None) -> Claim | None:
+        """Return what the plan of its GPUJob holds for a pod.
+
+        A pod that has left its gang has no part in the plan of that gang any more. With None, the
+        pod is not known yet: of two plans that name it, always the same counts.
+        """
         found = self._claims.get(uid)
-        return found[min(found)] if found else None
+        if not found:
+            return None
+        return found[min(found)] if gpujob is None else found.get(gpujob)
 
     def put(self, record: GpuJobRecord, worker: Job) -> set[str]:
         """Hold what a GPUJob's plan says; `worker` is the load of one of its pods."""
@@ -28,13 +35,14 @@ class Plans:
         for pod in record.plan:
             claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker)
             self._claims.setdefault(pod.uid, {})[record.key] = claim
-        return {pod.uid for pod in record.plan}
+        uids = self._pods[record.key] = {pod.uid for pod in record.plan}
+        return uids.copy()
 
     def drop(self, key: Key) -> set[str]:
         """Give up the plan of a GPUJob."""
         if self._ends_s.pop(key, None) is None:
             return set()
-        concerned = {uid for uid, plans in self._claims.items() if key in plans}
+        concerned = self._pods.pop(key)
         for uid in concerned:
             del self._claims[uid][key]
             if not self._claims[uid]:

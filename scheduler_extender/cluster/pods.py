@@ -14,6 +14,8 @@ from tandem.contracts.quantity import parse_quantity
 
 _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
+#: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
+Shape = tuple[float, int, str]
 #: Parts of a pod that nobody here reads; dropped before anything keeps the object.
 _KEPT_METADATA = (
     "name", "namespace", "uid", "resourceVersion", "labels",
@@ -69,6 +71,11 @@ class PodInfo:
     def gated(self) -> bool:
         """True while our gate holds it back."""
         return names.SCHEDULING_GATE in self.gates
+
+    @property
+    def shape(self) -> Shape:
+        """What it asks of a node apart from GPUs."""
+        return self.cpu, self.memory_bytes, self.requires.key
 
     @property
     def blocked(self) -> str:

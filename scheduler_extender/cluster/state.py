@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,18 @@ from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Ints
+
+
+class Listener(Protocol):
+    """A view of the cluster that follows the state: the queue controller."""
+
+    def observe(self, record: Record) -> None:
+        """Take in an object that the state has accepted."""
+        ...
+
+    def forget(self, record: Record) -> None:
+        """Take in that an object is gone."""
+        ...
 
 
 class ClusterState:
@@ -64,6 +76,9 @@ class ClusterState:
         self._pods: dict[str, PodRecord] = {}  # by uid
         self._members: dict[Key, set[str]] = {}  # GPUJob -> uids of its pods
         self._plans = Plans()
+        #: Called for each object that is accepted, once the state has followed it. An old version
+        #: of an object, or one that is gone, never comes to the listener.
+        self.listener: Listener | None = None
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -239,6 +254,8 @@ class ClusterState:
                 self._follow_gpu_job(record, gone=gone)
             case PodRecord():
                 self._follow_pod(record, gone=gone)
+        if self.listener is not None:
+            (self.listener.forget if gone else self.listener.observe)(record)
 
     def _follow_gpu_node(self, record: GpuNodeRecord, *, gone: bool) -> None:
         if gone:
@@ -280,7 +297,7 @@ class ClusterState:
     def _derive(self, uid: str) -> None:
         """Work out anew what a pod holds and what it takes of its node."""
         record = self._pods.get(uid)
-        planned = self._plans.of(uid)
+        planned = self._plans.of(uid, record.gpujob if record is not None else None)
         bound = None
         settled = record is None and self._objects.is_gone(uid)
         if record is not None:

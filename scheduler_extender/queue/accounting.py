@@ -6,6 +6,8 @@ same write. So a pod is counted once, whoever is killed when, and whoever counts
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.queue.registry import Gang
@@ -20,20 +22,13 @@ def with_service(status: GPUJobStatus, gang: Gang, now_s: float) -> GPUJobStatus
     Pods that are gone are counted to their end a last time and then forgotten: their uids never
     come back.
     """
-    known = {part.uid: part for part in status.pod_service}
     added = 0.0
     parts = []
-    for pod, until_s in _runs(gang, now_s):
-        service = round(pod.gpus * max(0.0, until_s - seconds(pod.started_at)), _DIGITS)
-        before = known.get(pod.uid)
-        if before is not None and before.started_at == pod.started_at:
-            # Clocks of nodes differ: what was counted once is not taken back.
-            service = max(service, before.gpu_seconds)
-            added += service - before.gpu_seconds
-        else:
-            added += service
+    for pod, service, more in _services(status, gang, now_s):
+        added += more
         if pod.uid in gang.pods:
             parts.append(PodService(uid=pod.uid, started_at=pod.started_at, gpu_seconds=service))
+    parts.sort(key=lambda part: part.uid)
     if not added and parts == status.pod_service:
         return status
     return status.model_copy(
@@ -44,24 +39,34 @@ def with_service(status: GPUJobStatus, gang: Gang, now_s: float) -> GPUJobStatus
     )
 
 
-def gpus_running(gang: Gang) -> int:
-    """Return how many GPUs (shares) the gang's containers are running on."""
-    return sum(pod.gpus for pod in gang.pods.values() if pod.started_at and _running(pod))
+def attained_gpu_s(status: GPUJobStatus, gang: Gang, now_s: float) -> float:
+    """Return the service until `now_s`, in GPU-seconds, as `with_service` would write it."""
+    added = sum(more for _, _, more in _services(status, gang, now_s))
+    return round(status.attained_gpu_seconds + added, _DIGITS)
 
 
-def _running(pod: PodInfo) -> bool:
-    return pod.phase == "Running" and not pod.finished
+def _services(
+    status: GPUJobStatus, gang: Gang, now_s: float
+) -> Iterator[tuple[PodInfo, float, float]]:
+    """Yield each pod that has run: its service so far, and what of it is not in the status."""
+    known = {part.uid: part for part in status.pod_service}
+    for pod, until_s in _runs(gang, now_s):
+        service = round(pod.gpus * max(0.0, until_s - seconds(pod.started_at)), _DIGITS)
+        before = known.get(pod.uid)
+        if before is None or before.started_at != pod.started_at:
+            yield pod, service, service
+            continue
+        # Clocks of nodes differ: what was counted once is not taken back.
+        service = max(service, before.gpu_seconds)
+        yield pod, service, service - before.gpu_seconds
 
 
-def _runs(gang: Gang, now_s: float) -> list[tuple[PodInfo, float]]:
-    """Return the pods that have run, by uid, each with the end of its run so far (Unix time)."""
-    runs = [
-        (pod, seconds(pod.finished_at) if pod.finished and pod.finished_at else now_s)
-        for pod in gang.pods.values()
-        if pod.started_at and (_running(pod) or pod.finished_at)
-    ]
-    runs += [
-        (pod, seconds(pod.finished_at) if pod.finished_at else gone_at_s)
-        for pod, gone_at_s in gang.gone.values()
-    ]
-    return sorted(runs, key=lambda run: run[0].uid)
+def _runs(gang: Gang, now_s: float) -> Iterator[tuple[PodInfo, float]]:
+    """Yield the pods that have run, each with the end of its run so far (Unix time)."""
+    for pod in gang.pods.values():
+        if pod.started_at and pod.phase == "Running":
+            yield pod, now_s
+        elif pod.started_at and pod.finished_at:
+            yield pod, seconds(pod.finished_at) if pod.finished else now_s
+    for pod, gone_at_s in gang.gone.values():
+        yield pod, seconds(pod.finished_at) if pod.finished_at else gone_at_s

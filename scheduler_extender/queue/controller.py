@@ -88,7 +88,7 @@ class Controller:
         self._changed = asyncio.Event()
         self._waiters = Waiters(self._changed.set, state.beliefs.of)
         self._avoiding = Avoiding()
-        self._writer = Writer(api, self.registry, state, tell, clock)
+        self._writer = Writer(api, state, tell, clock)
         self._preempter = Preempter(self._writer, settings, clock)
         self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
         self._books = books or Books(pairs=state.beliefs.pairs)
@@ -173,12 +173,10 @@ class Controller:
     # --- events -------------------------------------------------------------------------------
 
     def observe(self, record: Record) -> None:
-        """Take in an object that is there; called for every event, before or after the state."""
+        """Take in an object that the state has accepted."""
         match record:
-            case PodRecord():
-                self.registry.pod_changed(record)
-            case GpuJobRecord():
-                self.registry.job_changed(record)
+            case PodRecord() | GpuJobRecord():
+                self.registry.observe(record)
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
                 self.learning.node_changed(record)
@@ -187,10 +185,8 @@ class Controller:
     def forget(self, record: Record) -> None:
         """Take in that an object is gone."""
         match record:
-            case PodRecord():
-                self.registry.pod_gone(record.uid)
-            case GpuJobRecord():
-                self.registry.job_gone(record.key, record.uid)
+            case PodRecord() | GpuJobRecord():
+                self.registry.forget(record)
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
                 self.learning.node_gone(record)

@@ -47,7 +47,7 @@ class Gates:
         if record.spec.hold:
             return f"GPUJob {record.name}: {HELD}"
         plan = record.status.plan
-        if plan is None or pod.uid not in lifecycle.planned_uids(record.status, self._clock()):
+        if plan is None or not lifecycle.is_planned(record.status, pod.uid, self._clock()):
             return (
                 f"the pod waits for its turn; the status of GPUJob {record.name} gives the reason"
             )
@@ -59,12 +59,13 @@ class Gates:
         if record is None or record.status.plan is None:
             return None
         made_at = record.status.plan.made_at
+        planned = [
+            gang.pods[place.uid] for place in record.plan if gang.is_waiting(place.uid)
+        ]
         pods = [
             pod
-            for pod in gang.live_pods()
-            if not pod.node_name
-            and (pod.gated or pod.annotations.get(names.WAKE) != made_at)
-            and not self.refusal(pod)
+            for pod in planned
+            if (pod.gated or pod.annotations.get(names.WAKE) != made_at) and not self.refusal(pod)
         ]
         return self._open(pods, made_at) if pods else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
@@ -20,6 +20,8 @@ from tandem.contracts.resources import (
 )
 from tandem.policy.decision import Placement
 
+#: Starts of one gang that one cycle is asked about, of those whose pods ask the same.
+MOST_STARTS = 256
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status
@@ -34,6 +36,21 @@ def planned_uids(status: GPUJobStatus, now_s: float) -> set[str]:
     return {pod.uid for pod in status.plan.pods}
 
 
+def is_planned(status: GPUJobStatus, uid: str, now_s: float) -> bool:
+    """Say whether a pod has a place under a plan that still holds."""
+    plan = status.plan
+    return (
+        plan is not None
+        and any(pod.uid == uid for pod in plan.pods)
+        and now_s < plan_ends_s(status)
+    )
+
+
+def is_placed(gang: Gang, planned: Collection[str]) -> bool:
+    """Say whether a pod of the gang holds GPUs, or has a place among the `planned` uids."""
+    return bool(gang.holds) or any(gang.is_waiting(uid) for uid in planned)
+
+
 def plan_ends_s(status: GPUJobStatus) -> float:
     """Return when the plan ends (Unix time), 0 without one."""
     return seconds(status.plan.deadline) if status.plan else 0.0
@@ -45,24 +62,22 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     A gang of which nothing runs starts with its size; whoever is beyond the size, and a
     replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet; but
     members that have succeeded (of an indexed Job stopped as it ended, say) do not come back. A pod
-    for which a plan could not take effect yet (`PodInfo.blocked`) is not counted.
+    for which a plan could not take effect yet (`PodInfo.blocked`) is not counted. Of pods that
+    start alone and ask the same of a node, the first `MOST_STARTS` by name are returned: the others
+    would be refused with them, and follow when they have their places.
     """
     record = gang.record
     if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
         return []
-    planned = planned_uids(record.status, now_s)
-    live = gang.live_pods()
-    placed = [pod for pod in live if pod.node_name or pod.uid in planned]
-    waiting = [
-        pod for pod in live if not pod.node_name and pod.uid not in planned and not pod.blocked
-    ]
     size = record.spec.demand.gang_size
-    if size == 1 or placed:
-        return [[pod] for pod in waiting]
+    planned = planned_uids(record.status, now_s)
+    if size == 1 or gang.bound or any(gang.is_waiting(uid) for uid in planned):
+        return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
+    waiting = gang.waiting_pods()
     size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
-    return [waiting[:size], *([pod] for pod in waiting[size:])]
+    return [waiting[:size], *([pod] for pod in waiting[size : size + MOST_STARTS])]
 
 
 def ends_until_s(gang: Gang) -> float:
@@ -74,8 +89,7 @@ def ends_until_s(gang: Gang) -> float:
     record, begun = gang.record, gang.ends_since_s > -math.inf
     if record is None or not begun or record.spec.demand.gang_size == 1:
         return -math.inf
-    to_come = any(not pod.node_name for pod in gang.live_pods())
-    return -math.inf if to_come else gang.ends_since_s + _ENDS_WITHIN_S
+    return -math.inf if gang.unbound else gang.ends_since_s + _ENDS_WITHIN_S
 
 
 def with_plan(
@@ -91,11 +105,10 @@ def with_plan(
     The gang runs in `steps` micro-batches.
     """
     on_their_way = planned_uids(status, now_s)
-    unbound = {pod.uid for pod in gang.live_pods() if not pod.node_name}
     kept = [
         pod
         for pod in (status.plan.pods if status.plan else [])
-        if pod.uid in on_their_way & unbound
+        if pod.uid in on_their_way and gang.is_waiting(pod.uid)
     ]
     new = [
         PodPlan(pod=pod.name, uid=pod.uid, node=place.node, gpus=list(place.gpu_ids))
@@ -156,12 +169,9 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     record, status = gang.record, gang.record.status
     if status.phase in (Phase.COMPLETED, Phase.FAILED, Phase.PREEMPTING):
         return status
-    live = gang.live_pods()
-    running = [pod for pod in live if pod.node_name and pod.phase == "Running"]
-    planned = planned_uids(status, now_s)
     enough = gang.still_to_come(record.spec.demand.gang_size)
-    if len(running) >= enough and status.phase is not Phase.RUNNING:
-        message = f"{len(running)} pod(s) running"
+    if gang.running >= enough and status.phase is not Phase.RUNNING:
+        message = f"{gang.running} pod(s) running"
         return status.model_copy(
             update={
                 "phase": Phase.RUNNING,
@@ -177,11 +187,13 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
                 ),
             }
         )
-    # Pods that are going hold their GPUs still: a gang is back in the queue when they are gone.
-    placed = bool(gang.holders()) or any(pod.uid in planned for pod in live)
-    if status.phase in (Phase.ADMITTED, Phase.RUNNING) and live and not placed:
+    # Terminating pods still hold their GPUs: a gang is back in the queue when they are gone.
+    placed = is_placed(gang, planned_uids(status, now_s))
+    if status.phase in (Phase.ADMITTED, Phase.RUNNING) and not placed:
         reason = "PlanExpired" if status.phase is Phase.ADMITTED else "PodsGone"
         message = "its pods were not bound in time" if status.plan else "its pods are new"
+        if not gang.is_live:
+            reason, message = "PodsGone", "none of its pods is left"
         return status.model_copy(
             update={
                 "phase": Phase.QUEUED,
@@ -189,7 +201,8 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
                 "message": message,
                 "plan": None,
                 "running_since": None,
-                "waiting_since": rfc3339(now_s),
+                # A plan that was not followed does not end the wait.
+                "waiting_since": status.waiting_since or rfc3339(now_s),
                 "conditions": with_condition(
                     status.conditions, SCHEDULED, False, reason, message, now_s
                 ),

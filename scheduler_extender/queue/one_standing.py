@@ -9,8 +9,8 @@ import numpy as np
 
 from scheduler_extender.cluster.jobs import job_of, seconds
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.queue.accounting import gpus_running, with_service
-from scheduler_extender.queue.lifecycle import ends_until_s
+from scheduler_extender.queue.accounting import attained_gpu_s
+from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
 from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import Load, Phase
 from tandem.policy.job import Job
@@ -58,19 +58,18 @@ def standing_of(
     gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float, believe: Believe
 ) -> Standing:
     """Return how a gang stands now, at a row; its `next_level` is the order's to say."""
-    status = with_service(record.status, gang, now_s)
-    spec, holders = record.spec, gang.holders()
+    status, spec, holders = record.status, record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
     step_s = status.load.iteration_s if status.load else None
     known = step_s is not None and spec.demand.iterations is not None
     return Standing(
         row=row,
         job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
-        attained=status.attained_gpu_seconds,
+        attained=attained_gpu_s(status, gang, now_s),
         promoted=status.promoted_gpu_seconds,
-        rate=gpus_running(gang),
+        rate=gang.gpus_running,
         since_s=now_s,
-        placed=status.phase in (Phase.ADMITTED, Phase.RUNNING) or bool(holders),
+        placed=is_placed(gang, planned_uids(status, now_s)),
         waiting_since_s=seconds(status.waiting_since) if status.waiting_since else now_s,
         first_started_s=seconds(status.started_at) if status.started_at else np.inf,
         prioritized_s=seconds(spec.prioritized_at) if spec.prioritized_at else np.inf,

@@ -9,7 +9,6 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.planning.avoiding import Avoiding
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.accounting import with_service
 from scheduler_extender.queue.births import Births, is_stale
 from scheduler_extender.queue.endings import Endings
 from scheduler_extender.queue.foresight import Foresight
@@ -52,6 +51,7 @@ class Reconciler:
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
         self._foresight.forget(key)
+        self._endings.forget(key)
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
 
@@ -61,21 +61,21 @@ class Reconciler:
         Where time alone will make something due, `later` is told when to ask again.
         """
         record, now = gang.record, self._clock()
-        live = gang.live_pods()
         if record is None:
-            return self._births.create(gang, live[0]) if live else None
-        if live and is_stale(record, live[0]):
+            return self._births.create(gang, gang.first()) if gang.is_live else None
+        if gang.is_live and is_stale(record, gang.first()):
             return self._births.delete_stale(record)
         phase = record.status.phase
         if phase in (Phase.COMPLETED, Phase.FAILED):
-            return self._endings.revive(gang) if live else None
+            return self._endings.revive(gang) if gang.is_live else None
         if record.status.queued_at is None:
             return self._foresight.enqueue(gang)
         if phase is Phase.PREEMPTING:
             self._later(gang.key, now + 1.0)
             return self._preempter.step(gang)
-        if not live and gang.pods and all(pod.finished for pod in gang.pods.values()):
-            return self._endings.end(gang)
+        if not gang.is_live and gang.finished == len(gang.pods):
+            return self._endings.step(gang)
+        self._endings.forget(gang.key)
         if self._foresight.is_due(gang, now):
             return self._foresight.again(gang)
         if self._is_half_placed(gang, now):
@@ -87,7 +87,7 @@ class Reconciler:
             rests_until_s = self._avoiding.refused(gang.key, nodes, now)
             if rests_until_s > now:
                 self._later(gang.key, rests_until_s)
-        if status is not record.status or self._should_count(gang, status, now):
+        if status is not record.status or self._should_count(gang, now):
             self._counted_at[gang.key] = now
             return self._write(gang, status)
         return None
@@ -127,31 +127,30 @@ class Reconciler:
             return ""
         return why
 
-    def _should_count(self, gang: Gang, status: GPUJobStatus, now: float) -> bool:
+    def _should_count(self, gang: Gang, now: float) -> bool:
         """Return True where service is to be written down: regularly, and when a pod is gone."""
         if gang.gone:
             return True
-        if not gang.holders():
+        if not gang.holds:
             return False
         due = self._counted_at.setdefault(gang.key, now) + COUNT_EVERY_S
         self._later(gang.key, due)
-        return now >= due and with_service(status, gang, now) is not status
+        return now >= due
 
     def _is_half_placed(self, gang: Gang, now: float) -> bool:
         """Return True where a gang that has not run yet has had only a part of its places."""
         record = gang.record
         assert record is not None
-        holders = gang.holders()
         size = gang.still_to_come(record.spec.demand.gang_size)
         if (
             record.status.phase is Phase.RUNNING
             or size == 1
-            or not 0 < len(holders) < size
+            or not 0 < gang.holds < size
             or not method_of(record)
         ):
             self._partial_since.pop(gang.key, None)
             return False
-        started = [seconds(pod.started_at) for pod in holders if pod.started_at]
+        started = [seconds(pod.started_at) for pod in gang.holders() if pod.started_at]
         since = self._partial_since.setdefault(gang.key, min([now, *started]))
         self._later(gang.key, since + self._settings.partial_gang_s)
         return now - since >= self._settings.partial_gang_s

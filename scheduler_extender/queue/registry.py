@@ -1,25 +1,34 @@
-"""What the queue controller knows: the pods of each gang, and its GPUJob."""
+"""The gangs: the pods of each GPUJob, with what the queue asks of them counted as they change.
+
+A view of `ClusterState`: the state reports each object that it has accepted, in the order in which
+it did, and nothing else changes a gang.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
-from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord
+from scheduler_extender.cluster.pods import PodInfo, Shape
+from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
 
 #: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
 _ENDS_AGAIN_S = 60.0
+
+_Names = list[tuple[str, str]]  # (name, uid) of pods, ascending
 
 
 @dataclass(slots=True)
 class Gang:
     """One GPUJob, as far as it exists, and its pods by uid.
 
-    `gone` are pods that no longer exist and whose last service may not have been written yet, with
-    the time at which we heard of their end. `ends_since_s` is when its pods were last heard to
-    begin to succeed (Unix time).
+    `gone` are pods that have left the gang and whose last service may not have been written yet,
+    with the time at which they left (Unix time). `ends_since_s` is when its pods were last heard to
+    begin to succeed (Unix time). `put` and `remove` keep the counts, so that a change of one pod
+    costs the same in a gang of one and in a gang of thousands.
     """
 
     key: Key
@@ -27,91 +36,205 @@ class Gang:
     pods: dict[str, PodInfo] = field(default_factory=dict)
     gone: dict[str, tuple[PodInfo, float]] = field(default_factory=dict)
     ends_since_s: float = -math.inf
+    running: int = field(default=0, init=False)  # live pods on a node in phase Running
+    succeeded: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    gpus_running: int = field(default=0, init=False)  # GPUs (shares) on which containers run
+    _live: _Names = field(default_factory=list, init=False, repr=False)
+    unbound: int = field(default=0, init=False)  # live pods on no node
+    _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
+        default_factory=dict, init=False, repr=False
+    )
+    _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Count the pods that are there at the start."""
+        for pod in self.pods.values():
+            self._count(pod, 1)
+
+    def put(self, pod: PodInfo) -> None:
+        """Take in a pod as it is now."""
+        known = self.pods.get(pod.uid)
+        if known is not None:
+            self._count(known, -1)
+        self.pods[pod.uid] = pod
+        self.gone.pop(pod.uid, None)
+        self._count(pod, 1)
+
+    def remove(self, uid: str, now_s: float) -> None:
+        """Let a pod go; its service is still to be counted to `now_s` or to its end."""
+        pod = self.pods.pop(uid)
+        self._count(pod, -1)
+        if pod.started_at:
+            self.gone[uid] = (pod, now_s)
+
+    def frozen(self) -> Gang:
+        """Return a copy to read in another thread; its pods do not change, nor does its record."""
+        return Gang(self.key, self.record, dict(self.pods), dict(self.gone), self.ends_since_s)
+
+    @property
+    def is_live(self) -> bool:
+        """True with a pod that has neither ended nor is terminating."""
+        return bool(self._live)
+
+    @property
+    def finished(self) -> int:
+        """How many of its pods have ended."""
+        return self.succeeded + self.failed
+
+    def first(self) -> PodInfo:
+        """Return the first live pod by name."""
+        return self.pods[self._live[0][1]]
 
     def live_pods(self) -> list[PodInfo]:
-        """Return the pods that have neither ended nor are going, by name."""
-        pods = (pod for pod in self.pods.values() if not pod.finished and not pod.deleting)
-        return sorted(pods, key=lambda pod: pod.name)
+        """Return the pods that have neither ended nor are terminating, by name."""
+        return [self.pods[uid] for _, uid in self._live]
+
+    def waiting_pods(
+        self, leaving_out: Iterable[str] = (), most: float = math.inf
+    ) -> list[PodInfo]:
+        """Return the pods for which a plan could take effect, by name, without `leaving_out` (uids).
+
+        Of those that ask the same of a node, `most` at most are returned.
+        """
+        out = frozenset(leaving_out)
+        limit = None if most == math.inf else int(most)
+        found: _Names = []
+        for named in self._waiting.values():
+            found += islice((each for each in named if each[1] not in out), limit)
+        if len(self._waiting) > 1:
+            found.sort()
+        return [self.pods[uid] for _, uid in found]
+
+    def is_waiting(self, uid: str) -> bool:
+        """Say whether a pod of the gang is live and on no node."""
+        pod = self.pods.get(uid)
+        return pod is not None and not (pod.node_name or pod.finished or pod.deleting)
 
     def still_to_come(self, size: int) -> int:
         """Return how many of `size` pods have not succeeded: of an indexed Job, those come back.
 
         At least one, for a workload that has pods again after all had ended.
         """
-        return max(1, size - sum(pod.phase == "Succeeded" for pod in self.pods.values()))
+        return max(1, size - self.succeeded)
+
+    @property
+    def bound(self) -> int:
+        """How many live pods are on a node."""
+        return len(self._live) - self.unbound
+
+    @property
+    def holds(self) -> int:
+        """How many of its pods hold GPUs."""
+        return len(self._holders)
 
     def holders(self) -> list[PodInfo]:
-        """Return the pods that hold GPUs: bound and not ended, those that are going included."""
-        return [pod for pod in self.pods.values() if pod.node_name and not pod.finished]
+        """Return the pods that hold GPUs: bound and not ended, those terminating included."""
+        return list(self._holders.values())
+
+    def _count(self, pod: PodInfo, by: int) -> None:
+        """Add a pod to the counts, or with -1 take it out."""
+        self.succeeded += by * (pod.phase == "Succeeded")
+        self.failed += by * (pod.phase == "Failed")
+        if pod.finished:
+            return
+        if pod.phase == "Running" and pod.started_at:
+            self.gpus_running += by * pod.gpus
+        if pod.node_name:
+            if by > 0:
+                self._holders[pod.uid] = pod
+            else:
+                del self._holders[pod.uid]
+        if pod.deleting:
+            return
+        self.running += by * bool(pod.node_name and pod.phase == "Running")
+        _count_name(self._live, pod, by)
+        if pod.node_name:
+            return
+        self.unbound += by
+        if not pod.blocked:
+            named = self._waiting.setdefault(pod.shape, [])
+            _count_name(named, pod, by)
+            if not named:
+                del self._waiting[pod.shape]
+
+
+def _count_name(names: _Names, pod: PodInfo, by: int) -> None:
+    entry = (pod.name, pod.uid)
+    if by > 0:
+        insort(names, entry)
+    else:
+        del names[bisect_left(names, entry)]
 
 
 class Registry:
-    """Gangs by key, kept up to date by events; `changed` is told whose picture has changed."""
+    """Gangs by key; `changed` is called with the key of each gang that has changed."""
 
     def __init__(self, changed: Callable[[Key], None], clock: Callable[[], float]) -> None:
-        self.gangs: dict[Key, Gang] = {}
+        self._gangs: dict[Key, Gang] = {}
         self._changed = changed
         self._clock = clock
         self._gang_of_pod: dict[str, Key] = {}
 
+    @property
+    def gangs(self) -> Mapping[Key, Gang]:
+        """All gangs that have a GPUJob or a pod."""
+        return self._gangs
+
     def gang_of(self, uid: str) -> Gang | None:
         """Return the gang of a pod."""
         key = self._gang_of_pod.get(uid)
-        return self.gangs.get(key) if key else None
+        return self._gangs.get(key) if key else None
 
-    def pod_changed(self, record: PodRecord) -> None:
-        """Take in a pod; those that ask for none of our GPUs are left out."""
-        if record.pod.gpus == 0:
+    def observe(self, record: Record) -> None:
+        """Take in an object that the state has accepted; pods without GPUs of ours are left out."""
+        if isinstance(record, GpuJobRecord):
+            gang = self._gang(record.key)
+            if gang.record is not None and gang.record.uid != record.uid:
+                gang.gone.clear()
+            gang.record = record
+            self._changed(record.key)
+        elif isinstance(record, PodRecord):
+            self._pod_changed(record)
+
+    def forget(self, record: Record) -> None:
+        """Forget an object that no longer exists."""
+        if isinstance(record, GpuJobRecord):
+            gang = self._gangs.get(record.key)
+            if gang is not None and gang.record is not None and gang.record.uid == record.uid:
+                gang.record = None
+                gang.gone.clear()
+                self._touch_or_drop(record.key)
+        elif isinstance(record, PodRecord):
+            self._leave(record.uid)
+
+    def _pod_changed(self, record: PodRecord) -> None:
+        pod = record.pod
+        if self._gang_of_pod.get(record.uid, record.gpujob) != record.gpujob or not record.ours:
+            self._leave(record.uid)  # its labels, its annotations or its owner have changed
+        if not record.ours:
             return
         gang = self._gang(record.gpujob)
         known = gang.pods.get(record.uid)
-        if known is not None and known == record.pod:
-            return
-        if known is not None and record.pod.phase == "Succeeded" != known.phase:
+        if known is not None and pod.phase == "Succeeded" != known.phase:
             now = self._clock()
             if now > gang.ends_since_s + _ENDS_AGAIN_S:
                 gang.ends_since_s = now
         self._gang_of_pod[record.uid] = record.gpujob
-        gang.pods[record.uid] = record.pod
+        gang.put(pod)
         self._changed(record.gpujob)
 
-    def pod_gone(self, uid: str) -> None:
-        """Forget a pod that no longer exists; its service is still to be counted to its end."""
+    def _leave(self, uid: str) -> None:
         key = self._gang_of_pod.pop(uid, None)
-        if key is None:
-            return
-        gang = self.gangs[key]
-        pod = gang.pods.pop(uid)
-        if pod.started_at:
-            gang.gone[uid] = (pod, self._clock())
-        self._touch_or_drop(key)
-
-    def job_changed(self, record: GpuJobRecord) -> None:
-        """Take in a GPUJob as the API server has it; an older version than ours is ignored."""
-        gang = self._gang(record.key)
-        known = gang.record
-        # Our own write's answer may come before the watch tells of an earlier one.
-        same = known is not None and known.uid == record.uid
-        if known is not None and same and record.version <= known.version:
-            return
-        if known is not None and not same:
-            gang.gone.clear()
-        gang.record = record
-        self._changed(record.key)
-
-    def job_gone(self, key: Key, uid: str) -> None:
-        """Forget a GPUJob that no longer exists."""
-        gang = self.gangs.get(key)
-        if gang is not None and gang.record is not None and gang.record.uid == uid:
-            gang.record = None
-            gang.gone.clear()
+        if key is not None:
+            self._gangs[key].remove(uid, self._clock())
             self._touch_or_drop(key)
 
     def _gang(self, key: Key) -> Gang:
-        return self.gangs.setdefault(key, Gang(key))
+        return self._gangs.setdefault(key, Gang(key))
 
     def _touch_or_drop(self, key: Key) -> None:
-        gang = self.gangs[key]
+        gang = self._gangs[key]
         if gang.record is None and not gang.pods:
-            del self.gangs[key]
+            del self._gangs[key]
         self._changed(key)

@@ -46,7 +46,7 @@ class Waiters:
                 job_id += f"#{pods[0].name}"
             job = job_of(job_id, record.spec, record.status, pods=len(pods))
             job = self._believe(replace(job, where=self._number(pods[0])), record.status.load)
-            if gang.holders() and record.status.plan is not None:
+            if gang.holds and record.status.plan is not None:
                 # A replacement runs as its siblings do.
                 steps = record.status.plan.accumulation_steps
                 job = replace(in_steps(job, steps), sub_batches=())

@@ -10,7 +10,7 @@ from scheduler_extender import faults
 from scheduler_extender.cluster.pods import PodInfo, trim_pod
 from scheduler_extender.cluster.records import Record, parse_gpu_job, parse_pod
 from scheduler_extender.queue.accounting import with_service
-from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict
@@ -36,13 +36,11 @@ class Writer:
     def __init__(
         self,
         api: ClusterApi,
-        registry: Registry,
         state: Picture,
         tell: Tell,
         clock: Callable[[], float],
     ) -> None:
         self.api = api
-        self._registry = registry
         self._state = state
         self._tell = tell
         self._clock = clock
@@ -87,13 +85,11 @@ class Writer:
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""
         record = parse_pod(trim_pod(pod))
-        self._registry.pod_changed(record)
         self._state.apply("pods", record)
 
     def take(self, gpujob: Object) -> None:
         """Take in the answer of our own write at once: the watch may be a moment behind."""
         record = parse_gpu_job(gpujob)
-        self._registry.job_changed(record)
         self._state.apply("gpujobs", record)
 
     async def say(self, pod: PodInfo, reason: str, note: str, kind: str) -> None:

@@ -99,7 +99,7 @@ async def running(
         api,
         threads,
         stamp=lambda: uuid4().hex,
-        may_bind=lambda: feed.listener is not None and controller.leads,
+        may_bind=lambda: state.listener is not None and controller.leads,
         taking_over=lambda: controller.taking_over,
         hurry=lambda: lease.hurry(),
         refusal=lambda pod: fence.open.get(pod.uid) or controller.gates.refusal(pod),
@@ -133,7 +133,7 @@ async def running(
     async def take_over(term: str) -> None:
         await fence.raise_for(f"{term}.{process}")
 
-    feed.listener = controller = Controller(
+    state.listener = controller = Controller(
         state=state,
         api=api,
         profile=profile,

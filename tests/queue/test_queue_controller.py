@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from queue_builders import GIB, load, raw_pod
 
-from scheduler_extender.cluster.records import PARSERS
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import LearningConfig, QueueConfig
 from scheduler_extender.learning.books import Books, believing
@@ -58,6 +57,7 @@ class Cluster:
             clock=lambda: self.now,
             forecasts=forecasts,
         )
+        self.state.listener = self.controller
         for kind, resource in KINDS.items():
             self.api.watch(resource, lambda event, obj, kind=kind: self._event(kind, event, obj))
 
@@ -80,10 +80,8 @@ class Cluster:
     def _apply(self, kind: str, event: str, obj: dict[str, Any]) -> None:
         if event == "DELETED":
             self.state.delete(kind, obj)
-            self.controller.forget(PARSERS[kind](obj))
         else:
             self.state.upsert(kind, obj)
-            self.controller.observe(PARSERS[kind](obj))
 
     async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:
         self.predictions += 1

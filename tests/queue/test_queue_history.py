@@ -7,7 +7,6 @@ from queue_builders import gang
 
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.learning.history import NAME, Learned
-from scheduler_extender.queue.registry import Registry
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import Phase
 from tandem.kube.memory import MemoryCluster
@@ -26,8 +25,7 @@ def finished(uid: str, service: float, phase: Phase = Phase.COMPLETED) -> GpuJob
 
 
 def save(learned: Learned, api: MemoryCluster, now_s: float) -> None:
-    registry = Registry(lambda _: None, lambda: now_s)
-    writer = Writer(api, registry, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
+    writer = Writer(api, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
     asyncio.run(learned.save(writer, now_s))
 
 

@@ -13,7 +13,6 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.history import NAME
 from scheduler_extender.queue.metrics import QueueMetrics
-from scheduler_extender.queue.registry import Registry
 from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.quotas.grants import Stake, Turn
@@ -125,8 +124,7 @@ def test_usage_outlives_the_leader_beside_what_was_learned() -> None:
     api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {"other": "1"}}, "tandem-system")
 
     def save(usage: Usage, now_s: float) -> None:
-        registry = Registry(lambda _: None, lambda: now_s)
-        writer = Writer(api, registry, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
+        writer = Writer(api, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
         asyncio.run(usage.save(writer, now_s))
 
     first = Usage("tandem-system", 2400.0)

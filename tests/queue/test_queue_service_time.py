@@ -7,7 +7,7 @@ from queue_builders import gang, pod
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.queue.accounting import gpus_running, with_service
+from scheduler_extender.queue.accounting import with_service
 from tandem.contracts.resources import Phase
 
 
@@ -24,7 +24,7 @@ def test_a_pod_that_pulls_its_image_attains_nothing() -> None:
     pulling = replace(pod("p", gated=False), node_name="n0", phase="Pending")
     group = gang(pulling)
     assert with_service(group.record.status, group, 1000) is group.record.status
-    assert gpus_running(group) == 0
+    assert group.gpus_running == 0
 
 
 def test_service_is_gpus_times_running_time_and_grows_by_what_is_new() -> None:
@@ -35,14 +35,14 @@ def test_service_is_gpus_times_running_time_and_grows_by_what_is_new() -> None:
     assert again is first
     later = with_service(first, group, 130)
     assert later.attained_gpu_seconds == 2 * 30 + 20
-    assert gpus_running(group) == 3
+    assert group.gpus_running == 3
 
 
 def test_a_pod_that_ended_is_counted_to_its_end_and_once() -> None:
     p = running("p", 100)
     group = gang(p)
     status = with_service(group.record.status, group, 120)
-    group.pods[p.uid] = ended(p, 150)
+    group.put(ended(p, 150))
     status = with_service(status, group, 500)
     assert status.attained_gpu_seconds == 50
     assert with_service(status, group, 900) is status
@@ -52,8 +52,7 @@ def test_a_pod_that_is_gone_is_counted_once_more_and_its_uid_forgotten() -> None
     p = running("p", 100)
     group = gang(p)
     status = with_service(group.record.status, group, 120)
-    del group.pods[p.uid]
-    group.gone[p.uid] = (p, 160.0)
+    group.remove(p.uid, 160.0)
     status = with_service(status, group, 500)
     assert status.attained_gpu_seconds == 60
     assert status.pod_service == []
@@ -64,7 +63,8 @@ def test_the_replacement_goes_on_from_what_the_first_pod_attained() -> None:
     group = gang(ended(first, 150), phase=Phase.SUSPENDED)
     status = with_service(group.record.status, group, 200)
     second = running("p-again", 300)
-    group.pods = {second.uid: second}
+    group.remove(first.uid, 200)
+    group.put(second)
     status = with_service(status, group, 310)
     assert status.attained_gpu_seconds == 50 + 10
     assert [part.uid for part in status.pod_service] == [second.uid]
@@ -78,7 +78,7 @@ def test_whoever_was_killed_when_the_next_counts_the_same(seen_s: float | None) 
     status = group.record.status
     if seen_s is not None:
         status = with_service(status, group, seen_s)
-    group.pods[p.uid] = ended(p, 150)
+    group.put(ended(p, 150))
     assert with_service(status, group, 1000).attained_gpu_seconds == 50
 
 
@@ -86,7 +86,7 @@ def test_a_container_that_started_anew_adds_to_what_it_had() -> None:
     p = running("p", 100)
     group = gang(p)
     status = with_service(group.record.status, group, 130)
-    group.pods[p.uid] = replace(p, started_at=rfc3339(140))
+    group.put(replace(p, started_at=rfc3339(140)))
     assert with_service(status, group, 150).attained_gpu_seconds == 30 + 10
 
 

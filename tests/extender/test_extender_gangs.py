@@ -1,0 +1,178 @@
+"""Which pods belong to which gang, whatever order the events come in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from extender_builders import NOW, gpu_job, load, pod
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.registry import Registry
+from scheduler_extender.queue.standing import Standings
+from scheduler_extender.quotas.accounts import Accounts
+from scheduler_extender.quotas.config import Quota
+from tandem.policy.catalog import load_profile
+
+QUOTAS = QueueConfig(quotas=(Quota(namespace="*", gpus=1),))
+
+NAMES, GANGS, NAMESPACES = ("a", "b", "c"), ("g", "h"), ("ml", "nlp")
+
+
+class View:
+    """What the queue derives from a state: gangs, places, quota accounts."""
+
+    def __init__(self, state: ClusterState, clock: Any) -> None:
+        self.registry = Registry(lambda _: None, clock)
+        state.listener = self
+        self._clock = clock
+
+    def observe(self, record: Any) -> None:
+        self.registry.observe(record)
+
+    def forget(self, record: Any) -> None:
+        self.registry.forget(record)
+
+    def picture(self) -> dict:
+        gangs = {
+            key: (gang.record, dict(sorted(gang.pods.items())))
+            for key, gang in self.registry.gangs.items()
+        }
+        standings = Standings(load_profile("tandem").order)
+        for gang in self.registry.gangs.values():
+            if gang.record is not None:
+                standings.put(gang, self._clock(), float("inf"))
+        quotas = QUOTAS.model_copy(update={"quotas": (Quota(namespace="*", gpus=1),)})
+        turn = Accounts(quotas, self.registry, standings, self._clock, None).turn()
+        return {"gangs": gangs, "held": +Counter(turn.held)}
+
+
+class Membership(RuleBasedStateMachine):
+    """Events come late, twice or in another order; labels and owners change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = NOW
+        self.state = ClusterState(now_s=NOW)
+        self.view = View(self.state, lambda: self.now)
+        self.version = 0
+        self.births = 0
+        self.truth: dict[tuple[str, str, str], dict] = {}
+        self.late: list[tuple[str, dict]] = []  # said, and not heard yet
+        self.heard: list[tuple[str, dict]] = []
+        self.gone: list[tuple[str, dict]] = []
+
+    def send(self, kind: str, obj: dict, late: bool = False) -> None:
+        self.version += 1
+        key = (kind, obj["metadata"]["namespace"], obj["metadata"]["name"])
+        known = self.truth.get(key)
+        if known is None:
+            self.births += 1
+        uid = known["metadata"]["uid"] if known else f"u{self.births}"
+        obj["metadata"] |= {"uid": uid, "resourceVersion": str(self.version)}
+        self.truth[key] = obj
+        if late:
+            self.late.append((kind, obj))
+        else:
+            self.hear(kind, obj)
+
+    def hear(self, kind: str, obj: dict) -> None:
+        self.heard.append((kind, obj))
+        self.state.upsert(kind, obj)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        namespace=st.sampled_from(NAMESPACES),
+        gang=st.sampled_from(("", *GANGS)),
+        label=st.sampled_from(("", *GANGS)),
+        owner=st.sampled_from(("", "j1", "j2")),
+        where=st.sampled_from(("", "n0")),
+        phase=st.sampled_from(("Pending", "Running", "Succeeded")),
+        late=st.booleans(),
+    )
+    def pod_changes(self, name, namespace, gang, label, owner, where, phase, late) -> None:
+        obj = pod(
+            name,
+            namespace=namespace,
+            annotations={"tandem.gpu/gang": gang} if gang else {},
+            node_name=where,
+            devices="g0" if where else "",
+            phase=phase if where else "Pending",
+        )
+        if label:
+            obj["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": label}
+        if owner:
+            obj["metadata"]["ownerReferences"] = [
+                {"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": owner}
+                | {"controller": True}
+            ]
+        self.send("pods", obj, late)
+
+    @rule(
+        name=st.sampled_from(("gang-g", "group-h", "job-j1", "pod-a")),
+        namespace=st.sampled_from(NAMESPACES),
+        who=st.integers(1, 8),
+        phase=st.sampled_from(("Queued", "Admitted", "Running")),
+    )
+    def gpu_job_changes(self, name, namespace, who, phase) -> None:
+        plan = [(f"u{who}", "n0", ["g0"])] if phase == "Admitted" else None
+        obj = gpu_job(name, namespace=namespace, plan=plan, job_load=load(9))
+        obj["status"] |= {"phase": phase, "queuedAt": rfc3339(NOW), "waitingSince": rfc3339(NOW)}
+        self.send("gpujobs", obj)
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def something_goes(self, choose) -> None:
+        if self.truth:
+            key = choose.choice(sorted(self.truth))
+            obj = self.truth.pop(key)
+            self.gone.append((key[0], obj))
+            self.state.delete(key[0], obj)
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def something_late_comes(self, choose) -> None:
+        if self.late:
+            self.hear(*self.late.pop(choose.randrange(len(self.late))))
+
+    @rule(choose=st.randoms(use_true_random=False))
+    def something_old_is_heard_again(self, choose) -> None:
+        if self.heard:
+            self.state.upsert(*choose.choice(self.heard))
+        if self.gone:
+            self.state.delete(*choose.choice(self.gone))
+
+    @rule(seconds=st.sampled_from((1, 40)))
+    def time_passes(self, seconds) -> None:
+        self.now += seconds
+        self.state.tick(self.now)
+
+    @invariant()
+    def it_equals_a_rebuild(self) -> None:
+        self.state.check()
+        rebuilt = ClusterState(now_s=self.now)
+        view = View(rebuilt, lambda: self.now)
+        for kind, obj in self.gone:
+            rebuilt.delete(kind, obj)
+        for kind, obj in sorted(self.heard, key=lambda e: int(e[1]["metadata"]["resourceVersion"])):
+            rebuilt.upsert(kind, obj)
+        assert self.view.picture() == view.picture()
+
+    @invariant()
+    def each_pod_is_in_one_gang_and_counts_once(self) -> None:
+        gangs = self.view.registry.gangs
+        seen = Counter(uid for gang in gangs.values() for uid in gang.pods)
+        assert seen == Counter(record.uid for record in self.state.pods())
+        assert all(gang.record is not None or gang.pods for gang in gangs.values())
+        most = Counter(record.namespace for record in self.state.pods())
+        held = self.view.picture()["held"]
+        assert all(held[namespace] <= most[namespace] for namespace in held)
+
+
+Membership.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, derandomize=True, print_blob=True
+)
+TestMembership = Membership.TestCase
