@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.registry import Gang, Registry
 from scheduler_extender.queue.writes import Object, Writer
@@ -39,19 +39,22 @@ class Gates:
         live plan says that quota, order and hold allow the pod to start.
         """
         gang = self._registry.gang_of(pod.uid)
-        record = gang.record if gang is not None else None
-        if gang is None or record is None:
+        if gang is None or gang.record is None:
             return "Tandem's queue has not seen the pod yet"
+        planned = lifecycle.planned_uids(gang.record.status, self._clock())
+        return self._refusal(pod, gang.record, planned)
+
+    def _refusal(self, pod: PodInfo, record: GpuJobRecord, planned: Collection[str]) -> str:
         if pod.blocked:
             return pod.blocked
         if record.spec.hold:
             return f"GPUJob {record.name}: {HELD}"
         plan = record.status.plan
-        if plan is None or not lifecycle.is_planned(record.status, pod.uid, self._clock()):
+        if plan is None or pod.uid not in planned:
             return (
                 f"the pod waits for its turn; the status of GPUJob {record.name} gives the reason"
             )
-        return self.withdrawn.get((gang.key, plan.made_at), "")
+        return self.withdrawn.get((record.key, plan.made_at), "")
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Let the planned pods of a gang go to the scheduler; also what a crash left undone."""
@@ -59,13 +62,13 @@ class Gates:
         if record is None or record.status.plan is None:
             return None
         made_at = record.status.plan.made_at
-        planned = [
-            gang.pods[place.uid] for place in record.plan if gang.is_waiting(place.uid)
-        ]
+        planned = lifecycle.planned_uids(record.status, self._clock())
+        waiting = [gang.pods[place.uid] for place in record.plan if gang.is_waiting(place.uid)]
         pods = [
             pod
-            for pod in planned
-            if (pod.gated or pod.annotations.get(names.WAKE) != made_at) and not self.refusal(pod)
+            for pod in waiting
+            if (pod.gated or pod.annotations.get(names.WAKE) != made_at)
+            and not self._refusal(pod, record, planned)
         ]
         return self._open(pods, made_at) if pods else None
 

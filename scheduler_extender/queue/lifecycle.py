@@ -36,16 +36,6 @@ def planned_uids(status: GPUJobStatus, now_s: float) -> set[str]:
     return {pod.uid for pod in status.plan.pods}
 
 
-def is_planned(status: GPUJobStatus, uid: str, now_s: float) -> bool:
-    """Say whether a pod has a place under a plan that still holds."""
-    plan = status.plan
-    return (
-        plan is not None
-        and any(pod.uid == uid for pod in plan.pods)
-        and now_s < plan_ends_s(status)
-    )
-
-
 def is_placed(gang: Gang, planned: Collection[str]) -> bool:
     """Say whether a pod of the gang holds GPUs, or has a place among the `planned` uids."""
     return bool(gang.holds) or any(gang.is_waiting(uid) for uid in planned)

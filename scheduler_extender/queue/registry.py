@@ -93,9 +93,10 @@ class Gang:
     def waiting_pods(
         self, leaving_out: Iterable[str] = (), most: float = math.inf
     ) -> list[PodInfo]:
-        """Return the pods for which a plan could take effect, by name, without `leaving_out` (uids).
+        """Return the pods for which a plan could take effect, by name.
 
-        Of those that ask the same of a node, `most` at most are returned.
+        Those with uids in `leaving_out` are left out. Of those that ask the same of a node, `most`
+        at most are returned.
         """
         out = frozenset(leaving_out)
         limit = None if most == math.inf else int(most)
