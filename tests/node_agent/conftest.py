@@ -6,9 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from agent_node import Node
 
 from node_agent.nvml import Nvml
-from node_agent.stub import STATE_VARIABLE, FakeProc, StubState, build
+from node_agent.stub import STATE_VARIABLE, FakeProc, StubGpu, StubState, build
 
 #: A clock that tests move by hand: whole samples of the simulated driver, 1/6 s each.
 START_S = 1_700_000_000.0
@@ -59,3 +60,18 @@ def nvml(driver):
 @pytest.fixture
 def proc(tmp_path) -> FakeProc:
     return FakeProc(tmp_path / "proc")
+
+
+@pytest.fixture
+def node(driver, proc):
+    driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-b")]
+    driver.apply()
+    made = []
+
+    def make(pods=None, **settings):
+        made.append(Node(driver, proc, pods, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.monitor.close()

@@ -2,73 +2,13 @@
 
 import random
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pynvml
 import pytest
+from agent_node import GIB, Pods, stamp, uid
 
-from node_agent.config import AgentSettings
-from node_agent.monitor import Monitor
 from node_agent.pods import ContainerEnd, PodInfo
 from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
-from tandem.contracts.resources import GPU, GPUNodeStatus
-
-GIB = 1 << 30
-
-
-def uid(n):
-    return f"00000000-1111-2222-3333-{n:012x}"
-
-
-def stamp(driver):
-    return datetime.fromtimestamp(driver.now_s, UTC).isoformat().replace("+00:00", "Z")
-
-
-class Pods(dict):
-    """A directory of pods by UID."""
-
-    def find(self, uid):
-        return self.get(uid)
-
-
-class Node:
-    """A monitor on the simulated driver, and the time they share."""
-
-    def __init__(self, driver, proc, pods=None, **settings):
-        self.driver, self.proc = driver, proc
-        self.settings = AgentSettings(node="n0", proc=proc.root, **settings)
-        self.monitor = Monitor(self.settings, pods=pods)
-        self.random = random.Random(1)
-
-    def run(self, seconds):
-        """Let time pass, reading as the agent does."""
-        end = self.driver.now_s + seconds
-        while self.driver.now_s < end - 1e-6:
-            step = self.settings.memory_interval_s * self.random.uniform(0.8, 1.2)
-            self.driver.advance(min(step, end - self.driver.now_s))
-            self.monitor.tick(self.driver.now_s, stamp(self.driver))
-        return self.report()
-
-    def report(self) -> GPUNodeStatus:
-        return self.monitor.status(self.driver.now_s, stamp(self.driver))
-
-    def gpu(self, index=0) -> GPU:
-        return self.report().gpus[index]
-
-
-@pytest.fixture
-def node(driver, proc):
-    driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-b")]
-    driver.apply()
-    made = []
-
-    def make(pods=None, **settings):
-        made.append(Node(driver, proc, pods, **settings))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.monitor.close()
 
 
 def test_a_pod_and_a_process_of_nobody(node, driver, proc):
