@@ -47,6 +47,8 @@ SUITES = (
     Suite("storms", "410, 500 and 503 to every request", ("tests/kube/test_kube_storms.py",)),
     Suite("points", "killed at twenty points of admission, binding and preemption, with a gang",
           (f"{E2E}_queue_faults.py",), planes=2),
+    Suite("flood", "one tenant attacks in every way at once while another's jobs run",
+          (f"{E2E}_flood.py",)),
     Suite("starvation", "a stream of short jobs", (f"{E2E}_starvation.py",)),
     Suite("agents", "silent agents, memory outgrown, a lost GPU", (f"{E2E}_agent.py",)),
     Suite("restarts", "every component restarted in turn under load", (f"{E2E}_story.py",)),

@@ -1,0 +1,376 @@
+"""One tenant with rights in one namespace who attacks the scheduler in every way at once.
+
+Runs as a process of its own (`python e2e_attacks.py --help`), so that the attacks take no time from
+the process that measures. Each attack is one function that takes one step; it is repeated at a
+fixed pace in a thread of its own until the time is over. The last line of output is JSON: for
+each attack the number of steps, and of answers by status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+Object = dict[str, Any]
+
+GPU = "tandem.gpu/gpu"
+SCHEDULER = "tandem-scheduler"
+#: All annotations of an object may have this many bytes; the epoch stamp needs some of them.
+ANNOTATIONS_MAX_BYTES = 256 * 1024
+KEPT = 20  # objects that one attack leaves in the cluster at a time
+
+
+def pod(name: str, gpus: int = 1, **spec: Any) -> Object:
+    limits = {"limits": {GPU: gpus}} if gpus else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": "c", "image": "i:1", "resources": limits}],
+            **spec,
+        },
+    }
+
+
+def job(name: str, pods: int = 1, gpus: int = 1, **annotations: str) -> Object:
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completions": pods,
+            "parallelism": pods,
+            "completionMode": "Indexed" if pods > 1 else "NonIndexed",
+            "template": {
+                "metadata": {"annotations": {f"tandem.gpu/{k}": v for k, v in annotations.items()}},
+                "spec": pod("", gpus)["spec"],
+            },
+        },
+    }
+
+
+def review(of: Object) -> Object:
+    """Return what the API server sends to the webhook at the creation of an object."""
+    request = {
+        "uid": "00000000-0000-0000-0000-000000000000",
+        "operation": "CREATE",
+        "namespace": "mallory",
+        "object": of,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+@dataclass
+class Tenant:
+    """The attacker's credentials, the addresses that it can reach, and what it has left behind."""
+
+    api: str
+    ca: str
+    token: str
+    namespace: str
+    public: str
+    predictor: str
+    agent: str
+    seed: int
+    steps: Counter[str] = field(default_factory=Counter)
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        headers = {"authorization": f"Bearer {self.token}"}
+        context = ssl.create_default_context(cafile=self.ca)
+        self.http = httpx.Client(
+            base_url=self.api, verify=context, headers=headers, timeout=30, trust_env=False
+        )
+        # The certificate of the public port is Tandem's own; the attacker does not check it.
+        self.open = httpx.Client(verify=False, timeout=15, trust_env=False)
+        self._left: dict[str, deque[str]] = {}
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def name(self, attack: str) -> str:
+        with self._lock:
+            self._count += 1
+            return f"{attack}-{self._count}"
+
+    def answered(self, attack: str, status: int) -> int:
+        with self._lock:
+            self.answers[attack, status] += 1
+        return status
+
+    def create(self, attack: str, kind: str, body: Object, kept: int = KEPT) -> bool:
+        """Create an object of `kind` ("pods" or "jobs"); delete the oldest above `kept`."""
+        base = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
+        path = f"{base}/namespaces/{self.namespace}/{kind}"
+        status = self.answered(attack, self.http.post(path, json=body).status_code)
+        if status != 201:
+            return False
+        left = self._left.setdefault(attack, deque())
+        left.append(f"{path}/{body['metadata']['name']}")
+        while len(left) > kept:
+            self.http.delete(left.popleft(), params={"propagationPolicy": "Background"})
+        return True
+
+    def patch(self, attack: str, name: str, change: Object | list[Object]) -> int:
+        kind = "json-patch" if isinstance(change, list) else "merge-patch"
+        answer = self.http.patch(
+            f"/api/v1/namespaces/{self.namespace}/pods/{name}",
+            content=json.dumps(change),
+            headers={"content-type": f"application/{kind}+json"},
+        )
+        return self.answered(attack, answer.status_code)
+
+    def send(self, attack: str, method: str, url: str, **options: Any) -> None:
+        """Send a request to one of Tandem's own ports."""
+        try:
+            self.answered(attack, self.open.request(method, url, **options).status_code)
+        except httpx.HTTPError:
+            self.answered(attack, 0)  # the connection was closed
+
+
+def no_room_for_a_stamp(tenant: Tenant) -> None:
+    """A pod without a GPU whose annotations leave no room for the epoch."""
+    one = pod(tenant.name("full"), gpus=0, schedulerName=SCHEDULER)
+    one["metadata"]["annotations"] = {"note": "x" * (ANNOTATIONS_MAX_BYTES - len("note"))}
+    tenant.create("no_room_for_a_stamp", "pods", one)
+
+
+def full_annotations_with_gpu(tenant: Tenant) -> None:
+    """The same with a GPU, and a few bytes of room, which the webhook's own additions take."""
+    one = pod(tenant.name("fuller"))
+    one["metadata"]["annotations"] = {"note": "x" * (ANNOTATIONS_MAX_BYTES - 40)}
+    tenant.create("full_annotations_with_gpu", "pods", one)
+
+
+def unknown_annotations(tenant: Tenant) -> None:
+    """As many misspelt annotations as one object can hold."""
+    one = pod(tenant.name("unknown"))
+    count = ANNOTATIONS_MAX_BYTES // 26
+    one["metadata"]["annotations"] = {f"tandem.gpu/memor{i:05}": "1" for i in range(count)}
+    tenant.create("unknown_annotations", "pods", one)
+
+
+def unknown_annotations_to_the_port(tenant: Tenant) -> None:
+    """Half a MiB of misspelt annotations, directly to the webhook's port."""
+    one = pod("x")
+    one["metadata"]["annotations"] = {f"tandem.gpu/memor{i:05}": "1" for i in range(20_000)}
+    tenant.send(
+        "unknown_annotations_to_the_port", "POST", f"{tenant.public}/mutate", json=review(one)
+    )
+
+
+def malformed_containers(tenant: Tenant) -> None:
+    """A list of 0.23 MiB that is no list of containers."""
+    one = pod("x")
+    one["spec"]["containers"] = [1] * 120_000
+    tenant.send("malformed_containers", "POST", f"{tenant.public}/mutate", json=review(one))
+
+
+def half_sent_bodies(tenant: Tenant) -> None:
+    """Twenty bodies of 4 MiB, each without its last byte, to the public port and the predictor."""
+    size = 4 * 2**20 - 1
+    held = []
+    for index in range(20):
+        url = urlsplit(tenant.public if index % 2 else tenant.predictor)
+        path = "/mutate" if index % 2 else "/v1/predict"
+        try:
+            raw = socket.create_connection((url.hostname, url.port), timeout=5)
+            if url.scheme == "https":
+                context = ssl._create_unverified_context()
+                raw = context.wrap_socket(raw, server_hostname=url.hostname)
+            raw.settimeout(5)
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            raw.sendall(f"{head}content-length: {size + 1}\r\n\r\n".encode())
+            raw.sendall(b" " * size)
+            held.append(raw)
+            tenant.answered("half_sent_bodies", 1)
+        except OSError:
+            tenant.answered("half_sent_bodies", 0)
+    time.sleep(3)
+    for one in held:
+        one.close()
+
+
+def unknown_tokens(tenant: Tenant) -> None:
+    """Reads with a token that is different each time: each may cost the API server a review."""
+    for _ in range(10):
+        token = {"authorization": f"Bearer {random.getrandbits(128):x}"}
+        tenant.send("unknown_tokens", "GET", f"{tenant.public}/v1/jobs", headers=token)
+        tenant.send("unknown_tokens", "GET", f"{tenant.predictor}/v1/models", headers=token)
+
+
+def verbs_at_open_ports(tenant: Tenant) -> None:
+    """Verbs of the scheduler at the ports that tenants reach."""
+    body = {"PodName": "x", "PodNamespace": tenant.namespace, "PodUID": "x", "Node": "n0"}
+    tenant.send("verbs_at_open_ports", "POST", f"{tenant.public}/bind", json=body)
+    tenant.send("verbs_at_open_ports", "GET", f"{tenant.agent}/metrics")
+
+
+def long_affinity(tenant: Tenant) -> None:
+    """A node affinity of thousands of terms."""
+    expressions = [{"key": "zone", "operator": "In", "values": [f"z{i}" for i in range(3)]}]
+    terms = [{"matchExpressions": expressions} for _ in range(5_000)]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    one = pod(tenant.name("affinity"), affinity={"nodeAffinity": required})
+    tenant.create("long_affinity", "pods", one)
+
+
+def private_gates(tenant: Tenant) -> None:
+    """Pods with a gate of the tenant's own, which it opens after Tandem's is open."""
+    gate = "mallory.example/mine"
+    one = pod(tenant.name("gated"), schedulingGates=[{"name": gate}])
+    if not tenant.create("private_gates", "pods", one):
+        return
+    for path in list(tenant._left["private_gates"])[:4]:
+        name = path.rpartition("/")[2]
+        test = {"op": "test", "path": "/spec/schedulingGates", "value": [{"name": gate}]}
+        remove = {"op": "remove", "path": "/spec/schedulingGates"}
+        tenant.patch("private_gates", name, [test, remove])
+
+
+def relabelled(tenant: Tenant) -> None:
+    """Pods that go from gang to gang, and from owner to owner."""
+    name = tenant.name("moves")
+    one = pod(name)
+    one["metadata"]["annotations"] = {"tandem.gpu/gang": "a", "tandem.gpu/gang-size": "3"}
+    if tenant.create("relabelled", "pods", one):
+        for gang in ("b", "c", "d"):
+            tenant.patch("relabelled", name, {"metadata": {"annotations": {
+                "tandem.gpu/gang": gang}}})  # fmt: skip
+        owner = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "name": "none",
+                 "uid": f"{random.getrandbits(64):x}", "controller": True}  # fmt: skip
+        tenant.patch("relabelled", name, {"metadata": {"ownerReferences": [owner]}})
+
+
+def waiting_gangs(tenant: Tenant) -> None:
+    """Gangs of eight that wait, each of a kind of its own."""
+    name = tenant.name("gang")
+    one = job(name, pods=8, model=f"model-{name}", checkpoint="true")
+    one["spec"]["template"]["spec"]["containers"][0]["image"] = f"{name}:1"
+    tenant.create("waiting_gangs", "jobs", one)
+
+
+def impossible(tenant: Tenant) -> None:
+    """Jobs that no cluster can hold."""
+    tenant.create("impossible", "jobs", job(tenant.name("vast"), gpus=10_000, memory="100Ti"), 5)
+
+
+def wide_job(tenant: Tenant) -> None:
+    """One Job of three hundred pods."""
+    tenant.create("wide_job", "jobs", job(tenant.name("wide"), pods=300), 1)
+
+
+def lying_annotations(tenant: Tenant) -> None:
+    """Values that change all the time on a pod that waits."""
+    for path in list(tenant._left.get("private_gates", ()))[-3:]:
+        value = {"tandem.gpu/memory": f"{random.randrange(1, 80)}Gi"}
+        tenant.patch(
+            "lying_annotations", path.rpartition("/")[2], {"metadata": {"annotations": value}}
+        )
+
+
+def predictor_requests(tenant: Tenant) -> None:
+    """Pushes and feedback for another tenant's namespace, and bytes that are no graph."""
+    base = f"{tenant.predictor}/v1"
+    name = "predictor_requests"
+    tenant.send(name, "POST", f"{base}/models", params={"namespace": "honest", "name": "x"},
+                content=random.randbytes(200_000))  # fmt: skip
+    tenant.send(name, "DELETE", f"{base}/models/honest/x")
+    tenant.send(name, "POST", f"{base}/feedback", json={"observations": [{}] * 1000})
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A step, and the pause after it in seconds."""
+
+    step: Callable[[Tenant], None]
+    pause_s: float
+
+
+ATTACKS = (
+    Attack(no_room_for_a_stamp, 2.0),
+    Attack(full_annotations_with_gpu, 2.0),
+    Attack(unknown_annotations, 2.0),
+    Attack(unknown_annotations_to_the_port, 1.0),
+    Attack(malformed_containers, 1.0),
+    Attack(half_sent_bodies, 2.0),
+    Attack(unknown_tokens, 1.0),
+    Attack(verbs_at_open_ports, 1.0),
+    Attack(long_affinity, 2.0),
+    Attack(private_gates, 2.0),
+    Attack(relabelled, 1.0),
+    Attack(waiting_gangs, 2.0),
+    Attack(impossible, 5.0),
+    Attack(wide_job, 60.0),
+    Attack(lying_annotations, 0.5),
+    Attack(predictor_requests, 1.0),
+)
+
+
+def repeat(tenant: Tenant, attack: Attack, over: threading.Event) -> None:
+    name = attack.step.__name__
+    while not over.is_set():
+        try:
+            attack.step(tenant)
+        except httpx.HTTPError:
+            tenant.answered(name, 0)
+        tenant.steps[name] += 1
+        over.wait(attack.pause_s)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("api", "ca", "token-file", "namespace", "public", "predictor", "agent"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--only", nargs="*", help="names of attacks; all if absent")
+    given = parser.parse_args()
+    random.seed(given.seed)
+    tenant = Tenant(
+        given.api, given.ca, Path(given.token_file).read_text(), given.namespace, given.public,
+        given.predictor, given.agent, given.seed,
+    )  # fmt: skip
+    over = threading.Event()
+    chosen = [one for one in ATTACKS if not given.only or one.step.__name__ in given.only]
+    threads = [
+        threading.Thread(target=repeat, args=(tenant, one, over), daemon=True) for one in chosen
+    ]
+    for thread in threads:
+        thread.start()
+    over.wait(given.seconds)
+    over.set()
+    for thread in threads:
+        thread.join(40)
+    found = {
+        one.step.__name__: {
+            "steps": tenant.steps[one.step.__name__],
+            "answers": {
+                str(status): count
+                for (name, status), count in sorted(tenant.answers.items())
+                if name == one.step.__name__
+            },
+        }
+        for one in chosen
+    }
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
