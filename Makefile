@@ -78,10 +78,13 @@ fmt: $(READY) ## Format the code and fix what lint can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-lock: ## Resolve the dependencies anew into the two lock files
+lock: ## Resolve the dependencies anew into the lock files: everything, what runs, each component
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"; }
 	@$(LOCK) --extra dev -o requirements.lock
-	@$(LOCK) --constraints requirements.lock -o requirements-run.lock
+	@$(LOCK) --extra run --constraints requirements.lock -o requirements-run.lock
+	@for component in extender agent predictor; do \
+		$(LOCK) --extra $$component --constraints requirements.lock -o requirements-$$component.lock; \
+	done
 	@printf "hatchling>=1.27\neditables>=0.5\n" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
 
 generate: $(READY) ## Write what follows from code and chart: values schema, manifests, reference pages

@@ -26,12 +26,15 @@ class Access:
     `http` is an `httpx.Client` that speaks to the API server as administrator.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, addresses: Sequence[str] = ()) -> None:
+        """`addresses`: at which the API server is reached, besides 127.0.0.1."""
         self._layout = layout
         self._authority = Authority("tandem-controlplane")
         self.ca_file = layout.file("ca.crt")
         self.ca_file.write_bytes(self._authority.pem)
-        certificate, key = self._authority.serving(_API_SERVER_NAMES, ["127.0.0.1"])
+        certificate, key = self._authority.serving(
+            _API_SERVER_NAMES, ["127.0.0.1", *addresses]
+        )
         layout.file("apiserver.crt").write_bytes(certificate)
         write_secret(layout.file("apiserver.key"), key)
         write_secret(layout.file("service-accounts.key"), key_pem(new_key()))
@@ -58,6 +61,16 @@ class Access:
             "client-key-data": encode(key),
         }
         return self._write(user.replace(":", "_"), credentials)
+
+    def serving(self, names: Sequence[str], addresses: Sequence[str]) -> tuple[bytes, bytes]:
+        """Return (certificate, key) in PEM for a server that the plane's clients trust."""
+        return self._authority.serving(names, addresses)
+
+    def write_kubelet_client(self) -> None:
+        """Write the certificate by which kubelets know the API server, as for `kubectl logs`."""
+        certificate, key = self._authority.client("kube-apiserver", [_ADMIN_GROUP])
+        self._layout.file("kubelet-client.crt").write_bytes(certificate)
+        write_secret(self._layout.file("kubelet-client.key"), key)
 
     def token(self, namespace: str, name: str, pod: Mapping[str, Any] | None) -> str:
         """Return a fresh token of a service account, valid for a day, bound to `pod` if given."""

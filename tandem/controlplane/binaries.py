@@ -31,6 +31,7 @@ class Program:
     module: str  # whose version in the wrapper's go.mod is the program's
     package: str
     version_symbols: tuple[str, ...] = ()  # Go variables that hold the version
+    tags: str = ""  # Go build tags, separated by commas
 
 
 _COMPONENT_BASE = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -58,6 +59,46 @@ PROGRAMS: tuple[Program, ...] = (
 )
 #: What a control plane cannot start without; helm is for the chart's tests alone.
 REQUIRED = tuple(program.name for program in PROGRAMS if program.name != "helm")
+
+_CONTAINERD = "github.com/containerd/containerd/v2"
+_CNI_PLUGINS = "github.com/containernetworking/plugins"
+
+#: What a real node needs in addition (`tandem.controlplane.realnode`): built only when asked for.
+NODE_PROGRAMS: tuple[Program, ...] = (
+    *(
+        Program(
+            name,
+            "kubernetes",
+            "k8s.io/kubernetes",
+            f"k8s.io/kubernetes/cmd/{name}",
+            _COMPONENT_BASE,
+        )
+        for name in ("kubelet", "kube-proxy")
+    ),
+    *(
+        Program(
+            name,
+            "containerd",
+            _CONTAINERD,
+            f"{_CONTAINERD}/cmd/{name}",
+            (f"{_CONTAINERD}/version.Version",),
+            # Snapshotters for file systems that no test uses, and the exporter of traces.
+            "no_btrfs,no_devmapper,no_zfs,no_tracing",
+        )
+        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+    ),
+    *(
+        Program(folder.rpartition("/")[2], "containerd", _CNI_PLUGINS, f"{_CNI_PLUGINS}/{folder}")
+        for folder in (
+            "plugins/main/bridge",
+            "plugins/main/loopback",
+            "plugins/ipam/host-local",
+            "plugins/meta/portmap",
+        )
+    ),
+    Program("coredns", "coredns", "github.com/coredns/coredns", "."),
+)
+NODE_REQUIRED = tuple(program.name for program in NODE_PROGRAMS)
 
 BUILD_FLAGS = ("-trimpath",)
 BUILD_ENVIRONMENT = {"CGO_ENABLED": "0", "GOWORK": "off"}
@@ -103,20 +144,25 @@ def ldflags(program: Program) -> str:
     return " ".join(flags)
 
 
-def cache_key() -> str:
+def architecture() -> str:
+    """Return what Go calls this machine's processor, such as `amd64`."""
+    machine = platform.machine().lower()
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def cache_key(programs: tuple[Program, ...] = PROGRAMS) -> str:
     """Return the name of the build: it changes with versions, modules, flags and platform."""
     digest = hashlib.sha256()
-    for program in PROGRAMS:
+    for program in programs:
         parts = (program.package, version(program), *BUILD_FLAGS, ldflags(program))
         digest.update("\0".join(parts).encode())
-    for name in sorted({program.wrapper for program in PROGRAMS}):
+    for name in sorted({program.wrapper for program in programs}):
         for file in ("go.mod", "go.sum"):
             digest.update((recipes() / name / file).read_bytes())
     digest.update(repr(sorted(BUILD_ENVIRONMENT.items())).encode())
-    machine = platform.machine().lower()
-    target = f"{sys.platform}-{_ARCHITECTURES.get(machine, machine)}"
+    target = f"{sys.platform}-{architecture()}"
     digest.update(target.encode())
-    kubernetes = next(p for p in PROGRAMS if p.wrapper == "kubernetes")
+    kubernetes = next(p for p in programs if p.wrapper == "kubernetes")
     return f"{version(kubernetes)}-{target}-{digest.hexdigest()[:12]}"
 
 
@@ -131,9 +177,14 @@ def cache_root() -> Path:
     return Path(base) / "tandem" / "controlplane"
 
 
-def build_folder() -> Path:
+def build_folder(programs: tuple[Program, ...] = PROGRAMS) -> Path:
     """Return where this version's programs are built to."""
-    return cache_root() / cache_key()
+    return cache_root() / cache_key(programs)
+
+
+def node_build_folder() -> Path:
+    """Return where the programs of real nodes are built to."""
+    return build_folder(NODE_PROGRAMS)
 
 
 def prometheus_folder() -> Path:
@@ -143,7 +194,7 @@ def prometheus_folder() -> Path:
 
 def find(name: str) -> Path | None:
     """Return the path of one program (also of `promtool`, `prometheus`), or None."""
-    folders = [build_folder(), prometheus_folder() / "usr" / "bin"]
+    folders = [build_folder(), node_build_folder(), prometheus_folder() / "usr" / "bin"]
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         folders.append(Path(assets))
     for folder in folders:

@@ -44,26 +44,26 @@ def go() -> str | None:
     return shutil.which("go")
 
 
-def outstanding() -> list[Program]:
+def outstanding(programs: tuple[Program, ...] = binaries.PROGRAMS) -> list[Program]:
     """Return the programs that are not in the cache yet."""
-    folder = binaries.build_folder()
-    return [p for p in binaries.PROGRAMS if not os.access(folder / p.name, os.X_OK)]
+    folder = binaries.build_folder(programs)
+    return [p for p in programs if not os.access(folder / p.name, os.X_OK)]
 
 
-def build(report: Report) -> Path:
+def build(report: Report, programs: tuple[Program, ...] = binaries.PROGRAMS) -> Path:
     """Build what is outstanding; return the folder. `report` is called about 4 times a second.
 
     Raises TandemError when there is no Go, or with the end of the compiler's output.
     """
-    folder = binaries.build_folder()
-    if not outstanding():
+    folder = binaries.build_folder(programs)
+    if not outstanding(programs):
         return folder
     tool = go()
     if tool is None:
         raise TandemError("there is no Go on this machine", binaries.how_to_get())
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock", report):
-        todo = outstanding()
+        todo = outstanding(programs)
         for index, program in enumerate(todo, start=1):
             _build_one(tool, program, folder, report, index, len(todo))
     return folder
@@ -94,6 +94,7 @@ def _build_one(
 
     partial = folder / f".{program.name}.partial"
     argv = [tool, "build", *binaries.BUILD_FLAGS, "-ldflags", binaries.ldflags(program)]
+    argv += ["-tags", program.tags] if program.tags else []
     argv += ["-o", str(partial), program.package]
     with tempfile.TemporaryFile("w+") as output:
         compiler = subprocess.Popen(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.controlplane import binaries
+from tandem.controlplane.nodes import KWOK_NODE
 
 SERVICE_CIDR = "10.96.0.0/16"
 POD_CIDR = "10.128.0.0/9"
@@ -16,6 +17,8 @@ CLIENT_QPS, CLIENT_BURST = 1_000, 2_000
 #: kwok renews a node's Lease four times in this time. With the usual 40 s, 5,000 nodes cost 500
 #: writes a second, all that two cores can do.
 NODE_LEASE_S = 240
+#: kubelet's own default, which a plane with real nodes keeps.
+REAL_NODE_LEASE_S = 40
 #: Controllers for volumes, autoscaling and kubelets' caches, none of which a plane on kwok has.
 _IDLE_CONTROLLERS = (
     "endpointslice-mirroring-controller",
@@ -40,15 +43,27 @@ DEFAULT_SCHEDULER_CONFIGURATION: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a plane keeps its files, and the port of its API server."""
+    """Where a plane keeps its files, and how its API server is reached.
+
+    `real_nodes`: kubelets join as well, at an `address` that they reach, and the plane does for
+    them what it leaves out for nodes that kwok plays.
+    """
 
     folder: Path
     api_port: int
+    address: str = "127.0.0.1"
+    service_cidr: str = SERVICE_CIDR
+    real_nodes: bool = False
 
     @property
     def url(self) -> str:
         """The API server's address."""
-        return f"https://127.0.0.1:{self.api_port}"
+        return f"https://{self.address}:{self.api_port}"
+
+    @property
+    def node_lease_s(self) -> int:
+        """For how long a node is thought alive that does not renew its Lease."""
+        return REAL_NODE_LEASE_S if self.real_nodes else NODE_LEASE_S
 
     @property
     def etcd_url(self) -> str:
@@ -88,10 +103,10 @@ def etcd(program: Path, layout: Layout) -> list[str]:
 
 def apiserver(program: Path, layout: Layout, extra: Sequence[str]) -> list[str]:
     """RBAC on, and admission as in a cluster but for one plugin that costs a write per node."""
-    return [
+    argv = [
         str(program),
         f"--etcd-servers={layout.etcd_url}",
-        "--bind-address=127.0.0.1",
+        f"--bind-address={layout.address}",
         f"--secure-port={layout.api_port}",
         f"--tls-cert-file={layout.file('apiserver.crt')}",
         f"--tls-private-key-file={layout.file('apiserver.key')}",
@@ -99,21 +114,34 @@ def apiserver(program: Path, layout: Layout, extra: Sequence[str]) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-signing-key-file={layout.file('service-accounts.key')}",
         f"--service-account-key-file={layout.file('service-accounts.key')}",
-        f"--service-cluster-ip-range={SERVICE_CIDR}",
-        "--authorization-mode=RBAC",
+        f"--service-cluster-ip-range={layout.service_cidr}",
         "--allow-privileged=true",
-        # It taints each new node as not ready until the controllers take that away again, which
-        # for 5,000 nodes that are ready as they are made takes minutes.
-        "--disable-admission-plugins=TaintNodesByCondition",
-        # A loopback address cannot stand in the `kubernetes` Service's endpoints.
-        "--endpoint-reconciler-type=none",
         "--profiling=false",
-        *extra,
     ]
+    if layout.real_nodes:
+        argv += [
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--kubelet-certificate-authority={layout.file('ca.crt')}",
+            f"--kubelet-client-certificate={layout.file('kubelet-client.crt')}",
+            f"--kubelet-client-key={layout.file('kubelet-client.key')}",
+            "--kubelet-preferred-address-types=InternalIP",
+        ]
+    else:
+        argv += [
+            "--authorization-mode=RBAC",
+            # It taints each new node as not ready until the controllers take that away again,
+            # which for 5,000 nodes that are ready as they are made takes minutes.
+            "--disable-admission-plugins=TaintNodesByCondition",
+            # A loopback address cannot stand in the `kubernetes` Service's endpoints.
+            "--endpoint-reconciler-type=none",
+        ]
+    return [*argv, *extra]
 
 
 def controller_manager(program: Path, layout: Layout, kubeconfig: Path) -> list[str]:
-    """Everything but what needs volumes, clouds or metrics."""
+    """Everything but what needs volumes, clouds or metrics; volumes too with real nodes."""
+    idle = () if layout.real_nodes else _IDLE_CONTROLLERS
     return [
         str(program),
         f"--kubeconfig={kubeconfig}",
@@ -124,22 +152,22 @@ def controller_manager(program: Path, layout: Layout, kubeconfig: Path) -> list[
         f"--root-ca-file={layout.file('ca.crt')}",
         f"--kube-api-qps={CLIENT_QPS}",
         f"--kube-api-burst={CLIENT_BURST}",
-        "--controllers=" + ",".join(["*", *(f"-{name}" for name in _IDLE_CONTROLLERS)]),
-        f"--node-monitor-grace-period={NODE_LEASE_S + 40}s",
+        "--controllers=" + ",".join(["*", *(f"-{name}" for name in idle)]),
+        f"--node-monitor-grace-period={layout.node_lease_s + (10 if layout.real_nodes else 40)}s",
         "--profiling=false",
     ]
 
 
-def kwok(program: Path, kubeconfig: Path) -> list[str]:
-    """Plays the kubelet of every node, by our own stages alone."""
+def kwok(program: Path, layout: Layout, kubeconfig: Path) -> list[str]:
+    """Plays the kubelet of the nodes that carry its annotation, by our own stages alone."""
     stages = sorted((binaries.recipes() / "stages").glob("*.yaml"))
     return [
         str(program),
         f"--kubeconfig={kubeconfig}",
-        "--manage-all-nodes=true",
+        f"--manage-nodes-with-annotation-selector={KWOK_NODE}=true",
         "--node-ip=127.0.0.1",
         f"--cidr={POD_CIDR}",
-        f"--node-lease-duration-seconds={NODE_LEASE_S}",
+        f"--node-lease-duration-seconds={layout.node_lease_s}",
         "-v=WARN",
         *(f"--config={stage}" for stage in stages),
     ]

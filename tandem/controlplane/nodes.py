@@ -11,6 +11,9 @@ import httpx
 
 from tandem.errors import TandemError
 
+#: The annotation of the nodes that kwok plays; it leaves all others to their kubelets.
+KWOK_NODE = "kwok.tandem.gpu/node"
+
 _PARALLEL_REQUESTS = 8
 
 
@@ -44,7 +47,7 @@ class Node:
                     "kubernetes.io/os": "linux",
                     **self.labels,
                 },
-                "annotations": dict(self.annotations),
+                "annotations": {KWOK_NODE: "true", **self.annotations},
             },
             "spec": {"taints": [_taint(taint) for taint in self.taints]},
             "status": {

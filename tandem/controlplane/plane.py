@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -18,6 +19,7 @@ from tandem.controlplane.access import ADMIN, Access
 from tandem.controlplane.diagnosis import diagnosis
 from tandem.controlplane.nodes import Node, create_nodes
 from tandem.controlplane.processes import Process, free_port
+from tandem.controlplane.realnode import NodeOptions, RealNode, RealNodes
 from tandem.controlplane.scratch import Scratch
 from tandem.controlplane.waiting import wait_until
 from tandem.errors import TandemError
@@ -49,14 +51,19 @@ class ControlPlane:
         *,
         scheduler: bool = False,
         apiserver_args: Sequence[str] = (),
+        real_nodes: int | Iterable[NodeOptions] = 0,
     ) -> Self:
         """Start etcd, the API server, the controller manager and kwok, and wait for readiness.
 
         `nodes`: how many nodes of the default size, or which. `scheduler`: a kube-scheduler with
-        its default configuration as well. Raises TandemError when programs are missing or one
-        does not come up, then with the end of its log.
+        its default configuration as well. `real_nodes`: how many nodes with a kubelet, or which.
+        Raises TandemError when programs are missing or one does not come up, then with the end
+        of its log.
         """
-        plane = cls(binaries.require_all())
+        if isinstance(real_nodes, int):
+            real_nodes = [NodeOptions(f"real-{index}") for index in range(real_nodes)]
+        real = list(real_nodes)
+        plane = cls(binaries.require_all(), RealNodes.prepare() if real else None)
         try:
             plane._start(apiserver_args)
             if isinstance(nodes, int):
@@ -64,19 +71,33 @@ class ControlPlane:
             plane.add_nodes(nodes)
             if scheduler:
                 plane.start_scheduler()
+            plane._start_real_nodes(real)
         except BaseException:
             plane.close()
             raise
         return plane
 
-    def __init__(self, programs: Mapping[str, Path]) -> None:
+    def __init__(self, programs: Mapping[str, Path], real: RealNodes | None = None) -> None:
         """Prepare a plane of `programs` by name; `start` also starts it."""
         self._programs = programs
+        self._real = real
+        self.real_nodes: dict[str, RealNode] = {}
         self._scratch = Scratch()
         self.folder = self._scratch.path
         self._layout = components.Layout(self.folder, free_port())
+        if real is not None:
+            site = real.site
+            self._layout = replace(
+                self._layout,
+                address=site.address,
+                service_cidr=site.service_cidr,
+                real_nodes=True,
+            )
         self._layout.logs.mkdir()
-        self._access = Access(self._layout)
+        addresses = [real.site.address, real.site.api_service_address] if real else []
+        self._access = Access(self._layout, addresses)
+        if real is not None:
+            self._access.write_kubelet_client()
         self._scheduler_ports: dict[str, int] = {}
         self.processes: dict[str, Process] = {}
         self.url = self._layout.url
@@ -102,6 +123,8 @@ class ControlPlane:
         What was started by `run` or `start_scheduler` is asked to end first. The rest is
         killed: there is nothing in it to be kept.
         """
+        for node in self.real_nodes.values():
+            node.close()
         newest_first = list(reversed(self.processes.values()))
         for process in newest_first:
             if process.name not in binaries.REQUIRED:
@@ -109,6 +132,8 @@ class ControlPlane:
         for process in newest_first:
             process.kill()
         self.http.close()
+        if self._real is not None:
+            self._real.close()
         self._scratch.remove()
         ControlPlane.closed += self._open
         self._open = False
@@ -122,7 +147,7 @@ class ControlPlane:
         manager = self._programs["kube-controller-manager"]
         user = self.kubeconfig(_CONTROLLER_MANAGER_USER)
         self.run(manager.name, components.controller_manager(manager, layout, user))
-        self.run("kwok", components.kwok(programs["kwok"], self.kubeconfig()))
+        self.run("kwok", components.kwok(programs["kwok"], layout, self.kubeconfig()))
         default = "/api/v1/namespaces/default"
         self._await(
             lambda: (
@@ -131,6 +156,30 @@ class ControlPlane:
             ),
             "the controllers are at work",
         )
+
+    def _start_real_nodes(self, options: Sequence[NodeOptions]) -> None:
+        if self._real is None:
+            return
+        self.real_nodes = self._real.start(options, self._access, self._run_on_node)
+        self.apply(self._real.cluster_manifests())
+        for name in self.real_nodes:
+            self.wait_node(name)
+
+    def _run_on_node(
+        self, name: str, argv: Sequence[str | os.PathLike[str]], env: Mapping[str, str]
+    ) -> Process:
+        return self.run(name, argv, env=env)
+
+    def wait_node(self, name: str, *, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Wait until the API server knows that a node is ready."""
+        path = f"/api/v1/nodes/{name}"
+
+        def ready() -> bool:
+            answer = self.http.get(path)
+            conditions = answer.json()["status"].get("conditions", []) if answer.is_success else []
+            return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+        self._await(ready, f"node {name} is ready", f"{name}-kubelet", timeout_s=timeout_s)
 
     def wait_ready(self) -> None:
         """Wait until the API server says that it is ready, as after a restart of it or of etcd."""

@@ -20,11 +20,11 @@ class Scratch:
     A process that was killed cannot remove its folder, so whoever makes the next one does.
     """
 
-    def __init__(self, base: Path | None = None) -> None:
+    def __init__(self, base: Path | None = None, prefix: str = _PREFIX) -> None:
         base = base or _base()
-        for stale in base.glob(f"{_PREFIX}*"):
+        for stale in base.glob(f"{prefix}*"):
             _remove_if_unused(stale)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         self._lock = (self.path / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 

@@ -1,7 +1,7 @@
-"""The API server on raw JSON: the official client's configuration and connections, dicts inside.
+"""The API server on raw JSON: no generated models, dicts inside.
 
 The generated models of the official client cost about four times the memory of plain dicts and
-say nothing that we need, so only its loading of credentials and its connection pool are used.
+say nothing that we need, so that it is used for kubeconfig files alone (`tandem.kube.credentials`).
 Every call has a timeout and none is retried here: who calls knows whether trying again is safe.
 
 The calls block; an event loop runs them with `asyncio.to_thread` or a pool of its own.
@@ -16,10 +16,9 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
 import urllib3
-from kubernetes.client import ApiClient, Configuration
 from pydantic_core import from_json
 
-from tandem.kube.credentials import load_configuration, token_configuration
+from tandem.kube.credentials import Credentials, TokenCredentials, load_credentials
 from tandem.kube.errors import Conflict, from_response, unreachable
 from tandem.kube.resource import PODS, Resource
 
@@ -30,8 +29,6 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
 #: The API server itself tries an eviction again for 10 s while the pod keeps changing.
 EVICTION_TIMEOUT_S = 15.0
-#: Enough for a gang's Bindings at once beside the watches; more connections are made, not kept.
-POOL_SIZE = 48
 #: The size of a page of a list. Decoding one holds the interpreter for about 5 ms.
 PAGE_SIZE = 100
 
@@ -53,11 +50,8 @@ class Page(NamedTuple):
 class KubeClient:
     """One identity at one API server; safe to use from many threads."""
 
-    def __init__(self, configuration: Configuration, user_agent: str = "tandem") -> None:
-        configuration.connection_pool_maxsize = POOL_SIZE
-        configuration.retries = False
-        self._configuration = configuration
-        self._api = ApiClient(configuration)
+    def __init__(self, credentials: Credentials, user_agent: str = "tandem") -> None:
+        self._credentials = credentials
         self._user_agent = user_agent
 
     @classmethod
@@ -69,16 +63,16 @@ class KubeClient:
         Raises:
             TandemError: there are no usable credentials.
         """
-        return cls(load_configuration(kubeconfig, context))
+        return cls(load_credentials(kubeconfig, context))
 
     @classmethod
     def with_token(cls, host: str, token: str, ca_file: Path | None = None) -> KubeClient:
         """Return a client that bears `token` at the API server `host` (an URL)."""
-        return cls(token_configuration(host, token, ca_file))
+        return cls(TokenCredentials(host, token, ca_file))
 
     def close(self) -> None:
         """Drop the kept connections."""
-        self._api.close()  # type: ignore[no-untyped-call] # no types published
+        self._credentials.pool.clear()
 
     # --- one request --------------------------------------------------------------------------
 
@@ -101,15 +95,15 @@ class KubeClient:
             "Content-Type": content_type,
             "User-Agent": self._user_agent,
         }
-        # Read at each request: the token of a service account is renewed every hour.
-        token = self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
-            headers["Authorization"] = token
-        url = self._configuration.host + path
+        # Asked at each request: the token of a service account is renewed every hour.
+        authorization = self._credentials.authorization()
+        if authorization:
+            headers["Authorization"] = authorization
+        url = self._credentials.host + path
         if query:
             url += "?" + urlencode({key: str(value) for key, value in query.items()})
         try:
-            response = self._api.rest_client.pool_manager.request(
+            response = self._credentials.pool.request(
                 method,
                 url,
                 headers=headers,

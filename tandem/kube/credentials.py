@@ -1,17 +1,133 @@
-"""Who we are to the API server: the official client's configuration, from wherever we run."""
+"""Which API server, over which connections, and as whom: from wherever this process runs.
+
+In a pod only urllib3 is needed. The official client, 75 MB and a second of imports, is loaded for
+a kubeconfig file alone, whose many ways to log in it knows; so the images go without it.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
+import urllib3
 import yaml
-from kubernetes import config
-from kubernetes.client import Configuration
 
 from tandem.errors import TandemError
 
+#: Enough for a gang's Bindings at once beside the watches; more connections are made, not kept.
+POOL_SIZE = 48
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+#: kubelet replaces the token of a service account long before it ends.
+_TOKEN_AGE_S = 60.0
 
-def load_configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
+
+class Credentials(Protocol):
+    """The API server's address `host`, the connections to it, and who asks."""
+
+    @property
+    def host(self) -> str:
+        """The API server's URL."""
+
+    @property
+    def pool(self) -> urllib3.PoolManager:
+        """The connections, which trust the API server's certificate."""
+
+    def authorization(self) -> str | None:
+        """Return the header `Authorization` as of now, or None."""
+
+
+def _pool(ca_file: Path | None) -> urllib3.PoolManager:
+    return urllib3.PoolManager(
+        maxsize=POOL_SIZE,
+        retries=False,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=str(ca_file) if ca_file else None,
+    )
+
+
+class TokenCredentials:
+    """A token that does not change."""
+
+    def __init__(self, host: str, token: str, ca_file: Path | None) -> None:
+        self.host = host.rstrip("/")
+        self.pool = _pool(ca_file)
+        self._header = f"Bearer {token}"
+
+    def authorization(self) -> str:
+        """Return the header `Authorization`."""
+        return self._header
+
+
+@dataclass
+class ServiceAccount:
+    """The service account of the pod that this process runs in; the token is read as it changes."""
+
+    folder: Path = ACCOUNT
+    host: str = ""
+    pool: urllib3.PoolManager = field(init=False)
+    _header: str = field(init=False, default="")
+    _read_at: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        """Read the environment and the files that kubelet gives every container."""
+        try:
+            name, port = (os.environ[f"KUBERNETES_SERVICE_{key}"] for key in ("HOST", "PORT"))
+        except KeyError as error:
+            raise TandemError(f"no usable Kubernetes credentials: {error} is not set") from error
+        self.host = f"https://[{name}]:{port}" if ":" in name else f"https://{name}:{port}"
+        self.pool = _pool(self.folder / "ca.crt")
+        self.authorization()
+
+    def authorization(self) -> str:
+        """Return the header `Authorization` with the token of at most a minute ago."""
+        now = time.monotonic()
+        if not self._header or now - self._read_at >= _TOKEN_AGE_S:
+            self._header = f"Bearer {(self.folder / 'token').read_text().strip()}"
+            self._read_at = now
+        return self._header
+
+
+class Kubeconfig:
+    """What a kubeconfig file says, read by the official client."""
+
+    def __init__(self, path: Path | None, context: str | None) -> None:
+        try:
+            from kubernetes import config
+            from kubernetes.client import ApiClient, Configuration
+        except ImportError as error:
+            raise TandemError(
+                "reading a kubeconfig file needs the package `kubernetes`",
+                "Install `tandem-gpu[kubeconfig]`. In a pod, leave the file out.",
+            ) from error
+        configuration = Configuration()
+        try:
+            config.load_kube_config(  # type: ignore[no-untyped-call] # no types published
+                str(path) if path else None, context=context, client_configuration=configuration
+            )
+        except (config.ConfigException, yaml.YAMLError, OSError) as error:
+            raise TandemError(
+                f"no usable Kubernetes credentials: {error}",
+                "Give a kubeconfig file, or set KUBECONFIG.",
+            ) from error
+        configuration.connection_pool_maxsize = POOL_SIZE
+        configuration.retries = False
+        self._configuration = configuration
+        self.host: str = configuration.host
+        self.pool: urllib3.PoolManager = ApiClient(configuration).rest_client.pool_manager
+
+    def authorization(self) -> str | None:
+        """Return the header `Authorization`, renewed by the file's own means."""
+        # Read at each request: a login by an external program lasts for minutes.
+        header: str | None = self._configuration.get_api_key_with_prefix(
+            "BearerToken", alias="authorization"
+        )
+        return header
+
+
+def load_credentials(kubeconfig: Path | None, context: str | None) -> Credentials:
     """Return what a kubeconfig file says, or the service account of the pod that we run in.
 
     Without a file: the pod's service account where there is one, else what kubectl would use.
@@ -19,30 +135,6 @@ def load_configuration(kubeconfig: Path | None, context: str | None) -> Configur
     Raises:
         TandemError: there are no usable credentials.
     """
-    configuration = Configuration()
-    in_pod = Path(config.incluster_config.SERVICE_TOKEN_FILENAME).exists()
-    try:
-        if kubeconfig is None and in_pod:
-            config.load_incluster_config(configuration)  # type: ignore[no-untyped-call] # no types published
-        else:
-            config.load_kube_config(  # type: ignore[no-untyped-call] # no types published
-                str(kubeconfig) if kubeconfig else None,
-                context=context,
-                client_configuration=configuration,
-            )
-    except (config.ConfigException, yaml.YAMLError, OSError) as error:
-        raise TandemError(
-            f"no usable Kubernetes credentials: {error}",
-            "Give a kubeconfig file, or set KUBECONFIG.",
-        ) from error
-    return configuration
-
-
-def token_configuration(host: str, token: str, ca_file: Path | None) -> Configuration:
-    """Return the configuration of one who bears `token` at the API server `host` (an URL)."""
-    return Configuration(
-        host=host,
-        api_key={"authorization": token},
-        api_key_prefix={"authorization": "Bearer"},
-        ssl_ca_cert=str(ca_file) if ca_file else None,
-    )
+    if kubeconfig is None and (ACCOUNT / "token").exists():
+        return ServiceAccount()
+    return Kubeconfig(kubeconfig, context)

@@ -1,0 +1,76 @@
+"""All real nodes of one plane: their network, their files, and what runs on every cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from tandem.controlplane.access import Access
+from tandem.controlplane.realnode import dns, images
+from tandem.controlplane.realnode.machine import obstacles
+from tandem.controlplane.realnode.node import NodeOptions, RealNode, Run
+from tandem.controlplane.realnode.site import Site
+from tandem.controlplane.scratch import Scratch
+from tandem.errors import TandemError
+
+#: What a node keeps under /var belongs on a disk: images, and the files of containers.
+_DISK = Path("/var/tmp")  # noqa: S108 - mkdtemp makes a folder of our own in it
+
+
+class RealNodes:
+    """The nodes of one plane; `shared` is a folder that all of them see at the same path.
+
+    `site` has the addresses, which the API server needs before any node starts.
+    """
+
+    @classmethod
+    def prepare(cls) -> Self:
+        """Make the network; raise TandemError with every reason when no node can run here."""
+        found = obstacles()
+        if found:
+            raise TandemError(f"no real node on this machine: {'; '.join(found)}")
+        return cls(Site())
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._scratch = Scratch(_DISK, prefix="tandem-nodes-")
+        self.folder = self._scratch.path
+        self.folder.chmod(0o755)  # containers of any user pass through it
+        self.shared = self.folder / "shared"
+        self.shared.mkdir(mode=0o777)
+        self.nodes: list[RealNode] = []
+
+    def start(
+        self, options: Sequence[NodeOptions], access: Access, run: Run
+    ) -> Mapping[str, RealNode]:
+        """Start the nodes and connect them; kubelets register by themselves afterwards."""
+        for index, each in enumerate(options):
+            node = RealNode(each, index, self.site, access, self.folder, run)
+            self.nodes.append(node)
+            node.start()
+            node.import_image(images.coredns_image())
+        for node in self.nodes:
+            node.join_network(self.nodes)
+        # The API server reaches Services, such as that of a webhook, by the rules of one node.
+        self.site.route(self.site.service_cidr, self.nodes[0].address)
+        return {node.name: node for node in self.nodes}
+
+    def cluster_manifests(self) -> list[Mapping[str, Any]]:
+        """Return what every cluster has: names of Services, and the runtime class of GPUs."""
+        return [
+            *dns.manifests(self.site.dns_address),
+            {
+                "apiVersion": "node.k8s.io/v1",
+                "kind": "RuntimeClass",
+                "metadata": {"name": "nvidia"},
+                "handler": "nvidia",
+            },
+        ]
+
+    def close(self) -> None:
+        """End the nodes and remove everything; may be called twice."""
+        for node in self.nodes:
+            node.close()
+        self.site.close()
+        self._scratch.remove()
