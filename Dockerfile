@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 # One file, three images: --target extender | agent | predictor. What a test can do without a
 # container engine it does: tests/helm/test_image.py takes the same steps in a folder.
+# `make images` builds all three without Docker, on a base made of Debian's packages.
 # Releases name the base by digest, or are refused; docs/install.md tells how to find it:
 #   --build-arg RELEASE=true --build-arg PYTHON_IMAGE=python:3.13-slim@sha256:...
 ARG PYTHON_IMAGE=python:3.13-slim
@@ -14,21 +15,26 @@ RUN case "$RELEASE $PYTHON_IMAGE" in \
     esac
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /src
-COPY requirements-run.lock requirements-build.lock ./
-RUN python -m venv /opt/tandem \
-    && /opt/tandem/bin/pip install --require-hashes --only-binary=:all: -r requirements-run.lock
-RUN python -m venv /opt/build \
+COPY requirements-build.lock ./
+RUN python3 -m venv /opt/build \
     && /opt/build/bin/pip install --require-hashes --only-binary=:all: -r requirements-build.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY tandem tandem
 COPY scheduler_extender scheduler_extender
 COPY node_agent node_agent
 COPY predictor predictor
-RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
-    && /opt/tandem/bin/pip install --no-deps /wheels/*.whl \
-    && /opt/tandem/bin/pip check \
-    && /opt/tandem/bin/python -m compileall -q /opt/tandem/lib \
-    && /opt/tandem/bin/pip uninstall --yes pip
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+COPY deploy/images/install.sh requirements-extender.lock requirements-agent.lock requirements-predictor.lock ./
+
+# Each component with the libraries that it imports, and no others.
+FROM build AS build-extender
+RUN sh install.sh requirements-extender.lock
+
+FROM build AS build-agent
+RUN sh install.sh requirements-agent.lock
+
+FROM build AS build-predictor
+RUN sh install.sh requirements-predictor.lock
 
 FROM ${PYTHON_IMAGE} AS base
 ARG VERSION=0.1.0
@@ -37,21 +43,23 @@ LABEL org.opencontainers.image.title="tandem" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/tandem/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-COPY --from=build /opt/tandem /opt/tandem
 USER 65532:65532
 WORKDIR /tmp
 
 # Kubernetes has probes of its own and reads no HEALTHCHECK; these are for a container run by hand.
 FROM base AS predictor
+COPY --from=build-predictor /opt/tandem /opt/tandem
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8090/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "predictor"]
 
 # Runs as root with hostPID: it reads /proc of other users' processes to attribute GPU memory.
 FROM base AS agent
+COPY --from=build-agent /opt/tandem /opt/tandem
 USER 0:0
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9405/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "node_agent"]
 
 FROM base AS extender
+COPY --from=build-extender /opt/tandem /opt/tandem
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8880/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "scheduler_extender"]

@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench chaos soak results lock fmt clean generate sbom audit fuzz lint-chart
+.PHONY: help setup check test demo bench chaos soak images real results lock fmt clean generate sbom audit fuzz lint-chart
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -67,6 +67,11 @@ soak: $(READY) ## docs/soak.md: a day of jobs in an hour; memory and descriptors
 	@$(BIN)/tandem controlplane build
 	@$(BIN)/python -m benchmarks.soak --page docs/soak.md
 
+real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault, 200 jobs, the tutorial (needs root)
+	@$(BIN)/tandem controlplane build --real-nodes
+	@$(PYTHON) deploy/images/build.py
+	@$(BIN)/pytest -n0 tests/realnode
+
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m benchmarks.results
 	@for paper in tiresias horus ojpp sjf_bsbf xonar; do \
@@ -86,6 +91,9 @@ lock: ## Resolve the dependencies anew into the lock files: everything, what run
 		$(LOCK) --extra $$component --constraints requirements.lock -o requirements-$$component.lock; \
 	done
 	@printf "hatchling>=1.27\neditables>=0.5\n" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
+
+images: ## The three images, built without Docker on a base of Debian packages; sizes and limits
+	@$(PYTHON) deploy/images/build.py
 
 generate: $(READY) ## Write what follows from code and chart: values schema, manifests, reference pages
 	@$(BIN)/python helm/generate.py

@@ -5,7 +5,7 @@
 
 Run as a script, alone, with the standard library only. The kernel ends every process of the node
 when its first process ends, and the node's mounts and network go with the last process.
-CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (folder for /var), `pid_file`,
+CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (folder with its /var/lib and /var/log), `pid_file`,
 `ready_file`.
 """
 
@@ -108,7 +108,7 @@ def start(config: dict) -> None:
 
 
 def prepare(config: dict, cgroup_mounts: dict[str, str]) -> None:
-    """Mount what a machine of its own would have: /proc, /sys, /run, /var and control groups."""
+    """Mount what a machine of its own would have: /proc, /sys, /run, /var/lib and control groups."""
     socket.sethostname(config["name"])
     mount("--make-rprivate", "/")
     mount("-t", "proc", "proc", "/proc")
@@ -125,7 +125,8 @@ def prepare(config: dict, cgroup_mounts: dict[str, str]) -> None:
                 mount("-t", "cgroup", "-o", kind, "cgroup", path)
     # /run holds sockets and named network namespaces, which must be the node's own.
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    mount("--bind", config["var"], "/var")
+    for name in ("lib", "log"):
+        mount("--bind", f"{config['var']}/{name}", f"/var/{name}")
     mount("--make-rshared", "/")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")

@@ -78,10 +78,8 @@ class RealNode:
         return self.folder / name
 
     def _write_files(self) -> None:
-        for name in ("lib/kubelet", "lib/containerd", "lib/cni", "log/pods", "tmp"):
+        for name in ("lib/kubelet", "lib/containerd", "lib/cni", "log/pods"):
             (self.var / name).mkdir(parents=True)
-        (self.var / "run").symlink_to("/run")
-        (self.var / "tmp").chmod(0o1777)
         (self.folder / "cni").mkdir()
         site, folder = self._site, self.folder
         shutil.copy(self._access.ca_file, self._file("ca.crt"))

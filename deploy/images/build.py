@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Build the images of the three components without Docker, and say how large they are.
+
+    python deploy/images/build.py [--only extender ...]
+
+The base is made of Debian's packages (mmdebstrap) and kept in the cache; buildah follows the
+Dockerfile unchanged. Each image is written as an archive that `ctr images import`, `docker load`
+and `tandem controlplane load` read. Nothing is pulled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = "0.1.0"
+#: MB unpacked, base included, that an image may have.
+LIMITS_MB = {"extender": 250, "agent": 250, "predictor": 350}
+TOOLS = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "runc": "runc"}
+SUITE = "bookworm"
+#: A container's files come from images, never from packages installed in it.
+EXCLUDED = ("doc", "man", "locale", "info", "lintian")
+
+
+def run(*command: str | Path, quiet: bool = True) -> str:
+    """Run a command; return its output, or end with it."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command[:6]))} ...\n{done.stdout[-4000:]}")
+    if not quiet:
+        print(done.stdout)
+    return done.stdout
+
+
+def cache() -> Path:
+    """Return the folder of base, storage and archives."""
+    chosen = os.environ.get("TANDEM_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = (Path(chosen) if chosen else Path(base) / "tandem") / "images"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def buildah(*arguments: str | Path) -> str:
+    """Run buildah on a storage of our own, so that the user's images stay as they are."""
+    storage = cache() / "storage"
+    # The kernel of a small virtual machine may not stack overlays; plain copies always work.
+    return run("buildah", "--root", storage, "--runroot", cache() / "run",
+               "--storage-driver", os.environ.get("TANDEM_STORAGE_DRIVER", "vfs"), *arguments)  # fmt: skip
+
+
+def base_image() -> str:
+    """Return the name of the base image; make it when it is not there or a month old."""
+    recipe = [
+        "--variant=essential",
+        "--include=python3-venv",
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED),
+        "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+        SUITE,
+    ]
+    key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
+    archive = cache() / f"base-{key}.tar"
+    if not archive.exists():
+        partial = archive.with_suffix(".partial.tar")
+        run("mmdebstrap", *recipe[:-1], SUITE, partial)
+        partial.replace(archive)
+    name = f"localhost/tandem-base:{key}"
+    if name not in buildah("images", "--format", "{{.Name}}:{{.Tag}}"):
+        container = buildah("from", "scratch").strip()
+        buildah("add", "--quiet", container, archive, "/")
+        buildah("commit", "--quiet", container, name)
+        buildah("rm", container)
+    return name
+
+
+def certificates() -> str | None:
+    """Return this machine's file of authorities, where pip needs one that it does not bring."""
+    return os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+
+
+def pip_settings() -> Path:
+    """Write how this machine reaches its package index; mounted, so that no image keeps it."""
+    lines = ["[global]"]
+    for name, value in (
+        ("cert", certificates()),
+        ("index-url", os.environ.get("PIP_INDEX_URL")),
+        ("extra-index-url", os.environ.get("PIP_EXTRA_INDEX_URL")),
+        ("timeout", os.environ.get("PIP_DEFAULT_TIMEOUT")),
+    ):
+        if value:
+            lines.append(f"{name} = {value}")
+    path = cache() / "pip.conf"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def build(component: str, base: str) -> Path:
+    """Build one target; return its archive."""
+    name = f"docker.io/library/tandem-{component}:{VERSION}"
+    options = ["--network", "host", "--isolation", "chroot", "--format", "docker", "--layers"]
+    options += ["--volume", f"{pip_settings()}:/etc/pip.conf:ro"]
+    if bundle := certificates():
+        options += ["--volume", f"{bundle}:{bundle}:ro"]
+    buildah("build", *options, "--build-arg", f"PYTHON_IMAGE={base}", "--target", component,
+            "--tag", name, ROOT)  # fmt: skip
+    archive = cache() / f"tandem-{component}.tar"
+    archive.unlink(missing_ok=True)
+    buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
+    return archive
+
+
+def size_mb(component: str) -> float:
+    """Return the size of an image's files, unpacked."""
+    container = buildah("from", f"docker.io/library/tandem-{component}:{VERSION}").strip()
+    try:
+        mounted = buildah("mount", container).strip()
+        files = {}
+        for folder, _, names in os.walk(mounted):
+            for name in names:
+                info = os.lstat(Path(folder) / name)
+                files[info.st_ino] = info.st_size
+        return sum(files.values()) / 1e6
+    finally:
+        buildah("rm", container)
+
+
+def main() -> None:
+    """Build what was asked for, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(LIMITS_MB), choices=list(LIMITS_MB))
+    arguments = parser.parse_args()
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if missing:
+        sys.exit(f"no images without {', '.join(missing)}: apt-get install {' '.join(missing)}")
+    began = time.monotonic()
+    base = base_image()
+    print(f"base: {base}, {time.monotonic() - began:.0f} s", flush=True)
+    sizes = {}
+    for component in arguments.only:
+        began = time.monotonic()
+        archive = build(component, base)
+        sizes[component] = round(size_mb(component), 1)
+        took = time.monotonic() - began
+        print(
+            f"{component}: {sizes[component]:.0f} MB unpacked (limit {LIMITS_MB[component]}),"
+            f" {took:.0f} s, {archive}",
+            flush=True,
+        )
+    (cache() / "sizes.json").write_text(json.dumps(sizes))
+    large = [name for name, size in sizes.items() if size > LIMITS_MB[name]]
+    if large:
+        sys.exit(f"larger than their limit: {', '.join(large)}")
+
+
+if __name__ == "__main__":
+    main()
