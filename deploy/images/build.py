@@ -61,7 +61,8 @@ def base_image() -> str:
     """Return the name of the base image; make it when it is not there or a month old."""
     recipe = [
         "--variant=essential",
-        "--include=python3-venv",
+        # Python needs a list of media types; the other package that has one needs all of Perl.
+        "--include=python3-venv,media-types",
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         SUITE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from tandem.cli.output import err, out, print_json, print_table
 
 if TYPE_CHECKING:
+    from tandem.controlplane.binaries import Program
     from tandem.controlplane.build import Step
 
 app = typer.Typer(
@@ -19,7 +21,11 @@ _JSON = typer.Option(False, "--json", help="Print JSON on stdout.")
 
 
 @app.command("build")
-def build_command() -> None:
+def build_command(
+    real_nodes: bool = typer.Option(
+        False, "--real-nodes", help="Also what a node needs: kubelet, containerd and the like."
+    ),
+) -> None:
     """Build the control plane's programs once, into a cache outside the tree.
 
     Without Go it says what is skipped and ends well: tests that need the programs skip, too.
@@ -35,20 +41,42 @@ def build_command() -> None:
         _say("Control plane: no Go, so the programs in KUBEBUILDER_ASSETS and PATH are used.")
     if build.fetch_promtool() is None:
         _say("promtool's checks of metrics are skipped: it is not here, nor is apt to fetch it.")
+    if real_nodes:
+        _build_real_nodes()
+
+
+def _build_real_nodes() -> None:
+    """Build and install what a real node needs; say why where it cannot run anyway."""
+    from tandem.controlplane import binaries, build
+    from tandem.controlplane.realnode import machine
+
+    if reasons := machine.unsuitable():
+        _say(f"Real nodes: not on this machine: {'; '.join(reasons)}.")
+        return
+    if packages := machine.missing_packages():
+        _say(f"Real nodes: installing Debian's {' '.join(packages)}.")
+        machine.install(packages)
+    _build_with_progress(binaries.NODE_PROGRAMS, "real nodes", "10 minutes")
+    _say(f"Real nodes: {binaries.node_build_folder()}")
 
 
 @app.command()
 def up(
     nodes: int = typer.Option(2, min=0, help="How many nodes kwok plays (64 CPUs, 256 GiB each)."),
+    real_nodes: int = typer.Option(
+        0, min=0, help="How many nodes run kubelet and containerd (needs root)."
+    ),
     scheduler: bool = typer.Option(True, help="Run kube-scheduler with its default configuration."),
     foreground: bool = typer.Option(False, help="Stay here until Ctrl+C, and stop it then."),
     as_json: bool = _JSON,
 ) -> None:
     """Start a control plane, in the background unless told otherwise."""
-    from tandem.controlplane import background, build
+    from tandem.controlplane import background, binaries, build
 
     if build.outstanding() and build.go():
         _build_with_progress()
+    if real_nodes:
+        _build_real_nodes()
 
     def show(state: dict[str, Any]) -> None:
         if as_json:
@@ -56,15 +84,26 @@ def up(
             return
         _say(f"Control plane on {state['url']}. Use it with:")
         out.print(f"export KUBECONFIG={state['kubeconfig']}", highlight=False, soft_wrap=True)
+        out.print(f"export PATH={binaries.build_folder()}:$PATH", highlight=False, soft_wrap=True)
 
     if foreground:
-        background.keep(nodes, scheduler, show)
+        background.keep(nodes, scheduler, real_nodes, show)
         return
     with err.status("Starting the control plane"):
-        state, new = background.up(nodes, scheduler)
+        state, new = background.up(nodes, scheduler, real_nodes)
     if not new:
         _say("It runs already; its nodes are left as they are.")
     show(state)
+
+
+@app.command()
+def load(archives: list[Path]) -> None:
+    """Make the images in archives known to the real nodes of the plane in the background."""
+    from tandem.controlplane import background
+
+    for archive in archives:
+        nodes = background.load(archive.resolve())
+        _say(f"{archive.name}: on {', '.join(nodes)}")
 
 
 @app.command()
@@ -100,12 +139,17 @@ def _say(line: str) -> None:
     err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _build_with_progress() -> None:
+def _build_with_progress(
+    programs: tuple[Program, ...] = (),
+    what: str = "the control plane",
+    minutes: str = "10 to 20 minutes",
+) -> None:
     """Build; show one live line on a terminal, else a line at each start, minute and end."""
-    from tandem.controlplane import build
+    from tandem.controlplane import binaries, build
 
-    if build.outstanding():
-        _say("Building the control plane; the first time takes 10 to 20 minutes on two cores.")
+    programs = programs or binaries.PROGRAMS
+    if build.outstanding(programs):
+        _say(f"Building {what}; the first time takes {minutes} on two cores.")
     if err.is_terminal:
         with err.status("") as live:
 
@@ -115,7 +159,7 @@ def _build_with_progress() -> None:
                 else:
                     live.update(_line(step))
 
-            build.build(show_live)
+            build.build(show_live, programs)
         return
 
     last = ("", "", -1)
@@ -127,7 +171,7 @@ def _build_with_progress() -> None:
             _say(f"  {_line(step)}")
             last = mark
 
-    build.build(show_lines)
+    build.build(show_lines, programs)
 
 
 def _line(step: Step) -> str:

@@ -32,9 +32,7 @@ class Access:
         self._authority = Authority("tandem-controlplane")
         self.ca_file = layout.file("ca.crt")
         self.ca_file.write_bytes(self._authority.pem)
-        certificate, key = self._authority.serving(
-            _API_SERVER_NAMES, ["127.0.0.1", *addresses]
-        )
+        certificate, key = self._authority.serving(_API_SERVER_NAMES, ["127.0.0.1", *addresses])
         layout.file("apiserver.crt").write_bytes(certificate)
         write_secret(layout.file("apiserver.key"), key)
         write_secret(layout.file("service-accounts.key"), key_pem(new_key()))

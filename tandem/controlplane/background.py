@@ -4,7 +4,7 @@ The keeper holds a lock for as long as it lives, with its process id in the lock
 a state file how the plane is reached once it is up. A lock that nobody holds means that no plane
 runs, whatever the files say.
 
-    python -m tandem.controlplane.background NODES SCHEDULER
+    python -m tandem.controlplane.background NODES SCHEDULER REAL_NODES
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tandem.controlplane.plane import ControlPlane
+from tandem.controlplane.realnode.node import import_image
 from tandem.errors import TandemError
 
 _POLL_S = 0.1
@@ -80,7 +81,8 @@ def _is_kept() -> bool:
 def status() -> dict[str, Any] | None:
     """Return how the running plane is reached, or None when none runs or it is still starting.
 
-    Keys: pid (of the keeper), url, kubeconfig, folder, processes (name -> pid, log, running).
+    Keys: pid (of the keeper), url, kubeconfig, folder, processes (name -> pid, log, running),
+    real_nodes (name -> address, folder).
     """
     if not _is_kept():
         return None
@@ -101,7 +103,9 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def keep(nodes: int, scheduler: bool, ready: Callable[[dict[str, Any]], None]) -> None:
+def keep(
+    nodes: int, scheduler: bool, real_nodes: int, ready: Callable[[dict[str, Any]], None]
+) -> None:
     """Run a plane in this process until SIGTERM or SIGINT; call `ready` with its state.
 
     Raises TandemError when another plane is kept already.
@@ -119,7 +123,7 @@ def keep(nodes: int, scheduler: bool, ready: Callable[[dict[str, Any]], None]) -
         lock.write(str(os.getpid()))
         lock.flush()
         try:
-            with ControlPlane.start(nodes, scheduler=scheduler) as plane:
+            with ControlPlane.start(nodes, scheduler=scheduler, real_nodes=real_nodes) as plane:
                 state = _describe(plane)
                 ready(state)
                 while not stop.wait(_REAP_EVERY_S):
@@ -143,6 +147,10 @@ def _describe(plane: ControlPlane) -> dict[str, Any]:
             process.name: {"pid": process.pid, "log": str(process.log), "running": True}
             for process in plane.processes.values()
         },
+        "real_nodes": {
+            node.name: {"address": node.address, "folder": str(node.folder)}
+            for node in plane.real_nodes.values()
+        },
     }
     partial = _state_file().with_suffix(".partial")
     partial.write_text(json.dumps(state))
@@ -150,9 +158,9 @@ def _describe(plane: ControlPlane) -> dict[str, Any]:
     return state
 
 
-def up(nodes: int, scheduler: bool) -> tuple[dict[str, Any], bool]:
+def up(nodes: int, scheduler: bool, real_nodes: int = 0) -> tuple[dict[str, Any], bool]:
     """Start a plane in the background unless one runs; return its state and whether it is new."""
-    keeper = None if _is_kept() else _start_keeper(nodes, scheduler)
+    keeper = None if _is_kept() else _start_keeper(nodes, scheduler, real_nodes)
     while _is_kept() if keeper is None else keeper.poll() is None:
         state = status()
         if state is not None:
@@ -163,16 +171,33 @@ def up(nodes: int, scheduler: bool) -> tuple[dict[str, Any], bool]:
     )
 
 
-def _start_keeper(nodes: int, scheduler: bool) -> subprocess.Popen[bytes]:
+def _start_keeper(nodes: int, scheduler: bool, real_nodes: int) -> subprocess.Popen[bytes]:
     state_folder().mkdir(parents=True, exist_ok=True)
+    module = [sys.executable, "-m", "tandem.controlplane.background"]
     with _log_file().open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tandem.controlplane.background", str(nodes), str(scheduler)],
+            [*module, str(nodes), str(scheduler), str(real_nodes)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+
+def load(archive: Path) -> list[str]:
+    """Make the images of an archive known to all real nodes; return the names of the nodes.
+
+    Raises TandemError when no plane with real nodes runs, or when an archive cannot be read.
+    """
+    nodes = (status() or {}).get("real_nodes", {})
+    if not nodes:
+        raise TandemError(
+            "no control plane with real nodes runs",
+            "Start one with `tandem controlplane up --real-nodes 2`.",
+        )
+    for node in nodes.values():
+        import_image(Path(node["folder"]), archive)
+    return list(nodes)
 
 
 def down() -> bool:
@@ -193,9 +218,9 @@ def down() -> bool:
 
 
 def _main() -> int:
-    nodes, scheduler = int(sys.argv[1]), sys.argv[2] == "True"
+    nodes, scheduler, real_nodes = int(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
     try:
-        keep(nodes, scheduler, lambda _: None)
+        keep(nodes, scheduler, real_nodes, lambda _: None)
     except TandemError as error:
         sys.stderr.write(f"{error.message}\n{error.hint}\n")
         return 1

@@ -68,7 +68,7 @@ NODE_PROGRAMS: tuple[Program, ...] = (
     *(
         Program(
             name,
-            "kubernetes",
+            "kubelet",
             "k8s.io/kubernetes",
             f"k8s.io/kubernetes/cmd/{name}",
             _COMPONENT_BASE,
@@ -162,7 +162,7 @@ def cache_key(programs: tuple[Program, ...] = PROGRAMS) -> str:
     digest.update(repr(sorted(BUILD_ENVIRONMENT.items())).encode())
     target = f"{sys.platform}-{architecture()}"
     digest.update(target.encode())
-    kubernetes = next(p for p in programs if p.wrapper == "kubernetes")
+    kubernetes = next(p for p in programs if p.module == "k8s.io/kubernetes")
     return f"{version(kubernetes)}-{target}-{digest.hexdigest()[:12]}"
 
 

@@ -49,7 +49,8 @@ class RealNodes:
             node = RealNode(each, index, self.site, access, self.folder, run)
             self.nodes.append(node)
             node.start()
-            node.import_image(images.coredns_image())
+            for archive in (images.coredns_image(), images.scheduler_image()):
+                node.import_image(archive)
         for node in self.nodes:
             node.join_network(self.nodes)
         # The API server reaches Services, such as that of a webhook, by the rules of one node.

@@ -55,7 +55,12 @@ def manifests(address: str) -> list[dict[str, Any]]:
             },
             "subjects": [{"kind": "ServiceAccount", **meta}],
         },
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"Corefile": _COREFILE}},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": meta,
+            "data": {"Corefile": _COREFILE},
+        },
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",

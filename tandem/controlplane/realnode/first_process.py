@@ -108,7 +108,7 @@ def start(config: dict) -> None:
 
 
 def prepare(config: dict, cgroup_mounts: dict[str, str]) -> None:
-    """Mount what a machine of its own would have: /proc, /sys, /run, /var/lib and control groups."""
+    """Mount what a machine of its own has: /proc, /sys, /run, /var/lib and control groups."""
     socket.sethostname(config["name"])
     mount("--make-rprivate", "/")
     mount("-t", "proc", "proc", "/proc")

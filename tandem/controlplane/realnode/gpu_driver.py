@@ -41,12 +41,12 @@ class Driver:
                 " window_us=167600 mig=0 mode=0 temperature=40 power_mw=70000 pending=0 failure=0"
                 " ecc=0 name=NVIDIA A100-SXM4-80GB"
             )
-        for use in self.used.values():
-            if use["gpu"] is not None:
-                lines.append(
-                    f"process gpu={use['gpu']} pid={use['pid']} kind=compute"
-                    f" memory={use['memory']} extra=0 sm={use['sm']} mem={use['mem']}"
-                )
+        lines += [
+            f"process gpu={use['gpu']} pid={use['pid']} kind=compute"
+            f" memory={use['memory']} extra=0 sm={use['sm']} mem={use['mem']}"
+            for use in self.used.values()
+            if use["gpu"] is not None
+        ]
         path = Path(self.config["state"])
         fresh = path.with_name("state.new")
         fresh.write_text("\n".join(lines) + "\n")
@@ -73,9 +73,7 @@ class Driver:
             return {"error": "no such device", "visible": len(visible)}
         gpu = visible[asked["gpu"]]
         others = sum(
-            other["memory"]
-            for key, other in self.used.items()
-            if key != fd and other["gpu"] == gpu
+            other["memory"] for key, other in self.used.items() if key != fd and other["gpu"] == gpu
         )
         free = self.config["memory"] - _RESERVED - others
         if asked["memory"] > free:

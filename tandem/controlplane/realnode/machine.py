@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 
 from tandem.controlplane import binaries
 from tandem.controlplane.realnode.site import CGROUPS, cgroup_hierarchies
+from tandem.errors import TandemError
 
 #: Debian's packages of the programs that a node calls and that are not built from Go modules.
 PACKAGES = {"runc": "runc", "nft": "nftables", "ip": "iproute2", "nsenter": "util-linux"}
@@ -22,10 +25,25 @@ def obstacles() -> list[str]:
     missing = [name for name in binaries.NODE_REQUIRED if binaries.find(name) is None]
     if missing:
         found.append(f"{', '.join(missing)} not built (`tandem controlplane build --real-nodes`)")
-    packages = [package for name, package in PACKAGES.items() if shutil.which(name) is None]
-    if packages:
+    if packages := missing_packages():
         found.append(f"packages not installed: {' '.join(packages)}")
     return found
+
+
+def missing_packages() -> list[str]:
+    """Return Debian's packages of the programs that are not installed."""
+    return [package for name, package in PACKAGES.items() if shutil.which(name) is None]
+
+
+def install(packages: Sequence[str]) -> None:
+    """Install Debian's packages; raise TandemError where apt is not there or fails."""
+    if shutil.which("apt-get") is None:
+        raise TandemError(f"no apt-get to install {' '.join(packages)}", "Install them by hand.")
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    for argv in (["apt-get", "-qq", "update"], command):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TandemError(f"{' '.join(argv)}: {done.stderr.strip()}")
 
 
 def unsuitable() -> list[str]:

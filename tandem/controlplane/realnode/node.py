@@ -46,6 +46,35 @@ class NodeOptions:
     max_pods: int = 110
 
 
+def on_node(folder: Path, argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` on the node whose files are in `folder`."""
+    script = [sys.executable, "-I", "-S", str(FIRST_PROCESS), "join"]
+    return [*script, str(folder / "config.json"), *argv]
+
+
+def execute(folder: Path, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program on a node and return its result."""
+    return subprocess.run(on_node(folder, argv), capture_output=True, text=True, check=False)
+
+
+def check(folder: Path, argv: Sequence[str]) -> str:
+    """Run a program on a node and return what it prints; raise TandemError on failure."""
+    done = execute(folder, argv)
+    if done.returncode:
+        raise TandemError(f"{' '.join(argv)} on {folder.name}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def ctr(folder: Path, *args: str) -> str:
+    """Run `ctr` on a node, in the namespace of kubelet's containers."""
+    return check(folder, [str(binaries.node_build_folder() / "ctr"), "-n", "k8s.io", *args])
+
+
+def import_image(folder: Path, archive: Path) -> None:
+    """Make the images of an OCI or Docker archive known to the containerd of a node."""
+    ctr(folder, "images", "import", "--local", str(archive))
+
+
 Run = Callable[[str, Sequence[str | os.PathLike[str]], Mapping[str, str]], Process]
 
 
@@ -214,11 +243,7 @@ class RealNode:
     def _join(
         self, short: str, argv: Sequence[str], env: Mapping[str, str] | None = None
     ) -> Process:
-        return self._start(short, self._joined(argv), env)
-
-    def _joined(self, argv: Sequence[str]) -> list[str]:
-        script = [sys.executable, "-I", "-S", str(FIRST_PROCESS), "join"]
-        return [*script, str(self._file("config.json")), *argv]
+        return self._start(short, on_node(self.folder, argv), env)
 
     def _await(self, condition: Callable[[], bool], what: str, short: str) -> None:
         process = self.processes[short]
@@ -231,7 +256,7 @@ class RealNode:
         wait_until(lives_and_holds, f"node {self.name} {what}", timeout_s=_START_S)
 
     def _runtime_answers(self) -> bool:
-        return self.execute([str(binaries.node_build_folder() / "ctr"), "version"]).returncode == 0
+        return self.execute(str(binaries.node_build_folder() / "ctr"), "version").returncode == 0
 
     def close(self) -> None:
         """End every process of the node, and remove its control groups; may be called twice."""
@@ -246,7 +271,18 @@ class RealNode:
     def _connect(self) -> None:
         site = self._site
         ip("link", "delete", self._link, check=False)
-        ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
+        ip(
+            "link",
+            "add",
+            self._link,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(self.pid),
+        )
         ip("link", "set", self._link, "master", site.bridge, "up")
         here = ["nsenter", "--target", str(self.pid), "--net", "ip"]
         for command in (
@@ -264,7 +300,7 @@ class RealNode:
     def reach(self, other: RealNode) -> None:
         """Add the route to the pods of another node."""
         pods = self._site.node_pod_cidr(other.index)
-        self.check(["ip", "route", "replace", pods, "via", other.address, "dev", "eth0"])
+        self.check("ip", "route", "replace", pods, "via", other.address, "dev", "eth0")
 
     def disconnect(self) -> None:
         """Pull the plug: the node reaches nothing, and nothing reaches it."""
@@ -276,26 +312,21 @@ class RealNode:
 
     # --- on the node ------------------------------------------------------------------------
 
-    def execute(self, argv: Sequence[str], stdin: Any = None) -> subprocess.CompletedProcess[str]:
+    def execute(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run a program on the node and return its result."""
-        return subprocess.run(
-            self._joined(argv), stdin=stdin, capture_output=True, text=True, check=False
-        )
+        return execute(self.folder, argv)
 
-    def check(self, argv: Sequence[str]) -> str:
+    def check(self, *argv: str) -> str:
         """Run a program on the node and return what it prints; raise TandemError on failure."""
-        done = self.execute(argv)
-        if done.returncode:
-            raise TandemError(f"{' '.join(argv)} on {self.name}: {done.stderr.strip()}")
-        return done.stdout
+        return check(self.folder, argv)
 
     def ctr(self, *args: str) -> str:
         """Run `ctr` in the namespace of kubelet's containers."""
-        return self.check([str(binaries.node_build_folder() / "ctr"), "-n", "k8s.io", *args])
+        return ctr(self.folder, *args)
 
     def import_image(self, archive: Path) -> None:
         """Make the images of an OCI or Docker archive known to containerd."""
-        self.ctr("images", "import", "--local", str(archive))
+        import_image(self.folder, archive)
 
     def containers(self) -> Iterator[dict[str, Any]]:
         """Yield what each container was created with: pod_uid, container, devices, time, id."""
