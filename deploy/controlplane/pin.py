@@ -5,8 +5,10 @@
 `go install PATH@VERSION` refuses them. A wrapper module that requires the program and replaces
 each of those submodules by its published version builds them unchanged.
 
-    python deploy/controlplane/pin.py --kubernetes v1.37.1 --etcd v3.7.3 --kwok v0.8.0 --helm v4.3.1
+    python deploy/controlplane/pin.py --kubernetes v1.37.1 --etcd v3.7.3 --kwok v0.8.0 \
+        --helm v4.3.1 --containerd v2.4.2
 
+`coredns` has a program of its own, and is moved with `go get`.
 Run it only to move to another version; go.mod and go.sum are committed.
 """
 
@@ -20,6 +22,17 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KUBERNETES_TOOLS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+#: In a module of their own, so that a plane without real nodes needs none of their modules.
+NODE_TOOLS = ("kubelet", "kube-proxy")
+CONTAINERD = "github.com/containerd/containerd/v2"
+CNI_PLUGINS = "github.com/containernetworking/plugins/plugins"
+CONTAINERD_TOOLS = (
+    *(f"{CONTAINERD}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")),
+    *(
+        f"{CNI_PLUGINS}/{name}"
+        for name in ("main/bridge", "main/loopback", "ipam/host-local", "meta/portmap")
+    ),
+)
 
 
 def upstream_go_mod(module: str, version: str) -> str:
@@ -55,9 +68,9 @@ def write_module(
 
 
 def main() -> None:
-    """Write all four modules."""
+    """Write all modules but that of CoreDNS."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("kubernetes", "etcd", "kwok", "helm"):
+    for name in ("kubernetes", "etcd", "kwok", "helm", "containerd"):
         parser.add_argument(f"--{name}", required=True, metavar="vX.Y.Z")
     args = parser.parse_args()
 
@@ -74,6 +87,14 @@ def main() -> None:
         [f"k8s.io/kubernetes/cmd/{tool}" for tool in KUBERNETES_TOOLS],
         dict.fromkeys(staging, library_version),
     )
+    write_module(
+        "kubelet",
+        "k8s.io/kubernetes",
+        args.kubernetes,
+        [f"k8s.io/kubernetes/cmd/{tool}" for tool in NODE_TOOLS],
+        dict.fromkeys(staging, library_version),
+    )
+    write_module("containerd", CONTAINERD, args.containerd, list(CONTAINERD_TOOLS), {})
     siblings = re.findall(
         r"^\s*(go\.etcd\.io/\S+) => \.\./",
         upstream_go_mod("go.etcd.io/etcd/server/v3", args.etcd),

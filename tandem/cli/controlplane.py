@@ -47,7 +47,7 @@ def build_command(
 
 def _build_real_nodes() -> None:
     """Build and install what a real node needs; say why where it cannot run anyway."""
-    from tandem.controlplane import binaries, build
+    from tandem.controlplane import binaries
     from tandem.controlplane.realnode import machine
 
     if reasons := machine.unsuitable():

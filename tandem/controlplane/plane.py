@@ -165,6 +165,13 @@ class ControlPlane:
         for name in self.real_nodes:
             self.wait_node(name)
 
+    @property
+    def shared_folder(self) -> Path:
+        """A folder that all real nodes see at the same path, as they would see a file server."""
+        if self._real is None:
+            raise TandemError("this control plane has no real nodes")
+        return self._real.shared
+
     def _run_on_node(
         self, name: str, argv: Sequence[str | os.PathLike[str]], env: Mapping[str, str]
     ) -> Process:

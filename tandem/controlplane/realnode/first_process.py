@@ -1,10 +1,10 @@
 """Become the first process of a node: its namespaces, mounts and control groups; then reap.
 
     python -I -S first_process.py CONFIG    start a node; CONFIG is a JSON file
-    python -I -S first_process.py join CONFIG PROGRAM [ARGUMENT ...]    run a program on it
+    python -I -S first_process.py join CONFIG PROGRAM [ARGUMENT ...]    run one on it
 
-Run as a script, alone, with the standard library only. The kernel ends every process of the node
-when its first process ends, and the node's mounts and network go with the last process.
+Run as a script, with the standard library only. The kernel ends every process of the node when
+its first process ends, and the node's mounts and network go with the last process.
 CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (folder with its /var/lib and /var/log), `pid_file`,
 `ready_file`.
 """
@@ -39,7 +39,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(*args: str) -> None:
-    """Run mount(8)."""
+    """Call the program of this name."""
     subprocess.run(["mount", *args], check=True)
 
 
