@@ -64,8 +64,8 @@ def base_image() -> str:
     """Return the name of the base image; make it when it is not there or a month old."""
     recipe = [
         "--variant=essential",
-        # Python needs a list of media types; the other package that has one needs all of Perl.
-        "--include=python3-venv,media-types",
+        # These two, because the packages that apt would choose instead need all of Perl.
+        "--include=python3-venv,media-types,usr-is-merged",
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED),
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
         SUITE,

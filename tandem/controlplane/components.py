@@ -159,12 +159,13 @@ def controller_manager(program: Path, layout: Layout, kubeconfig: Path) -> list[
 
 
 def kwok(program: Path, layout: Layout, kubeconfig: Path) -> list[str]:
-    """Plays the kubelet of the nodes that carry its annotation, by our own stages alone."""
+    """Plays the kubelet of every node, by our own stages; next to real nodes, of its own only."""
+    own = f"--manage-nodes-with-annotation-selector={KWOK_NODE}=true"
     stages = sorted((binaries.recipes() / "stages").glob("*.yaml"))
     return [
         str(program),
         f"--kubeconfig={kubeconfig}",
-        f"--manage-nodes-with-annotation-selector={KWOK_NODE}=true",
+        own if layout.real_nodes else "--manage-all-nodes=true",
         "--node-ip=127.0.0.1",
         f"--cidr={POD_CIDR}",
         f"--node-lease-duration-seconds={layout.node_lease_s}",

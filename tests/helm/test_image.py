@@ -19,6 +19,9 @@ from helm_render import ROOT
 PERMISSIVE = (
     "Apache", "MIT", "BSD", "0BSD", "ISC", "PSF", "Python Software Foundation", "Zlib", "CC0-1.0",
 )  # fmt: skip
+COMPONENTS = {"extender": "scheduler_extender", "agent": "node_agent", "predictor": "predictor"}
+#: What a component must not bring: libraries that only others import.
+LEFT_OUT = ("pip", "pytest", "mypy", "matplotlib", "hatchling", "kubernetes", "scipy", "xgboost")
 #: Copyleft by file, for a list of certificates that we do not change.
 BY_FILE = {"certifi": "MPL-2.0"}
 
@@ -42,11 +45,13 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 def test_images_are_built_from_one_base_and_run_as_somebody() -> None:
     found = stages()
-    assert found.keys() == {"build", "base", "predictor", "agent", "extender"}
+    builds = {f"build-{name}" for name in COMPONENTS}
+    assert found.keys() == {"build", "base", *builds, *COMPONENTS}
     assert dict(found["base"])["USER"] == "65532:65532"
-    for target in ("predictor", "agent", "extender"):
+    for target in COMPONENTS:
         keys = dict(found[target])
         assert keys["FROM"] == "base"
+        assert keys["COPY"] == f"--from=build-{target} /opt/tandem /opt/tandem"
         module = json.loads(keys["ENTRYPOINT"])[-1]
         assert (ROOT / module / "__main__.py").exists()
         assert keys["HEALTHCHECK"].startswith("CMD [")
@@ -69,7 +74,7 @@ def test_images_are_built_from_one_base_and_run_as_somebody() -> None:
 )
 def test_a_release_is_built_on_a_base_by_digest(release: str, image: str, fine: bool) -> None:
     bases = [stage[0][1] for stage in stages().values()]
-    assert set(bases) == {"${PYTHON_IMAGE}", "base"}
+    assert set(bases) == {"${PYTHON_IMAGE}", "base", "build"}
     check = next(arguments for name, arguments in stages()["build"] if name == "RUN")
     answer = subprocess.run(
         ["sh", "-ec", check],
@@ -83,7 +88,8 @@ def test_a_release_is_built_on_a_base_by_digest(release: str, image: str, fine: 
 
 
 def test_all_that_is_installed_is_locked_and_comes_ready_made() -> None:
-    installs = re.findall(r"pip install ([^&]+)", (ROOT / "Dockerfile").read_text())
+    text = (ROOT / "Dockerfile").read_text() + (ROOT / "deploy/images/install.sh").read_text()
+    installs = re.findall(r"pip install ([^&\n]+)", text)
     from_index = [line for line in installs if "/wheels" not in line]
     assert from_index
     for line in from_index:
@@ -106,7 +112,7 @@ def test_only_what_is_copied_is_sent_to_the_builder() -> None:
 
 
 def test_what_the_image_holds_is_free_to_use() -> None:
-    lock = (ROOT / "requirements-run.lock").read_text()
+    lock = "".join((ROOT / f"requirements-{name}.lock").read_text() for name in COMPONENTS)
     checked = 0
     for name in re.findall(r"(?m)^([A-Za-z0-9_.-]+)==", lock):
         try:
@@ -128,15 +134,32 @@ def test_what_the_image_holds_is_free_to_use() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_build_stage_makes_an_installation_that_runs(tmp_path: Path) -> None:
-    """The instructions of the stage, with every absolute path below a folder of ours."""
+def test_the_build_stages_make_installations_that_run(tmp_path: Path) -> None:
+    """The instructions of the stages, with every absolute path below a folder of ours."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    folder = follow(stages()["build"], tmp_path, tmp_path, env)
+    python = tmp_path / "opt" / "tandem" / "bin" / "python"
+    empty = tmp_path / "elsewhere"
+    empty.mkdir()
+    for component, module in COMPONENTS.items():
+        shutil.rmtree(tmp_path / "opt" / "tandem", ignore_errors=True)
+        follow(stages()[f"build-{component}"], folder, tmp_path, env)
+        assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
+        where = run([python, "-c", f"import {module}; print({module}.__file__)"], empty, env)
+        assert str(tmp_path / "opt") in where
+        assert "tandem" in run([python.with_name("tandem"), "--help"], empty, env).lower()
+        for left_out in LEFT_OUT:
+            code = f"import importlib.util as u; print(u.find_spec({left_out!r}))"
+            assert run([python, "-c", code], empty, env).strip() == "None"
+
+
+def follow(stage: list[tuple[str, str]], folder: Path, root: Path, env: dict[str, str]) -> Path:
+    """Take the steps of a stage in `folder`, with `root` for /; return the folder at its end."""
 
     def moved(text: str) -> str:
-        return re.sub(r"(?<![\w.])/(opt|src|wheels)\b", rf"{tmp_path}/\1", text)
+        return re.sub(r"(?<![\w.])/(opt|src|wheels)\b", rf"{root}/\1", text)
 
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    folder = tmp_path
-    for name, arguments in stages()["build"]:
+    for name, arguments in stage:
         if name == "ENV":
             env |= dict(pair.split("=", 1) for pair in shlex.split(arguments))
         elif name == "ARG" and "=" in arguments:
@@ -147,22 +170,18 @@ def test_the_build_stage_makes_an_installation_that_runs(tmp_path: Path) -> None
         elif name == "COPY":
             *sources, target = arguments.split()
             for source in sources:
+                copied = folder / target / (Path(source).name if len(sources) > 1 else "")
                 copy(ROOT / source, folder / target)
+                if source.endswith(".sh"):
+                    copied.write_text(here(moved(copied.read_text())))
         elif name == "RUN":
-            command = moved(arguments).replace("python -m venv", f"{sys.executable} -m venv")
-            run(["sh", "-ec", command], folder, env)
+            run(["sh", "-ec", here(moved(arguments))], folder, env)
+    return folder
 
-    python = tmp_path / "opt" / "tandem" / "bin" / "python"
-    empty = tmp_path / "elsewhere"
-    empty.mkdir()
-    for module in ("scheduler_extender", "node_agent", "predictor"):
-        assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
-        where = run([python, "-c", f"import {module}; print({module}.__file__)"], empty, env)
-        assert str(tmp_path / "opt") in where
-    assert "tandem" in run([python.with_name("tandem"), "--help"], empty, env).lower()
-    for left_out in ("pip", "pytest", "mypy", "matplotlib", "hatchling"):
-        code = f"import importlib.util as u; print(u.find_spec({left_out!r}))"
-        assert run([python, "-c", code], empty, env).strip() == "None"
+
+def here(text: str) -> str:
+    """Return a command that uses the interpreter of this test."""
+    return text.replace("python3 -m venv", f"{sys.executable} -m venv")
 
 
 def copy(source: Path, target: Path) -> None:

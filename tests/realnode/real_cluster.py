@@ -273,7 +273,7 @@ class RealCluster:
         }
 
     def leftovers(self, namespace: str) -> dict[str, Any]:
-        """Return what a namespace that has been emptied still occupies; nothing when all is well."""
+        """Return what an emptied namespace still occupies; nothing when all is well."""
         found: dict[str, Any] = {}
         if pods := self.pods(namespace):
             found["pods"] = [pod["metadata"]["name"] for pod in pods]

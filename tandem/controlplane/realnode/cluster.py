@@ -43,7 +43,7 @@ class RealNodes:
 
     def start(
         self, options: Sequence[NodeOptions], access: Access, run: Run
-    ) -> Mapping[str, RealNode]:
+    ) -> dict[str, RealNode]:
         """Start the nodes and connect them; kubelets register by themselves afterwards."""
         for index, each in enumerate(options):
             node = RealNode(each, index, self.site, access, self.folder, run)

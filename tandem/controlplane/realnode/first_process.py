@@ -5,8 +5,8 @@
 
 Run as a script, with the standard library only. The kernel ends every process of the node when
 its first process ends, and the node's mounts and network go with the last process.
-CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (folder with its /var/lib and /var/log), `pid_file`,
-`ready_file`.
+CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (has its /var/lib and /var/log),
+`pid_file`, `ready_file`.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -84,7 +85,7 @@ def hand_down_controllers(folder: Path) -> None:
     (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in names))
 
 
-def start(config: dict) -> None:
+def start(config: dict[str, Any]) -> None:
     """Enter new namespaces; the child becomes the node's first process."""
     join_cgroups(config["cgroup"])
     mounts = hierarchies()
@@ -107,7 +108,7 @@ def start(config: dict) -> None:
     os.waitpid(child, 0)
 
 
-def prepare(config: dict, cgroup_mounts: dict[str, str]) -> None:
+def prepare(config: dict[str, Any], cgroup_mounts: dict[str, str]) -> None:
     """Mount what a machine of its own has: /proc, /sys, /run, /var/lib and control groups."""
     socket.sethostname(config["name"])
     mount("--make-rprivate", "/")
@@ -132,7 +133,7 @@ def prepare(config: dict, cgroup_mounts: dict[str, str]) -> None:
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
-def reap(config: dict) -> None:
+def reap(config: dict[str, Any]) -> None:
     """Wait for orphans for as long as the node lives; SIGTERM ends the node."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -146,7 +147,7 @@ def reap(config: dict) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, 1.0)
 
 
-def join(config: dict, argv: list[str]) -> None:
+def join(config: dict[str, Any], argv: list[str]) -> None:
     """Become a program on the node."""
     join_cgroups(config["cgroup"], LEAF)
     pid = Path(config["pid_file"]).read_text()

@@ -18,6 +18,7 @@ import struct
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 _RESERVED = 600 << 20
 
@@ -25,10 +26,10 @@ _RESERVED = 600 << 20
 class Driver:
     """The GPUs, the connections, and the state file that the library reads."""
 
-    def __init__(self, config: dict) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.uuids = [f"GPU-{config['node']}-{index}" for index in range(config["gpus"])]
-        self.used: dict[int, dict] = {}  # by file descriptor
+        self.used: dict[int, dict[str, Any]] = {}  # by file descriptor
         self.log = Path(config["log"]).open("a", buffering=1)  # noqa: SIM115 - for the process's life
 
     def write(self) -> None:
@@ -65,7 +66,7 @@ class Driver:
         names = found[0].decode().split(",") if found else []
         return [self.uuids.index(name) for name in names if name in self.uuids]
 
-    def answer(self, fd: int, line: bytes) -> dict:
+    def answer(self, fd: int, line: bytes) -> dict[str, Any]:
         """Take over what a process says that it uses."""
         use, asked = self.used[fd], json.loads(line)
         visible = self.visible(use["pid"])
@@ -83,7 +84,7 @@ class Driver:
         self.note(use, "uses")
         return {"ok": True, "uuid": self.uuids[gpu]}
 
-    def note(self, use: dict, what: str) -> None:
+    def note(self, use: dict[str, Any], what: str) -> None:
         """Write down who used what, for tests."""
         self.log.write(json.dumps({"time": time.time(), "event": what, **use}) + "\n")
 

@@ -14,12 +14,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 CONFIG = Path(__file__).resolve().with_name("gpu-runtime.json")
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
-def inject(bundle: Path, config: dict) -> None:
+def inject(bundle: Path, config: dict[str, Any]) -> None:
     """Add the mounts to the bundle's config.json."""
     path = bundle / "config.json"
     spec = json.loads(path.read_text())

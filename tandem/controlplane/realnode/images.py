@@ -98,8 +98,8 @@ def write_archive(
         for path, source in sorted(files.items()):
             info = tarfile.TarInfo(path)
             info.size, info.mode = source.stat().st_size, 0o755
-            with source.open("rb") as content:
-                tar.addfile(info, content)
+            with source.open("rb") as file:
+                tar.addfile(info, file)
     plain = layer.getvalue()
     config = {
         "architecture": binaries.architecture(),

@@ -63,7 +63,7 @@ def unsuitable() -> list[str]:
 
 def _has_capability(number: int) -> bool:
     # PR_CAPBSET_READ: a capability outside the bounding set cannot be had by any child.
-    return ctypes.CDLL(None).prctl(23, number, 0, 0, 0) == 1
+    return bool(ctypes.CDLL(None).prctl(23, number, 0, 0, 0) == 1)
 
 
 def _controller(name: str) -> bool:
