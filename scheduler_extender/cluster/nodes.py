@@ -7,19 +7,56 @@ onto nodes that the plugins will refuse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import NodeRecord
 from scheduler_extender.cluster.selectors import LabelIndex, NodeRequirements, Taint, Term
-from tandem.policy.units import Bools, Ints
+from tandem.policy.units import Bools, Floats, Ints
 
 _CPU, _MEMORY, _PODS = range(3)
 _MASKS_KEPT = 2048
 _NODE_NAME = "metadata.name"
 
 Use = tuple[str, float, int]  # node, CPU in cores, memory in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Asks:
+    """What a pod asks of a node; `mask` (slots,) is True where labels and taints suit it."""
+
+    mask: Bools
+    cpu: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodesPicture:
+    """Copies of what the nodes have, (nodes, 3), and of what pods ask, by number."""
+
+    asks: Mapping[int, _Asks]
+    at: Ints  # (nodes,) slots
+    total: Floats
+    used: Floats
+
+    def eligible(self, number: int) -> Bools:
+        """Return (nodes,), True where the pod could run now."""
+        free = self.total - self.used
+        return self._suits(number, free) & (free[:, _PODS] >= 1)
+
+    def capable(self, number: int) -> Bools:
+        """Return (nodes,), True where the pod could run if nothing else did."""
+        return self._suits(number, self.total)
+
+    def _suits(self, number: int, has: Floats) -> Bools:
+        asks = self.asks[number]
+        return (
+            asks.mask[self.at]
+            & (has[:, _CPU] >= asks.cpu - 1e-6)  # sums of fractions of a core are not exact
+            & (has[:, _MEMORY] >= asks.memory_bytes)
+        )
 
 
 class NodeBook:
@@ -71,24 +108,20 @@ class NodeBook:
 
     def eligible(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,), True where the pod could run; False for a node that is not there."""
-        at = self._at(names)
-        free = self._total[at] - self._used[at]
-        return (
-            self._mask(pod.requires)[at]
-            & (free[:, _CPU] >= pod.cpu - 1e-6)  # sums of fractions of a core are not exact
-            & (free[:, _MEMORY] >= pod.memory_bytes)
-            & (free[:, _PODS] >= 1)
-        )
+        return self.picture({0: pod}, names).eligible(0)
 
     def capable(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,), True where the pod could run if nothing else did."""
+        return self.picture({0: pod}, names).capable(0)
+
+    def picture(self, pods: Mapping[int, PodInfo], names: tuple[str, ...]) -> NodesPicture:
+        """Return what decides where `pods`, by number, could run, to be read by another thread."""
         at = self._at(names)
-        total = self._total[at]
-        return (
-            self._mask(pod.requires)[at]
-            & (total[:, _CPU] >= pod.cpu - 1e-6)
-            & (total[:, _MEMORY] >= pod.memory_bytes)
-        )
+        asks = {
+            number: _Asks(self._mask(pod.requires), pod.cpu, pod.memory_bytes)
+            for number, pod in pods.items()
+        }
+        return NodesPicture(asks, at, self._total[at], self._used[at])
 
     def _index(self, slot: int, before: NodeRecord | None, after: NodeRecord | None) -> None:
         bit = 1 << slot

@@ -17,7 +17,7 @@ from scheduler_extender.cluster.gangs import gpujob_name
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.learned import Pairs
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger
-from scheduler_extender.cluster.nodes import NodeBook
+from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
 from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.plans import Plans
 from scheduler_extender.cluster.pods import PodInfo
@@ -104,6 +104,10 @@ class ClusterState:
     def eligible_nodes(self, pod: PodInfo) -> Bools:
         """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
         return self.nodes.eligible(pod, self.table.sorted_names)
+
+    def nodes_picture(self, pods: Mapping[int, PodInfo]) -> NodesPicture:
+        """Return what decides on which nodes of a snapshot `pods` could run, by number."""
+        return self.nodes.picture(pods, self.table.sorted_names)
 
     def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,) for `names`: where the pod could run if nothing else did."""

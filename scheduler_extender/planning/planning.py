@@ -11,6 +11,7 @@ from collections import defaultdict
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.capacity import Capacity, Impossible
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
 from scheduler_extender.planning.drawing import Drawn, draw
 from scheduler_extender.planning.making_room import MakingRoom
@@ -39,6 +40,7 @@ class Planner:
         self._pipeline = profile.pipeline()
         self._refusals = Refusals()
         self._reserve = Reserve(reserve_after_s)
+        self._impossible = Impossible()
         self._rows: dict[tuple[str, str], int] = {}
         self._rows_are_of: tuple[str, ...] | None = None
 
@@ -52,7 +54,7 @@ class Planner:
         spared: set[Key] = set()
         for again in range(_AGAIN + 1):
             drawn = self._draw(question, spared)
-            this = _Round(question, drawn, self._profile, self._refusals)
+            this = _Round(question, drawn, self._profile, self._refusals, self._impossible)
             this.decide(self._reserve)
             too_dear = this.too_dear() if again < _AGAIN else set()
             if not too_dear:
@@ -75,11 +77,17 @@ class _Round:
     """One decision on one board."""
 
     def __init__(
-        self, question: Question, drawn: Drawn, profile: Profile, refusals: Refusals
+        self,
+        question: Question,
+        drawn: Drawn,
+        profile: Profile,
+        refusals: Refusals,
+        impossible: Impossible,
     ) -> None:
         self._q = question
         self._drawn = drawn
         self._profile = profile
+        self._impossible = impossible
         self._tries = Tries()
         self._pipeline = ClusterPipeline(
             profile.constraints, profile.scorers, profile.gather,
@@ -95,7 +103,9 @@ class _Round:
     def decide(self, reserve: Reserve) -> None:
         """Let the dispatch act on the board, and note what it did."""
         drawn, board, dispatch = self._drawn, self._drawn.board, self._profile.dispatch
-        reserve.hold(self._q, drawn, self._pipeline)
+        reserve.hold(self._q, drawn, self._pipeline, self._impossible)
+        if self._profile.order.blocks:
+            self._pass_over_impossible()
         if isinstance(dispatch, Share):
             # It tries jobs by worth; those that were moved to the front come before all others.
             front = [i for i in self._waiting() if drawn.keys[i] in self._q.front]
@@ -108,6 +118,16 @@ class _Round:
         if isinstance(dispatch, Preempt):
             room = MakingRoom(self._q, drawn, self._pipeline, self._starts, self._stops)
             room.seek(self._waiting())
+
+    def _pass_over_impossible(self) -> None:
+        """Put jobs that the cluster could not hold behind all others: they block no job then."""
+        drawn = self._drawn
+        waiting = self._waiting()
+        capacity = Capacity(self._q, drawn, self._pipeline)
+        next(iter(self._impossible.sift(waiting, self._q, drawn, capacity)), None)
+        behind = np.array([drawn.starts[i] in self._impossible for i in drawn.ranked.tolist()])
+        behind &= ~drawn.board.arrays.running[drawn.ranked]
+        drawn.ranked = np.concatenate((drawn.ranked[~behind], drawn.ranked[behind]))
 
     def _dispatch(self, ranked: Ints) -> None:
         board = self._drawn.board
@@ -169,7 +189,9 @@ class _Round:
     def answer(self, pipeline: Pipeline) -> Answer:
         """Return the decisions in terms of gangs and pods."""
         drawn, needs = self._drawn, self._needs()
-        explaining = _Explaining(self._q, drawn, pipeline, self._profile, self._tries)
+        explaining = _Explaining(
+            self._q, drawn, pipeline, self._profile, self._tries, self._impossible
+        )
         answer = Answer(explaining.why)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
@@ -206,13 +228,20 @@ class _Explaining:
     """Says why a start waits, on the board as the round has left it."""
 
     def __init__(
-        self, question: Question, drawn: Drawn, pipeline: Pipeline, profile: Profile, tries: Tries
+        self,
+        question: Question,
+        drawn: Drawn,
+        pipeline: Pipeline,
+        profile: Profile,
+        tries: Tries,
+        impossible: Impossible,
     ) -> None:
         self._q = question
         self._drawn = drawn
         self._pipeline = pipeline
         self._profile = profile
         self._tries = tries
+        self._impossible = impossible
         self.waiting: list[Waiting] = []
         self._known: dict[tuple[object, ...], str] = {}
 
@@ -221,7 +250,8 @@ class _Explaining:
         if waiting.why:
             return waiting.why
         job = waiting.start.job
-        if self._profile.order.blocks and waiting.position > 0:
+        behind = waiting.position > 0 and waiting.start not in self._impossible
+        if self._profile.order.blocks and behind:
             return f"waits behind {named([self.waiting[0].start.gpujob], waiting.start.gpujob)}"
         if job.id in self._tries.put_off:
             return "waits for its turn to be looked at"

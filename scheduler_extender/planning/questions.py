@@ -45,7 +45,9 @@ class Question:
     """All that one round decides on.
 
     `arrays` has the gangs by standing, `row_of` each one's row there, `rank` gives them in order.
-    `eligible` is (nodes,) by `Job.where`. `claims` has the holders by pod uid, `going` the uids of
+    `eligible` is (nodes,) by `Job.where`, where the pods could run now; `capable` returns the same
+    for one `Job.where` as if nothing else ran. `endless` are the running gangs that have no end of
+    their own, such as services. `claims` has the holders by pod uid, `going` the uids of
     those that are giving up their GPUs, `victims` who may be asked to: nobody where jobs do not
     compete anew. `starved` is who has waited for too long, if anybody has.
     """
@@ -63,9 +65,11 @@ class Question:
     where_of: Mapping[Key, int] = field(default_factory=dict)
     avoids: Mapping[Key, Avoids] = field(default_factory=dict)
     front: frozenset[Key] = frozenset()
+    endless: frozenset[Key] = frozenset()
     history: History = field(default_factory=History)
     now_s: float = 0.0
     needs_remaining: bool = False
+    capable: Callable[[int], Bools | None] = lambda _: None  # None: everywhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,70 +7,92 @@ that are there, and when they have ended it starts. One job at a time.
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.table import gpu_arrays
+from scheduler_extender.planning.capacity import Capacity, Impossible
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.drawing import Drawn
 from scheduler_extender.planning.questions import Question
-from tandem.policy.cluster import GpuArrays, reset_rows
 from tandem.policy.gather import whole_pods
 from tandem.policy.units import Floats, Ints
 
 
 class Reserve:
-    """Who has GPUs kept for it, and which; remembered from round to round."""
+    """The job that has GPUs reserved, and which; remembered from cycle to cycle."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._for: Key | None = None
         self._gpus: frozenset[tuple[str, str]] = frozenset()
 
-    def hold(self, question: Question, drawn: Drawn, pipeline: ClusterPipeline) -> None:
-        """Start who has waited too long, or keep others off the GPUs that it will have."""
-        index = self._longest(question, drawn)
-        if index is None:
+    def hold(
+        self, question: Question, drawn: Drawn, pipeline: ClusterPipeline, impossible: Impossible
+    ) -> None:
+        """Start the job that has waited too long, or keep others off the GPUs that it will have.
+
+        A job that the cluster could not hold even if it were empty has no claim: nothing that is
+        kept free would help it, and those behind it wait too long themselves.
+        """
+        waiting = self._waited_too_long(question, drawn)
+        if not waiting:
             self._for, self._gpus = None, frozenset()
             return
+        capacity = Capacity(question, drawn, pipeline)
+        for index in impossible.sift(waiting, question, drawn, capacity):
+            if self._start(index, drawn, pipeline):
+                return
+            if self._keep(index, question, drawn, capacity):
+                return
+        self._for, self._gpus = None, frozenset()
+
+    def _start(self, index: int, drawn: Drawn, pipeline: ClusterPipeline) -> bool:
         board = drawn.board
         rows = pipeline.choose(board.jobs[index], board.gpus)
-        if rows is not None:
-            board.start(index, rows)
-            drawn.began([index])
-            return
+        if rows is None:
+            return False
+        board.start(index, rows)
+        drawn.began([index])
+        return True
+
+    def _keep(self, index: int, question: Question, drawn: Drawn, capacity: Capacity) -> bool:
+        board = drawn.board
         names, node = question.snapshot.node_names, question.snapshot.gpus.node
         gpus = [
             (names[n], g) for n, g in zip(node.tolist(), question.snapshot.gpu_ids, strict=True)
         ]
         kept = self._gpus if drawn.keys[index] == self._for else frozenset()
         before = np.fromiter((gpu in kept for gpu in gpus), np.bool_, len(gpus))
-        rows = self._choose(drawn, pipeline, index, before)
+        rows = self._choose(question, drawn, index, before, capacity)
         if rows is None:
-            return  # not even on an empty cluster
+            return False
         board.columns["shares"][rows] = board.columns["jobs"][rows]
         self._for = drawn.keys[index]
         self._gpus = frozenset(gpus[row] for row in rows.tolist())
+        return True
 
-    def _longest(self, question: Question, drawn: Drawn) -> int | None:
+    def _waited_too_long(self, question: Question, drawn: Drawn) -> list[int]:
+        """Return the waiting jobs that have waited for longer than the limit, longest first."""
         arrays = drawn.board.arrays
         waiting = drawn.ranked[~arrays.running[drawn.ranked]]
         since = arrays.waiting_since_s[waiting]
-        if len(waiting) == 0 or question.now_s - since.min() < self._after_s:
-            return None
-        return int(waiting[np.argmin(since)])
+        long = question.now_s - since >= self._after_s
+        found: list[int] = waiting[long][np.argsort(since[long], kind="stable")].tolist()
+        return found
 
     @staticmethod
     def _choose(
-        drawn: Drawn, pipeline: ClusterPipeline, index: int, before: np.ndarray
+        question: Question, drawn: Drawn, index: int, before: np.ndarray, capacity: Capacity
     ) -> Ints | None:
-        """Return GPUs that would do if they were empty: those kept already, else soonest free."""
+        """Return GPUs that would do if they were empty: those kept already, else soonest free.
+
+        GPUs on which a job has no end of its own are never free again.
+        """
         board, job = drawn.board, drawn.board.jobs[index]
-        columns = {f.name: getattr(board.gpus, f.name).copy() for f in fields(GpuArrays)}
-        reset_rows(columns, np.arange(len(board.gpus)))
-        rows = np.flatnonzero(pipeline.allowed(job, gpu_arrays(columns)))
+        endless = {i for i in drawn.held if drawn.keys[i] in question.endless}
+        ends = np.array([endless.isdisjoint(there) for there in board.residents_of], dtype=np.bool_)
+        rows = capacity.rows(index)
+        rows = rows[ends[rows]]
         free_in_s = _free_in_s(drawn)
         order = np.lexsort((rows, free_in_s[rows], board.gpus.jobs[rows], ~before[rows]))
         return whole_pods(job, board.gpus.node, rows[order])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.nodes import NodesPicture
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Record
 from scheduler_extender.predictions import GpuKind
@@ -32,6 +33,10 @@ class ClusterView(Protocol):
 
     def eligible_nodes(self, pod: PodInfo) -> Bools:
         """Return (nodes,), False where the pod cannot run for reasons of its own."""
+        ...
+
+    def nodes_picture(self, pods: Mapping[int, PodInfo]) -> NodesPicture:
+        """Return what decides on which nodes of a snapshot `pods` could run, by number."""
         ...
 
     def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:

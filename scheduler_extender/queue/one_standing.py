@@ -12,6 +12,7 @@ from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.queue.accounting import attained_gpu_s
 from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
 from scheduler_extender.queue.registry import Gang
+from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts.resources import Load, Phase
 from tandem.policy.job import Job
 
@@ -36,6 +37,7 @@ class Standing:
     holders: tuple[str, ...]  # uids of the pods that hold its GPUs
     leaving: tuple[str, ...]  # those of them that are on their way out
     ends: bool  # some of its pods have just done their work
+    endless: bool  # of a kind that has no end of its own
     work_s: float  # seconds that it takes on its own; NaN where it does not say
     next_level: float  # priority service at which its place changes
 
@@ -77,6 +79,7 @@ def standing_of(
         holders=tuple(pod.uid for pod in holders),
         leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
         ends=now_s < ends_until_s(gang),
+        endless=spec.workload.kind in ENDLESS,
         work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
         next_level=np.inf,
     )

@@ -150,15 +150,13 @@ class Rounds:
         picture: dict[str, Any] = {
             "starts": dict(self._waiters.starts),
             "snapshot": self._state.snapshot(),
-            "eligible": {
-                number: self._state.eligible_nodes(pod)
-                for number, pod in self._waiters.shapes().items()
-            },
             "claims": self._state.claims(),
             "victims": self._victims(now) if preempts and competes else {},
             "where_of": dict(self._waiters.where_of),
             "avoids": self._avoiding.all(now),
         }
+
+        nodes = self._state.nodes_picture(self._waiters.shapes())
 
         def question() -> Question:
             standings.line_up()
@@ -167,6 +165,9 @@ class Rounds:
                 rank=lambda: standings.rank(arrays, now, history),
                 arrays=arrays,
                 row_of={key: standing.row for key, standing in standings.of.items()},
+                eligible={number: nodes.eligible(number) for number in nodes.asks},
+                capable=lambda number: nodes.capable(number) if number in nodes.asks else None,
+                endless=frozenset(k for k in standings.placed if standings.of[k].endless),
                 going=standings.going() if preempts else frozenset(),
                 front=frozenset(standings.front()),
                 competes=competes,

@@ -183,10 +183,14 @@ def test_earlier_jobs_take_their_place_first_and_later_ones_see_what_is_left() -
 
 
 def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> None:
-    starts = [start("big", gpus=2, queued=1), start("small", queued=2)]
-    assert isinstance(cycle(starts, Fifo(), ("n", "a", 80))["small"], Placement)
-    blocked = cycle(starts, Fifo(blocks=True), ("n", "a", 80))["small"]
+    whole = unpredicted_load(Demand(gpus_per_pod=1))
+    starts = [start("first", whole), start("big", gpus=2, queued=1), start("small", queued=2)]
+    gpus = ("n", "a", 80), ("n", "b", 80)
+    assert isinstance(cycle(starts, Fifo(), *gpus)["small"], Placement)
+    blocked = cycle(starts, Fifo(blocks=True), *gpus)["small"]
     assert blocked == "waits behind default/big"
+    # A job that the cluster could not hold if it were empty blocks no other.
+    assert isinstance(cycle(starts[1:], Fifo(blocks=True), gpus[0])["small"], Placement)
 
 
 def test_alike_jobs_behind_one_that_was_refused_are_refused_with_it() -> None:
