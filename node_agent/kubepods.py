@@ -10,6 +10,7 @@ from node_agent.outofmemory import unix_time
 from node_agent.pods import ContainerEnd, PodInfo
 from tandem.contracts import names
 from tandem.contracts.gangs import gpujob_name
+from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import Source
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
@@ -33,9 +34,18 @@ def trim(pod: Object) -> Object:
     return {
         "metadata": {key: metadata[key] for key in kept if key in metadata}
         | {"ownerReferences": owners},
-        "spec": {"schedulerName": spec.get("schedulerName", "")},
+        "spec": {"schedulerName": spec.get("schedulerName", ""), "asksForGpus": _asks(spec)},
         "status": {"ended": _ended(pod)},
     }
+
+
+def _asks(spec: Object) -> bool:
+    """Say whether a pod asks for GPUs of ours; only then was it given any."""
+    limits = (
+        (container.get("resources") or {}).get("limits") or {}
+        for container in spec.get("containers") or []
+    )
+    return any(parse_quantity(limit.get(names.RESOURCE) or 0) > 0 for limit in limits)
 
 
 def _ended(pod: Object) -> list[Object]:
@@ -57,7 +67,8 @@ def pod_info(pod: Object, predicted_memory: int | None = None) -> PodInfo:
     metadata = pod["metadata"]
     owner = next(iter(metadata.get("ownerReferences") or []), None)
     annotations = metadata.get("annotations") or {}
-    assigned = annotations.get(names.VISIBLE_DEVICES)
+    # A Binding of ours sets node and GPUs at once: without the annotation nothing was given.
+    assigned = annotations.get(names.VISIBLE_DEVICES, "")
     return PodInfo(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -67,8 +78,8 @@ def pod_info(pod: Object, predicted_memory: int | None = None) -> PodInfo:
             metadata.get("labels") or {},
             (owner["kind"], owner["name"]) if owner else None,
         ),
-        ours=pod["spec"]["schedulerName"] == names.SCHEDULER_NAME,
-        assigned=None if assigned is None else frozenset(assigned.split(",")),
+        ours=pod["spec"]["schedulerName"] == names.SCHEDULER_NAME and pod["spec"]["asksForGpus"],
+        assigned=frozenset(assigned.split(",")) - {""},
         predicted_memory=predicted_memory,
         ends=tuple(
             ContainerEnd(

@@ -20,8 +20,9 @@ class ContainerEnd:
 class PodInfo:
     """What the API server knows of a pod on this node.
 
-    `job` names its GPUJob; `ours` is false for a pod that took its GPU past Tandem; `assigned` are
-    the UUIDs that it was given, None where that is not known; `predicted_memory` is the bound on
+    `job` names its GPUJob; `ours` is false for a pod that asks for no GPU of ours or has another
+    scheduler: a GPU that it uses was taken past Tandem. `assigned` are the UUIDs that it was given,
+    None where that is not known; `predicted_memory` is the bound on
     its memory per GPU in bytes, None where nothing was predicted. `ends` are the last ends of its
     containers that were not asked for.
     """

@@ -12,7 +12,13 @@ def pod(**metadata):
             "name": "train-0-x", "namespace": "team", "uid": "u", "resourceVersion": "1",
             "managedFields": ["much"], **metadata,
         },
-        "spec": {"schedulerName": names.SCHEDULER_NAME, "containers": [{"name": "main"}]},
+        "spec": {
+            "schedulerName": names.SCHEDULER_NAME,
+            "containers": [
+                {"name": "side"},
+                {"name": "main", "resources": {"limits": {names.RESOURCE: "1"}}},
+            ],
+        },
         "status": {"phase": "Running"},
     }  # fmt: skip
 
@@ -27,7 +33,7 @@ def test_only_what_is_used_is_kept():
             "name": "train-0-x", "namespace": "team", "uid": "u", "resourceVersion": "1",
             "ownerReferences": [OWNER],
         },
-        "spec": {"schedulerName": names.SCHEDULER_NAME},
+        "spec": {"schedulerName": names.SCHEDULER_NAME, "asksForGpus": True},
         "status": {"ended": []},
     }  # fmt: skip
 
@@ -50,7 +56,21 @@ def test_pod_belongs_on_the_gpus_that_it_was_given():
     info = pod_info(trim(pod(annotations={names.VISIBLE_DEVICES: "GPU-1,GPU-2"})))
     assert info.belongs_on("GPU-2")
     assert not info.belongs_on("GPU-3")
-    assert pod_info(trim(pod())).belongs_on("GPU-3"), "not yet told"
+
+
+def test_pod_that_was_given_nothing_belongs_nowhere():
+    info = pod_info(trim(pod()))
+    assert info.ours
+    assert not info.belongs_on("GPU-3")
+
+
+@pytest.mark.parametrize("limits", [None, {}, {names.RESOURCE: "0"}, {"cpu": "1"}])
+def test_pod_of_our_scheduler_that_asks_for_no_gpu_belongs_nowhere(limits):
+    idle = pod()
+    idle["spec"]["containers"] = [{"name": "main", "resources": {"limits": limits}}]
+    info = pod_info(trim(idle))
+    assert not info.ours
+    assert not info.belongs_on("GPU-1")
 
 
 def test_pod_of_another_scheduler_belongs_nowhere():

@@ -199,7 +199,13 @@ def test_pods_of_the_node_with_what_was_predicted_for_them(control_plane, namesp
                 "spec": {
                     "nodeName": node,
                     "schedulerName": scheduler,
-                    "containers": [{"name": "main", "image": "x"}],
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": "x",
+                            "resources": {"limits": {names.RESOURCE: "1"}},
+                        }
+                    ],
                 },
             }
         )

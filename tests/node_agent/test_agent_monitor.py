@@ -7,8 +7,10 @@ import pynvml
 import pytest
 from agent_node import GIB, Pods, stamp, uid
 
+from node_agent.kubepods import pod_info, trim
 from node_agent.pods import ContainerEnd, PodInfo
 from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
+from tandem.contracts import names
 
 
 def test_a_pod_and_a_process_of_nobody(node, driver, proc):
@@ -35,6 +37,22 @@ def test_pod_that_went_past_the_scheduler_is_foreign(node, driver, proc):
     gpu = node(Pods({uid(1): PodInfo("ns", "sneak", ours=False)})).run(2).gpus[0]
     assert [(use.pod, use.foreign) for use in gpu.pods] == [("sneak", True)]
     assert (gpu.memory_foreign_bytes, gpu.shares) == (4 * GIB, 1)
+
+
+def test_pod_of_our_scheduler_that_asks_for_no_gpu_is_foreign_and_its_memory_deducted(
+    node, driver, proc
+):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
+    proc.add(7, uid(1))
+    metadata = {"name": "idle", "namespace": "ns", "uid": uid(1), "resourceVersion": "1"}
+    spec = {"schedulerName": names.SCHEDULER_NAME, "containers": [{"name": "main"}]}
+    info = pod_info(trim({"metadata": metadata, "spec": spec}))
+    status = node(Pods({uid(1): info})).run(2)
+    gpu = status.gpus[0]
+    assert [(use.pod, use.foreign) for use in gpu.pods] == [("idle", True)]
+    assert (gpu.memory_foreign_bytes, gpu.shares) == (4 * GIB, 1)
+    # It was given nothing, so no assignment was ignored either.
+    assert {c.type: c for c in status.conditions}["AssignmentHonoured"].status == "True"
 
 
 def test_foreign_memory_that_is_hidden_is_what_ours_leave(node, driver, proc):
