@@ -61,7 +61,10 @@ _TENANTS = """
 
 The ClusterRole `tandem-view` (get, list and watch of `gpujobs`, `gpunodes` and `modelprofiles`) is
 joined to Kubernetes' own `view`, `edit` and `admin`: whoever may view a namespace sees its jobs and
-models. Nobody is given the right to write them.
+models. The ClusterRole `tandem-edit` (create, update and delete of `modelprofiles`) is joined to
+`edit` and `admin`: whoever may edit a namespace pushes and deletes its models through the
+predictor, which asks the API server for these rights. An admission policy refuses every other write
+of the three kinds.
 """
 
 

@@ -24,7 +24,15 @@ Objects = list[dict[str, Any]]
 
 #: Settings that follow from the chart, and would only contradict it.
 SET_BY_THE_CHART = {
-    ExtenderConfig: {"api", "kubeconfig", "verbs", "public", "leader", "predictor_url"},
+    ExtenderConfig: {
+        "api",
+        "kubeconfig",
+        "verbs",
+        "public",
+        "leader",
+        "predictor_url",
+        "predictor_token_file",
+    },
     PredictorConfig: {"host", "port", "store", "kubeconfig", "artifacts"},
     AgentSettings: {"node", "proc"},
 }

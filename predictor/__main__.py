@@ -14,7 +14,9 @@ import uvicorn
 from predictor.app import create_app
 from predictor.config import PredictorConfig, StoreKind, load_config
 from predictor.store import ClusterProfileStore, ProfileStore
+from tandem.contracts.names import PREDICTOR_AUDIENCE
 from tandem.errors import TandemError, UsageError
+from tandem.kube.access import Reviews
 from tandem.kube.memory import MemoryCluster
 
 # Callers keep connections for 90 s (Go's default); a shorter time here would break them.
@@ -52,7 +54,8 @@ def serve(
     )
     flags = {"host": host, "port": port, "store": store}
     settings = load_config(config, flags | {"kubeconfig": kubeconfig, "artifacts": artifacts})
-    service = create_app(settings, _open_store(settings))
+    models, reviews = _open_store(settings)
+    service = create_app(settings, models, reviews=reviews)
     gc.collect()
     gc.freeze()  # code and schemas: to look through them again is a pause of tens of ms
     uvicorn.run(
@@ -66,12 +69,14 @@ def serve(
     )
 
 
-def _open_store(settings: PredictorConfig) -> ProfileStore:
+def _open_store(settings: PredictorConfig) -> tuple[ProfileStore, Reviews | None]:
+    """Return where models are kept, and who says who may ask; models in memory are anyone's."""
     if settings.store is StoreKind.MEMORY:
-        return ClusterProfileStore(MemoryCluster())
+        return ClusterProfileStore(MemoryCluster()), None
     from tandem.kube.client import KubeClient
 
-    return ClusterProfileStore(KubeClient.load(settings.kubeconfig))
+    client = KubeClient.load(settings.kubeconfig)
+    return ClusterProfileStore(client), Reviews(client, audience=PREDICTOR_AUDIENCE)
 
 
 def main() -> None:

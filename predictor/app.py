@@ -16,6 +16,9 @@ from fastapi import FastAPI, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from predictor.access import Authenticated, Authority, feed_back, read_models
+from predictor.access import delete_model as delete_model_rights
+from predictor.access import push_model as push_model_rights
 from predictor.config import PredictorConfig
 from predictor.drift import Drift
 from predictor.errors import BusyError, GraphError, ModelNotFoundError, Refusal
@@ -42,13 +45,14 @@ from tandem.contracts.prediction import (
     PredictRequest,
 )
 from tandem.errors import TandemError
+from tandem.kube.access import Reviews
 
 log = logging.getLogger(__name__)
 
 _MODELS = "/v1/models"
 _PRODUCER = "predictor"
 _ERRORS: dict[int | str, dict[str, object]] = {
-    status: {"model": ErrorBody} for status in (400, 404, 413, 422, 500, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 413, 422, 500, 503)
 }
 _RAW_BODY = {
     "requestBody": {
@@ -188,10 +192,17 @@ class _Service:
 
 
 def create_app(
-    config: PredictorConfig, store: ProfileStore, sandbox: Sandbox | None = None
+    config: PredictorConfig,
+    store: ProfileStore,
+    sandbox: Sandbox | None = None,
+    reviews: Reviews | None = None,
 ) -> FastAPI:
-    """Return the service. `sandbox` is started with it and closed at the end."""
+    """Return the service. `sandbox` is started with it and closed at the end.
+
+    `reviews` says who may ask; without it anyone may, as with models in memory.
+    """
     sandbox = sandbox or Sandbox(config.sandbox)
+    authority = Authority(reviews)
     metrics = Metrics()
     service = _Service(config, store, sandbox, metrics)
 
@@ -203,6 +214,7 @@ def create_app(
         await run_in_threadpool(sandbox.close)
 
     app = FastAPI(title="Tandem predictor", version="v1", lifespan=lifespan, responses=_ERRORS)
+    app.add_middleware(Authenticated, reviews=reviews)
     app.add_middleware(
         Edge,
         metrics=metrics,
@@ -219,46 +231,64 @@ def create_app(
         namespace: str = "default",
     ) -> ModelSummary:
         """Take an ONNX file as the raw body, keep its features under a name."""
+        check_names(namespace, name)
+        await authority.check(request, push_model_rights(namespace))
         return await service.push(request, namespace, name)
 
     @app.get(_MODELS, response_model_exclude_none=True)
-    def list_models(namespace: str | None = None) -> ModelList:
+    async def list_models(request: Request, namespace: str | None = None) -> ModelList:
         """Return the models of a namespace, or of all."""
-        return ModelList(models=store.list(namespace))
+        if namespace is not None:
+            check_names(namespace)
+        await authority.check(request, read_models(namespace, "list"))
+        return ModelList(models=await run_in_threadpool(store.list, namespace))
 
     @app.get(_MODELS + "/{namespace}/{name}", response_model_exclude_none=True)
-    def show_model(namespace: str, name: str) -> ModelSummary:
+    async def show_model(request: Request, namespace: str, name: str) -> ModelSummary:
         """Return one model with its features."""
-        return store.get(namespace, name)
+        check_names(namespace, name)
+        await authority.check(request, read_models(namespace))
+        return await run_in_threadpool(store.get, namespace, name)
 
     @app.delete(_MODELS + "/{namespace}/{name}", status_code=204)
-    def delete_model(namespace: str, name: str) -> Response:
+    async def delete_model(request: Request, namespace: str, name: str) -> Response:
         """Forget a model."""
-        store.delete(namespace, name)
+        check_names(namespace, name)
+        await authority.check(request, delete_model_rights(namespace))
+        await run_in_threadpool(store.delete, namespace, name)
         return Response(status_code=204)
 
     @app.post("/v1/predict", response_model=Prediction)
-    async def predict(request: PredictRequest) -> Response:
+    async def predict(request: Request, asked: PredictRequest) -> Response:
         """Predict one job's load; a model that is not there counts as unknown, and is named."""
-        prediction = await run_in_threadpool(service.predict, request)  # the store may block
-        return _as_it_is(service.priced(request, prediction))
+        await authority.check(request, read_models(asked.namespace))
+        prediction = await run_in_threadpool(service.predict, asked)  # the store may block
+        return _as_it_is(service.priced(asked, prediction))
 
     @app.post("/v1/predict:batch", response_model_exclude_none=True)
-    def predict_batch(batch: PredictBatch) -> PredictionBatch:
+    async def predict_batch(request: Request, batch: PredictBatch) -> PredictionBatch:
         """Predict many loads at once."""
-        return PredictionBatch(
-            predictions=[service.priced(one, service.predict(one)) for one in batch.requests]
-        )
+        for namespace in sorted({one.namespace for one in batch.requests}):
+            await authority.check(request, read_models(namespace))
+
+        def predict_all() -> list[Prediction]:
+            return [service.priced(one, service.predict(one)) for one in batch.requests]
+
+        return PredictionBatch(predictions=await run_in_threadpool(predict_all))
 
     @app.post("/v1/feedback", response_model_exclude_none=True)
-    def feedback(run: Feedback) -> ModelSummary:
+    async def feedback(request: Request, run: Feedback) -> ModelSummary:
         """Take what a run was measured to use: it corrects the next prediction of its kind."""
-        return service.feedback(run, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+        check_names(run.namespace, run.model)
+        await authority.check(request, feed_back(run.namespace))
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return await run_in_threadpool(service.feedback, run, now)
 
     @app.post("/v1/interference", response_model=InterferenceAnswer)
-    async def interference(request: InterferenceRequest) -> Response:
+    async def interference(request: Request, asked: InterferenceRequest) -> Response:
         """Predict how a job and each of many candidates would slow one another down."""
-        return _as_it_is(service.price(request))
+        await authority.check(request, read_models(None, "list"))  # by what all have shown
+        return _as_it_is(service.price(asked))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

@@ -29,6 +29,15 @@ ServerOption = Annotated[
     typer.Option("--server", envvar="TANDEM_PREDICTOR", help="URL of the predictor service."),
 ]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="Kubernetes namespace.")]
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        "--token",
+        envvar="TANDEM_TOKEN",
+        help="Your token of the cluster. [that of your kubeconfig]",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _SERVER = "http://127.0.0.1:8090"
 
@@ -41,10 +50,11 @@ def push(
     name: Annotated[str, typer.Option(help="Name of the model [the file's name].")] = "",
     namespace: NamespaceOption = "default",
     server: ServerOption = _SERVER,
+    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Push the graph of a model, so that jobs can name it in `tandem.gpu/model`."""
-    with _connect(server) as http:
+    with _connect(server, token) as http:
         answer = http.request(
             "POST",
             "/v1/models",
@@ -69,10 +79,11 @@ def list_models(
         str | None, typer.Option("--namespace", "-n", help="Only this namespace.")
     ] = None,
     server: ServerOption = _SERVER,
+    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """List the models of a namespace, or of all."""
-    with _connect(server) as http:
+    with _connect(server, token) as http:
         answer = http.request(
             "GET", "/v1/models", params={"namespace": namespace} if namespace else {}
         )
@@ -103,10 +114,11 @@ def show(
     name: str,
     namespace: NamespaceOption = "default",
     server: ServerOption = _SERVER,
+    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the features of one model."""
-    with _connect(server) as http:
+    with _connect(server, token) as http:
         model = ModelSummary.model_validate_json(
             http.request("GET", f"/v1/models/{_path(namespace)}/{_path(name)}")
         )
@@ -118,10 +130,13 @@ def show(
 
 @app.command()
 def delete(
-    name: str, namespace: NamespaceOption = "default", server: ServerOption = _SERVER
+    name: str,
+    namespace: NamespaceOption = "default",
+    server: ServerOption = _SERVER,
+    token: TokenOption = "",
 ) -> None:
     """Forget a model. Jobs that name it then count as unknown."""
-    with _connect(server) as http:
+    with _connect(server, token) as http:
         http.request("DELETE", f"/v1/models/{_path(namespace)}/{_path(name)}")
     err.print(f"Deleted {name} of namespace {namespace}.")
 
@@ -143,6 +158,7 @@ def predict(
     ] = None,
     namespace: NamespaceOption = "default",
     server: ServerOption = _SERVER,
+    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Predict what a training job would use of a GPU."""
@@ -159,7 +175,7 @@ def predict(
     if file is not None:
         prediction = _predict_here(file, request)
     else:
-        with _connect(server) as http:
+        with _connect(server, token) as http:
             prediction = Prediction.model_validate_json(
                 http.request("POST", "/v1/predict", json=request.wire())
             )
@@ -189,10 +205,26 @@ def predict(
     err.print(prediction.explanation, highlight=False)
 
 
-def _connect(server: str) -> PredictorClient:
+def _connect(server: str, token: str) -> PredictorClient:
     from predictor.client import PredictorClient
 
-    return PredictorClient(server)
+    return PredictorClient(server, token or _token_of_kubeconfig(server))
+
+
+def _token_of_kubeconfig(server: str) -> str:
+    """Return the user's token where it stays secret on its way: over TLS, or on this machine."""
+    import httpx
+
+    url = httpx.URL(server)
+    if url.scheme != "https" and url.host not in ("127.0.0.1", "::1", "localhost"):
+        return ""
+    from tandem.errors import TandemError
+    from tandem.kube.credentials import user_token
+
+    try:
+        return user_token()
+    except TandemError:
+        return ""  # no cluster: a predictor that keeps models in memory asks for none
 
 
 def _predict_here(file: Path, request: PredictRequest) -> Prediction:

@@ -15,10 +15,11 @@ _ANSWER_TIMEOUT_S = 60.0
 class PredictorClient:
     """The predictor service; every failure is an error for people."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, token: str = "") -> None:
         self._url = url
         timeout = httpx.Timeout(_ANSWER_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        self._client = httpx.Client(base_url=url, timeout=timeout)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=url, timeout=timeout, headers=headers)
 
     def __enter__(self) -> PredictorClient:
         return self

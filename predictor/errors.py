@@ -37,6 +37,26 @@ class ModelNotFoundError(TandemError):
         )
 
 
+class UnauthenticatedError(TandemError):
+    """The request bears no token that the API server knows."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            "`tandem` sends the token of your kubeconfig; where it has none, give --token or "
+            "TANDEM_TOKEN, as from `kubectl create token ACCOUNT`.",
+        )
+
+
+class ForbiddenError(TandemError):
+    """The API server would not let the caller do that; `access` says what."""
+
+    def __init__(self, access: str) -> None:
+        super().__init__(
+            f"You may not {access}.", "Ask whoever administers the namespace for that right."
+        )
+
+
 class StoreUnavailableError(TandemError):
     """The store of models cannot be reached at present; the same request may succeed later."""
 

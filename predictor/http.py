@@ -14,11 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from predictor.errors import (
     BusyError,
+    ForbiddenError,
     GraphError,
     ModelNotFoundError,
     Refusal,
     SandboxUnavailableError,
     StoreUnavailableError,
+    UnauthenticatedError,
 )
 from predictor.metrics import Metrics
 from tandem.contracts.prediction import ErrorBody
@@ -152,6 +154,10 @@ def _status_of(error: TandemError) -> int:
             return _BODY_TOO_LARGE if error.refusal is Refusal.TOO_LARGE else 422
         case ModelNotFoundError():
             return 404
+        case UnauthenticatedError():
+            return 401
+        case ForbiddenError():
+            return 403
         case StoreUnavailableError() | SandboxUnavailableError():
             return 503
         case UsageError():

@@ -182,6 +182,7 @@ class ExtenderConfig(Section):
     max_jobs_per_gpu: Annotated[int, Field(ge=1, le=64)] = 2
     stale_after_s: Seconds = 150.0
     predictor_url: str | None = None
+    predictor_token_file: Path | None = None
     certificate: Rotation = Rotation()
     leader: Leader = Leader()
     queue: QueueConfig = QueueConfig()

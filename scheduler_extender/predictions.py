@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import httpx
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import ValidationError
 
 from scheduler_extender.cluster.jobs import unpredicted_load
@@ -22,6 +26,12 @@ from tandem.contracts.resources import Demand, Load
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
+#: A request that takes longer is no answer in time, though it may be used.
+SLOW_S = 1.0
+#: Requests in a row without an answer in time, after which no caller waits any more.
+OPEN_AFTER = 3
+PROBE_EVERY_S = 5.0
+_TOKEN_KEPT_S = 60.0
 
 
 class Predictor(Protocol):
@@ -58,11 +68,100 @@ def without_predictor(demand: Demand, why: str) -> Prediction:
     return Prediction(load=load, explanation=f"{why}; {load.memory_source.value} counts")
 
 
-class HttpPredictor:
-    """The predictor service at `url`; without one, declared values or the whole GPU."""
+class _Request(NamedTuple):
+    path: str
+    body: dict[str, Any]
 
-    def __init__(self, url: str | None) -> None:
-        self._client = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) if url else None
+
+class PredictorMetrics:
+    """What became of the requests to the predictor."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry or CollectorRegistry()
+        self.requests = Counter(
+            "tandem_extender_predictor_requests_total",
+            "Requests to the predictor: answered, refused (by a status), failed (no answer in "
+            "time), or skipped while the circuit is open.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("answered", "refused", "failed", "skipped"):
+            self.requests.labels(outcome)
+        self.open = Gauge(
+            "tandem_extender_predictor_circuit_open",
+            "1 while the predictor is taken to be away and no job waits for it.",
+            registry=registry,
+        )
+
+
+class _Circuit:
+    """Open after some requests in a row without an answer in time; a probe closes it again.
+
+    While it is open no caller waits: the last request that failed is repeated in the background,
+    one at a time, until it is answered in time (half-open).
+    """
+
+    def __init__(
+        self, metrics: PredictorMetrics, answers: Callable[[_Request], Awaitable[bool]]
+    ) -> None:
+        self._metrics = metrics
+        self._answers = answers
+        self._failures = 0
+        self._probing: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True while the predictor is taken to be away."""
+        return self._probing is not None
+
+    def answered(self) -> None:
+        """Note an answer that came in time."""
+        self._failures = 0
+
+    def failed(self, request: _Request) -> None:
+        """Note a request without an answer, or one that took too long."""
+        self._failures += 1
+        if self._failures >= OPEN_AFTER and self._probing is None:
+            log.warning("predictor taken to be away failures=%d", self._failures)
+            self._metrics.open.set(1)
+            self._probing = asyncio.ensure_future(self._probe(request))
+
+    def stop(self) -> None:
+        """Probe no more."""
+        if self._probing is not None:
+            self._probing.cancel()
+
+    async def _probe(self, request: _Request) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            if await self._answers(request):
+                break
+        log.info("predictor answers again")
+        self._failures = 0
+        self._metrics.open.set(0)
+        self._probing = None
+
+
+class HttpPredictor:
+    """The predictor service at `url`; without one, declared values or the whole GPU.
+
+    `token` gives the bearer token by which the service knows us, where it asks for one.
+    """
+
+    def __init__(
+        self,
+        url: str | None,
+        *,
+        token: Callable[[], str] = lambda: "",
+        metrics: PredictorMetrics | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._client = (
+            httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, transport=transport) if url else None
+        )
+        self._token = token
+        self._metrics = metrics or PredictorMetrics()
+        self._circuit = _Circuit(self._metrics, self._answers)
 
     async def predict(self, namespace: str, demand: Demand, gpu: GpuKind | None) -> Prediction:
         """Ask the service; fall back to what was declared where it cannot say."""
@@ -79,47 +178,88 @@ class HttpPredictor:
             declared_memory_bytes=demand.declared_memory_bytes,
             declared_utilisation_percent=demand.declared_utilisation_percent,
         )
-        try:
-            answer = await self._client.post("/v1/predict", json=request.wire())
-            answer.raise_for_status()
-            return Prediction.model_validate_json(answer.content)
-        except httpx.HTTPStatusError as error:
-            said = error.response.text[:300]
-            log.warning("predictor refused status=%s said=%s", error.response.status_code, said)
-            return without_predictor(demand, f"the predictor refused: {said}")
-        except (httpx.HTTPError, ValidationError) as error:
-            log.warning("predictor unusable error=%r", error)
+        answer = await self._post(_Request("/v1/predict", request.wire()))
+        if answer is None:
             return without_predictor(demand, "the predictor is not reachable")
+        if not answer.is_success:
+            said = answer.text[:300]
+            log.warning("predictor refused status=%s said=%s", answer.status_code, said)
+            return without_predictor(demand, f"the predictor refused: {said}")
+        try:
+            return Prediction.model_validate_json(answer.content)
+        except ValidationError as error:
+            log.warning("predictor unusable error=%r", error)
+            return without_predictor(demand, "the predictor's answer cannot be read")
 
     async def interference(
         self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
     ) -> InterferenceAnswer | None:
         """Ask the service, all candidates in one call."""
-        if self._client is None:
-            return None
         request = InterferenceRequest(
             job=job, candidates=list(candidates), gpu_model=gpu.model if gpu else None
         )
+        answer = await self._post(_Request("/v1/interference", request.wire()))
+        if answer is None or not answer.is_success:
+            return None
         try:
-            answer = await self._client.post("/v1/interference", json=request.wire())
-            answer.raise_for_status()
             return InterferenceAnswer.model_validate_json(answer.content)
-        except (httpx.HTTPError, ValidationError) as error:
+        except ValidationError as error:
             log.warning("predictor prices no pairs error=%r", error)
             return None
 
     async def tell(self, feedback: Feedback) -> bool:
         """Send what a run of a model was observed to use; False where it was not taken."""
+        answer = await self._post(_Request("/v1/feedback", feedback.wire()))
+        return answer is not None and answer.is_success
+
+    async def _post(self, request: _Request) -> httpx.Response | None:
+        """Return the answer; None where there is none in time, or the circuit is open."""
         if self._client is None:
-            return False
+            return None
+        if self._circuit.is_open:
+            self._metrics.requests.labels("skipped").inc()
+            return None
+        began = time.perf_counter()
+        answer = await self._send(request)
+        if answer is None or time.perf_counter() - began > SLOW_S:
+            self._circuit.failed(request)
+        else:
+            self._circuit.answered()
+        return answer
+
+    async def _answers(self, request: _Request) -> bool:
+        began = time.perf_counter()
+        return await self._send(request) is not None and time.perf_counter() - began <= SLOW_S
+
+    async def _send(self, request: _Request) -> httpx.Response | None:
+        assert self._client is not None
         try:
-            answer = await self._client.post("/v1/feedback", json=feedback.wire())
-        except httpx.HTTPError as error:
-            log.warning("predictor not told error=%r", error)
-            return False
-        return answer.is_success
+            token = self._token()
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            async with asyncio.timeout(TIMEOUT_S):  # httpx's own limits are for each step of it
+                answer = await self._client.post(request.path, json=request.body, headers=headers)
+        except (httpx.HTTPError, TimeoutError, OSError) as error:
+            log.warning("predictor does not answer path=%s error=%r", request.path, error)
+            self._metrics.requests.labels("failed").inc()
+            return None
+        self._metrics.requests.labels("answered" if answer.is_success else "refused").inc()
+        return answer
 
     async def aclose(self) -> None:
         """Drop the connections."""
+        self._circuit.stop()
         if self._client is not None:
             await self._client.aclose()
+
+
+def token_of_file(path: Path) -> Callable[[], str]:
+    """Return a reader of a token that kubelet renews; read at most once a minute."""
+    kept: tuple[float, str] = (float("-inf"), "")
+
+    def token() -> str:
+        nonlocal kept
+        if time.monotonic() - kept[0] > _TOKEN_KEPT_S:
+            kept = time.monotonic(), path.read_text().strip()
+        return kept[1]
+
+    return token

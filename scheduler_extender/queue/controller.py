@@ -38,7 +38,7 @@ from scheduler_extender.queue.rounds import Rounds
 from scheduler_extender.queue.standing import Standings
 from scheduler_extender.queue.telling import Telling
 from scheduler_extender.queue.waiters import Waiters
-from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.work import Elsewhere, WorkQueue
 from scheduler_extender.queue.writes import Tell, Writer
 from scheduler_extender.quotas.accounts import Accounts
 from scheduler_extender.quotas.config import Quota
@@ -113,6 +113,7 @@ class Controller:
             clock,
             self.work.later,
             self.learning.next_runs.earlier,
+            self.work.add,
         )
         self._reconciler = Reconciler(
             self._writer,
@@ -325,7 +326,7 @@ class Controller:
 
     # --- one gang -----------------------------------------------------------------------------
 
-    def _step(self, key: Key) -> Awaitable[None] | None:
+    def _step(self, key: Key) -> Awaitable[None] | Elsewhere | None:
         """Decide what is to be done about a gang; where nothing is, note what it wants."""
         self._waiters.drop(key)
         gang = self.registry.gangs.get(key)

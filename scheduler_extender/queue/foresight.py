@@ -13,11 +13,15 @@ from scheduler_extender.predictions import GpuKind, Predictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.work import Elsewhere
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Condition, GPUJobStatus, Load, Phase, Source, SubBatch
 
 PREDICT_AGAIN_S = 30.0
+#: Jobs for which the predictor is asked again at the same time. They take no places from decisions,
+#: and what is asked for new jobs does not wait behind them.
+_AGAIN_AT_ONCE = 4
 MOST_HALVINGS = 3  # of a batch, for gradient accumulation
 
 
@@ -46,6 +50,7 @@ class Foresight:
         clock: Callable[[], float],
         later: Callable[[Key, float], None],
         earlier: Callable[[Gang, Prediction], Prediction] = lambda _, prediction: prediction,
+        soon: Callable[[Key], None] = lambda _: None,
     ) -> None:
         self._writer = writer
         self._predictor = predictor
@@ -55,10 +60,14 @@ class Foresight:
         self._later = later
         self._earlier = earlier  # what earlier runs have shown, where that is more
         self._predicted_at: dict[Key, float] = {}
+        self._soon = soon  # has a gang looked at
+        self._asking_again = 0
+        self._to_ask_again: dict[Key, None] = {}
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
         self._predicted_at.pop(key, None)
+        self._to_ask_again.pop(key, None)
 
     async def enqueue(self, gang: Gang) -> None:
         """Predict the load of a new GPUJob and put it in the queue."""
@@ -154,11 +163,29 @@ class Foresight:
         ):
             return False
         due = self._predicted_at.get(gang.key, 0.0) + PREDICT_AGAIN_S
-        self._later(gang.key, max(due, now + 1.0))
+        self._later(gang.key, due if now < due else now + PREDICT_AGAIN_S)
+        if now >= due and self._asking_again >= _AGAIN_AT_ONCE:
+            self._to_ask_again[gang.key] = None
+            return False
         return now >= due
 
-    async def again(self, gang: Gang) -> None:
+    def again(self, gang: Gang) -> Elsewhere:
         """Ask the predictor once more, and write down what it says now."""
+        self._asking_again += 1
+        self._to_ask_again.pop(gang.key, None)
+        return Elsewhere(self._again(gang))
+
+    async def _again(self, gang: Gang) -> None:
+        try:
+            await self._ask_again(gang)
+        finally:
+            self._asking_again -= 1
+            if self._to_ask_again:
+                key = next(iter(self._to_ask_again))
+                del self._to_ask_again[key]
+                self._soon(key)
+
+    async def _ask_again(self, gang: Gang) -> None:
         assert gang.record is not None
         prediction = await self._predict(gang)
         status = gang.record.status

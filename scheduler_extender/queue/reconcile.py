@@ -15,6 +15,7 @@ from scheduler_extender.queue.foresight import Foresight
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.preemption import Preempter, method_of
 from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.work import Elsewhere
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import GPUJobStatus, Phase
 
@@ -55,7 +56,7 @@ class Reconciler:
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
 
-    def step(self, gang: Gang) -> Awaitable[None] | None:
+    def step(self, gang: Gang) -> Awaitable[None] | Elsewhere | None:
         """Return what is to be done about one gang, if anything; only decides, does not wait.
 
         Where time alone will make something due, `later` is told when to ask again.

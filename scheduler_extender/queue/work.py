@@ -7,6 +7,7 @@ import heapq
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from scheduler_extender.cluster.records import Key
 from tandem.kube.errors import Conflict, KubeError, NotFound
@@ -17,15 +18,24 @@ log = logging.getLogger(__name__)
 SLICE_S = 0.002
 _AGAIN_S = 1.0
 
-Step = Callable[[Key], Awaitable[None] | None]
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Work that waits for another service: it takes none of the places for decisions."""
+
+    work: Awaitable[None]
+
+
+Step = Callable[[Key], Awaitable[None] | Elsewhere | None]
 
 
 class WorkQueue:
     """Keys whose picture has changed, and the tasks that write what follows.
 
     `step` decides, without waiting, what is to be done about a key; what it returns runs as a task,
-    `parallel` of them at most. A key is not looked at while its task runs, and again afterwards: at
-    once where its picture has changed, else after a second.
+    `parallel` of them at most; those that wait `Elsewhere` do not count. A key is not looked at
+    while its task runs, and again afterwards: at once where its picture has changed, else after a
+    second.
     """
 
     def __init__(self, step: Step, clock: Callable[[], float], parallel: int) -> None:
@@ -34,6 +44,7 @@ class WorkQueue:
         self._parallel = parallel
         self._dirty: dict[Key, None] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._elsewhere: set[Key] = set()  # those of the tasks that take no place
         self._timers: list[tuple[float, Key]] = []
         self._due: dict[Key, float] = {}
         self._scheduled = False
@@ -107,7 +118,7 @@ class WorkQueue:
         start = time.perf_counter()
         passed_over: list[Key] = []
         while self._dirty and not self._holds and time.perf_counter() - start < SLICE_S:
-            if len(self._tasks) >= self._parallel:
+            if not self._has_place():
                 break
             key = next(iter(self._dirty))
             del self._dirty[key]
@@ -122,12 +133,18 @@ class WorkQueue:
                 self.failures += 1
                 self.later(key, self._clock() + _AGAIN_S)
                 continue
+            if isinstance(work, Elsewhere):
+                self._elsewhere.add(key)
+                work = work.work
             if work is not None:
                 self._tasks[key] = asyncio.ensure_future(self._guard(key, work, planned=False))
         self._dirty.update(dict.fromkeys(passed_over))
         # With all hands busy, or nothing but busy keys left, the end of a task goes on.
-        if len(self._tasks) < self._parallel and len(self._dirty) > len(passed_over):
+        if self._has_place() and len(self._dirty) > len(passed_over):
             self._schedule()
+
+    def _has_place(self) -> bool:
+        return len(self._tasks) - len(self._elsewhere) < self._parallel
 
     async def _guard(self, key: Key, work: Awaitable[None], *, planned: bool) -> None:
         """Do it; look at the key again at once where that was planned, else when it changes."""
@@ -144,6 +161,7 @@ class WorkQueue:
             self.failures += 1
         finally:
             del self._tasks[key]
+            self._elsewhere.discard(key)
         if key not in self._dirty:
             self.later(key, self._clock() + _AGAIN_S)
         self._schedule()

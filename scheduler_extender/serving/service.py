@@ -23,7 +23,7 @@ from scheduler_extender.fencing import Fence
 from scheduler_extender.leader import LeaseWatch
 from scheduler_extender.learning.books import Books, believing
 from scheduler_extender.learning.history import Learned
-from scheduler_extender.predictions import HttpPredictor
+from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, token_of_file
 from scheduler_extender.queue.controller import Controller
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.serving.memory_api import admission
@@ -106,7 +106,11 @@ async def running(
     )
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
     service = Service(config, api, state, feed, verbs, binder, metrics)
-    predictor = HttpPredictor(config.predictor_url)
+    predictor = HttpPredictor(
+        config.predictor_url,
+        token=_predictor_token(config, api),
+        metrics=PredictorMetrics(metrics.registry),
+    )
     hostname = config.leader.hostname or socket.gethostname()
     loop = asyncio.get_running_loop()
 
@@ -173,6 +177,13 @@ async def running(
         threads.shutdown(wait=False, cancel_futures=True)
         await predictor.aclose()
         api.close()
+
+
+def _predictor_token(config: ExtenderConfig, api: KubeClient | MemoryCluster) -> Callable[[], str]:
+    """Return by what the predictor knows us: a token for it alone, else that for the API server."""
+    if config.predictor_token_file is not None:
+        return token_of_file(config.predictor_token_file)
+    return api.bearer_token if isinstance(api, KubeClient) else lambda: ""
 
 
 def _start_feed(feed: Feed, api: KubeClient | MemoryCluster) -> list[Reflector]:

@@ -64,6 +64,8 @@ ACCUMULATION_STEPS_ENV = "TANDEM_ACCUMULATION_STEPS"
 # With these a job tells its progress to the agent of its node; `tandem.progress` reads them.
 AGENT_PORT = 9405
 AGENT_AUDIENCE = "tandem-agent"
+#: The audience of a token by which a service of ours is known to the predictor alone.
+PREDICTOR_AUDIENCE = "tandem-predictor"
 AGENT_URL_ENV = "TANDEM_AGENT_URL"
 HOST_IP_ENV = "TANDEM_HOST_IP"
 TOKEN_FOLDER = "/var/run/secrets/tandem.gpu"  # noqa: S105 - a path

@@ -122,6 +122,10 @@ class Installation:
             }
         )
 
+    def predictor_token(self) -> str:
+        """Return a token of an account that may do everything with the models of all namespaces."""
+        return self.plane.service_account_token(names.NAMESPACE, "tandem-predictor")
+
     def start_predictor(self, name: str = "predictor") -> Process:
         """Start the predictor with its models in the API server."""
         path = self._folder / "predictor.yaml"

@@ -138,3 +138,18 @@ def load_credentials(kubeconfig: Path | None, context: str | None) -> Credential
     if kubeconfig is None and (ACCOUNT / "token").exists():
         return ServiceAccount()
     return Kubeconfig(kubeconfig, context)
+
+
+def bearer_token(credentials: Credentials) -> str:
+    """Return the token that the credentials bear at present, '' where they have none."""
+    scheme, _, token = (credentials.authorization() or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def user_token(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """Return the user's token, as kubectl would send it; '' where the user has none.
+
+    Raises:
+        TandemError: there are no usable credentials.
+    """
+    return bearer_token(load_credentials(kubeconfig, context))

@@ -82,6 +82,7 @@ class TandemCluster:
             self.tandem(
                 "model", "push", str(MODELS[model]), "--name", model,
                 "--namespace", namespace, "--server", self.installation.predictor_url,
+                "--token", self.installation.predictor_token(),
             )  # fmt: skip
 
     def apply_job(self, namespace: str, job: dict[str, Any]) -> None:

@@ -15,8 +15,9 @@ from scheduler_extender.admission.webhook import admission_router
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.api import read_router
 from scheduler_extender.serving.limits import MAX_BODY_BYTES, Limited
-from scheduler_extender.serving.readers import ACCESS_REVIEWS, TOKEN_REVIEWS, Readers
+from scheduler_extender.serving.readers import Readers
 from tandem.contracts import names
+from tandem.kube.access import ACCESS_REVIEWS, TOKEN_REVIEWS
 from tandem.kube.errors import Forbidden, KubeError
 from tandem.policy.catalog import load_profile
 

@@ -76,7 +76,10 @@ def test_a_wrong_value_is_refused_with_its_path(
     ), answer.stderr
 
 
-@pytest.mark.parametrize("key", ["public", "verbs", "leader", "kubeconfig", "predictor_url", "api"])
+@pytest.mark.parametrize(
+    "key",
+    ["public", "verbs", "leader", "kubeconfig", "predictor_url", "predictor_token_file", "api"],
+)
 def test_what_follows_from_the_chart_cannot_be_set_beside_it(helm: Helm, key: str) -> None:
     answer = helm("template", "tandem", str(CHART), "--set", f"scheduler.extender.config.{key}=x")
     assert f"additional properties '{key}' not allowed" in answer.stderr

@@ -190,13 +190,21 @@ def test_retraining_runs_by_its_own_command_with_its_own_account(
 
     url = cluster.installation.predictor_url
     tandem = Path(sys.executable).with_name("tandem")
+    token = cluster.installation.predictor_token()
     push = [tandem, "model", "push", LIGHT, "--name", "net", "--namespace", team, "--server", url]
+    push += ["--token", token]
     subprocess.run(push, check=True, capture_output=True)
     seen = Feedback(
         namespace=team, model="net", batch_size=8, gpu_model="Tesla T4", memory_base_bytes=1 << 30,
         memory_peak_bytes=2 << 30, utilisation_percent=40.0,
     )  # fmt: skip
-    httpx.post(f"{url}/v1/feedback", json=seen.wire(), trust_env=False).raise_for_status()
+    told = httpx.post(
+        f"{url}/v1/feedback",
+        json=seen.wire(),
+        headers={"authorization": f"Bearer {token}"},
+        trust_env=False,
+    )
+    told.raise_for_status()
     done = subprocess.run(
         [tandem, *(a.replace("/artifacts", str(tmp_path / "artifacts")) for a in arguments)],
         env={**os.environ, "KUBECONFIG": str(account)},

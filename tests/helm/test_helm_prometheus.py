@@ -125,6 +125,7 @@ def prometheus(cluster: ChartCluster) -> Prometheus:
         f"{installation.predictor_url}/v1/models",
         params={"name": "squeezenet", "namespace": team},
         content=GRAPH.read_bytes(),
+        headers={"authorization": f"Bearer {installation.predictor_token()}"},
         trust_env=False,
         timeout=60,
     )

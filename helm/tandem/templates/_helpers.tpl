@@ -99,6 +99,7 @@ affinity:
 {{- $service := printf "tandem-webhook.%s.svc" $namespace -}}
 {{- $ours := dict
   "predictor_url" (printf "http://tandem-predictor.%s.svc:8090" $namespace)
+  "predictor_token_file" "/var/run/secrets/tandem.gpu/predictor/token"
   "public" (dict "namespace" $namespace "service_names" (prepend .Values.webhook.serviceNames $service))
   "leader" (dict "namespace" $namespace)
 -}}
