@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Set
 from importlib.metadata import PackageNotFoundError, version
 
 from node_agent import canary, guard
@@ -40,7 +41,8 @@ GONE_GRACE_S = 10.0
 class Monitor:
     """Boards by UUID, and the session with NVML that reads them.
 
-    A GPU that was known once stays in the report, quarantined while it cannot be read.
+    A GPU that was known once stays in the report, quarantined while it cannot be read, until
+    another takes its place.
     `iterations` is iterations per second by pod UID, as the pods tell; `requests` is by pod UID.
     """
 
@@ -155,6 +157,7 @@ class Monitor:
         self._open = False
         found = {gpu.uuid: gpu for gpu in self.nvml.open()}
         self._open, self._gone, self._gone_since_s = True, "", None
+        self._drop_replaced(found.keys())
         for uuid, gpu in found.items():
             if uuid not in self.boards:
                 log.info("gpu found uuid=%s index=%d model=%r", uuid, gpu.index, gpu.model)
@@ -164,6 +167,20 @@ class Monitor:
             board.gpu = found.get(uuid)
             if board.gpu is not None:
                 board.index = board.gpu.index
+
+    def _drop_replaced(self, found: Set[str]) -> None:
+        """Forget the GPUs that are missing where as many others have come that were not known.
+
+        A GPU that only fails leaves the node with fewer; it stays in the report, in quarantine.
+        Where NVML cannot read some GPUs, it is not known which they are.
+        """
+        missing = self.boards.keys() - found
+        if not missing or self.nvml.unreadable or len(found - self.boards.keys()) < len(missing):
+            return
+        for uuid in sorted(missing):
+            log.info("gpu replaced uuid=%s", uuid)
+            del self.boards[uuid]
+            self._full_gpus.discard(uuid)
 
     def _lose_nvml(self, now_s: float, why: str) -> None:
         if self._gone_since_s is None:

@@ -8,8 +8,8 @@ import httpx
 
 from node_agent.publish import Object, WriteError
 from tandem.kube.client import KubeClient
-from tandem.kube.errors import KubeError, NotFound
-from tandem.kube.resource import GPU_NODES
+from tandem.kube.errors import Forbidden, KubeError, NotFound
+from tandem.kube.resource import GPU_NODES, NODES
 
 HTTP_TIMEOUT_S = 5.0
 
@@ -18,7 +18,9 @@ class KubeWriter:
     """Writes the status of the node's GPUNode, creating the object where it is missing.
 
     Each write names the version that it replaces: one that was given up, and that an API server
-    comes to later all the same, cannot take the place of a newer one.
+    comes to later all the same, cannot take the place of a newer one. The GPUNode is owned by its
+    Node: the garbage collector removes it with the Node, and with nothing else. A node that is only
+    away keeps its Node.
     """
 
     def __init__(self, client: KubeClient) -> None:
@@ -49,14 +51,31 @@ class KubeWriter:
         self._version = str(answer["metadata"]["resourceVersion"])
 
     def _current(self, node: str) -> str:
-        """Return the version of the GPUNode, which is created where it is missing."""
+        """Return the version of the GPUNode, which is created, and given its owner, as need be."""
         found = self.read(node)
-        if found is None:
-            try:
-                found = self._client.create(GPU_NODES, {"metadata": {"name": node}})
-            except KubeError as error:
-                raise WriteError(str(error)) from error
+        try:
+            owners = self._owners(node)
+            if found is None:
+                body = {"metadata": {"name": node, "ownerReferences": owners}}
+                found = self._client.create(GPU_NODES, body)
+            elif owners and found["metadata"].get("ownerReferences") != owners:
+                body = {"metadata": {"ownerReferences": owners}}
+                found = self._client.patch(GPU_NODES, node, body)
+        except KubeError as error:
+            raise WriteError(str(error)) from error
         return str(found["metadata"]["resourceVersion"])
+
+    def _owners(self, node: str) -> list[Object]:
+        """Return the reference to the Node; none where the agent may not read it.
+
+        Raises:
+            NotFound: it has been deleted, and what is reported of it is to go.
+        """
+        try:
+            uid = self._client.get(NODES, node)["metadata"]["uid"]
+        except Forbidden:
+            return []
+        return [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]
 
 
 class HttpWriter:

@@ -44,6 +44,7 @@ def installed(control_plane):
     control_plane.apply(manifests.objects(*manifests.FOUNDATIONS))
     control_plane.apply(POLICY)
     users = {}
+    control_plane.add_node("agent-c")
     for node in ("agent-a", "agent-b"):
         control_plane.add_node(node)
         pod = {
@@ -63,7 +64,7 @@ def installed(control_plane):
         )
     yield users
     control_plane.kubectl("delete", "-f", str(POLICY))
-    control_plane.kubectl("delete", "node", *users)
+    control_plane.kubectl("delete", "node", "agent-c", *users)
     control_plane.kubectl("delete", "gpunodes", "--ignore-not-found", *users)
 
 

@@ -501,3 +501,29 @@ def test_random_errors_for_ten_thousand_steps(node, driver, proc, seed):
             check_absent_not_zero(one.report(), driver)
     driver.state.errors = []
     assert_well_again(one)
+
+
+def test_a_replaced_gpu_leaves_the_report_with_its_quarantine(node, driver):
+    one = node()
+    one.run(2)
+    one.monitor.close()
+    # The node is off while a GPU is replaced; its agent reads what it reported before.
+    driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-new")]
+    driver.apply()
+    again = node()
+    again.monitor.remember(one.report(), driver.now_s)
+    report = again.run(2)
+    assert [gpu.uuid for gpu in report.gpus] == ["GPU-a", "GPU-new"]
+    assert [gpu.health for gpu in report.gpus] == ["Healthy", "Healthy"]
+
+
+def test_a_gpu_that_is_missing_without_another_in_its_place_stays_quarantined(node, driver):
+    one = node()
+    one.run(2)
+    one.monitor.close()
+    driver.state.gpus = [StubGpu("GPU-b")]
+    driver.apply()
+    again = node()
+    again.monitor.remember(one.report(), driver.now_s)
+    health = {gpu.uuid: gpu.health for gpu in again.run(2).gpus}
+    assert health == {"GPU-a": "Quarantined", "GPU-b": "Healthy"}
