@@ -131,7 +131,7 @@ class Standings:
         standing.next_level = self.order.next_level_gpu_s(0.0)
         self._columns["promoted"][standing.row] = standing.promoted
         self._columns["next_level"][standing.row] = standing.next_level
-        self._state.cross(standing.row, 0.0)
+        self._state.promote(standing.row, self._columns["placed"][: len(self._rows)] > 0)
         self.competes = True
 
     def line_up(self) -> None:

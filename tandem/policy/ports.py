@@ -47,7 +47,11 @@ class OrderState(Protocol):
         ...
 
     def cross(self, row: int, level_service_gpu_s: float) -> None:
-        """Note that a job's priority service has come to a threshold, or was reset."""
+        """Note that a job's priority service has come to a threshold."""
+        ...
+
+    def promote(self, row: int, running: Bools) -> None:
+        """Note that a job starved and its priority service was reset; `running` is (jobs,)."""
         ...
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:

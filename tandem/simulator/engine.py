@@ -165,7 +165,7 @@ class Engine:
         else:
             self._arrays.service_at_since[index] = 0.0
             self._arrays.waiting_since_s[index] = self._board.now_s
-            self._state.cross(index, 0.0)
+            self._state.promote(index, self._arrays.running)
         return True
 
     def _end(self, index: int) -> None:

@@ -98,6 +98,14 @@ def test_a_starving_job_is_promoted_to_the_first_queue() -> None:
     assert knob.end_s[0] < never.end_s[0]
 
 
+def test_a_promoted_job_starts_before_the_backlog_of_the_first_queue() -> None:
+    # Demoted at 100 s; twenty jobs of 90 s come at once. It starved after another 100 s, and starts
+    # when the job that runs then has ended, at 280 s.
+    jobs = trace((0, 1, 200), *((50, 1, 90) for _ in range(20)))
+    promoted = run(jobs, "1x1", "tiresias-l", thresholds_gpu_s=(100.0,), promote_knob=1.0)
+    assert promoted.end_s[0] == pytest.approx(380, abs=1)
+
+
 # Means in seconds by another group's simulator; the last by a plain one written from the papers.
 TABLE = [
     ("philly-103959", "4x8", 97_980, 33_224, 33_965, 43_134),

@@ -72,7 +72,10 @@ class ActiveSet:
         del self._active[row]
 
     def cross(self, row: int, level_service_gpu_s: float) -> None:
-        """Note that a job's service has crossed a threshold: the keys tell."""
+        """Note that a job's service has crossed a threshold: the keys show it."""
+
+    def promote(self, row: int, running: Bools) -> None:
+        """Note that a job's priority service was reset: the keys show it."""
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
         """Return the jobs in the order in which they are tried."""

@@ -19,8 +19,9 @@ class Queues(KeyOrder):
     """K queues; a job is demoted when its service crosses a threshold. Source: [Tiresias] 3.3.
 
     Inside a queue: `list` appends arrivals and demotions, and after each round a stable partition
-    puts running jobs before waiting ones; `first_start` is FIFO by first start; `gittins` is by
-    the index whose quantum is the queue's upper bound, the last queue FIFO.
+    puts running jobs before waiting ones; a promoted job goes before the waiting ones of the first
+    queue, as by its first start ([Tiresias] 3.2.3) it would. `first_start` is FIFO by first start;
+    `gittins` is by the index whose quantum is the queue's upper bound, the last queue FIFO.
     """
 
     kind: Literal["queues"] = "queues"
@@ -83,6 +84,7 @@ class QueueLists:
             np.zeros(0, dtype=np.int64) for _ in range(len(order.thresholds_gpu_s) + 1)
         ]
         self._level: dict[int, int] = {}
+        self._promoted: set[int] = set()  # and not started since
 
     def add(self, row: int, level_service_gpu_s: float) -> None:
         """Append a job to the queue of its service."""
@@ -94,11 +96,27 @@ class QueueLists:
         """Take a job out."""
         queue = self._lists[level := self._level.pop(row)]
         self._lists[level] = queue[queue != row]
+        self._promoted.discard(row)
 
     def cross(self, row: int, level_service_gpu_s: float) -> None:
         """Move a job to the end of the queue of its service."""
         self.remove(row)
         self.add(row, level_service_gpu_s)
+
+    def promote(self, row: int, running: Bools) -> None:
+        """Move a job that starved to the first queue, before the jobs that wait there.
+
+        Behind those that run, and behind those that were promoted before it. At the end of the
+        list it would wait once more, for as long as the backlog of the first queue takes, and the
+        wait after which it is promoted would bound nothing.
+        """
+        self.remove(row)
+        queue = self._lists[0]
+        before = running[queue] | np.isin(queue, list(self._promoted))
+        at = len(queue) if before.all() else int(np.argmin(before))
+        self._lists[0] = np.insert(queue, at, row)
+        self._level[row] = 0
+        self._promoted.add(row)
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
         """Return the lists one after the other."""
@@ -106,6 +124,7 @@ class QueueLists:
 
     def settle(self, running: Bools) -> None:
         """Put running jobs before waiting ones in each list; both keep their order."""
+        self._promoted = {row for row in self._promoted if not running[row]}
         for level, queue in enumerate(self._lists):
             if len(queue) > 1:
                 on = running[queue]
