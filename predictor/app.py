@@ -129,7 +129,7 @@ class _Service:
         model = self._store.observe(run, now)
         self._experience.add(
             run.namespace,
-            f"{model.feature_hash}@{run.batch_size}",
+            _kind(model.feature_hash, run.batch_size, run.accumulation_steps),
             run.gpu_model,
             run.utilisation_percent,
             run.neighbours,
@@ -154,7 +154,7 @@ class _Service:
                 for seen in model.observed:
                     self._experience.add(
                         model.namespace,
-                        f"{seen.feature_hash}@{seen.batch_size}",
+                        _kind(seen.feature_hash, seen.batch_size, seen.accumulation_steps),
                         seen.gpu_model,
                         seen.utilisation_percent,
                         seen.neighbours if neighbours_too else (),
@@ -306,6 +306,12 @@ def create_app(
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+def _kind(feature_hash: str, batch_size: int, accumulation_steps: int) -> str:
+    """Return by what a run's utilisation is known; one in micro-batches is a kind of its own."""
+    steps = f"/{accumulation_steps}" if accumulation_steps > 1 else ""
+    return f"{feature_hash}@{batch_size}{steps}"
 
 
 def _as_it_is(answer: Message) -> Response:

@@ -51,7 +51,10 @@ class Drift:
     def add(self, run: Feedback, features: GraphFeatures) -> tuple[str, Residuals] | None:
         """Take in a run; returns its type of GPU and the residuals there, None if not predicted."""
         request = PredictRequest(
-            model=run.model, batch_size=run.batch_size, gpu_model=run.gpu_model
+            model=run.model,
+            batch_size=run.batch_size,
+            accumulation_steps=run.accumulation_steps,
+            gpu_model=run.gpu_model,
         )
         load = self._predictor.predict(request, features).load
         if Source.WHOLE_GPU in (load.memory_source, load.utilisation_source):

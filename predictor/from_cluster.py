@@ -29,7 +29,9 @@ def observed_profiles(items: Iterable[Mapping[str, Any]]) -> Iterator[Profile]:
         for run in status.observed:
             kind = (spec.feature_hash, run.batch_size, run.gpu_model)
             stale = run.feature_hash != spec.feature_hash
-            if stale or kind in seen or taken[namespace] >= MOST_OF_NAMESPACE:
+            # A profile is of a whole batch; of one in micro-batches nothing is learned.
+            split = run.accumulation_steps > 1
+            if stale or split or kind in seen or taken[namespace] >= MOST_OF_NAMESPACE:
                 continue
             seen.add(kind)
             taken[namespace] += 1

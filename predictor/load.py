@@ -71,7 +71,7 @@ class Predictor:
             parts += [remark] if remark else []
         seen = None
         if (request.precision, request.sequence_length, request.optimizer) == (None, None, None):
-            seen = find(observed, feature_hash, request.gpu_model, request.batch_size)
+            seen = _seen(request, feature_hash, observed)
         question = _question(request, features, seen)
         memory = _first(self._memory, question) or whole_memory(question)
         memory = _at_least_declared(memory, question.declared_memory_bytes)
@@ -104,6 +104,24 @@ class Predictor:
         return Prediction(load=load, explanation=explanation[0].upper() + explanation[1:])
 
 
+def _seen(
+    request: PredictRequest, feature_hash: str, observed: Sequence[Observation]
+) -> Observation | None:
+    """Return what was seen of the batch in these steps, else of a batch of a micro-batch's size."""
+    gpu, batch, steps = request.gpu_model, request.batch_size, request.accumulation_steps
+    seen = find(observed, feature_hash, gpu, batch, steps)
+    if seen is None and steps > 1:
+        seen = find(observed, feature_hash, gpu, _micro_batch(request))
+    return seen
+
+
+def _micro_batch(request: PredictRequest) -> int | None:
+    """Return the samples that are on the GPU at once."""
+    if request.batch_size is None:
+        return None
+    return -(-request.batch_size // request.accumulation_steps)
+
+
 def _question(
     request: PredictRequest, features: GraphFeatures | None, observed: Observation | None
 ) -> Question:
@@ -111,7 +129,7 @@ def _question(
     capacity = request.gpu_memory_bytes
     return Question(
         features=features,
-        batch_size=request.batch_size,
+        batch_size=_micro_batch(request),
         gpu=gpu,
         gpu_memory_bytes=capacity if capacity is not None or gpu is None else gpu.memory_bytes,
         declared_memory_bytes=request.declared_memory_bytes,

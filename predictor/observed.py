@@ -11,7 +11,8 @@ from tandem.contracts.resources import ModelProfileStatus, Observation
 
 #: Weight of the newest run in what is averaged.
 _NEWEST_WEIGHT = 0.3
-#: Kinds of runs (type of GPU, batch size) that are kept; the one unseen for longest goes first.
+#: Kinds of runs (type of GPU, batch size, accumulation steps) that are kept; the one unseen for
+#: longest goes first.
 _MAX_KINDS = 64
 _MAX_NEIGHBOURS = 8
 
@@ -21,8 +22,13 @@ def find(
     feature_hash: str,
     gpu_model: str | None,
     batch_size: int | None,
+    accumulation_steps: int = 1,
 ) -> Observation | None:
-    """Return what was seen of this graph at this batch size on this type of GPU."""
+    """Return what was seen of this graph at this batch size, in these steps, on this type of GPU.
+
+    A run in micro-batches needs less memory than one of the whole batch, so neither stands for the
+    other.
+    """
     if gpu_model is None or batch_size is None:
         return None
     return next(
@@ -30,7 +36,7 @@ def find(
             seen
             for seen in observed
             if seen.feature_hash == feature_hash
-            and seen.batch_size == batch_size
+            and (seen.batch_size, seen.accumulation_steps) == (batch_size, accumulation_steps)
             and _same_type(seen.gpu_model, gpu_model)
         ),
         None,
@@ -41,12 +47,15 @@ def add_run(
     status: ModelProfileStatus, feature_hash: str, run: Feedback, now: str
 ) -> ModelProfileStatus:
     """Return the status with one more run in it; `now` is RFC 3339."""
-    known = find(status.observed, feature_hash, run.gpu_model, run.batch_size)
+    known = find(
+        status.observed, feature_hash, run.gpu_model, run.batch_size, run.accumulation_steps
+    )
     peak = max(run.memory_peak_bytes, run.memory_base_bytes)
     if known is None:
         seen = Observation(
             gpu_model=run.gpu_model,
             batch_size=run.batch_size,
+            accumulation_steps=run.accumulation_steps,
             feature_hash=feature_hash,
             runs=1,
             memory_base_bytes=run.memory_base_bytes,

@@ -37,8 +37,13 @@ _TOKEN_KEPT_S = 60.0
 class Predictor(Protocol):
     """Says what a job will use."""
 
-    async def predict(self, namespace: str, demand: Demand, gpu: GpuKind | None) -> Prediction:
-        """Return the predicted load of one worker of the job; never raises for want of one."""
+    async def predict(
+        self, namespace: str, demand: Demand, gpu: GpuKind | None, steps: int = 1
+    ) -> Prediction:
+        """Return the predicted load of one worker of the job; never raises for want of one.
+
+        Of a micro-batch, where the batch is run in `steps`.
+        """
         ...
 
     async def interference(
@@ -163,7 +168,9 @@ class HttpPredictor:
         self._metrics = metrics or PredictorMetrics()
         self._circuit = _Circuit(self._metrics, self._answers)
 
-    async def predict(self, namespace: str, demand: Demand, gpu: GpuKind | None) -> Prediction:
+    async def predict(
+        self, namespace: str, demand: Demand, gpu: GpuKind | None, steps: int = 1
+    ) -> Prediction:
         """Ask the service; fall back to what was declared where it cannot say."""
         if self._client is None:
             return without_predictor(demand, "no predictor is configured")
@@ -173,6 +180,7 @@ class HttpPredictor:
             namespace=namespace,
             model=demand.model,
             batch_size=demand.batch_size,
+            accumulation_steps=steps,
             gpu_model=gpu.model if gpu else None,
             gpu_memory_bytes=gpu.memory_bytes if gpu else None,
             declared_memory_bytes=demand.declared_memory_bytes,

@@ -35,7 +35,9 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
     changes: dict[str, object] = {}
     base, peak = seen.memory_base_bytes, seen.memory_peak_bytes
     guessed = load.memory_source in (Source.MODEL, Source.FORMULA)
-    if peak is not None and ((settled and guessed) or peak > load.memory_p95_bytes):
+    if seen.accumulation_steps > 1:
+        load = scaled(load, _outgrown(status))
+    elif peak is not None and ((settled and guessed) or peak > load.memory_p95_bytes):
         low = min(peak if base is None else base, peak)
         upper = max(round(_HEADROOM * peak), demand.declared_memory_bytes or 0)
         changes = {
@@ -56,6 +58,63 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
             "utilisation_source": Source.OBSERVED,
         }
     return load.model_copy(update=changes) if changes else load
+
+
+def sub_batches_now(status: GPUJobStatus) -> list[SubBatch]:
+    """Return the ways to split the batch with the memory that counts, as `load_now` of the whole.
+
+    Where a run needed more than was said of it, in whichever way it ran, all ways need more by the
+    same factor. What was measured of one way for long enough counts for it also where it is less.
+    """
+    factor, seen = _outgrown(status), status.observed
+    found = [scaled_steps(each, factor) for each in status.sub_batches]
+    if seen is None or seen.seconds < SETTLED_S or seen.memory_peak_bytes is None:
+        return found
+    peak = seen.memory_peak_bytes
+    base = peak if seen.memory_base_bytes is None else min(seen.memory_base_bytes, peak)
+    measured = {"memory_base_bytes": base, "memory_peak_bytes": round(_HEADROOM * peak)}
+    return [
+        each.model_copy(update=measured) if each.steps == seen.accumulation_steps else each
+        for each in found
+    ]
+
+
+def scaled(load: Load, factor: float) -> Load:
+    """Return a load whose memory is `factor` (at least 1) times as much."""
+    if factor <= 1 or load.memory_source is Source.WHOLE_GPU:
+        return load
+    more = {
+        name: round(factor * getattr(load, name))
+        for name in ("memory_base_bytes", "memory_peak_extra_bytes", "memory_p95_bytes")
+    }
+    return load.model_copy(update={**more, "memory_source": Source.OBSERVED})
+
+
+def scaled_steps(sub_batch: SubBatch, factor: float) -> SubBatch:
+    """Return a way to split the batch whose memory is `factor` (at least 1) times as much."""
+    if factor <= 1:
+        return sub_batch
+    more = {
+        name: round(factor * getattr(sub_batch, name))
+        for name in ("memory_base_bytes", "memory_peak_bytes")
+    }
+    return sub_batch.model_copy(update=more)
+
+
+def memory_of_steps(status: GPUJobStatus, steps: int) -> int | None:
+    """Return the upper estimate for a batch in so many steps, in bytes; None if none is known."""
+    if steps == 1:
+        return status.load.memory_p95_bytes if status.load is not None else None
+    return next((b.memory_peak_bytes for b in status.sub_batches if b.steps == steps), None)
+
+
+def _outgrown(status: GPUJobStatus) -> float:
+    """Return by how much a run needed more than was said of the way in which it ran; at least 1."""
+    seen = status.observed
+    if seen is None or seen.memory_peak_bytes is None:
+        return 1.0
+    said = memory_of_steps(status, seen.accumulation_steps)
+    return max(1.0, seen.memory_peak_bytes / said) if said else 1.0
 
 
 #: Above this skew a gang is kept on few machines ([Tiresias] 3.4; the figure is ours).
@@ -146,7 +205,7 @@ def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | N
         pods=pods,
         queued_at_s=seconds(status.queued_at) if status.queued_at else 0.0,
         attained_gpu_seconds=status.attained_gpu_seconds,
-        sub_batches=status.sub_batches,
+        sub_batches=sub_batches_now(status),
         kind=kind_of_model(spec, status.load),
     )
 

@@ -12,6 +12,7 @@ from scheduler_extender.cluster.jobs import (
     load_now,
     policy_job,
     seconds,
+    sub_batches_now,
     unpredicted_load,
 )
 from scheduler_extender.cluster.pods import PodInfo, pod_info
@@ -186,7 +187,7 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
             load,
             pods=1,
             kind=kind,
-            sub_batches=status.sub_batches,
+            sub_batches=sub_batches_now(status),
         ),
         plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
     )

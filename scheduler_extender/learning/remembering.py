@@ -57,7 +57,7 @@ class Memory:
         base, peak = seen.memory_base_bytes, seen.memory_peak_bytes
         if peak is None:
             return
-        key = (namespace, seen.kind, seen.gpu_model)
+        key = (namespace, in_steps_kind(seen.kind, seen.accumulation_steps), seen.gpu_model)
         busy = seen.solo_utilisation_percent or seen.utilisation_percent or 0.0
         known = self._runs.get(key)
         if known is None:
@@ -144,6 +144,11 @@ class Memory:
             self._trim(namespace)
 
 
+def in_steps_kind(kind: str, accumulation_steps: int) -> str:
+    """Return by what runs of a kind are known whose batch is split in so many micro-batches."""
+    return f"{kind}/{accumulation_steps}" if kind and accumulation_steps > 1 else kind
+
+
 def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:
     """Return what the predictor is told of a run of a model; None where that is nothing."""
     base, peak = seen.memory_base_bytes, seen.memory_peak_bytes
@@ -156,6 +161,7 @@ def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:
         namespace=namespace,
         model=demand.model,
         batch_size=demand.batch_size,
+        accumulation_steps=seen.accumulation_steps,
         gpu_model=seen.gpu_model,
         memory_base_bytes=min(peak if base is None else base, peak),
         memory_peak_bytes=peak,

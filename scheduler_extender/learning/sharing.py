@@ -11,10 +11,10 @@ from scheduler_extender.cluster.jobs import kind_of_model, load_now, rfc3339
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.learning.adjusting import Resident
 from scheduler_extender.learning.observed import GpuKey, Rates, Watch, Watched
-from scheduler_extender.learning.remembering import Memory
+from scheduler_extender.learning.remembering import Memory, in_steps_kind
 from scheduler_extender.queue.registry import Gang
 from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
-from tandem.contracts.resources import Load, Source
+from tandem.contracts.resources import GPUJobStatus, Source
 
 _Value = TypeVar("_Value")
 _GIB = 1 << 30
@@ -47,8 +47,9 @@ class Sharing:
         assert record is not None
         load = record.status.load
         kind = kind_of_model(record.spec, load)
-        history = self._memory.alone(gang.key[0], kind, each.gpu_model)
-        predicted = _predicted(load)
+        steps = _steps(gang, each.uid)
+        history = self._memory.alone(gang.key[0], in_steps_kind(kind, steps), each.gpu_model)
+        predicted = _predicted(record.status, steps)
         return tuple(
             each.slowdown(means, history, predicted)
             for means in (Means.PROGRESS, Means.UTILISATION)
@@ -94,7 +95,13 @@ class Sharing:
             return before
         most = max(every, key=lambda w: (w.use.memory_peak_bytes or w.use.memory_bytes or 0, w.at))
         shared = [w for w in every if w.others]
-        known = before or Observed(at=rfc3339(now_s))
+        steps = _steps(gang, most.uid)
+        known = before or Observed(at=rfc3339(now_s), accumulation_steps=steps)
+        if known.accumulation_steps != steps:
+            # It ran its batch in another way before: of memory and speed that says nothing now.
+            known = Observed(
+                at=rfc3339(now_s), accumulation_steps=steps, neighbours=known.neighbours
+            )
         peak = _peak(most)
         solo = {m: v for w in every for m, v in w.solo.items()}
         slowdown = None
@@ -109,6 +116,7 @@ class Sharing:
                 "at": rfc3339(now_s),
                 "kind": kind_of_model(record.spec, record.status.load),
                 "gpu_model": most.gpu_model,
+                "accumulation_steps": steps,
                 "seconds": round(max(known.seconds, *(w.observed_s for w in every)), 1),
                 "memory_base_bytes": _or(most.use.memory_base_bytes, known.memory_base_bytes),
                 "memory_peak_bytes": max(
@@ -161,12 +169,21 @@ def _weighed(
     return told.value, False
 
 
-def _predicted(load: Load | None) -> Rates:
+def _steps(gang: Gang, uid: str) -> int:
+    """Return in how many micro-batches a pod of a gang runs its batch."""
+    pod = gang.pods.get(uid)
+    assert gang.record is not None
+    return gang.record.steps(uid, pod.annotations if pod is not None else {})
+
+
+def _predicted(status: GPUJobStatus, steps: int) -> Rates:
+    load = status.load
     if load is None:
         return {}
     found: dict[Means, float] = {}
+    stretch = next((each.stretch for each in status.sub_batches if each.steps == steps), 1.0)
     if load.iteration_s:
-        found[Means.PROGRESS] = 1 / load.iteration_s
+        found[Means.PROGRESS] = 1 / (load.iteration_s * stretch)
     if load.utilisation_source in (Source.OBSERVED, Source.MODEL):
         found[Means.UTILISATION] = load.utilisation_percent
     return found

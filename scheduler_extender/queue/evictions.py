@@ -13,12 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from scheduler_extender.cluster.jobs import memory_of_steps, scaled, scaled_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.registry import Gang, Registry
 from scheduler_extender.queue.writes import Writer
-from tandem.contracts.resources import EvictionRequest, Load, Source
+from tandem.contracts.resources import EvictionRequest, GPUJobStatus, Load, Source, SubBatch
 from tandem.kube.errors import Conflict, KubeError, NotFound, TooManyRequests
 
 log = logging.getLogger(__name__)
@@ -120,8 +121,10 @@ class Evictions:
             return
         status = gang.record.status
         capacity = next((g.capacity_gib * _GIB for g in record.gpus if g.uuid == request.gpu), 0.0)
-        load = raised(gang.record.status.load, request.memory_bytes, int(capacity))
-        if load == status.load:
+        pod = gang.pods.get(request.uid)
+        steps = gang.record.steps(request.uid, pod.annotations if pod is not None else {})
+        load, sub_batches = raised_in_steps(status, steps, request.memory_bytes, int(capacity))
+        if (load, sub_batches) == (status.load, status.sub_batches):
             return
         message = (
             f"held {request.memory_bytes / _GIB:.1f} GiB on {request.gpu};"
@@ -131,7 +134,10 @@ class Evictions:
             status.conditions, lifecycle.PREDICTED, True, "Observed", message, self._clock()
         )
         await self._writer.write_status(
-            gang, status.model_copy(update={"load": load, "conditions": conditions})
+            gang,
+            status.model_copy(
+                update={"load": load, "sub_batches": sub_batches, "conditions": conditions}
+            ),
         )
 
     async def _evicted(self, pod: PodInfo, request: EvictionRequest) -> None:
@@ -191,6 +197,26 @@ def raised(load: Load, seen_bytes: int, capacity_bytes: int) -> Load:
             "memory_source": Source.OBSERVED,
         }
     )
+
+
+def raised_in_steps(
+    status: GPUJobStatus, steps: int, seen_bytes: int, capacity_bytes: int
+) -> tuple[Load, list[SubBatch]]:
+    """Return load and sub-batches of a job that held `seen_bytes` as it ran, in `steps`.
+
+    What was seen in micro-batches says nothing of the whole batch by itself: all ways to run it are
+    raised by the factor by which this one was.
+    """
+    assert status.load is not None
+    said = memory_of_steps(status, steps)
+    if steps == 1 or not said:
+        load = raised(status.load, seen_bytes, capacity_bytes)
+        factor = load.memory_p95_bytes / max(status.load.memory_p95_bytes, 1)
+    else:
+        need = max(seen_bytes, min(round(seen_bytes * (1 + HEADROOM)), capacity_bytes))
+        factor = need / said
+        load = scaled(status.load, factor)
+    return load, [scaled_steps(each, factor) for each in status.sub_batches]
 
 
 def _by_budget(error: KubeError) -> bool:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.beliefs import Beliefs
-from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339
+from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, scaled_steps
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.predictions import GpuKind, Predictor
 from scheduler_extender.pricing import Pricing
@@ -16,7 +16,15 @@ from scheduler_extender.queue.registry import Gang
 from scheduler_extender.queue.work import Elsewhere
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.prediction import Prediction
-from tandem.contracts.resources import Condition, GPUJobStatus, Load, Phase, Source, SubBatch
+from tandem.contracts.resources import (
+    Condition,
+    Demand,
+    GPUJobStatus,
+    Load,
+    Phase,
+    Source,
+    SubBatch,
+)
 
 PREDICT_AGAIN_S = 30.0
 #: Jobs for which the predictor is asked again at the same time. They take no places from decisions,
@@ -116,28 +124,37 @@ class Foresight:
         if not demand.accumulation or demand.batch_size is None or load.iteration_s is None:
             return []
         found: list[SubBatch] = []
+        factor = await self._raised_by(gang, demand, load)
         for halvings in range(1, MOST_HALVINGS + 1):
             steps = 2**halvings
             if demand.batch_size % steps:
                 break
-            part = demand.model_copy(
-                update={"batch_size": demand.batch_size // steps, "declared_memory_bytes": None}
+            said = await self._predictor.predict(
+                gang.key[0], _undeclared(demand), self._gpus.gpu_kind(), steps
             )
-            said = await self._predictor.predict(gang.key[0], part, self._gpus.gpu_kind())
             if said.load.iteration_s is None:
                 break
-            base = said.load.memory_base_bytes
-            found.append(
-                SubBatch(
-                    steps=steps,
-                    memory_base_bytes=base,
-                    memory_peak_bytes=max(
-                        base + said.load.memory_peak_extra_bytes, said.load.memory_p95_bytes
-                    ),
-                    stretch=max(1.0, steps * said.load.iteration_s / load.iteration_s),
-                )
+            part = SubBatch(
+                steps=steps,
+                memory_base_bytes=said.load.memory_base_bytes,
+                memory_peak_bytes=_peak_bytes(said.load),
+                stretch=max(1.0, steps * said.load.iteration_s / load.iteration_s),
             )
+            # What was measured of the very way to run it stands for itself.
+            seen = said.load.memory_source is Source.OBSERVED
+            found.append(part if seen else scaled_steps(part, factor))
         return found
+
+    async def _raised_by(self, gang: Gang, demand: Demand, load: Load) -> float:
+        """Return by how much the need of the whole batch was raised by what its user declared."""
+        if demand.declared_memory_bytes is None:
+            return 1.0
+        plain = await self._predictor.predict(
+            gang.key[0], _undeclared(demand), self._gpus.gpu_kind()
+        )
+        if plain.load.memory_source is Source.WHOLE_GPU:
+            return 1.0
+        return max(1.0, _peak_bytes(load) / max(_peak_bytes(plain.load), 1))
 
     def _predicted(self, status: GPUJobStatus, prediction: Prediction) -> list[Condition]:
         source = prediction.load.memory_source
@@ -196,3 +213,11 @@ class Foresight:
         changes = {"load": prediction.load, "conditions": conditions}
         changes["sub_batches"] = await self._sub_batches(gang, prediction.load)
         await self._writer.write_status(gang, status.model_copy(update=changes))
+
+
+def _undeclared(demand: Demand) -> Demand:
+    return demand.model_copy(update={"declared_memory_bytes": None})
+
+
+def _peak_bytes(load: Load) -> int:
+    return max(load.memory_base_bytes + load.memory_peak_extra_bytes, load.memory_p95_bytes)

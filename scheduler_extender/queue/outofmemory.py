@@ -6,9 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from scheduler_extender.cluster.jobs import memory_of_steps
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.evictions import raised
+from scheduler_extender.queue.evictions import raised_in_steps
 from scheduler_extender.queue.registry import Gang, Registry
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import OutOfMemory, Source
@@ -65,8 +66,11 @@ class OutOfMemories:
         if load.memory_source is Source.WHOLE_GPU:
             return
         held = one.blamed.memory_bytes if one.blamed else (one.memory_bytes or 0)
-        more = raised(load, max(held, load.memory_p95_bytes), capacity)
-        if more == load:
+        status, pod = record.status, gang.pods.get(uid)
+        steps = record.steps(uid, pod.annotations if pod is not None else {})
+        said = memory_of_steps(status, steps) or load.memory_p95_bytes
+        more, sub_batches = raised_in_steps(status, steps, max(held, said), capacity)
+        if (more, sub_batches) == (load, status.sub_batches):
             return
         self.counts["outgrown" if one.blamed else "together"] += 1
         message = (
@@ -76,12 +80,13 @@ class OutOfMemories:
         log.warning("out of memory gpujob=%s/%s gpu=%s", *gang.key, one.gpu)
         now = self._clock()
         conditions = lifecycle.with_condition(
-            record.status.conditions, lifecycle.PREDICTED, True, "Observed", message, now
+            status.conditions, lifecycle.PREDICTED, True, "Observed", message, now
         )
-        status = record.status.model_copy(update={"load": more, "conditions": conditions})
+        status = status.model_copy(
+            update={"load": more, "sub_batches": sub_batches, "conditions": conditions}
+        )
         await self._writer.write_status(
             gang, lifecycle.decided(status, "OutOfMemory", message, now)
         )
-        pod = gang.pods.get(uid)
         if pod is not None:
             await self._writer.say(pod, "OutOfMemory", message, "Warning")

@@ -58,12 +58,14 @@ class Observed(Message):
 
     Memory and its peaks as in a Load. `solo_utilisation_percent` and `solo_iterations_per_second`
     are of the time in which it was alone on its GPU. `kind` is the model or fingerprint by which
-    it is known again, `seconds` how long it was seen. `remembered`: its history has been sent on.
+    it is known again, `seconds` how long it was seen, `accumulation_steps` in how many
+    micro-batches it runs its batch. `remembered`: its history has been sent on.
     """
 
     at: Time
     kind: Annotated[str, Field(max_length=128)] = ""
     gpu_model: str = ""
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[float, Field(ge=0)] = 0.0
     memory_base_bytes: Bytes | None = None
     memory_peak_bytes: Bytes | None = None

@@ -124,15 +124,17 @@ class PredictRequest(Message):
 
     `model` names a ModelProfile in `namespace`; without it only what the user declared is known,
     and without that the answer is the whole GPU. `sequence_length` (tokens, frames) counts where
-    the graph left it open. Where nothing is said, `precision` is the framework's default, and an
-    `optimizer` keeps one copy, two in the upper bound. What was observed of the model answers
-    only requests that leave these three open. With `candidates` the answer also has how the job and
-    each of them would slow one another down.
+    the graph left it open. With `accumulation_steps` the batch runs in so many micro-batches:
+    memory and the time of an iteration are those of one micro-batch. Where nothing is said,
+    `precision` is the framework's default, and an `optimizer` keeps one copy, two in the upper
+    bound. What was observed of the model answers only requests that leave these three open. With
+    `candidates` the answer also has how the job and each of them would slow one another down.
     """
 
     namespace: str = "default"
     model: str | None = None
     batch_size: BatchSize | None = None
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
     precision: Precision | None = None
     sequence_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
     optimizer: Optimizer | None = None
@@ -155,11 +157,15 @@ class Prediction(Message):
 
 
 class Feedback(Message):
-    """What one run of a model was measured to use, per worker and GPU, by the node agent."""
+    """What one run of a model was measured to use, per worker and GPU, by the node agent.
+
+    The run split each batch of `batch_size` into `accumulation_steps` micro-batches.
+    """
 
     namespace: str = "default"
     model: str
     batch_size: BatchSize
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
     gpu_model: Annotated[str, Field(min_length=1, max_length=128)]
     memory_base_bytes: Size
     memory_peak_bytes: Size

@@ -1,12 +1,14 @@
 """What earlier runs and the present one say of a job's need."""
 
 import numpy as np
+import pytest
 from learning_builders import GIB, NOW
 
-from scheduler_extender.cluster.jobs import SETTLED_S, load_now, policy_job
-from scheduler_extender.learning.remembering import Memory, feedback
+from scheduler_extender.cluster.jobs import SETTLED_S, load_now, policy_job, sub_batches_now
+from scheduler_extender.learning.remembering import Memory, feedback, in_steps_kind
+from scheduler_extender.queue.evictions import raised_in_steps
 from tandem.contracts.learning import Means, Observed
-from tandem.contracts.resources import Demand, GPUJobStatus, Load, Source
+from tandem.contracts.resources import Demand, GPUJobStatus, Load, Source, SubBatch
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.constraints.memory import MemoryCollision
 from tandem.policy.job import Job
@@ -113,3 +115,62 @@ def test_feedback_needs_a_model_and_a_time_alone() -> None:
     assert feedback("ml", Demand(gpus_per_pod=1), seen(20)) is None
     assert feedback("ml", demand, seen(20, solo_utilisation_percent=None)) is None
     assert feedback("ml", demand, seen(20, seconds=10.0)) is None
+
+
+# --- gradient accumulation --------------------------------------------------------------------
+
+
+def split_status(observed: Observed | None = None, source: Source = Source.FORMULA) -> GPUJobStatus:
+    """A batch that takes 40 GiB, 24 in two micro-batches, 16 in four."""
+    parts = [
+        SubBatch(steps=s, memory_base_bytes=p * GIB // 2, memory_peak_bytes=p * GIB, stretch=1.2)
+        for s, p in ((2, 24), (4, 16))
+    ]
+    return GPUJobStatus(load=load(40, source), sub_batches=parts, observed=observed)
+
+
+def peaks_gib(status: GPUJobStatus) -> list[float]:
+    """What counts of the whole batch and of each way to split it."""
+    whole = load_now(Demand(gpus_per_pod=1), status).memory_p95_bytes
+    return [whole / GIB, *(each.memory_peak_bytes / GIB for each in sub_batches_now(status))]
+
+
+def test_what_a_run_in_micro_batches_used_lowers_no_need_of_the_whole_batch() -> None:
+    settled = seen(10, seconds=SETTLED_S, accumulation_steps=4)
+    assert peaks_gib(split_status(settled)) == [40, 24, pytest.approx(11)]
+    assert peaks_gib(split_status(settled.model_copy(update={"seconds": 5.0}))) == [40, 24, 16]
+
+
+def test_a_run_that_needs_more_than_was_said_raises_all_ways_to_run_it() -> None:
+    by_half = seen(24, seconds=5, accumulation_steps=4)
+    assert peaks_gib(split_status(by_half)) == [60, 36, 24]
+    assert peaks_gib(split_status(seen(60, seconds=5))) == [60, 36, 24]
+
+
+def test_running_out_of_memory_raises_the_way_that_ran_and_all_others() -> None:
+    for steps, held in ((4, 20), (1, 50)):
+        more, parts = raised_in_steps(split_status(), steps, held * GIB, 80 * GIB)
+        whole = more.memory_p95_bytes / GIB
+        assert whole == pytest.approx(40 * 1.1 * held / (16 if steps == 4 else 40))
+        factor = whole / 40
+        assert [p.memory_peak_bytes / GIB for p in parts] == pytest.approx(
+            [24 * factor, 16 * factor]
+        )
+        assert more.memory_source is Source.OBSERVED
+
+
+def test_runs_in_steps_are_remembered_and_told_apart_from_whole_ones() -> None:
+    memory = Memory()
+    memory.enter("ml", seen(20, kind="h@64", solo_iterations_per_second=2.0), NOW)
+    memory.enter(
+        "ml", seen(9, kind="h@64", solo_iterations_per_second=1.6, accumulation_steps=2), NOW
+    )
+    assert memory.alone("ml", "h@64", A100)[Means.PROGRESS] == 2.0
+    assert memory.alone("ml", in_steps_kind("h@64", 2), A100)[Means.PROGRESS] == 1.6
+    told = feedback(
+        "ml",
+        Demand(gpus_per_pod=1, model="bert", batch_size=64),
+        seen(9, accumulation_steps=2),
+    )
+    assert told is not None
+    assert (told.batch_size, told.accumulation_steps) == (64, 2)

@@ -417,3 +417,53 @@ def test_settings_that_make_no_sense_are_named(tmp_path, text, words):
     file.write_text(text)
     with pytest.raises(UsageError, match=words):
         load_config(file, {})
+
+
+# --- gradient accumulation --------------------------------------------------------------------
+
+SPLIT = {
+    "model": "resnet50", "batchSize": 256, "gpuModel": "NVIDIA A100-SXM4-80GB",
+    "accumulationSteps": 8, "memoryBaseBytes": 12 << 30, "memoryPeakBytes": 18 << 30,
+    "peakProbability": 0.2, "utilisationPercent": 70,
+}  # fmt: skip
+
+
+def ask_whole(client, **more) -> Prediction:
+    asked = {"model": "resnet50", "batchSize": 256, "gpuModel": "NVIDIA A100-SXM4-80GB", **more}
+    return Prediction.model_validate(client.post("/v1/predict", json=asked).json())
+
+
+def test_a_run_in_micro_batches_says_nothing_of_the_whole_batch(client):
+    push(client, "resnet50")
+    before = ask_whole(client).load
+    assert client.post("/v1/feedback", json=SPLIT).status_code == 200
+    after = ask_whole(client).load
+    assert after == before
+    assert (after.memory_source, after.memory_p95_bytes > 40 << 30) == (Source.FORMULA, True)
+    split = ask_whole(client, accumulationSteps=8).load
+    assert split.memory_source is Source.OBSERVED
+    assert split.memory_p95_bytes == pytest.approx(1.1 * (18 << 30))
+    # Both kinds of runs stand next to each other, and each is found by its own steps.
+    whole = SPLIT | {"accumulationSteps": 1, "memoryPeakBytes": 44 << 30}
+    assert client.post("/v1/feedback", json=whole).status_code == 200
+    assert ask_whole(client).load.memory_p95_bytes == pytest.approx(1.1 * (44 << 30))
+    assert ask_whole(client, accumulationSteps=8).load == split
+
+
+def test_a_batch_in_steps_is_predicted_as_a_micro_batch(client):
+    push(client, "resnet50")
+    part = {"batchSize": 64, "accumulationSteps": 1}
+    assert ask_whole(client, accumulationSteps=4).load == ask_whole(client, **part).load
+    assert client.post("/v1/feedback", json=SPLIT | part).status_code == 200
+    assert ask_whole(client, accumulationSteps=4).load.memory_source is Source.OBSERVED
+
+
+def test_observations_from_before_steps_were_told_are_of_the_whole_batch(client, cluster):
+    push(client, "resnet50")
+    assert client.post("/v1/feedback", json=SPLIT | {"accumulationSteps": 1}).status_code == 200
+    item = cluster.get(MODEL_PROFILES, "resnet50", "default")
+    for seen in item["status"]["observed"]:
+        del seen["accumulationSteps"]
+    cluster.replace(MODEL_PROFILES, item, "default", subresource="status")
+    assert ask_whole(client).load.memory_source is Source.OBSERVED
+    assert ask_whole(client, accumulationSteps=8).load.memory_source is Source.FORMULA

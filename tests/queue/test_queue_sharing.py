@@ -4,7 +4,8 @@ import itertools
 import json
 from typing import Any
 
-from queue_builders import load, raw_pod
+import pytest
+from queue_builders import GIB, load, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, Training
 
@@ -12,6 +13,7 @@ from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.books import believing
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts.prediction import Prediction
+from tandem.contracts.resources import Source
 from tandem.kube.resource import JOBS, PODS
 from tandem.policy.catalog import load_profile
 
@@ -19,10 +21,11 @@ from tandem.policy.catalog import load_profile
 class Models(Cluster):
     """A batch of 64 takes 10 + 50 GiB; each halving halves the peak and stretches an iteration."""
 
-    async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:
-        about = load(10, 50 * demand.batch_size / 64).model_copy(
+    async def predict(self, namespace: str, demand: Any, gpu: Any, steps: int = 1) -> Prediction:
+        part = demand.batch_size // steps
+        about = load(10, 50 * part / 64).model_copy(
             update={
-                "iteration_s": {64: 1.0, 32: 0.6, 16: 0.4, 8: 0.3}[demand.batch_size],
+                "iteration_s": {64: 1.0, 32: 0.6, 16: 0.4, 8: 0.3}[part],
                 "utilisation_percent": 30.0,
             }
         )
@@ -62,6 +65,34 @@ def test_who_may_accumulate_shares_in_micro_batches_where_the_batch_would_not_fi
         gpus = cluster.state.gpus
         assert (gpus.memory_base_gib + gpus.memory_peak_sum_gib)[:1].tolist() == [22.5 + 35]
         assert cluster.gated("fixed")
+
+    run(scenario)
+
+
+def test_a_declared_need_raises_the_micro_batches_as_well() -> None:
+    """60 GiB are predicted for the whole batch and 90 declared: half as much again in any steps."""
+
+    class Declared(Models):
+        async def predict(
+            self, namespace: str, demand: Any, gpu: Any, steps: int = 1
+        ) -> Prediction:
+            found = await super().predict(namespace, demand, gpu, steps)
+            declared = demand.declared_memory_bytes
+            if declared is None:
+                return found
+            more = {"memory_p95_bytes": declared, "memory_source": Source.DECLARED}
+            return found.model_copy(update={"load": found.load.model_copy(update=more)})
+
+    cluster = Declared(profile=load_profile("sjf-bsbf"))
+    cluster.add_node("n0")
+
+    async def scenario() -> None:
+        given = {"tandem.gpu/accumulation": "true", "tandem.gpu/memory": "90Gi"}
+        cluster.api.create(PODS, raw_pod("splits", annotations=batch(64) | given))
+        await cluster.cycle()
+        parts = cluster.gpujob("pod-splits")["status"]["subBatches"]
+        peaks = {each["steps"]: each["memoryPeakBytes"] / GIB for each in parts}
+        assert peaks == pytest.approx({2: 1.5 * 35, 4: 1.5 * 22.5, 8: 1.5 * 16.25})
 
     run(scenario)
 

@@ -59,6 +59,7 @@ class ModelProfileSpec(Message):
 class Observation(Message):
     """What runs of a model at one batch size on one type of GPU were seen to use.
 
+    The batch was run in `accumulation_steps` micro-batches; observations without it are of 1 step.
     `feature_hash` is that of the graph that ran: another graph pushed under the same name is not
     taken for it. Memory in the peak is the highest of all runs, the rest a moving average.
     `iterations_per_second` is what its pods told while alone, `neighbours` the latest beside which
@@ -67,6 +68,7 @@ class Observation(Message):
 
     gpu_model: str
     batch_size: Annotated[int, Field(ge=1)]
+    accumulation_steps: Annotated[int, Field(ge=1)] = 1
     feature_hash: str
     runs: Annotated[int, Field(ge=1)]
     memory_base_bytes: Bytes
