@@ -43,7 +43,7 @@ from scheduler_extender.queue.writes import Tell, Writer
 from scheduler_extender.quotas.accounts import Accounts
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts.prediction import Feedback
-from tandem.contracts.resources import Phase
+from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
 from tandem.policy.catalog import Profile
@@ -167,6 +167,10 @@ class Controller:
         self._take_over = take_over
         self._leads_in = ""  # the term for which nothing decided before can take effect
         self._runs = False  # by itself, not cycle by cycle at another's word
+        annotate = self._writer.annotate
+        self._writer.annotate = lambda gang, status: self.standings.annotated(
+            gang.key, annotate(gang, status)
+        )
         self._writer.may_write = lambda: not self._runs or self.leads
         self.caught_up = asyncio.Event()  # all that was there when we began has been looked at
         self.metrics.watch(self)
@@ -255,10 +259,15 @@ class Controller:
         if self._term() != term:
             return False
         self._learned.read_again()
+        self.standings.begin_term(self._written)
         self.gates.withdrawn = self._accounts.exceeding_plans()
         self._leads_in = term
         self.work.go()
         return True
+
+    def _written(self, key: Key) -> GPUJobStatus | None:
+        gang = self.registry.gangs.get(key)
+        return gang.record.status if gang is not None and gang.record is not None else None
 
     async def cycle(self) -> None:
         """Bring every gang up to date, plan what waits, and carry it out to its end.

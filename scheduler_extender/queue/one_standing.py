@@ -13,7 +13,7 @@ from scheduler_extender.queue.accounting import attained_gpu_s
 from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.quotas.grants import ENDLESS
-from tandem.contracts.resources import Load, Phase
+from tandem.contracts.resources import GPUJobStatus, Load, Phase
 from tandem.policy.job import Job
 
 Believe = Callable[[Job, Load | None], Job]
@@ -40,11 +40,17 @@ class Standing:
     endless: bool  # of a kind that has no end of its own
     work_s: float  # seconds that it takes on its own; NaN where it does not say
     next_level: float  # priority service at which its place changes
+    queue_key: float  # orders the gangs of one queue; like a time in Unix seconds
 
     @property
     def is_new(self) -> bool:
         """True where it has never run."""
         return not self.placed and not self.attained
+
+    @property
+    def is_promoted(self) -> bool:
+        """True where it was promoted and has not run since."""
+        return not self.placed and self.attained > 0 and self.attained == self.promoted
 
     @property
     def leaves(self) -> bool:
@@ -82,4 +88,11 @@ def standing_of(
         endless=spec.workload.kind in ENDLESS,
         work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
         next_level=np.inf,
+        queue_key=queue_key_of(status),
     )
+
+
+def queue_key_of(status: GPUJobStatus) -> float:
+    """Return the key that an earlier leader has written, or else the time of arrival."""
+    written = status.queue_key or status.queued_at
+    return seconds(written) if written else np.inf

@@ -122,11 +122,9 @@ class Reconciler:
     @staticmethod
     def _blocked(gang: Gang, now: float) -> str:
         """Return why no pod of a gang can be planned for reasons of its pods' own, or ''."""
-        live = gang.live_pods()
-        why = next((pod.blocked for pod in live if pod.blocked), "")
-        if not why or any(pod.node_name for pod in live) or lifecycle.pods_to_start(gang, now):
+        if not gang.blocked or gang.bound or lifecycle.pods_to_start(gang, now):
             return ""
-        return why
+        return next((pod.blocked for pod in gang.live_pods() if pod.blocked), "")
 
     def _should_count(self, gang: Gang, now: float) -> bool:
         """Return True where service is to be written down: regularly, and when a pod is gone."""

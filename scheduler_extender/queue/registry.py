@@ -125,6 +125,11 @@ class Gang:
         return len(self._live) - self.unbound
 
     @property
+    def blocked(self) -> int:
+        """How many live pods are on no node and could follow no plan yet (`PodInfo.blocked`)."""
+        return self.unbound - sum(map(len, self._waiting.values()))
+
+    @property
     def holds(self) -> int:
         """How many of its pods hold GPUs."""
         return len(self._holders)

@@ -159,7 +159,7 @@ class Rounds:
         nodes = self._state.nodes_picture(self._waiters.shapes())
 
         def question() -> Question:
-            standings.line_up()
+            standings.line_up(now)
             arrays = standings.arrays(now, history)
             return Question(
                 rank=lambda: standings.rank(arrays, now, history),
@@ -283,7 +283,7 @@ class Rounds:
             gang = self._registry.gangs.get(key)
             if gang is None or gang.record is None or self._work.busy(key):
                 continue
-            self._standings.promote(key)
+            self._standings.promote(key, self._clock())
             self._metrics.promoted()
             status = lifecycle.promoted(gang.record.status, self._clock())
             self._waiters.drop(key)

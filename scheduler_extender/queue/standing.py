@@ -6,25 +6,28 @@ asks for, kept gang by gang in columns as events change it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
-from scheduler_extender.queue.one_standing import Believe, Standing, standing_of
+from scheduler_extender.queue.one_standing import Believe, Standing, queue_key_of, standing_of
 from scheduler_extender.queue.registry import Gang
+from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
-from tandem.policy.ordering.queues import Queues
+from tandem.policy.ordering.queues import QueueLists, Queues
 from tandem.policy.units import Bools, Floats
 
 _COLUMNS = (
     "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
     "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
-    "peak_probability", "work_s", "next_level", "gives_way_s",
+    "peak_probability", "work_s", "next_level", "gives_way_s", "queue_key",
 )  # fmt: skip
 _LEAST_LEFT_S = 1.0
+_KEY_STEP_S = 1e-3  # between the keys of two neighbours in a queue of which one got ahead
 
 
 class Standings:
@@ -42,6 +45,7 @@ class Standings:
         self._believe = believe
         self._latest_s = -np.inf  # arrival of the latest that was taken in
         self._overtaken_s = np.inf  # of the earliest that was taken in after a later one
+        self._restores = False  # the lists are to be put in the order of the keys
         self._state = order.state()
         self._leaving: set[Key] = set()  # all that they hold is being given up
         self._rows: list[Key | None] = []
@@ -62,6 +66,7 @@ class Standings:
             service = standing.service(now_s)
             standing.next_level = self.order.next_level_gpu_s(service)
             self._state.add(standing.row, service)
+            self._restores = self._restores or record.status.queue_key is not None
             self.competes = True
             if standing.is_new and standing.job.queued_at_s < self._latest_s:
                 self._overtaken_s = min(self._overtaken_s, standing.job.queued_at_s)
@@ -70,6 +75,7 @@ class Standings:
             # A promotion counts from when it was decided, a threshold until `cross` has seen it.
             standing.promoted = max(standing.promoted, known.promoted)
             standing.next_level = known.next_level
+            standing.queue_key = known.queue_key
             if (known.placed and not standing.placed) or standing.gives_way_s < known.gives_way_s:
                 self.competes = True
         self._write(standing)
@@ -102,6 +108,7 @@ class Standings:
             standing.next_level = self.order.next_level_gpu_s(service[row])
             of["next_level"][row] = standing.next_level
             self._state.cross(row, service[row])
+            self._set_queue_key(standing, now_s)
             self.competes = True
 
     def may_give_way(self, now_s: float) -> tuple[list[Key], float]:
@@ -124,7 +131,7 @@ class Standings:
             >= self.order.promote_after_s(standing.service(now_s) / standing.job.gpus)
         ]
 
-    def promote(self, key: Key) -> None:
+    def promote(self, key: Key, now_s: float) -> None:
         """Put a gang back into the first queue, its priority service at nothing."""
         standing = self.of[key]
         standing.promoted = standing.attained
@@ -132,13 +139,41 @@ class Standings:
         self._columns["promoted"][standing.row] = standing.promoted
         self._columns["next_level"][standing.row] = standing.next_level
         self._state.promote(standing.row, self._columns["placed"][: len(self._rows)] > 0)
+        self._set_queue_key(standing, now_s)
+        self._follow()
         self.competes = True
 
-    def line_up(self) -> None:
-        """Put new gangs in the order of their arrival, which need not be that of the news of them.
+    def begin_term(self, written: Callable[[Key], GPUJobStatus | None]) -> None:
+        """Order the gangs that are known by what an earlier leader has written of them."""
+        for key, standing in self.of.items():
+            status = written(key)
+            if status is not None:
+                self._set_queue_key(standing, queue_key_of(status))
+        self._restores = bool(self.of)
+
+    def annotated(self, key: Key, status: GPUJobStatus) -> GPUJobStatus:
+        """Return a status that is about to be written, with what orders the gang in its queue."""
+        standing = self.of.get(key)
+        if standing is None or not isinstance(self._state, QueueLists):
+            return status
+        if status.finished_at is not None or not np.isfinite(standing.queue_key):
+            return status.model_copy(update={"queue_key": None})
+        return status.model_copy(update={"queue_key": rfc3339(standing.queue_key)})
+
+    def line_up(self, now_s: float) -> None:
+        """Put gangs in the order of their keys, which need not be that of the news of them.
 
         GPUJobs of many that come at once are made side by side; a new leader reads them by name.
         """
+        if self._restores and isinstance(self._state, QueueLists):
+            ordered = sorted(self.of.values(), key=lambda each: each.queue_key)
+            self._state.restore(
+                np.array([each.row for each in ordered], dtype=np.int64),
+                np.array([each.service(now_s) for each in ordered]),
+                [each.row for each in ordered if each.is_promoted],
+            )
+            self._overtaken_s = np.inf
+        self._restores = False
         if self._overtaken_s == np.inf:
             return
         behind = [
@@ -183,6 +218,23 @@ class Standings:
         placed[[self.of[key].row for key in (*asked, *self._leaving) if key in self.of]] = False
         placed[[self.of[key].row for key in coming if key in self.of]] = True
         self._state.settle(placed)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Let the keys ascend in each queue: who runs, or is promoted, gets ahead of others.
+
+        Only the keys of those that got ahead change, and they become less than those behind them.
+        """
+        for rows in self._state.queues() if isinstance(self._state, QueueLists) else ():
+            keys = self._columns["queue_key"][rows]
+            steps = _KEY_STEP_S * np.arange(len(keys))
+            least = np.minimum.accumulate((keys - steps)[::-1])[::-1] + steps
+            for index in np.flatnonzero(least < keys - _KEY_STEP_S / 2).tolist():
+                self._set_queue_key(self.of[self._key(rows[index])], float(least[index]))
+
+    def _set_queue_key(self, standing: Standing, key: float) -> None:
+        standing.queue_key = key
+        self._columns["queue_key"][standing.row] = key
 
     def arrays(self, now_s: float, history: History) -> JobArrays:
         """Return all gangs as the policies see them, by row, as of now."""
@@ -248,6 +300,7 @@ class Standings:
             standing.promoted, standing.rate, standing.since_s, standing.waiting_since_s,
             standing.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
             job.peak_probability, standing.work_s, standing.next_level, standing.gives_way_s,
+            standing.queue_key,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][standing.row] = value

@@ -13,7 +13,7 @@ from scheduler_extender.queue.preemption import BUDGETS
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.errors import Conflict
 from tandem.kube.memory import MemoryCluster
-from tandem.kube.resource import GPU_JOBS, JOBS, PODS
+from tandem.kube.resource import GPU_JOBS, JOBS, NODES, PODS
 from tandem.policy.catalog import Profile, load_profile
 
 EAGER = QueueConfig(min_run_s=0, preemption_cost_s=0, max_preemptions_per_hour=100)
@@ -36,7 +36,8 @@ class Training(Cluster):
         api: MemoryCluster | None = None,
     ) -> None:
         super().__init__(api=api, profile=profile or tiresias(), settings=settings)
-        self.add_node("n0", gpus=2)
+        if not self.api.list(NODES):  # otherwise it takes over from another leader
+            self.add_node("n0", gpus=2)
         self.pods = 0
 
     def submit(self, name: str, gpus: int = 1, annotations: dict | None = None) -> None:
@@ -445,3 +446,48 @@ def test_jobs_of_ones_own_namespace_are_named_and_others_counted() -> None:
     assert named([("b", "x")], reader) == "a job of another namespace"
     mixed = [("b", "x"), ("a", "x"), ("c", "y")]
     assert named(mixed, reader) == "a/x and 2 jobs of other namespaces"
+
+
+def test_demoted_jobs_keep_their_places_in_the_queue_after_a_change_of_leader() -> None:
+    """Each is demoted in turn, in another order than that of their names and of their arrival."""
+    cluster = Training(profile=tiresias(100.0, promote_knob=None))
+
+    def in_order(training: Training) -> list[str]:
+        now, history = training.now, training.controller._learned.history()
+        standings = training.controller.standings
+        standings.line_up(now)
+        return [key[1] for key in standings.rank(standings.arrays(now, history), now, history)]
+
+    async def has_its_run(name: str) -> None:
+        """Let a job run beyond the threshold, and then be told to make room for good."""
+        cluster.api.patch(GPU_JOBS, f"job-{name}", {"spec": {"hold": False}}, "default")
+        await cluster.pass_s(1)
+        assert cluster.status(name)["phase"] == "Running"
+        await cluster.pass_s(60)
+        cluster.api.patch(GPU_JOBS, f"job-{name}", {"spec": {"hold": True}}, "default")
+        cluster.job_controller_deletes(name)
+        cluster.new_pod(name, 2, SAVES)
+        await cluster.pass_s(1)
+
+    async def scenario() -> None:
+        cluster.submit("runs", gpus=2, annotations={})
+        await cluster.pass_s(1)
+        for name in ("alpha", "bravo", "charlie"):
+            cluster.submit(name, gpus=2)
+            await cluster.pass_s(1)
+            cluster.api.patch(GPU_JOBS, f"job-{name}", {"spec": {"hold": True}}, "default")
+        cluster.api.delete(JOBS, "runs", "default")
+        cluster.job_controller_deletes("runs")
+        for name in ("charlie", "alpha", "bravo"):
+            await has_its_run(name)
+        waiting = [each for each in in_order(cluster) if each != "job-runs"]
+        # Who ran last got ahead of those that wait; neither names nor arrival say so.
+        assert waiting == ["job-bravo", "job-alpha", "job-charlie"]
+        successor = Training(profile=tiresias(100.0, promote_knob=None), api=cluster.api)
+        successor.now, successor.loop = cluster.now, cluster.loop
+        assert await successor.controller._leading()
+        successor.controller.work.hold()
+        await successor.pass_s(0)
+        assert [each for each in in_order(successor) if each != "job-runs"] == waiting
+
+    run(scenario)

@@ -171,9 +171,10 @@ class GPUJobStatus(Message):
 
     `attained_gpu_seconds` is the lifetime service, `promoted_gpu_seconds` what it was when the job
     was last promoted: their difference orders the queue. `queue` is its queue by that service,
-    `position` its place among all that wait, 0 first. `preempted_at` and `decisions` have the
-    latest only. `load` is what is predicted, `observed` what is measured since. `expected_start`
-    is given of gangs that wait, where it can be forecast.
+    `position` its place among all that wait, 0 first. `queue_key` orders the jobs of one queue: the
+    time at which it came to the end of the queue, or less where it has got ahead of others.
+    `preempted_at` and `decisions` have the latest only. `load` is what is predicted, `observed` is
+    what is measured since. `expected_start` is given of gangs that wait, where it can be forecast.
     """
 
     phase: Phase = Phase.QUEUED
@@ -193,6 +194,7 @@ class GPUJobStatus(Message):
     pod_service: list[PodService] = []
     attempts: Count = 0
     queue: Count | None = None
+    queue_key: Time | None = None
     position: Count | None = None
     expected_start: ExpectedStart | None = None
     preemption: Preemption | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import numpy as np
@@ -117,6 +118,20 @@ class QueueLists:
         self._lists[0] = np.insert(queue, at, row)
         self._level[row] = 0
         self._promoted.add(row)
+
+    def queues(self) -> tuple[Ints, ...]:
+        """Return the jobs of each queue in their order, queue 0 first."""
+        return tuple(self._lists)
+
+    def restore(self, rows: Ints, level_service_gpu_s: Floats, promoted: Iterable[int]) -> None:
+        """Replace the lists: `rows` in their order, (jobs,), with the service of each.
+
+        `promoted` are the rows that were promoted and have not started since.
+        """
+        levels = self._order.level(level_service_gpu_s)
+        self._lists = [rows[levels == level] for level in range(len(self._lists))]
+        self._level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
+        self._promoted = set(promoted)
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
         """Return the lists one after the other."""
