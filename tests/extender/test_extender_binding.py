@@ -30,9 +30,11 @@ class Faulty(MemoryCluster):
         self.bind_faults: list[Callable[[Callable[[], None]], None]] = []
         self.patch_faults: list[Exception] = []
         self.binds = 0
+        self.sent: list[dict] = []
 
     def bind(self, *args, **kwargs) -> None:
         self.binds += 1
+        self.sent.append(kwargs)
         done = partial(super().bind, *args, **kwargs)
         if self.bind_faults:
             self.bind_faults.pop(0)(done)
@@ -342,3 +344,183 @@ def test_who_leads_no_more_finds_out_without_writing(lost) -> None:
         assert held is None
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+# --- what a Binding is certain of ---------------------------------------------------------------
+
+
+@scenario
+async def test_a_binding_carries_the_uid_and_the_version_that_were_decided_on() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    created = bench.create("p", 2)
+    await asyncio.sleep(0)
+    assert await bench.bind(created) == ""
+    (sent,) = bench.cluster.sent
+    assert sent["uid"] == created["metadata"]["uid"]
+    assert sent["resource_version"] == created["metadata"]["resourceVersion"]
+    assert sent["annotations"] == {names.VISIBLE_DEVICES: "a,b"}
+
+
+@scenario
+async def test_a_pod_of_the_same_name_with_another_uid_is_not_bound() -> None:
+    bench = Bench(watching=False)  # the extender knows neither of the two
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    former = bench.create("p")
+    bench.cluster.delete(PODS, "p", "ml")
+    bench.create("p")
+    assert await bench.bind(former) == "the pod is gone"
+    assert bench.cluster.binds == 0
+    assert bench.assigned("p") == (None, None)
+
+
+@scenario
+async def test_a_pod_that_is_replaced_while_it_is_bound_leaves_its_name_s_heir_alone() -> None:
+    bench = Bench(watching=False)
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    former = bench.create("p")
+
+    def replaced(done: Callable[[], None]) -> None:
+        bench.cluster.delete(PODS, "p", "ml")
+        bench.create("p")
+        done()
+
+    bench.cluster.bind_faults = [replaced]
+    assert await bench.bind(former) == "the pod is gone"
+    assert bench.assigned("p") == (None, None)
+    heir = bench.cluster.get(PODS, "p", "ml")
+    assert names.WAKE not in heir["metadata"]["annotations"]
+    assert bench.state.ledger.held(former["metadata"]["uid"]) is None
+    assert bench.state.ledger.held(heir["metadata"]["uid"]) is None
+
+
+@scenario
+async def test_a_replica_that_leads_no_more_takes_the_heir_of_a_name_for_no_success() -> None:
+    bench = Bench(watching=False)
+    leads = True
+    bench.binder._may_bind = lambda: leads
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    former = bench.create("p")
+
+    def replaced(done: Callable[[], None]) -> None:
+        nonlocal leads
+        leads = False
+        bench.cluster.delete(PODS, "p", "ml")
+        heir = bench.create("p")
+        devices = {names.VISIBLE_DEVICES: "a"}
+        MemoryCluster.bind(
+            bench.cluster, "ml", "p", "n0", uid=heir["metadata"]["uid"], annotations=devices
+        )
+        raise unreachable("read timed out", maybe_done=True)
+
+    bench.cluster.bind_faults = [replaced]
+    assert await bench.bind(former) == "the pod is gone"
+    assert bench.state.ledger.held(former["metadata"]["uid"]) is None
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_pod_that_another_scheduler_has_bound_without_gpus_is_no_success(gpus: int) -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+        created = bench.create("p", gpus)
+        MemoryCluster.bind(bench.cluster, "ml", "p", "n0", uid=created["metadata"]["uid"])
+        await asyncio.sleep(0)
+        assert await bench.bind(created) == "the pod was bound to n0 by somebody else, without GPUs"
+        assert bench.cluster.binds == 0
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@scenario
+async def test_gpus_are_held_before_the_binding_is_sent_and_given_back_when_it_is_refused() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    uid = created["metadata"]["uid"]
+    seen = []
+
+    def looks(done: Callable[[], None]) -> None:
+        seen.append(bench.state.ledger.claim(uid, Hold.RESERVED).gpus)
+        raise Forbidden(403, "no")
+
+    bench.cluster.bind_faults = [looks]
+    assert await bench.bind(created) == "the API server refused: no"
+    assert seen == [("a",)]
+    assert bench.state.ledger.held(uid) is None
+
+
+@scenario
+async def test_a_replica_that_does_not_lead_sends_nothing_and_holds_nothing() -> None:
+    bench = Bench()
+    bench.binder._may_bind = lambda: False
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    await asyncio.sleep(0)
+    assert "does not lead" in await bench.bind(created)
+    assert bench.cluster.binds == 0
+    assert bench.state.ledger.held(created["metadata"]["uid"]) is None
+
+
+@scenario
+async def test_a_pod_that_may_not_start_now_is_not_bound_whatever_is_free() -> None:
+    bench = Bench()
+    bench.binder._refusal = lambda pod: f"{pod.name} waits for its turn"
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    await asyncio.sleep(0)
+    assert await bench.bind(created) == "p waits for its turn"
+    assert bench.cluster.binds == 0
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_steps_of_accumulation_are_told_to_jobs_that_may_accumulate(asks: bool) -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+        wanted = {names.ACCUMULATION: "true"} if asks else {}
+        assert await bench.bind(bench.create("p", annotations=wanted)) == ""
+        (sent,) = bench.cluster.sent
+        assert (names.ACCUMULATION_STEPS in sent["annotations"]) is asks
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize(
+    "planned", [["a", "x"], ["a"], ["a", "b", "c"]], ids=["gone", "too-few", "too-many"]
+)
+def test_a_plan_that_does_not_suit_the_pod_is_not_followed(planned: list[str]) -> None:
+    async def story() -> None:
+        bench = Bench()
+        bench.state.upsert("gpunodes", gpu_node("n0", "b", "c", "d"))
+        created = bench.create("p", 2)
+        plan = [(created["metadata"]["uid"], "n0", planned)]
+        bench.state.upsert("gpujobs", gpu_job("pod-p", plan=plan, job_load=load(10)))
+        assert await bench.bind(created) == ""
+        node, devices = bench.assigned("p")
+        assert node == "n0"
+        assert len(set(devices.split(","))) == 2
+        assert set(devices.split(",")) <= {"b", "c", "d"}
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@scenario
+async def test_a_plan_for_another_node_does_not_choose_the_gpus_here() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    bench.state.upsert("gpunodes", gpu_node("n1", "b"))
+    created = bench.create("p")
+    plan = [(created["metadata"]["uid"], "n1", ["b"])]
+    bench.state.upsert("gpujobs", gpu_job("pod-p", plan=plan, job_load=load(10)))
+    assert await bench.bind(created) == ""
+    assert bench.assigned("p") == ("n0", "a")
+
+
+@scenario
+async def test_a_node_with_too_few_gpus_says_so() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p", 2)
+    assert await bench.bind(created) == "1 of the 2 GPUs wanted"
+    assert bench.cluster.binds == 0
