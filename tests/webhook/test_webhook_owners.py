@@ -63,6 +63,84 @@ def test_a_wrong_annotation_is_refused_at_apply_with_its_field(body, field):
     assert "such as 12Gi" in verdict.errors[0].allowed
 
 
+#: Each kind with the field of its template, written out here: the code's own table is judged by it.
+KINDS = [
+    ("batch/v1", "Job", ["template"]),
+    ("batch/v1", "CronJob", ["jobTemplate", "spec", "template"]),
+    ("apps/v1", "Deployment", ["template"]),
+    ("apps/v1", "StatefulSet", ["template"]),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet", ["replicatedJobs", 0, "template", "spec", "template"]),
+    ("kubeflow.org/v1", "PyTorchJob", ["pytorchReplicaSpecs", "Master", "template"]),
+    ("kubeflow.org/v1", "TFJob", ["tfReplicaSpecs", "Chief", "template"]),
+    ("kubeflow.org/v1", "MPIJob", ["mpiReplicaSpecs", "Launcher", "template"]),
+    ("kubeflow.org/v2beta1", "MPIJob", ["mpiReplicaSpecs", "Worker", "template"]),
+    ("kubeflow.org/v1", "XGBoostJob", ["xgbReplicaSpecs", "Worker", "template"]),
+    ("kubeflow.org/v1", "PaddleJob", ["paddleReplicaSpecs", "Worker", "template"]),
+    ("kubeflow.org/v1", "JAXJob", ["jaxReplicaSpecs", "Worker", "template"]),
+]
+
+
+@pytest.mark.parametrize(("api_version", "kind", "way"), KINDS, ids=lambda v: str(v))
+def test_the_template_of_every_kind_is_read(api_version, kind, way):
+    spec = TEMPLATE
+    for step in reversed(way):
+        spec = [spec] if isinstance(step, int) else {step: spec}
+    verdict = ask(owner(api_version, kind, spec))
+    field = "spec" + "".join(
+        f"[{step}]" if isinstance(step, int) or step[0].isupper() else f".{step}" for step in way
+    )
+    assert fields(verdict) == [f"{field}.metadata.annotations[tandem.gpu/memory]"]
+
+
+def test_every_kind_that_is_read_is_tested():
+    assert {(v.partition("/")[0], kind) for v, kind, _ in KINDS} == set(TEMPLATES)
+
+
+def test_each_template_of_a_workload_is_judged():
+    replicas = {"Launcher": {"template": {}}, "Worker": {"template": TEMPLATE}}
+    body = owner("kubeflow.org/v2beta1", "MPIJob", {"mpiReplicaSpecs": replicas})
+    assert fields(ask(body)) == [
+        "spec.mpiReplicaSpecs[Worker].template.metadata.annotations[tandem.gpu/memory]"
+    ]
+    assert fields(ask(owner("kubeflow.org/v1", "TFJob", {"mpiReplicaSpecs": replicas}))) == []
+    assert fields(ask(owner("example.com/v1", "MPIJob", {"mpiReplicaSpecs": replicas}))) == []
+
+
+def test_a_template_that_is_changed_is_judged_and_one_that_is_not_is_left():
+    one = {"Launcher": {"template": TEMPLATE}, "Worker": {"template": {}}}
+    two = {"Launcher": {"template": TEMPLATE}, "Worker": {"template": TEMPLATE}}
+    old, new = (
+        owner("kubeflow.org/v1", "MPIJob", {"mpiReplicaSpecs": each}) for each in (one, two)
+    )
+    verdict = ask(new, operation="UPDATE", old=old)
+    assert [field.split(".")[1] for field in fields(verdict)] == ["mpiReplicaSpecs[Worker]"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (
+            pod(annotations={"cdi.k8s.io/x": "nvidia.com/gpu=0"}),
+            "metadata.annotations[cdi.k8s.io/x]",
+        ),
+        (
+            pod(volumes=[{"name": "h", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]),
+            "spec.volumes[0].hostPath.path",
+        ),
+        (
+            pod(container(gpus="1", securityContext={"privileged": True})),
+            "spec.containers[0].securityContext.privileged",
+        ),
+        (pod(hostPID=True), "spec.hostPID"),
+        (pod(nodeName="n0"), "spec.nodeName"),
+        (pod(container(gpus="65")), "spec.containers[0].resources.limits[tandem.gpu/gpu]"),
+    ],
+)
+def test_a_template_is_refused_what_a_pod_is_refused(body, field):
+    assert fields(ask(body)) == [field]
+    assert fields(ask(job(body))) == [f"spec.template.{field}"]
+
+
 def test_a_template_that_asks_for_no_gpu_is_nobody_s_business():
     body = job(pod(container(), annotations={"tandem.gpu/nonsense": ""}))
     assert ask(body).errors == []

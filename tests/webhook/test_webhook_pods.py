@@ -370,6 +370,93 @@ def test_no_container_next_to_gpus_leaves_its_isolation(body, at, security, fiel
     assert fields(verdict) == [f"{at}.securityContext.{field}"]
 
 
+@pytest.mark.parametrize(
+    "capability",
+    ["ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "DAC_READ_SEARCH", "BPF", "SYS_BOOT",
+     "MAC_ADMIN", "CAP_SYS_RAWIO", "cap_bpf", "all"],
+)  # fmt: skip
+def test_each_capability_with_which_a_container_reaches_devices_is_refused(capability):
+    body = pod(container(gpus="1", securityContext={"capabilities": {"add": [capability]}}))
+    assert fields(ask(body)) == ["spec.containers[0].securityContext.capabilities.add[0]"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cdi.k8s.io", "cdi.k8s.io/gpu", "cdi.k8s.io/vendor_gpu", "nvidia.cdi.k8s.io/container.main"],
+)
+@pytest.mark.parametrize("gpus", [{"annotations": {}}, {"annotations": {names.MEMORY: "1Gi"}}])
+def test_gpus_are_not_taken_by_cdi_annotations(name, gpus):
+    notes = gpus["annotations"] | {name: "nvidia.com/gpu=all"}
+    verdict = ask(pod(annotations=notes))
+    assert fields(verdict) == [f"metadata.annotations[{name}]"]
+    assert verdict.errors[0].value == "nvidia.com/gpu=all"
+
+
+def test_annotations_of_others_that_only_resemble_cdi_are_let_through():
+    notes = {"example.com/cdi.k8s.io": "x", "sidecar.istio.io/inject": "false"}
+    assert not ask(pod(annotations=notes)).errors
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/var/run/nvidia-container-devices",
+        "/x/nvidia-container-devices/all",
+        "/./nvidia-container-devices",
+    ],
+)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_gpus_are_not_chosen_by_mounts_in_any_container(path, kind):
+    mounts = container("other", volumeMounts=[{"name": "x", "mountPath": path}])
+    body = (
+        pod(container(gpus="1"), mounts) if kind == "containers" else pod(initContainers=[mounts])
+    )
+    index = 1 if kind == "containers" else 0
+    assert fields(ask(body)) == [f"spec.{kind}[{index}].volumeMounts[0].mountPath"]
+
+
+def test_everything_that_is_wrong_with_a_pod_is_said_at_once():
+    body = pod(
+        container(gpus="1", securityContext={"privileged": True}),
+        annotations={"cdi.k8s.io/x": "a"},
+        volumes=[host_path("/dev"), host_path("/data"), host_path("/proc")],
+        hostPID=True,
+        nodeName="n0",
+    )
+    assert sorted(fields(ask(body))) == sorted(
+        ["spec.nodeName", "metadata.annotations[cdi.k8s.io/x]", "spec.hostPID",
+         "spec.containers[0].securityContext.privileged", "spec.volumes[0].hostPath.path",
+         "spec.volumes[2].hostPath.path"]
+    )  # fmt: skip
+
+
+def test_what_no_pod_with_gpus_may_is_nothing_to_a_pod_without():
+    body = pod(
+        container(securityContext={"privileged": True}),
+        annotations={"cdi.k8s.io/x": "a"},
+        volumes=[host_path("/dev")],
+        hostPID=True,
+    )
+    assert ask(body).errors == []
+
+
+@pytest.mark.parametrize(
+    ("count", "fits"),
+    [
+        ("1", True),
+        ("64", True),
+        ("65", False),
+        ("0", False),
+        ("-1", False),
+        ("1e0", True),
+        ("1.5", False),
+        ("two", False),
+    ],
+)
+def test_a_pod_asks_for_a_whole_number_of_gpus_from_1_to_64(count, fits):
+    assert (fields(ask(pod(container(gpus=count)))) == []) is fits
+
+
 def test_capabilities_that_reach_no_device_are_let_through():
     security = {"capabilities": {"add": ["IPC_LOCK", "SYS_PTRACE", "NET_ADMIN"], "drop": ["ALL"]}}
     assert not ask(pod(container(gpus="1", securityContext=security))).errors
@@ -382,8 +469,22 @@ def test_a_pod_with_gpus_does_not_share_the_processes_of_its_node():
 
 @pytest.mark.parametrize(
     "path",
-    ["/proc", "/sys/fs/cgroup", "/dev/char", "/dev/dri", "/run/docker.sock", "/var/lib/containerd"],
-)
+    [
+        "/", "//", "/.", "/dev", "/etc", "/run", "/var", "/var/run", "/var/lib", "/usr", "/boot",
+        "/root", "/dev/", "/./dev/.", "/proc", "/proc/1/root", "/sys", "/sys/fs/cgroup",
+        "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/char", "/dev/block", "/dev/dri", "/dev/dri/renderD128", "/dev/vfio/1", "/dev/mem",
+        "/dev/kmem", "/dev/port", "/run/nvidia", "/var/run/nvidia", "/run/cdi", "/var/run/cdi",
+        "/run/containerd/containerd.sock", "/var/run/crio/crio.sock", "/run/docker.sock",
+        "/var/run/docker.sock", "/run/k3s/containerd", "/run/cri-dockerd.sock",
+        "/run/systemd/private", "/run/dbus/system_bus_socket", "/etc/cdi", "/etc/nvidia",
+        "/etc/nvidia-container-runtime", "/etc/containerd/config.toml", "/etc/crio",
+        "/etc/docker/daemon.json", "/etc/kubernetes/manifests", "/etc/systemd/system",
+        "/etc/cron.d", "/etc/ld.so.preload", "/var/lib/kubelet", "/var/lib/kubelet/pods",
+        "/var/lib/kubelet/device-plugins/kubelet.sock", "/var/lib/containerd",
+        "/var/lib/containers", "/var/lib/docker", "/var/lib/rancher/k3s",
+    ],
+)  # fmt: skip
 def test_other_ways_to_the_node_s_devices_are_refused(path):
     assert fields(ask(pod(volumes=[host_path(path)]))) == ["spec.volumes[0].hostPath.path"]
 
