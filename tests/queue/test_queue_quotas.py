@@ -92,6 +92,57 @@ def test_what_a_cycle_gives_away_counts_at_once() -> None:
     assert turn.refusal(("a", "y"), 1) != ""
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize("held", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("wants", [1, 2, 3])
+def test_a_cap_of_any_size_is_filled_and_never_exceeded(most: int, held: int, wants: int) -> None:
+    stakes = {("a", "has"): stake(held=held), ("a", "new"): stake(wants=wants)}
+    turn = Turn([Quota(namespace="a", max_gpus=most)], stakes)
+    assert (turn.refusal(("a", "new"), wants) == "") is (held + wants <= most)
+    assert turn.excess(("a", "new"), wants) == min(wants, max(0, held + wants - most))
+    # Another namespace is not concerned, and a cap for all is each one's own.
+    assert turn.refusal(("b", "new"), wants) == ""
+    everybody = Turn([Quota(namespace="*", max_gpus=most)], stakes)
+    assert (everybody.refusal(("b", "new"), wants) == "") is (wants <= most)
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_a_cap_for_services_counts_services_alone(most: int) -> None:
+    stakes = {
+        ("a", "job"): stake(held=9),
+        ("a", "lab"): stake(held=most - 1, endless=True),
+        ("a", "serve"): stake(endless=True),
+        ("a", "train"): stake(),
+    }
+    turn = Turn([Quota(namespace="a", endless_gpus=most)], stakes)
+    assert turn.refusal(("a", "serve"), 1) == ""
+    assert "services and notebooks" in turn.refusal(("a", "serve"), 2)
+    assert turn.refusal(("a", "train"), 5) == ""
+    turn.take(("a", "serve"), 1)
+    assert "services and notebooks" in turn.refusal(("a", "serve"), 1)
+
+
+def test_a_share_that_may_not_be_exceeded_is_filled_to_the_last_gpu() -> None:
+    turn = Turn([Quota(namespace="a", gpus=3, borrow=False)], {("a", "x"): stake(held=1)})
+    assert turn.refusal(("a", "y"), 2) == ""
+    assert "holds 1 GPU(s) of a share of 3" in turn.refusal(("a", "y"), 3)
+
+
+@pytest.mark.parametrize(("used", "spent"), [(99.0, False), (100.0, True), (101.0, True)])
+def test_gpu_seconds_are_spent_when_the_window_has_them_all(used: float, spent: bool) -> None:
+    quota = Quota(namespace="a", gpus=4, gpu_seconds=100, borrow=False)
+    turn = Turn([quota], {("a", "x"): stake()}, {"a": used, "b": 999.0})
+    assert (turn.refusal(("a", "x"), 1) != "") is spent
+
+
+def test_a_copy_of_an_account_does_not_change_it() -> None:
+    turn = Turn([Quota(namespace="a", max_gpus=2)], {("a", "x"): stake(held=1)})
+    copy = turn.copy()
+    copy.take(("a", "y"), 1)
+    assert copy.refusal(("a", "y"), 1) != ""
+    assert turn.refusal(("a", "y"), 1) == ""
+
+
 def test_how_much_a_namespace_must_give_up_first() -> None:
     quota = Quota(namespace="a", max_gpus=4)
     assert Turn([quota], {("a", "x"): stake(held=3)}).excess(("a", "y"), 2) == 1
@@ -245,6 +296,21 @@ def test_a_cap_refuses_with_its_reason_and_stands_in_nobody_elses_way() -> None:
         cluster.ends("a", "a1")
         await cluster.comes("a2", "Running")
         assert cluster.phases()["b1"] == "Running"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("most", "gpus", "running"), [(2, 1, 2), (3, 1, 3), (3, 2, 1), (4, 2, 2)])
+def test_a_cap_above_one_gpu_holds_in_every_cycle(most: int, gpus: int, running: int) -> None:
+    cluster = Teams(Quota(namespace="a", max_gpus=most))
+
+    async def scenario() -> None:
+        for index in range(4):
+            cluster.submit("a", f"a{index}", gpus=gpus)
+        for _ in range(6):
+            await cluster.pass_s(1)
+            assert list(cluster.phases().values()).count("Running") <= running
+        assert list(cluster.phases().values()).count("Running") == running
 
     run(scenario)
 

@@ -1,0 +1,289 @@
+"""The gates and the choice of victims on their own: what is written, and what is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from queue_builders import gang, pod, raw_pod
+
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.pods import pod_info
+from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.gates import Gates
+from scheduler_extender.queue.owners import Owners
+from scheduler_extender.queue.preemption import Preempter
+from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.grants import ENDLESS
+from tandem.contracts import names
+from tandem.contracts.resources import Phase, Plan, PodPlan
+from tandem.kube.errors import Conflict
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.resource import JOBS, PODS
+
+NOW = 1_800_000_000.0
+FOREIGN = {"name": "example.com/data-is-there"}
+
+
+class Recording(MemoryCluster):
+    """An API server in memory that notes the patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches: list[tuple[str, dict]] = []
+
+    def patch(self, resource: Any, name: str, body: Any, *args: Any, **kwargs: Any) -> Any:
+        self.patches.append((name, body))
+        return super().patch(resource, name, body, *args, **kwargs)
+
+
+class Picture:
+    """Takes in what was written, as the live state does."""
+
+    def apply(self, kind: str, record: object) -> None:
+        self.last = record
+
+
+class Gate:
+    """A planned gang of one pod on the API server, and the gates."""
+
+    def __init__(self, *, gates: list[dict] | None = None, hold: bool = False, **plan: Any) -> None:
+        self.now = NOW
+        self.api = Recording()
+        raw = raw_pod("p", gated=False)
+        raw["spec"]["schedulingGates"] = gates or [{"name": names.SCHEDULING_GATE}]
+        self.stored = self.api.create(PODS, raw, "default")
+        self.writer = Writer(self.api, Picture(), lambda *_: None, lambda: self.now)  # type: ignore[arg-type]
+        self.registry = Registry(lambda _: None, lambda: self.now)
+        self.gates = Gates(self.writer, self.registry, lambda: self.now)
+        uid = self.stored["metadata"]["uid"]
+        places = [PodPlan(pod="p", uid=plan.get("uid", uid), node="n0", gpus=["g0"])]
+        made = Plan(made_at=rfc3339(NOW), deadline=rfc3339(NOW + 30), pods=places)
+        info = pod_info(self.stored)
+        self.gang = gang(info, phase=Phase.ADMITTED, plan=made if plan.get("made", True) else None)
+        if hold:
+            held = replace_spec(self.gang.record, hold=True)
+            self.gang = Gang(self.gang.key, held, {info.uid: info})
+        self.gang.put(info)
+
+    def step(self) -> bool:
+        """Do what is due; say whether anything was."""
+        work = self.gates.step(self.gang)
+        if work is None:
+            return False
+
+        async def do() -> None:
+            await work
+
+        asyncio.run(do())
+        return True
+
+    def left(self) -> list[dict]:
+        return self.api.get(PODS, "p", "default")["spec"].get("schedulingGates") or []
+
+
+def replace_spec(record: GpuJobRecord | None, **changes: Any) -> GpuJobRecord:
+    assert record is not None
+    return replace(record, spec=record.spec.model_copy(update=changes))
+
+
+# --- gates --------------------------------------------------------------------------------------
+
+
+def test_the_gate_of_a_planned_pod_is_opened_by_one_write_that_names_the_pod_exactly() -> None:
+    gate = Gate()
+    assert gate.step()
+    ((name, body),) = gate.api.patches
+    metadata = gate.stored["metadata"]
+    assert name == "p"
+    assert body["metadata"]["uid"] == metadata["uid"]
+    assert body["metadata"]["resourceVersion"] == metadata["resourceVersion"]
+    assert body["metadata"]["annotations"] == {names.WAKE: rfc3339(NOW)}
+    assert gate.left() == []
+
+
+def test_a_pod_that_changed_since_is_not_written() -> None:
+    gate = Gate()
+    # Another controller adds its gate, which the list of ours does not have.
+    both = [{"name": names.SCHEDULING_GATE}, FOREIGN]
+    gate.api.patch(PODS, "p", {"spec": {"schedulingGates": both}}, "default")
+    with pytest.raises(Conflict):
+        gate.step()
+    assert gate.left() == both
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_gates_of_other_controllers_stay_and_keep_ours_closed(order: int) -> None:
+    both = [{"name": names.SCHEDULING_GATE}, FOREIGN][::order]
+    gate = Gate(gates=both)
+    assert not gate.step()
+    assert gate.left() == both
+    assert gate.api.patches == []
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [{"hold": True}, {"uid": "another"}, {"made": False}],
+    ids=["on-hold", "plan-of-another-pod", "no-plan"],
+)
+def test_the_gate_stays_closed(setup: dict) -> None:
+    gate = Gate(**setup)
+    assert not gate.step()
+    assert gate.left() == [{"name": names.SCHEDULING_GATE}]
+    assert gate.gates.refusal(next(iter(gate.gang.pods.values()))) != ""
+
+
+@pytest.mark.parametrize(("passed_s", "opens"), [(29.9, True), (30.0, False), (31.0, False)])
+def test_a_plan_opens_gates_until_its_deadline(passed_s: float, opens: bool) -> None:
+    gate = Gate()
+    gate.now += passed_s
+    assert gate.step() is opens
+    assert (gate.left() == []) is opens
+
+
+def test_a_withdrawn_plan_opens_nothing() -> None:
+    gate = Gate()
+    gate.gates.withdrawn = {(gate.gang.key, rfc3339(NOW)): "exceeds the quota"}
+    assert not gate.step()
+    gate.gates.withdrawn = {(gate.gang.key, rfc3339(NOW - 60)): "an earlier plan did"}
+    assert gate.step()
+
+
+def test_a_pod_that_was_woken_for_this_plan_is_not_written_again() -> None:
+    gate = Gate()
+    assert gate.step()
+    gate.gang.put(pod_info(gate.api.get(PODS, "p", "default")))
+    assert not gate.step()
+
+
+# --- who may be preempted -------------------------------------------------------------------------
+
+
+def runs(kind: str = "Job", *, checkpoint: bool = True, **more: Any) -> Gang:
+    """A gang that has run since NOW - 100 s, on the workload `kind`."""
+    status = {"running_since": rfc3339(NOW - 100), **more.pop("status", {})}
+    holder = bound("p", **more)
+    made = gang(holder, phase=more.get("phase", Phase.RUNNING), **status)
+    assert made.record is not None
+    spec = made.record.spec
+    workload = spec.workload.model_copy(update={"kind": kind, "api_version": version(kind)})
+    demand = spec.demand.model_copy(update={"checkpoint": checkpoint})
+    record = replace(
+        made.record, spec=spec.model_copy(update={"workload": workload, "demand": demand})
+    )
+    return Gang(made.key, record, {holder.uid: holder})
+
+
+def version(kind: str) -> str:
+    return {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}.get(kind, "apps/v1")
+
+
+def bound(name: str, *, deleting: bool = False, **_: Any) -> Any:
+    raw = raw_pod(name, nodeName="n0", annotations={names.VISIBLE_DEVICES: "g0"}, gated=False)
+    raw["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": "1"}
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = rfc3339(NOW)
+    raw["status"] = {"phase": "Running"}
+    return pod_info(raw)
+
+
+def gives_way_s(of: Gang, **settings: Any) -> float:
+    chosen = {"min_run_s": 0.0, "max_preemptions_per_hour": 4, **settings}
+    api = MemoryCluster()
+    writer = Writer(api, Picture(), lambda *_: None, lambda: NOW)  # type: ignore[arg-type]
+    return Preempter(writer, QueueConfig(**chosen), lambda: NOW).gives_way_s(of)
+
+
+def test_a_running_job_that_saves_its_state_may_be_preempted_after_its_minimum_run() -> None:
+    assert gives_way_s(runs()) == NOW - 100
+    assert gives_way_s(runs(), min_run_s=300.0) == NOW + 200
+
+
+@pytest.mark.parametrize("kind", sorted(ENDLESS))
+def test_services_and_notebooks_are_never_preempted(kind: str) -> None:
+    assert gives_way_s(runs(kind)) == float("inf")
+
+
+def test_the_kinds_without_an_end_are_these() -> None:
+    assert {"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Notebook"} <= ENDLESS
+    assert ENDLESS.isdisjoint({"Job", "JobSet", "Pod", "PyTorchJob", "MPIJob"})
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda: runs(checkpoint=False),
+        lambda: runs(phase=Phase.SUSPENDED),
+        lambda: runs(phase=Phase.PREEMPTING),
+        lambda: runs(deleting=True),
+        lambda: runs(status={"running_since": None}),
+    ],
+    ids=["saves-nothing", "suspended", "preempting", "goes-already", "not-begun"],
+)
+def test_others_are_never_preempted(of: Any) -> None:
+    assert gives_way_s(of()) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "most", "earliest"),
+    [
+        ([], 1, -100),
+        ([1000], 1, 2600),  # the cap ends an hour after that preemption
+        ([1000], 2, -100),
+        ([3000, 1000], 2, 600),
+        ([9000, 8000, 1000], 2, -100),  # only one within the hour
+        ([3599], 1, 1),
+        ([3701], 1, -100),
+        ([2000, 1000, 500], 2, 2600),
+        ([100], 0, float("inf")),
+        ([], 0, float("inf")),
+    ],
+)
+def test_a_job_is_preempted_so_often_an_hour_at_most(
+    ago_s: list[float], most: int, earliest: float
+) -> None:
+    before = [rfc3339(NOW - each) for each in ago_s]
+    of = runs(status={"preempted_at": before})
+    assert gives_way_s(of, max_preemptions_per_hour=most) == NOW + earliest
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+def owned(uid: str, api: MemoryCluster) -> tuple[Owners, GpuJobRecord]:
+    made = gang(pod("p"))
+    assert made.record is not None
+    workload = made.record.spec.workload.model_copy(update={"uid": uid})
+    writer = Writer(api, Picture(), lambda *_: None, lambda: NOW)  # type: ignore[arg-type]
+    return Owners(writer), replace_spec(made.record, workload=workload)
+
+
+def test_the_owner_is_suspended_and_resumed() -> None:
+    api = MemoryCluster()
+    uid = api.create(JOBS, {"metadata": {"name": "j"}, "spec": {}}, "default")["metadata"]["uid"]
+    owners, record = owned(uid, api)
+    assert asyncio.run(owners.suspend(record, True)) == ""
+    assert api.get(JOBS, "j", "default")["spec"] == {"suspend": True}
+    assert asyncio.run(owners.suspend(record, False)) == ""
+    assert api.get(JOBS, "j", "default")["spec"] == {"suspend": False}
+
+
+def test_another_object_of_the_owner_s_name_is_not_suspended() -> None:
+    api = MemoryCluster()
+    api.create(JOBS, {"metadata": {"name": "j"}, "spec": {}}, "default")
+    owners, record = owned("uid-of-the-former", api)
+    with pytest.raises(Conflict):
+        asyncio.run(owners.suspend(record, True))
+    assert api.get(JOBS, "j", "default")["spec"] == {}
+
+
+def test_an_owner_in_another_namespace_is_not_touched() -> None:
+    api = MemoryCluster()
+    uid = api.create(JOBS, {"metadata": {"name": "j"}, "spec": {}}, "other")["metadata"]["uid"]
+    owners, record = owned(uid, api)
+    assert asyncio.run(owners.suspend(record, True)) != ""
+    assert api.get(JOBS, "j", "other")["spec"] == {}
