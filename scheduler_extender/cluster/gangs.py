@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,50 +18,129 @@ Raw = Mapping[str, Any]
 class Kind:
     """What we know of a kind of workload.
 
-    `size` reads how many pods start together off the object, `suspend` is the path of the field by
-    which its owner lets it rest, `restarts` says that its owner makes new pods for those evicted.
+    `roles` reads off the object which pods start together (none: each alone), `suspend` is the path
+    of the field by which its owner lets it rest, `restarts` says that its owner makes new pods for
+    those evicted.
     """
 
     resource: Resource | None = None
-    size: Callable[[Raw], int] = lambda _: 1
+    roles: Callable[[Raw], Roles] = lambda _: _NO_ROLES
     suspend: tuple[str, ...] = ()
     restarts: bool = True
 
 
-def _indexed_job(job: Raw) -> int:
-    """Count what runs beside one another of an indexed Job; a plain one's pods start each alone."""
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Pods of a workload that are made of one template.
+
+    `pods` is how many of them run at once, `left` how many have not succeeded yet. A role that is
+    `later` is created once another role is ready or has ended: it cannot exist before.
+    """
+
+    pods: int
+    gpus: bool
+    later: bool = False
+    left: int | None = None
+
+
+Roles = Mapping[str, Role]
+_NO_ROLES: Roles = {}
+
+
+def _asks_for_gpus(template: Raw | None, resource: str = names.RESOURCE) -> bool:
+    containers = ((template or {}).get("spec") or {}).get("containers") or ()
+    limits = (((each.get("resources") or {}).get("limits")) or {} for each in containers)
+    return any(str(each.get(resource) or "0") != "0" for each in limits)
+
+
+def _gpus_of(templates: Mapping[str, Raw | None]) -> Callable[[str], bool]:
+    """Return which roles ask for GPUs, by their templates.
+
+    In namespaces that Tandem adopts, templates name NVIDIA's resource and the pods Tandem's. Where
+    no template names either, pods are changed on their way by others, and each role may.
+    """
+    for resource in (names.RESOURCE, names.NVIDIA_RESOURCE):
+        asking = {role for role, each in templates.items() if _asks_for_gpus(each, resource)}
+        if asking:
+            return asking.__contains__
+    return lambda _: True
+
+
+def _indexed_job(job: Raw) -> Roles:
+    """Return what runs at once of an indexed Job; the pods of a plain one start each alone."""
     spec = job.get("spec") or {}
     if spec.get("completionMode") != "Indexed":
-        return 1
+        return _NO_ROLES
+    succeeded = int((job.get("status") or {}).get("succeeded") or 0)
+    return {"": _job_role(spec, succeeded)}
+
+
+def _job_role(spec: Raw, succeeded: int = 0) -> Role:
     parallelism = int(spec.get("parallelism", 1))
-    return max(1, min(parallelism, int(spec.get("completions") or parallelism)))
+    if spec.get("completions") is None:
+        return Role(parallelism, gpus=True)
+    left = max(0, int(spec["completions"]) - succeeded)
+    return Role(min(parallelism, left), gpus=True, left=left)
 
 
-def _job_set(job_set: Raw) -> int:
-    """Count all pods of all replicated Jobs."""
-    total = 0
-    for part in (job_set.get("spec") or {}).get("replicatedJobs") or ():
-        job = ((part.get("template") or {}).get("spec")) or {}
-        parallelism = int(job.get("parallelism", 1))
-        pods = min(parallelism, int(job.get("completions") or parallelism))
-        total += int(part.get("replicas", 1)) * pods
-    return max(1, total)
+def _job_set(job_set: Raw) -> Roles:
+    """Return the replicated Jobs; each may wait for others, or for the one before it."""
+    spec = job_set.get("spec") or {}
+    parts = {str(part["name"]): part for part in spec.get("replicatedJobs") or ()}
+    jobs = {name: (part.get("template") or {}).get("spec") or {} for name, part in parts.items()}
+    asks = _gpus_of({name: job.get("template") for name, job in jobs.items()})
+    in_order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
+    ended = {
+        each.get("name"): int(each.get("succeeded") or 0)
+        for each in (job_set.get("status") or {}).get("replicatedJobsStatus") or ()
+    }
+    first = next(iter(parts), "")
+    return {
+        name: Role(
+            max(0, int(part.get("replicas", 1)) - ended.get(name, 0)) * _job_role(jobs[name]).pods,
+            gpus=asks(name),
+            later=bool(part.get("dependsOn")) or (in_order and name != first),
+        )
+        for name, part in parts.items()
+    }
 
 
-def _kubeflow(field: str) -> Callable[[Raw], int]:
-    """Return what counts all replicas of all roles, which stand under `field`."""
+def _kubeflow(field: str) -> Callable[[Raw], Roles]:
+    """Return what reads the roles that are listed under `field`."""
 
-    def size(job: Raw) -> int:
-        roles = (job.get("spec") or {}).get(field) or {}
-        return max(1, sum(int((role or {}).get("replicas", 1)) for role in roles.values()))
+    def roles(job: Raw) -> Roles:
+        spec, status = job.get("spec") or {}, job.get("status") or {}
+        parts = {role: part or {} for role, part in (spec.get(field) or {}).items()}
+        asks = _gpus_of({role: part.get("template") for role, part in parts.items()})
+        ended = {
+            role: int((each or {}).get("succeeded") or 0)
+            for role, each in (status.get("replicaStatuses") or {}).items()
+        }
+        # Of MPIJobs, a Job of its own makes the launcher, and may do so once the workers are ready.
+        launches = field == "mpiReplicaSpecs" and job.get("apiVersion") != "kubeflow.org/v1"
+        return {
+            role.lower(): Role(
+                max(0, int(part.get("replicas", 1)) - ended.get(role, 0)),
+                gpus=asks(role),
+                later=launches and role == "Launcher",
+            )
+            for role, part in parts.items()
+        }
 
-    return size
+    return roles
 
 
-def _leader_worker_set(workers: Raw) -> int:
-    """Count one group: a leader and its workers."""
-    template = (workers.get("spec") or {}).get("leaderWorkerTemplate") or {}
-    return max(1, int(template.get("size", 1)))
+def _leader_worker_set(workers: Raw) -> Roles:
+    """Return the leader and the workers of one group."""
+    spec = workers.get("spec") or {}
+    template = spec.get("leaderWorkerTemplate") or {}
+    worker = template.get("workerTemplate")
+    asks = _gpus_of({"leader": template.get("leaderTemplate") or worker, "worker": worker})
+    later = spec.get("startupPolicy") == "LeaderReady"
+    return {
+        "leader": Role(1, gpus=asks("leader")),
+        "worker": Role(int(template.get("size", 1)) - 1, gpus=asks("worker"), later=later),
+    }
 
 
 def _kubeflow_kind(kind: str, plural: str, field: str) -> Kind:
@@ -140,15 +219,45 @@ def workload_of(pod: PodInfo) -> WorkloadRef:
     )
 
 
+def role_of(pod: PodInfo) -> str:
+    """Return the role of a pod in its workload, '' where the kind has one role only."""
+    labels = pod.labels
+    if names.LEADER_WORKER_SET_WORKER_LABEL in labels:
+        leads = labels[names.LEADER_WORKER_SET_WORKER_LABEL] == "0"
+        return "leader" if leads else "worker"
+    for label in (names.REPLICATED_JOB_LABEL, names.REPLICA_TYPE_LABEL, names.JOB_ROLE_LABEL):
+        if labels.get(label):
+            return labels[label] if label == names.REPLICATED_JOB_LABEL else labels[label].lower()
+    return ""
+
+
+def roles_now(workload: Raw, present: Collection[str]) -> Roles:
+    """Return the roles of a workload whose pods ask for GPUs and can exist now.
+
+    Roles without GPUs never join the gang. A role that is created later counts once it is
+    `present`, with all its pods; until then those before it start without it.
+    """
+    roles = KINDS.get(str(workload.get("kind")), _OTHER).roles(workload)
+    return {
+        name: role
+        for name, role in roles.items()
+        if role.gpus and role.pods > 0 and (name in present or not role.later)
+    }
+
+
+def explicit_size(pod: PodInfo) -> int | None:
+    """Return the size of the gang that a pod states, None where it states none that is valid."""
+    stated = pod.annotations.get(names.GANG_SIZE, "")
+    return int(stated) if stated.isdecimal() and int(stated) > 0 else None
+
+
 def gang_size(pod: PodInfo, workload: Raw | None) -> int:
     """Return how many pods must start together.
 
     `workload` is the object they belong to as the API server has it, where we know its kind. An
-    explicit size wins.
+    explicit size takes precedence.
     """
-    explicit = pod.annotations.get(names.GANG_SIZE)
-    if explicit:
-        return int(explicit)
-    if workload is None:
-        return 1
-    return KINDS.get(str(workload.get("kind")), _OTHER).size(workload)
+    stated = explicit_size(pod)
+    if stated is not None or workload is None:
+        return stated or 1
+    return max(1, sum(role.pods for role in roles_now(workload, {role_of(pod)}).values()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
+from scheduler_extender.cluster.gangs import role_of
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.queue.accounting import with_service
@@ -61,13 +63,39 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
         return []
     size = record.spec.demand.gang_size
     planned = planned_uids(record.status, now_s)
-    if size == 1 or gang.bound or any(gang.is_waiting(uid) for uid in planned):
+    if gang.bound or any(gang.is_waiting(uid) for uid in planned):
+        return _next_to_running(gang, planned)
+    if gang.size_is_stale:
+        return []
+    if gang.still_to_come(size) == 1:
         return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
     waiting = gang.waiting_pods()
     size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
     return [waiting[:size], *([pod] for pod in waiting[size : size + MOST_STARTS])]
+
+
+def _next_to_running(gang: Gang, planned: Collection[str]) -> list[list[PodInfo]]:
+    """Return the starts of a gang of which some pods have places: replacements start alone.
+
+    The pods of a role that is created later (`dependsOn`, `LeaderReady`) start together.
+    """
+    roles = gang.expected.roles if gang.expected is not None else {}
+    if len(roles) < 2:
+        return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
+    begun = {role_of(pod) for uid, pod in gang.pods.items() if pod.node_name or uid in planned}
+    starts, together = [], defaultdict(list)
+    for pod in gang.waiting_pods(planned):
+        role = role_of(pod)
+        if role in begun or roles.get(role, 1) == 1:
+            starts.append([pod])
+        else:
+            together[role].append(pod)
+    for role, pods in together.items():
+        if len(pods) >= roles[role]:
+            starts += [pods[: roles[role]], *([pod] for pod in pods[roles[role] :])]
+    return starts
 
 
 def ends_until_s(gang: Gang) -> float:

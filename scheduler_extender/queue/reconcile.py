@@ -15,6 +15,7 @@ from scheduler_extender.queue.foresight import Foresight
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.preemption import Preempter, method_of
 from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import Elsewhere
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import GPUJobStatus, Phase
@@ -41,6 +42,7 @@ class Reconciler:
         self._foresight = foresight
         self._births = Births(writer, foresight)
         self._endings = Endings(writer, clock, later)
+        self._sizes = Sizes(writer, clock, later)
         self._preempter = preempter
         self._avoiding = avoiding
         self._settings = settings
@@ -53,6 +55,7 @@ class Reconciler:
         """Forget a gang that is gone."""
         self._foresight.forget(key)
         self._endings.forget(key)
+        self._sizes.forget(key)
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
 
@@ -77,6 +80,8 @@ class Reconciler:
         if not gang.is_live and gang.finished == len(gang.pods):
             return self._endings.step(gang)
         self._endings.forget(gang.key)
+        if (sized := self._sizes.step(gang)) is not None:
+            return sized
         if self._foresight.is_due(gang, now):
             return self._foresight.again(gang)
         if self._is_half_placed(gang, now):

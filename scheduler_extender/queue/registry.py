@@ -21,6 +21,19 @@ _ENDS_AGAIN_S = 60.0
 _Names = list[tuple[str, str]]  # (name, uid) of pods, ascending
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the workload of a gang said when it was read: pods by role that can exist now.
+
+    `left` is how many pods had not succeeded, None where any number may follow; `succeeded` is how
+    many of the gang's pods were seen to have succeeded at that time.
+    """
+
+    roles: Mapping[str, int]
+    left: int | None
+    succeeded: int
+
+
 @dataclass(slots=True)
 class Gang:
     """One GPUJob, as far as it exists, and its pods by uid.
@@ -36,6 +49,8 @@ class Gang:
     pods: dict[str, PodInfo] = field(default_factory=dict)
     gone: dict[str, tuple[PodInfo, float]] = field(default_factory=dict)
     ends_since_s: float = -math.inf
+    expected: Expected | None = None
+    size_is_stale: bool = False  # its pods disagree with its size, and its workload is not read yet
     running: int = field(default=0, init=False)  # live pods on a node in phase Running
     succeeded: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
@@ -70,7 +85,9 @@ class Gang:
 
     def frozen(self) -> Gang:
         """Return a copy to read in another thread; its pods do not change, nor does its record."""
-        return Gang(self.key, self.record, dict(self.pods), dict(self.gone), self.ends_since_s)
+        copy = Gang(self.key, self.record, dict(self.pods), dict(self.gone), self.ends_since_s)
+        copy.expected = self.expected
+        return copy
 
     @property
     def is_live(self) -> bool:
@@ -113,11 +130,16 @@ class Gang:
         return pod is not None and not (pod.node_name or pod.finished or pod.deleting)
 
     def still_to_come(self, size: int) -> int:
-        """Return how many of `size` pods have not succeeded: of an indexed Job, those come back.
+        """Return how many pods must start together now: those that have succeeded do not come back.
 
-        At least one, for a workload that has pods again after all had ended.
+        `size` is what the GPUJob says; what the workload said when it was read is newer. At least
+        one, for a workload that has pods again after all had ended.
         """
-        return max(1, size - self.succeeded)
+        if self.expected is None:
+            return max(1, size - self.succeeded)
+        more = max(0, self.succeeded - self.expected.succeeded)
+        at_once, left = sum(self.expected.roles.values()), self.expected.left
+        return max(1, at_once - more if left is None else min(at_once, left - more))
 
     @property
     def bound(self) -> int:
