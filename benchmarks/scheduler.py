@@ -29,7 +29,7 @@ import httpx
 from tandem.contracts import names
 from tandem.controlplane import ControlPlane, Node, manifests, wait_until
 from tandem.controlplane.gpus import report_gpus
-from tandem.controlplane.installation import Installation
+from tandem.controlplane.installation import Installation, plain_verbs
 
 BAR, STRETCH = 0.7, 0.9
 QPS = {"qps": 1000, "burst": 2000}
@@ -156,7 +156,7 @@ class Bench:
         self.installation.start_predictor()
         self.installation.start_extender({"stale_after_s": 86_400})
         config = _configuration()
-        config["extenders"][0]["urlPrefix"] = self.installation.verbs_url
+        plain_verbs(config, self.installation.verbs_url)
         # It stands still while the pods are created, and is to lead all the same.
         config["leaderElection"] |= {"leaseDuration": "900s", "renewDeadline": "800s"}
         account = self.plane.service_account_kubeconfig(names.NAMESPACE, "tandem-scheduler")

@@ -29,6 +29,7 @@ SET_BY_THE_CHART = {
         "kubeconfig",
         "verbs",
         "public",
+        "probes",
         "leader",
         "predictor_url",
         "predictor_token_file",

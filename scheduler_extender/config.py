@@ -42,6 +42,8 @@ class Listen(Section):
 
     TLS where the files of a certificate are named; they are read anew when they change. With
     `client_ca`, only callers with a certificate of one of its authorities are heard.
+    `shared_with_scheduler` is a folder that only the kube-scheduler of the same pod mounts too. The
+    extender makes the certificates of both there, and hears only callers that show theirs.
     """
 
     host: str = "127.0.0.1"
@@ -49,9 +51,12 @@ class Listen(Section):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None
+    shared_with_scheduler: Path | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        if self.shared_with_scheduler is not None and self.tls_cert is not None:
+            raise ValueError("shared_with_scheduler takes the place of tls_cert")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key come together")
         if self.client_ca is not None and self.tls_cert is None:
@@ -175,6 +180,7 @@ class ExtenderConfig(Section):
     kubeconfig: Path | None = None
     verbs: Listen = Listen()
     public: Public = Public()
+    probes: Listen | None = None
     profile: Annotated[Profile, BeforeValidator(_by_name)] = Field(
         default_factory=lambda: load_profile("tandem"),
         description="the name of a shipped profile, or one spelt out",

@@ -124,40 +124,64 @@ def install_authority(
 
 def generate(names: Sequence[str], now: datetime, valid_for: timedelta = VALID_FOR) -> Serving:
     """Return a new certificate for `names`, signed by a new authority."""
-    authority_key = ec.generate_private_key(ec.SECP256R1())
-    key = ec.generate_private_key(ec.SECP256R1())
-    issuer = _name("tandem-webhook-authority")
-    authority_id = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
-    authority = (
-        _builder(issuer, issuer, authority_key.public_key(), now, valid_for)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(authority_id, critical=False)
-        .sign(authority_key, hashes.SHA256())
+    authority = _Authority(now, valid_for)
+    return authority.signed("tandem-webhook", ExtendedKeyUsageOID.SERVER_AUTH, names)
+
+
+def generate_pair(
+    names: Sequence[str], client: str, now: datetime, valid_for: timedelta
+) -> tuple[Serving, Serving]:
+    """Return new certificates of a server at `names` and of its only client, of one authority."""
+    authority = _Authority(now, valid_for)
+    return (
+        authority.signed("tandem-extender", ExtendedKeyUsageOID.SERVER_AUTH, names),
+        authority.signed(client, ExtendedKeyUsageOID.CLIENT_AUTH, ()),
     )
-    certificate = (
-        _builder(_name("tandem-webhook"), issuer, key.public_key(), now, valid_for)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(authority_id),
-            critical=False,
+
+
+class _Authority:
+    """Signs certificates for as long as this object lives; nothing keeps its key."""
+
+    def __init__(self, now: datetime, valid_for: timedelta) -> None:
+        self._now, self._valid_for = now, valid_for
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("tandem-webhook-authority")
+        self._id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        made = (
+            _builder(self._name, self._name, self._key.public_key(), now, valid_for)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(self._id, critical=False)
+            .sign(self._key, hashes.SHA256())
         )
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
+        self._pem = made.public_bytes(serialization.Encoding.PEM)
+
+    def signed(self, subject: str, usage: x509.ObjectIdentifier, names: Sequence[str]) -> Serving:
+        """Return a new certificate with its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = (
+            _builder(_name(subject), self._name, key.public_key(), self._now, self._valid_for)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._id),
+                critical=False,
+            )
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         )
-        .sign(authority_key, hashes.SHA256())
-    )
-    return Serving(
-        authority.public_bytes(serialization.Encoding.PEM),
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
+        if names:
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
+            )
+        return Serving(
+            self._pem,
+            builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+        )
 
 
 def _builder(

@@ -1,4 +1,4 @@
-"""The HTTP side: kube-scheduler's port on loopback, and the port for everybody else."""
+"""The HTTP side: kube-scheduler's port on loopback, and the way to the process in front."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
-from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import admission_router
 from scheduler_extender.config import ExtenderConfig, Listen
+from scheduler_extender.serving import pairing
 from scheduler_extender.serving.api import health_router, read_router
+from scheduler_extender.serving.front import FrontConfig
+from scheduler_extender.serving.frontman import FrontProcess
 from scheduler_extender.serving.limits import Limited
 from scheduler_extender.serving.memory_api import memory_router
 from scheduler_extender.serving.process import collector_spared, give_way_soon, keep_freed_memory
@@ -73,19 +77,34 @@ class _Server(uvicorn.Server):
 
 
 async def serve(config: ExtenderConfig) -> None:
-    """Run the extender until SIGTERM or SIGINT."""
+    """Run the extender until SIGTERM or SIGINT.
+
+    In a cluster, the public port and the probes are served by a process of their own (`front.py`).
+    The in-memory API has neither untrusted clients nor kubelets: one process serves it all.
+    """
     keep_freed_memory()
     give_way_soon()
     async with (
         running(config) as service,
-        _public_tls(service) as public,
-        _tls_of_files(config.verbs, config.certificate.look_s) as verbs,
+        _tls_of_verbs(config) as verbs,
         collector_spared(service.feed),
+        contextlib.AsyncExitStack() as stack,
     ):
-        servers = [
-            _server(verbs_app(service), config.verbs, verbs),
-            _server(public_app(service), config.public, public),
-        ]
+        servers = [_server(verbs_app(service), config.verbs, verbs)]
+        tasks: list[asyncio.Task[None]] = []
+        if isinstance(service.api, MemoryCluster):
+            told = service.metrics.certificate_expires
+            public = await stack.enter_async_context(
+                _tls_of_files(config.public, config.certificate.look_s, told)
+            )
+            servers.append(_server(public_app(service), config.public, public))
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
+            path = str(folder / "extender.sock")
+            servers.append(_server(inner_app(service), path=path))
+            front = asyncio.create_task(_front(service, path).run())
+            stack.push_async_callback(_cancelled, front)
+            tasks.append(front)
 
         def stop() -> None:
             for server in servers:
@@ -94,24 +113,61 @@ async def serve(config: ExtenderConfig) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        await asyncio.gather(*(server.serve() for server in servers))
+        serving = asyncio.create_task(_all(servers))
+        await asyncio.wait({serving, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        stop()
+        await serving
+        for task in tasks:
+            if task.done():
+                await task
+
+
+async def _all(servers: Iterable[_Server]) -> None:
+    await asyncio.gather(*(server.serve() for server in servers))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def inner_app(service: Service) -> FastAPI:
+    """Return what the process in front asks, over a socket that only our user may open."""
+    app = FastAPI(title="Tandem, within", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(health_router(service.feed, service.metrics))
+    app.include_router(read_router(service.state, service.config.profile.pipeline(), everybody))
+    return app
+
+
+def _front(service: Service, path: str) -> FrontProcess:
+    config = service.config
+    settings = FrontConfig(
+        kubeconfig=config.kubeconfig,
+        public=config.public,
+        probes=config.probes,
+        certificate=config.certificate,
+        admission=config.admission,
+        log_level=config.log_level,
+        socket=path,
+    )
+    return FrontProcess(
+        settings,
+        service.metrics,
+        lambda: {"ready": service.feed.ready, "runtime_class": service.runtime_class[0]},
+    )
 
 
 @contextlib.asynccontextmanager
-async def _public_tls(service: Service) -> AsyncIterator[Tls | None]:
-    """Give the public port its certificate, and let the API server trust it once we can answer."""
-    config, api, told = service.config, service.api, service.metrics.certificate_expires
-    if config.public.tls_cert is not None or isinstance(api, MemoryCluster):
-        async with _tls_of_files(config.public, config.certificate.look_s, told) as tls:
+async def _tls_of_verbs(config: ExtenderConfig) -> AsyncIterator[Tls | None]:
+    """Give the verbs' port its certificate, from files or made for the scheduler next to us."""
+    listen = config.verbs
+    if listen.shared_with_scheduler is None:
+        async with _tls_of_files(listen, config.certificate.look_s) as tls:
             yield tls
         return
-    public = config.public
-    keeper = Keeper(api, public.namespace, public.service_names, config.certificate)
-    tls = Tls(on_change=told)
-    tls.use(await asyncio.to_thread(keeper.begin))
-    following = tls.follow(keeper.look, config.certificate.look_s, service.feed.wait_ready)
-    async with following:
-        yield tls
+    tls = Tls(await asyncio.to_thread(pairing.authority, listen.shared_with_scheduler))
+    tls.use(pairing.serving(listen.shared_with_scheduler))
+    yield tls
 
 
 @contextlib.asynccontextmanager
@@ -128,12 +184,16 @@ async def _tls_of_files(
         yield tls
 
 
-def _server(app: FastAPI, listen: Listen, tls: Tls | None) -> _Server:
+def _server(
+    app: FastAPI, listen: Listen | None = None, tls: Tls | None = None, path: str | None = None
+) -> _Server:
+    """Return a server at a port, or at a path of the file system."""
     return _Server(
         uvicorn.Config(
             app,
-            host=listen.host,
-            port=listen.port,
+            host=listen.host if listen else "",
+            port=listen.port if listen else 0,
+            uds=path,
             http="httptools",
             access_log=False,
             log_config=None,

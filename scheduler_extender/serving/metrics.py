@@ -57,6 +57,11 @@ class Metrics:
             ["outcome"],
             registry=self._registry,
         )
+        self._front_restarts = Counter(
+            "tandem_extender_front_restarts_total",
+            "Processes that served the public port and ended, or stood still and were replaced.",
+            registry=self._registry,
+        )
         self._slices = Histogram(
             "tandem_extender_event_slice_duration_seconds",
             "Time for which applying events held the event loop.",
@@ -93,9 +98,13 @@ class Metrics:
         """Count one request to bind."""
         self._bindings.labels(outcome).inc()
 
-    def admitted(self, outcome: str) -> None:
-        """Count one verdict of the webhook."""
-        self._admissions.labels(outcome).inc()
+    def admitted(self, outcome: str, count: int = 1) -> None:
+        """Count verdicts of the webhook."""
+        self._admissions.labels(outcome).inc(count)
+
+    def front_replaced(self) -> None:
+        """Count a process in front that ended or stood still."""
+        self._front_restarts.inc()
 
     def slice_took(self, seconds: float) -> None:
         """Note how long events held the loop."""

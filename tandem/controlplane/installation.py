@@ -31,6 +31,17 @@ RELEASE = "tandem"
 Settings = Mapping[str, Any]
 
 
+def plain_verbs(config: dict[str, Any], url: str) -> None:
+    """Let a scheduler's configuration call the verbs at `url`, without the chart's certificates.
+
+    The folder that the containers of the chart's pod share exists in a pod only.
+    """
+    (extender,) = config["extenders"]
+    extender["urlPrefix"] = url
+    extender.pop("enableHTTPS", None)
+    extender.pop("tlsConfig", None)
+
+
 class Installation:
     """One Tandem on one control plane; its processes end with the plane's.
 
@@ -163,6 +174,7 @@ class Installation:
             "kubeconfig": self._account(names.NAMESPACE, "tandem-scheduler"),
             "predictor_url": self.predictor_url,
             "verbs": {"port": self._ports["verbs"]},
+            **({"probes": {"port": free_port()}} if given.get("probes") else {}),
             "public": {**given.get("public", {}), **public},
             **settings,
         }
@@ -188,7 +200,7 @@ class Installation:
         A second one needs a `name`, and a `hostname` by which it holds the Lease.
         """
         config = self.settings("scheduler") or manifests.scheduler_config()
-        config["extenders"][0]["urlPrefix"] = self.verbs_url
+        plain_verbs(config, self.verbs_url)
         config["clientConnection"] = {"qps": 1000, "burst": 2000}
         return self.plane.start_scheduler(
             name,

@@ -18,7 +18,7 @@ import yaml
 from scheduler_extender.faults import VARIABLE
 from tandem.contracts import names
 from tandem.controlplane import ControlPlane, Process, manifests, wait_until
-from tandem.controlplane.installation import Installation
+from tandem.controlplane.installation import Installation, plain_verbs
 from tandem.controlplane.wire import Wire
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ class Pair:
             settings, name=f"extender-{self.name}", env={VARIABLE: f"@{self.fault}"}
         )
         config = manifests.scheduler_config()
-        config["extenders"][0]["urlPrefix"] = self.installation.verbs_url
+        plain_verbs(config, self.installation.verbs_url)
         self.scheduler = self.plane.start_scheduler(
             f"scheduler-{self.name}", config=config, kubeconfig=account, hostname=self.name
         )
@@ -155,7 +155,7 @@ def _keep(pair: Pair, process: Process, probes: dict[str, Probe], over: threadin
     # Both ask the extender: it is its health that the scheduler's life hangs on.
     for probe in probes.values():
         assert probe["httpGet"]["path"] == "/healthz"
-        assert str(probe["httpGet"]["port"]) in ("8443", "https")
+        assert str(probe["httpGet"]["port"]) in ("8881", "probes")
     url = f"{pair.installation.public_url}/healthz"
     backoff_s = 0.0
     while _until_it_fails(probes["liveness"], url, over):

@@ -107,7 +107,10 @@ affinity:
 {{- $files := dict "tls_cert" "/etc/tandem-tls/tls.crt" "tls_key" "/etc/tandem-tls/tls.key" }}
 {{- $_ := set $ours "public" (merge $ours.public $files) }}
 {{- end }}
-{{- if .Values.scheduler.attach.enabled }}
+{{- $_ := set $ours "probes" (dict "host" "0.0.0.0" "port" 8881) }}
+{{- if not .Values.scheduler.attach.enabled }}
+{{- $_ := set $ours "verbs" (dict "shared_with_scheduler" "/run/tandem-verbs") }}
+{{- else }}
 {{- $files := dict "tls_cert" "/etc/tandem-verbs/tls.crt" "tls_key" "/etc/tandem-verbs/tls.key" "client_ca" "/etc/tandem-verbs/ca.crt" }}
 {{- $_ := set $ours "verbs" (merge (dict "host" "0.0.0.0") $files) }}
 {{- /* One replica acts, and no Lease of a scheduler beside it says so. */}}

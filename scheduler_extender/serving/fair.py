@@ -1,0 +1,110 @@
+"""One thread for the work of many clients: the one that has used least goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Work = Callable[[], Any]
+_HALVED_S = 5.0  # after this time, use counts half
+_BYTES_PER_S = 20e6  # what is expected of a review before it has been judged
+_FORGOTTEN_S = 1e-4
+
+
+@dataclass(slots=True)
+class _Order:
+    work: Work
+    expected_s: float
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class BusyError(Exception):
+    """The client has as much work waiting as it may have."""
+
+
+class FairWorker:
+    """Runs work in one thread, outside of the event loop.
+
+    Each client is charged the time that its work took; the client that was charged least goes next.
+    So a client that sends little does not wait behind one that sends much. `waiting`: pieces of
+    work of one client that may wait.
+    """
+
+    def __init__(self, waiting: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._waiting = waiting
+        self._clock = clock
+        self._orders: dict[str, deque[_Order]] = {}
+        self._used_s: dict[str, float] = {}
+        self._halved_at = clock()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="judge", daemon=True)
+        self._thread.start()
+
+    async def run(self, client: str, work: Work, size: int) -> Any:  # noqa: ANN401 - what the work returns
+        """Return what the work returns; `size` are the bytes that it is about.
+
+        Raises:
+            BusyError: the client has too much work waiting.
+        """
+        loop = asyncio.get_running_loop()
+        order = _Order(work, size / _BYTES_PER_S, loop.create_future(), loop)
+        with self._changed:
+            queue = self._orders.setdefault(client, deque())
+            if len(queue) >= self._waiting:
+                raise BusyError
+            queue.append(order)
+            self._changed.notify()
+        return await order.future
+
+    def next(self) -> tuple[str, _Order]:
+        """Return the order that is next, and whose it is; wait for one."""
+        with self._changed:
+            while not self._orders:
+                self._changed.wait()
+            client = min(
+                self._orders,
+                key=lambda name: self._used_s.get(name, 0.0) + self._orders[name][0].expected_s,
+            )
+            queue = self._orders[client]
+            order = queue.popleft()
+            if not queue:
+                del self._orders[client]
+            return client, order
+
+    def charge(self, client: str, seconds: float) -> None:
+        """Note what a client has used."""
+        with self._changed:
+            self._used_s[client] = self._used_s.get(client, 0.0) + seconds
+            if self._clock() - self._halved_at > _HALVED_S:
+                self._halved_at = self._clock()
+                halves = {name: used / 2 for name, used in self._used_s.items()}
+                self._used_s = {n: used for n, used in halves.items() if used > _FORGOTTEN_S}
+
+    def _run(self) -> None:
+        while True:
+            client, order = self.next()
+            if order.future.cancelled():
+                continue
+            start = self._clock()
+            try:
+                result, error = order.work(), None
+            except BaseException as raised:  # it belongs to the caller that awaits the work
+                result, error = None, raised
+            self.charge(client, self._clock() - start)
+            order.loop.call_soon_threadsafe(_settle, order.future, result, error)
+            del order, result
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
