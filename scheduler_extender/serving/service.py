@@ -26,6 +26,7 @@ from scheduler_extender.learning.history import Learned
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, token_of_file
 from scheduler_extender.queue.controller import Controller
 from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.verbs.binding import Binder
@@ -164,6 +165,8 @@ async def running(
         asyncio.create_task(_act_when_ready(feed, controller)),
         asyncio.create_task(_watch_runtime_class(service, api)),
     ]
+    if isinstance(api, KubeClient):
+        tasks.append(asyncio.create_task(adopted.keep(api, lambda: controller.leads)))
     try:
         yield service
     finally:
