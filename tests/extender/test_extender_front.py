@@ -110,6 +110,8 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         found = Site(service, front, ports)
         try:
             await asyncio.wait_for(found.until(f"{found.probes}/readyz", 200), 60)
+            while not front._served:  # noqa: ASYNC110 - its next beat says so
+                await asyncio.sleep(0.05)
             yield found
         finally:
             keeping.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,10 @@ def test_the_scheduler_of_the_pod_places_jobs_and_nobody_else_reaches_the_verbs(
     for address in (f"http://{url}", f"https://{url}"):
         with pytest.raises(httpx.TransportError):
             httpx.post(address, json=binding, verify=False, trust_env=False)
-    known = (str(site.shared / "client" / "tls.crt"), str(site.shared / "client" / "tls.key"))
-    answer = httpx.post(f"https://{url}", json=binding, cert=known, trust_env=False, verify=False)
+    known = ssl.create_default_context(cafile=site.shared / "ca.crt")
+    known.load_cert_chain(*(site.shared / "client" / name for name in ("tls.crt", "tls.key")))
+    with httpx.Client(verify=known, trust_env=False) as client:
+        answer = client.post(f"https://{url}", json=binding)
     assert answer.json()["Error"], "there is no such pod"
     for path in site.shared.rglob("*.key"):
         assert path.stat().st_mode & 0o077 == 0
