@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler_extender import faults
-from scheduler_extender.cluster.gangs import KINDS, above, gang_size, kind_of, workload_of
+from scheduler_extender.cluster.gangs import KINDS, above, gang_size, resource_of, workload_of
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.queue.foresight import Foresight
+from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.grants import ENDLESS
@@ -26,6 +27,7 @@ class Births:
     def __init__(self, writer: Writer, foresight: Foresight) -> None:
         self._writer = writer
         self._foresight = foresight
+        self._owners = Owners(writer)
 
     async def create(self, gang: Gang, pod: PodInfo) -> None:
         """Create the GPUJob of a gang from the first of its pods."""
@@ -72,27 +74,24 @@ class Births:
         """Return the workload of a pod, and the object where its kind says what starts together."""
         workload = workload_of(pod)
         higher = above(pod)
-        kind = KINDS[higher[0]] if higher else kind_of(workload)
-        if kind.resource is None or (names.GANG_SIZE in pod.annotations and not higher):
+        resource = KINDS[higher[0]].resource if higher else resource_of(workload)
+        if resource is None or (names.GANG_SIZE in pod.annotations and not higher):
             return workload, None
         try:
-            owner = await self._writer.call(
-                self._writer.api.get,
-                kind.resource,
-                higher[1] if higher else workload.name,
-                pod.namespace,
+            owner = await self._owners.read(
+                resource, higher[1] if higher else workload.name, pod.namespace
             )
         except (NotFound, Forbidden):
             return workload, None
         if higher:
             metadata = owner["metadata"]
             workload = WorkloadRef(
-                api_version=kind.resource.api_version,
-                kind=kind.resource.kind,
+                api_version=resource.api_version,
+                kind=resource.kind,
                 name=metadata["name"],
                 uid=metadata["uid"],
             )
-        return workload, owner | {"kind": kind.resource.kind}
+        return workload, owner | {"kind": resource.kind}
 
     async def delete_stale(self, record: GpuJobRecord) -> None:
         """Delete the GPUJob of a workload that has been replaced by another of the same name."""

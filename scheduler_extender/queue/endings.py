@@ -10,6 +10,7 @@ from scheduler_extender.cluster.gangs import kind_of
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.preemption import has_ended
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.queue.writes import Writer
@@ -36,6 +37,7 @@ class Endings:
         self, writer: Writer, clock: Callable[[], float], later: Callable[[Key, float], None]
     ) -> None:
         self._writer = writer
+        self._owners = Owners(writer)
         self._clock = clock
         self._later = later
         self._without_pods: dict[Key, _Read] = {}
@@ -85,13 +87,10 @@ class Endings:
         """
         assert gang.record is not None
         record = gang.record
-        workload, resource = record.spec.workload, kind_of(record.spec.workload).resource
         failed = gang.failed > 0
-        if resource is not None and not record.spans_workloads:
+        if kind_of(record.spec.workload).resource is not None and not record.spans_workloads:
             try:
-                owner = await self._writer.call(
-                    self._writer.api.get, resource, workload.name, gang.key[0]
-                )
+                owner = await self._owners.get(record)
             except NotFound:
                 return  # the garbage collector takes the GPUJob with it
             end = has_ended(owner)

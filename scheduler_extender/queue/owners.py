@@ -22,17 +22,22 @@ class Owners:
         self._writer = writer
 
     async def get(self, record: GpuJobRecord) -> Object:
-        """Return the workload of a gang.
+        """Return the workload of a gang; see `read`."""
+        workload = record.spec.workload
+        resource = resource_of(workload)
+        if resource is None:
+            raise NotFound(404, f"nothing is known of the kind {workload.kind}")
+        return await self.read(resource, workload.name, record.namespace)
+
+    async def read(self, resource: Resource, name: str, namespace: str) -> Object:
+        """Return an object, at the version of `resource` or at another one that is served.
 
         Raises:
             NotFound: it does not exist, or no version of it is served.
         """
-
-        def get(resource: Resource) -> Object:
-            workload = record.spec.workload
-            return self._writer.api.get(resource, workload.name, record.namespace)
-
-        return await self._at_served_version(record, get)
+        return await self._at_served_version(
+            resource, name, lambda served: self._writer.api.get(served, name, namespace)
+        )
 
     async def suspend(self, record: GpuJobRecord, suspend: bool) -> str:
         """Suspend or resume the workload of a gang; return why that is not possible, or ''."""
@@ -42,11 +47,14 @@ class Owners:
             body = {part: body}
         body["metadata"] = {"uid": workload.uid}
 
-        def patch(resource: Resource) -> Object:
-            return self._writer.api.patch(resource, workload.name, body, record.namespace)
+        def patch(served: Resource) -> Object:
+            return self._writer.api.patch(served, workload.name, body, record.namespace)
 
+        resource = resource_of(workload)
+        if resource is None:
+            return f"nothing is known of the kind {workload.kind}"
         try:
-            answer: Any = await self._at_served_version(record, patch)
+            answer: Any = await self._at_served_version(resource, workload.name, patch)
         except (NotFound, Forbidden, Invalid) as error:
             return str(error)
         for part in path:
@@ -56,21 +64,18 @@ class Owners:
         return "" if has_field else f"{workload.api_version} has no field {'.'.join(path)}"
 
     async def _at_served_version(
-        self, record: GpuJobRecord, request: Callable[[Resource], Object]
+        self, resource: Resource, name: str, request: Callable[[Resource], Object]
     ) -> Object:
-        """Make a request at the version of the owner reference, else at one that is served.
+        """Make a request at the version of `resource`, else at one that is served.
 
         An upgrade of an operator may end the version under which a workload was created.
         """
-        resource = resource_of(record.spec.workload)
-        if resource is None:
-            raise NotFound(404, f"nothing is known of the kind {record.spec.workload.kind}")
         answer: Object
         try:
             answer = await self._writer.call(request, resource)
             return answer
         except NotFound as error:
-            if error.details.get("name") == record.spec.workload.name:
+            if error.details.get("name") == name:
                 raise  # the version is served, and the object is gone
             gone = error
         for version in await self._writer.call(self._writer.api.versions, resource):

@@ -226,6 +226,15 @@ def runs_a_job(cluster: TandemCluster, namespace: str, name: str) -> None:
     cluster.let_end(namespace, name)
 
 
+def too_large(namespace: str, name: str, annotations: dict[str, str]) -> Object:
+    """Return an ungated pod that is never placed: it waits for more GPUs than there are."""
+    pod = ungated_pod(namespace, name, annotations)
+    pod["spec"]["containers"][0]["resources"] = {
+        part: {names.RESOURCE: 8} for part in ("requests", "limits")
+    }
+    return pod
+
+
 def late_binding(cluster: TandemCluster, pod: Object) -> httpx.Response:
     """Send the Binding that an earlier leader has sent for this pod as it then was."""
     metadata = {
@@ -244,7 +253,7 @@ def test_a_pod_without_room_for_annotations_keeps_no_replica_from_leading(
     notes = {"example.com/notes": "x" * (names.ANNOTATION_BYTES - len("example.com/notes"))}
     with cluster.without_webhook():
         pods = f"/api/v1/namespaces/{full}/pods"
-        created = create(cluster, pods, ungated_pod(full, "full", notes))
+        created = create(cluster, pods, too_large(full, "full", notes))
         web = ungated_pod(full, "web", notes)
         del web["spec"]["containers"][0]["resources"]
         web = create(cluster, pods, web)
@@ -303,11 +312,7 @@ def test_a_pod_that_takes_no_change_at_all_is_evicted_and_keeps_no_replica_from_
 ) -> None:
     frozen, others = cluster.namespace(), cluster.namespace()
     with cluster.without_webhook():
-        too_large = ungated_pod(frozen, "rigid", {})
-        too_large["spec"]["containers"][0]["resources"] = {
-            part: {names.RESOURCE: 8} for part in ("requests", "limits")
-        }  # never placed: it waits for more GPUs than there are
-        pod = create(cluster, f"/api/v1/namespaces/{frozen}/pods", too_large)
+        pod = create(cluster, f"/api/v1/namespaces/{frozen}/pods", too_large(frozen, "rigid", {}))
 
     with frozen_pods(cluster, frozen):
 

@@ -47,10 +47,10 @@ class Mpi(Training):
         super().__init__(settings=EAGER, profile=tiresias(), api=api)
         self.stored, self.refers_to = stored, refers_to
 
-    def submit_mpi(self) -> None:
+    def submit_mpi(self, replicas: int = 1) -> None:
         body = {
             "metadata": {"name": "mpi"},
-            "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": 1}}},
+            "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}},
         }
         owner = self.api.create(self.stored, body, "default")
         raw = raw_pod("mpi-worker-0", gpus=2, owner=("MPIJob", "mpi"), annotations=SAVES)
@@ -185,5 +185,23 @@ def test_a_pod_that_does_not_go_is_reported_and_counted() -> None:
         await cluster.pass_s(1)
         assert cluster.mpi_status()["phase"] == "Suspended"
         assert overdue() == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("refers_to", [NEW, OLD], ids=["new", "upgraded"])
+def test_a_job_of_another_version_has_its_size_and_its_end(refers_to: Resource) -> None:
+    cluster = Mpi(NEW, refers_to)
+
+    async def scenario() -> None:
+        cluster.submit_mpi(replicas=2)
+        await cluster.pass_s(0)
+        assert cluster.gpujob("mpijob-mpi")["spec"]["demand"]["gangSize"] == 2
+        cluster.api.patch(PODS, "mpi-worker-0", {"status": {"phase": "Succeeded"}}, "default")
+        condition = {"type": "Succeeded", "status": "True"}
+        cluster.api.patch(NEW, "mpi", {"status": {"conditions": [condition]}}, "default")
+        await cluster.pass_s(1)
+        await cluster.pass_s(5)
+        assert cluster.mpi_status()["phase"] == "Completed"
 
     run(scenario)
