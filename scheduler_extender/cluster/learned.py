@@ -137,6 +137,13 @@ class Pairs:
             for namespace, word in words.items():
                 yield pair, namespace, word
 
+    def shed(self, rows: int) -> None:
+        """Forget so many words: what pods told before what agents measured, the oldest first."""
+        every = sorted((word.measured, word.at_s, pair, name) for pair, name, word in self._all())
+        for _, _, pair, name in every[:rows]:
+            self._forget(pair, name)
+        self._changed()
+
     # --- kept ------------------------------------------------------------------------------------
 
     def stored(self) -> list[list[Any]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import logging
+import zlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -13,7 +16,7 @@ from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from tandem.kube.errors import AlreadyExists, Conflict, Invalid, KubeError, NotFound
 from tandem.kube.resource import CONFIG_MAPS
 from tandem.policy.jobs import History
 
@@ -22,6 +25,12 @@ log = logging.getLogger(__name__)
 NAME = "tandem-history"
 _KEY = "serviceGpuSeconds"
 _SAVE_EVERY_S = 10.0
+#: A ConfigMap holds 1 MiB of values; others keep something in this one, too.
+_MOST_BYTES = 900 * 1024
+_LEAST_BYTES = 64 * 1024
+#: Up to here it is kept as plain JSON.
+_PLAIN_BYTES = 512 * 1024
+_TOO_LARGE = 413
 
 
 class Kept(Protocol):
@@ -37,13 +46,17 @@ class Kept(Protocol):
         """Take in what was stored, by us or by others."""
         ...
 
+    def shed(self, rows: int) -> None:
+        """Forget so many rows, the least valuable first."""
+        ...
+
 
 class Learned:
     """The lifetime services of the latest finished jobs, by the uid of their GPUJob.
 
     A job is learned once however often its end is seen, and whoever sees it: the uids are kept
     with the services, in a ConfigMap in `namespace` (None: in memory alone). `beside` is kept with
-    them, by its key there.
+    them, by its key there. What is stored is bounded by its size: what is worth least is forgotten.
     """
 
     def __init__(
@@ -51,7 +64,7 @@ class Learned:
     ) -> None:
         self._namespace = namespace
         self._beside = beside or {}
-        self._saved = self._merged = {name: kept.version for name, kept in self._beside.items()}
+        self._saved = self._versions()
         self._jobs = jobs
         self._services: dict[str, float] = {}
         self._unsaved = False
@@ -59,6 +72,9 @@ class Learned:
         self._saved_at_s = 0.0
         self._history = History()
         self._learned_from = 0
+        self._most_bytes = _MOST_BYTES
+        self.failures = 0  # writes that the API server refused or did not answer
+        self.stored_bytes = 0  # of what was written last
 
     @property
     def namespace(self) -> str | None:
@@ -83,65 +99,139 @@ class Learned:
         return self._history
 
     async def save(self, writer: Writer, now_s: float) -> None:
-        """Read what others have learned before us, and write what is new, every ten seconds."""
+        """Read what others have learned before us, and write what is new, every ten seconds.
+
+        Raises:
+            KubeError: it was not saved; it is tried again, with less where it was too large.
+        """
         if self._namespace is None or now_s - self._saved_at_s < _SAVE_EVERY_S:
             return
         if self._loaded and not self._unsaved and not self._news():
             return
         self._saved_at_s = now_s
-        stored = await writer.call(self._read, writer.api)
-        body = self._merge(stored)
-        self._loaded, self._unsaved, merged = True, False, self._merged
+        stored, known = await writer.call(self._read, writer.api)
+        self._merge(known)
+        self._loaded, written = True, False
         try:
-            written = body is None or await writer.call(_write, writer.api, body)
-        except KubeError:
-            self._unsaved = True
+            written = await self._exchange(writer, stored, known)
+        finally:
+            self._unsaved = self._unsaved or not written
+
+    async def _exchange(
+        self, writer: Writer, stored: dict[str, Any], known: dict[str, Any]
+    ) -> bool:
+        """Write what is not stored yet; what comes in meanwhile is for the next time."""
+        while True:
+            self._unsaved, versions, rows = False, self._versions(), self._rows()
+            if rows == known:
+                self._saved = versions
+                return True
+            body = await writer.call(self._encoded, stored, rows)
+            if body is not None:
+                break
+            if not self._shed(rows):
+                return False
+        if not await self._write(writer, body):
+            return False
+        self._saved = versions
+        return True
+
+    async def _write(self, writer: Writer, body: dict[str, Any]) -> bool:
+        try:
+            written: bool = await writer.call(_write, writer.api, body)
+        except KubeError as error:
+            self.failures += 1
+            if isinstance(error, Invalid) or error.status == _TOO_LARGE:
+                self._most_bytes = max(_LEAST_BYTES, self._most_bytes // 2)
             raise
-        if written:
-            self._saved = merged
-        else:
-            self._unsaved = True
+        return written
 
     def read_again(self) -> None:
         """Take in anew what is stored: another one may have led in between."""
         self._loaded = self._namespace is None
 
-    def _news(self) -> bool:
-        return self._saved != {name: kept.version for name, kept in self._beside.items()}
+    def _versions(self) -> dict[str, int]:
+        return {name: kept.version for name, kept in self._beside.items()}
 
-    def _read(self, api: ClusterApi) -> dict[str, Any]:
+    def _news(self) -> bool:
+        return self._saved != self._versions()
+
+    def _read(self, api: ClusterApi) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the ConfigMap, and what it holds of ours by key. Blocks."""
         assert self._namespace is not None
         try:
-            return api.get(CONFIG_MAPS, NAME, self._namespace)
+            stored = api.get(CONFIG_MAPS, NAME, self._namespace)
         except NotFound:
-            return {}
+            stored = {}
+        known = {name: _decoded(stored, name) or [] for name in self._beside}
+        return stored, known | {_KEY: _decoded(stored, _KEY) or {}}
 
-    def _merge(self, stored: dict[str, Any]) -> dict[str, Any] | None:
-        """Bring ours and the stored together; return what is to be written, if anything."""
-        data = stored.get("data") or {}
-        known = json.loads(data.get(_KEY, "{}"))
+    def _merge(self, known: dict[str, Any]) -> None:
+        """Bring ours and what is stored together."""
         for name, kept in self._beside.items():
-            kept.merge(json.loads(data.get(name, "[]")))
-        self._merged = {name: kept.version for name, kept in self._beside.items()}
-        texts = {name: json.dumps(kept.stored()) for name, kept in self._beside.items()}
+            kept.merge(known[name])
         before = len(self._services)
-        self._services = {**known, **self._services}
+        self._services = {**known[_KEY], **self._services}
         self._trim()
         self._learned_from += len(self._services) - before
-        same = all(text == data.get(name, "[]") for name, text in texts.items())
-        if same and (not self._unsaved or self._services == known):
-            return None
+
+    def _rows(self) -> dict[str, Any]:
+        """Return all that is to be kept, by its key."""
+        return {_KEY: dict(self._services)} | {n: k.stored() for n, k in self._beside.items()}
+
+    def _encoded(self, stored: dict[str, Any], rows: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the ConfigMap to write; None where it would be too large. Blocks.
+
+        Plain JSON while it is small, so that people can read it; else compressed.
+        """
+        texts = {name: json.dumps(value).encode() for name, value in rows.items()}
+        others = {k: v for k, v in (stored.get("data") or {}).items() if k not in texts}
+        room = self._most_bytes - sum(len(k) + len(v.encode()) for k, v in others.items())
+        self.stored_bytes = sum(len(text) for text in texts.values())
+        body: dict[str, Any] = {"data": others}
+        if self.stored_bytes <= min(_PLAIN_BYTES, room):
+            body["data"] = others | {name: text.decode() for name, text in texts.items()}
+        else:
+            packed = {name: gzip.compress(text, mtime=0) for name, text in texts.items()}
+            self.stored_bytes = sum(len(each) for each in packed.values())
+            if self.stored_bytes > room:
+                return None
+            body["binaryData"] = {k: base64.b64encode(v).decode() for k, v in packed.items()}
         version = stored.get("metadata", {}).get("resourceVersion")
-        return {
-            "metadata": {"name": NAME, "namespace": self._namespace}
-            | ({"resourceVersion": version} if version else {}),
-            "data": {**data, _KEY: json.dumps(self._services), **texts},
-        }
+        body["metadata"] = {"name": NAME, "namespace": self._namespace}
+        if version:
+            body["metadata"]["resourceVersion"] = version
+        return body
+
+    def _shed(self, rows: dict[str, Any]) -> bool:
+        """Forget the least valuable tenth of what takes most; False where nothing is left."""
+        largest = max(rows, key=lambda name: (len(rows[name]), name))
+        count = -(-len(rows[largest]) // 10)
+        if largest == _KEY:
+            for uid in list(self._services)[:count]:
+                del self._services[uid]
+        else:
+            self._beside[largest].shed(count)
+        log.warning("history too large, forgot rows=%d of=%s", count, largest)
+        return count > 0
 
     def _trim(self) -> None:
         """Forget the oldest beyond the number that is kept."""
         for uid in list(self._services)[: max(0, len(self._services) - self._jobs)]:
             del self._services[uid]
+
+
+def _decoded(stored: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON
+    """Return what a ConfigMap has under a key, plain or compressed; None where that is nothing."""
+    packed = (stored.get("binaryData") or {}).get(name)
+    text = (stored.get("data") or {}).get(name)
+    try:
+        if packed is not None:
+            return json.loads(gzip.decompress(base64.b64decode(packed)))
+        return None if text is None else json.loads(text)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        log.warning("history unreadable key=%s error=%r", name, error)
+        return None
 
 
 def _write(api: ClusterApi, body: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ By namespace: nobody's memory need is decided by what another one ran under the 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -38,6 +38,9 @@ class Runs:
     solo_rate: float | None
     spread: float  # how far the newest peak was from the one before, as a share of it
     at_s: float
+
+
+_FIELDS = tuple(field.name for field in fields(Runs))
 
 
 class Memory:
@@ -129,9 +132,19 @@ class Memory:
             for key in oldest[: max(0, len(keys) - most)]:
                 del self._runs[key]
 
+    def shed(self, rows: int) -> None:
+        """Forget so many kinds: those seen once only, then those unseen for longest."""
+        worth = sorted(self._runs, key=lambda k: (self._runs[k].runs > 1, self._runs[k].at_s, k))
+        for key in worth[:rows]:
+            del self._runs[key]
+        self.version += 1
+
     def stored(self) -> list[Any]:
         """Return all runs as JSON."""
-        return [[*key, asdict(runs)] for key, runs in self._runs.items()]
+        return [
+            [*key, {name: getattr(runs, name) for name in _FIELDS}]
+            for key, runs in self._runs.items()
+        ]
 
     def merge(self, rows: list[Any]) -> None:
         """Take in stored runs; of two of one kind the newer count. Bounded as what is entered."""

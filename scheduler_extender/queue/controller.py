@@ -309,6 +309,11 @@ class Controller:
             self.work.failures += 1
 
     @property
+    def history(self) -> Learned:
+        """What is kept of finished jobs, and whether that was saved."""
+        return self._learned
+
+    @property
     def preemptions(self) -> int:
         """How many gangs were told to give way."""
         return self._preempter.preemptions

@@ -114,6 +114,16 @@ class _OfQueue(Collector):
             value=controller.work.failures,
         )
         yield from _of_quotas(controller)
+        yield CounterMetricFamily(
+            "tandem_learning_history_failures",
+            "Writes of what was learned that the API server refused or did not answer.",
+            value=controller.history.failures,
+        )
+        yield GaugeMetricFamily(
+            "tandem_learning_history_bytes",
+            "Size of what was learned as it was written last, at most 921600.",
+            value=controller.history.stored_bytes,
+        )
         learning = controller.learning
         outcomes = CounterMetricFamily(
             "tandem_learning_adjustments",

@@ -87,6 +87,8 @@ class Usage:
             "metadata": {"name": NAME, "namespace": self._namespace},
             "data": data | {_KEY: text},
         }
+        if "binaryData" in stored:  # the history's, where it is large
+            body["binaryData"] = stored["binaryData"]
         try:
             if stored:
                 body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]

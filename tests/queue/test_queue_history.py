@@ -2,13 +2,22 @@
 
 import asyncio
 import json
+from base64 import b64decode
+from random import Random
+from uuid import UUID
 
+import pytest
 from queue_builders import gang
 
+from scheduler_extender.cluster.learned import Pairs
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.learning.history import NAME, Learned
+from scheduler_extender.learning.remembering import Memory
 from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import Phase
+from tandem.kube.api import ClusterApi
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import Invalid, Unavailable
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS
 
@@ -24,7 +33,7 @@ def finished(uid: str, service: float, phase: Phase = Phase.COMPLETED) -> GpuJob
     )
 
 
-def save(learned: Learned, api: MemoryCluster, now_s: float) -> None:
+def save(learned: Learned, api: ClusterApi, now_s: float) -> None:
     writer = Writer(api, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
     asyncio.run(learned.save(writer, now_s))
 
@@ -56,3 +65,158 @@ def test_the_oldest_are_forgotten() -> None:
     for uid, service in (("a", 1), ("b", 2), ("c", 3)):
         learned.take(finished(uid, service))
     assert learned.history().service_gpu_s.tolist() == [2, 3]
+
+
+# --- its size ---------------------------------------------------------------------------------
+
+
+def at_all_bounds(jobs: int = 5000) -> tuple[Learned, Pairs, Memory]:
+    """All that may be kept: names as long as they may be, no two alike, figures of many digits."""
+    random = Random(1)
+    pairs, memory = Pairs(per_namespace=1000), Memory()
+    learned = Learned("tandem-system", jobs, {"pairs": pairs, "runs": memory})
+    for _ in range(jobs):
+        learned.take(finished(str(UUID(int=random.getrandbits(128))), 1e6 * random.random()))
+    words, runs = [], []
+    for number in range(2000):
+        kinds = (f"{random.getrandbits(256):064x}@{random.randrange(4096)}" for _ in range(2))
+        words.append([*kinds, f"{'n' * 59}{number // 64:04}", random.random(), True, number])
+    for number in range(1500):
+        figures = {
+            "runs": 3, "memory_base_bytes": random.getrandbits(36),
+            "memory_peak_bytes": random.getrandbits(37), "peak_probability": random.random(),
+            "utilisation_percent": 100 * random.random(), "solo_percent": 100 * random.random(),
+            "solo_rate": random.random(), "spread": random.random(), "at_s": 1.8e9 + number,
+        }  # fmt: skip
+        kind = f"image:{random.getrandbits(256):064x}"
+        namespace = f"{'n' * 59}{number // 64:04}"
+        runs.append([namespace, kind, "NVIDIA A100-SXM4-80GB MIG 7g.80gb", figures])
+    pairs.merge(words)
+    memory.merge(runs)
+    assert (len(pairs), len(memory)) == (2000, 1500)
+    return learned, pairs, memory
+
+
+def read_back(api: ClusterApi, jobs: int = 5000) -> tuple[Learned, Pairs, Memory]:
+    pairs, memory = Pairs(per_namespace=1000), Memory()
+    learned = Learned("tandem-system", jobs, {"pairs": pairs, "runs": memory})
+    save(learned, api, 1e9)
+    return learned, pairs, memory
+
+
+class Limited(MemoryCluster):
+    """Refuses ConfigMaps whose values take more than `most`, as the API server does."""
+
+    def __init__(self, most: int = 1 << 20) -> None:
+        super().__init__()
+        self.most = most
+
+    def create(self, resource, body, namespace=None):
+        self._check(body)
+        return super().create(resource, body, namespace)
+
+    def replace(self, resource, body, namespace=None, *, subresource=""):
+        self._check(body)
+        return super().replace(resource, body, namespace, subresource=subresource)
+
+    def _check(self, body) -> None:
+        size = sum(len(v.encode()) for v in (body.get("data") or {}).values())
+        size += sum(len(b64decode(v)) for v in (body.get("binaryData") or {}).values())
+        if size > self.most:
+            raise Invalid(422, f"data: Too long: must have at most {self.most} bytes")
+
+
+def test_all_that_may_be_kept_fits_and_comes_back_whole() -> None:
+    api = Limited()
+    learned, pairs, memory = at_all_bounds()
+    save(learned, api, 100)
+    again, more_pairs, more_memory = read_back(api)
+    assert sorted(again.history().service_gpu_s) == sorted(learned.history().service_gpu_s)
+    assert sorted(more_pairs.stored()) == sorted(pairs.stored())
+    assert sorted(more_memory.stored(), key=str) == sorted(memory.stored(), key=str)
+    assert learned.failures == 0
+    assert 0 < learned.stored_bytes < 900 * 1024
+    # Nothing has changed, so nothing is written.
+    version = api.get(CONFIG_MAPS, NAME, "tandem-system")["metadata"]["resourceVersion"]
+    learned.read_again()
+    save(learned, api, 200)
+    assert api.get(CONFIG_MAPS, NAME, "tandem-system")["metadata"]["resourceVersion"] == version
+
+
+def test_what_others_keep_in_it_stays_and_counts() -> None:
+    api = Limited()
+    quotas = {"quotaGpuSeconds": "x" * 400_000}
+    metadata = {"name": NAME, "namespace": "tandem-system"}
+    api.create(CONFIG_MAPS, {"metadata": metadata, "data": quotas}, "tandem-system")
+    learned, pairs, _ = at_all_bounds()
+    save(learned, api, 100)
+    stored = api.get(CONFIG_MAPS, NAME, "tandem-system")
+    assert stored["data"] == quotas
+    assert set(stored["binaryData"]) == {"serviceGpuSeconds", "pairs", "runs"}
+    # What is worth least has gone: the oldest words and runs, the first services.
+    assert 0 < len(pairs) <= 2000
+    assert len(read_back(api)[1]) == len(pairs)
+
+
+def test_a_write_that_is_refused_is_seen_and_tried_again_with_less() -> None:
+    api = Limited(most=200_000)
+    learned, _pairs, _ = at_all_bounds(jobs=500)
+    at_s = 100.0
+    for _ in range(8):
+        try:
+            save(learned, api, at_s)
+            break
+        except Invalid:
+            at_s += 20
+    assert learned.failures >= 1
+    again, more_pairs, more_memory = read_back(api, jobs=500)
+    assert len(again.history().service_gpu_s) > 0
+    # The newest are there still.
+    assert max(row[5] for row in more_pairs.stored()) == 1999
+    assert max(row[3]["at_s"] for row in more_memory.stored()) == 1.8e9 + 1499
+
+
+def test_a_write_that_fails_loses_nothing_that_comes_in_meanwhile() -> None:
+    class Away(MemoryCluster):
+        away = True
+
+        def create(self, resource, body, namespace=None):
+            if self.away:
+                raise Unavailable(503, "away")
+            return super().create(resource, body, namespace)
+
+    api, learned = Away(), Learned("tandem-system", 10)
+    learned.take(finished("a", 5))
+    with pytest.raises(Unavailable):
+        save(learned, api, 100)
+    learned.take(finished("b", 7))
+    api.away = False
+    save(learned, api, 200)
+    assert sorted(read_back(api, 10)[0].history().service_gpu_s.tolist()) == [5, 7]
+    assert learned.failures == 1
+
+
+def test_a_history_that_cannot_be_read_is_begun_anew() -> None:
+    api = MemoryCluster()
+    metadata = {"name": NAME, "namespace": "tandem-system"}
+    data = {"serviceGpuSeconds": "{", "pairs": "[]"}
+    api.create(CONFIG_MAPS, {"metadata": metadata, "data": data}, "tandem-system")
+    learned = Learned("tandem-system", 10)
+    learned.take(finished("a", 5))
+    save(learned, api, 100)
+    assert read_back(api, 10)[0].history().service_gpu_s.tolist() == [5]
+
+
+@pytest.mark.controlplane
+def test_all_that_may_be_kept_fits_a_real_config_map(control_plane, namespace) -> None:
+    api = KubeClient.load(control_plane.kubeconfig())
+    learned, pairs, memory = at_all_bounds()
+    learned._namespace = namespace
+    save(learned, api, 100)
+    more_pairs, more_memory = Pairs(per_namespace=1000), Memory()
+    again = Learned(namespace, 5000, {"pairs": more_pairs, "runs": more_memory})
+    save(again, api, 200)
+    assert len(again.history().service_gpu_s) == 5000
+    assert sorted(more_pairs.stored()) == sorted(pairs.stored())
+    assert sorted(more_memory.stored(), key=str) == sorted(memory.stored(), key=str)
+    api.close()
