@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench chaos soak images real results lock fmt clean generate sbom audit fuzz lint-chart
+.PHONY: help setup check test demo bench chaos soak images real results corpus lock fmt clean generate sbom audit fuzz lint-chart
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -78,6 +78,12 @@ results: $(READY) ## docs/results: every table of the simulator's results (an ho
 		echo "papers: $$paper (some minutes)"; $(BIN)/python -m benchmarks.papers.$$paper; \
 	done
 	@$(BIN)/python -m benchmarks.simulator
+
+corpus: $(READY) ## Graphs exported from PyTorch, timm, transformers, TensorFlow, JAX against their own counts (an hour, 6 GB)
+	@test -x .venv-corpus/bin/python || $(PYTHON) -m venv .venv-corpus
+	@$(BIN)/uv pip install --quiet --python .venv-corpus/bin/python -r benchmarks/corpus/requirements.txt
+	@CUDA_VISIBLE_DEVICES= PYTHONPATH=. .venv-corpus/bin/python -m benchmarks.corpus.generate .out/corpus
+	@$(BIN)/pytest -n 2 tests/corpus
 
 fmt: $(READY) ## Format the code and fix what lint can fix
 	@$(BIN)/ruff format .

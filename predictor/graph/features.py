@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.errors import GraphError, Refusal
+from predictor.graph.folding import complete_shapes
 from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, infer, load
 from predictor.graph.totals import Totals, sum_over_graphs
 from predictor.sequence import FURTHER_LENGTHS, scaling
@@ -50,12 +51,27 @@ def feature_hash(features: GraphFeatures) -> str:
 def _extract(graph: bytes, sizes: SymbolSizes, limits: GraphLimits) -> GraphFeatures:
     model, opset = load(graph, limits)
     inferred = infer(model, opset, sizes)
+    if inferred.misread:
+        model, opset = load(graph, limits)
+        inferred = infer(model, opset, sizes, inferred.misread)
     totals = sum_over_graphs(inferred.model.graph, limits)
+    if totals.unknown_values:
+        complete_shapes(inferred.model)
+        totals = sum_over_graphs(inferred.model.graph, limits)
     largest_figure = max(totals.activation_bytes, totals.bytes_moved, totals.parameter_bytes)
     if totals.flops > _MAX_FLOPS or largest_figure > _MAX_BYTES:
         raise GraphError(Refusal.TOO_LARGE, "The sizes in the graph are impossibly large.")
     if not totals.nodes:
         raise GraphError(Refusal.UNSUPPORTED, "The graph holds constants only: nothing runs.")
+    if totals.unknown_products:
+        raise GraphError(
+            Refusal.UNSUPPORTED,
+            f"The shapes of {', '.join(totals.unknown_products)} are not known, so its cost is "
+            "not either.",
+            "Export the model with fixed shapes (torch.onnx.export without dynamic_axes, batch 1), "
+            "or with dynamo=True; or let Tandem export it: "
+            "tandem model push --from-torch MODULE:FUNCTION.",
+        )
     if totals.unresolved * 2 > totals.nodes:
         raise GraphError(
             Refusal.UNSUPPORTED,

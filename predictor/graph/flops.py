@@ -125,7 +125,8 @@ def _einsum(node: NodeShapes) -> float:
     return 2.0 * math.prod(sizes.values()) * math.prod(extra) * max(len(terms) - 1, 0)
 
 
-_MULTIPLY_ADD: dict[str, Callable[[NodeShapes], float]] = {
+#: What counts the multiply-adds of each operator that has them.
+MULTIPLY_ADD: dict[str, Callable[[NodeShapes], float]] = {
     "Conv": _convolution(1),
     "ConvInteger": _convolution(1),
     "DeformConv": _convolution(1),
@@ -169,14 +170,14 @@ _WINDOWED = ("MaxPool", "AveragePool", "LpPool")
 
 def multiply_add_flops(node: NodeShapes) -> float:
     """Return the FLOPs of a multiply-add operator, 0 for any other; raises UnknownShapeError."""
-    count = _MULTIPLY_ADD.get(node.op_type)
+    count = MULTIPLY_ADD.get(node.op_type)
     return count(node) if count else 0.0
 
 
 def elementwise_flops(node: NodeShapes) -> float:
     """Return the FLOPs of any operator but a multiply-add; raises UnknownShapeError."""
     op = node.op_type
-    if op in _MOVES or op in _MULTIPLY_ADD:
+    if op in _MOVES or op in MULTIPLY_ADD:
         return 0.0
     if op in _GLOBAL or op.startswith("Reduce"):
         return float(math.prod(node.input(0)))

@@ -13,7 +13,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnx.defs import onnx_opset_version
 
 from predictor.errors import GraphError, Refusal
+from predictor.graph.batch import batch_axes
 from predictor.graph.contrib import DOMAIN, standing_in
+from predictor.graph.folding import complete_shapes
 
 Shape = tuple[int, ...]
 
@@ -79,6 +81,8 @@ class InferredModel:
     input_shapes: dict[str, Shape]
     graph_batch: int
     uses_sequence: bool
+    #: Inputs whose first axis was taken for the batch although it is the time.
+    misread: frozenset[str] = frozenset()
 
 
 def load(graph: bytes, limits: GraphLimits) -> tuple[ModelProto, int]:
@@ -111,11 +115,17 @@ def load(graph: bytes, limits: GraphLimits) -> tuple[ModelProto, int]:
     return model, opset
 
 
-def infer(model: ModelProto, opset: int, sizes: SymbolSizes) -> InferredModel:
-    """Bind the symbolic sizes of `model` (changed in place) and infer every shape."""
+def infer(
+    model: ModelProto, opset: int, sizes: SymbolSizes, time_major: frozenset[str] = frozenset()
+) -> InferredModel:
+    """Bind the symbolic sizes of `model` (changed in place) and infer every shape.
+
+    `time_major` are inputs that are known to have the time first and the batch second.
+    """
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
-    time_major = _time_major_inputs(model.graph)
+    time_major |= _time_major_inputs(model.graph)
+    guessed = {value.name for value in inputs if _guessed(value)}
     bound, uses_sequence = _bind_symbols(inputs, sizes, time_major)
     for value in (*model.graph.output, *model.graph.value_info):
         _substitute(value, bound)
@@ -135,12 +145,20 @@ def infer(model: ModelProto, opset: int, sizes: SymbolSizes) -> InferredModel:
     else:
         model = inferred
     shapes = {value.name: shape_of(value) for value in inputs}
+    axes = {name: 1 if name in time_major else 0 for name in shapes}
+    recurrent = any(node.op_type in _RECURRENT for node in model.graph.node)
+    if recurrent or any(shape and shape[0] != 1 for shape in shapes.values()):
+        complete_shapes(model)
+        axes = _axes_of(model, shapes)
     return InferredModel(
         model=model,
         opset=opset,
         input_shapes={name: shape for name, shape in shapes.items() if shape is not None},
-        graph_batch=_graph_batch(model, shapes, time_major),
+        graph_batch=_graph_batch(model, shapes, axes),
         uses_sequence=uses_sequence,
+        misread=frozenset(
+            name for name in guessed - time_major if axes.get(name) == 1 and name in axes
+        ),
     )
 
 
@@ -244,7 +262,7 @@ def _inline(model: ModelProto) -> ModelProto:
         ) from None
 
 
-def _time_major_inputs(graph: GraphProto) -> set[str]:
+def _time_major_inputs(graph: GraphProto) -> frozenset[str]:
     """Return the values whose leading axis is time.
 
     Those are what a recurrent node of layout 0 reads, and what a Scan goes through.
@@ -260,11 +278,11 @@ def _time_major_inputs(graph: GraphProto) -> set[str]:
             found.update(node.input[len(node.input) - scanned :])
         elif attributes.get("layout") != 1:
             found.update(node.input[:1])
-    return found
+    return frozenset(found)
 
 
 def _bind_symbols(
-    inputs: list[ValueInfoProto], sizes: SymbolSizes, time_major: set[str]
+    inputs: list[ValueInfoProto], sizes: SymbolSizes, time_major: frozenset[str]
 ) -> tuple[dict[str, int], bool]:
     """Give every symbolic axis of the inputs a size; return those that have names."""
     bound = dict(sizes.named)
@@ -298,6 +316,14 @@ def _bind_symbols(
     return bound, uses_sequence
 
 
+def _guessed(value: ValueInfoProto) -> bool:
+    """Say whether the first two axes are symbols of which neither is named as the batch."""
+    dims = value.type.tensor_type.shape.dim[:2]
+    return len(dims) == 2 and not any(
+        dim.HasField("dim_value") or _BATCH_NAME.search(dim.dim_param) for dim in dims
+    )
+
+
 def _substitute(value: ValueInfoProto, bound: dict[str, int]) -> None:
     """Put bound sizes into a declared shape; a symbol that is not bound is left to inference."""
     for dim in value.type.tensor_type.shape.dim:
@@ -308,9 +334,26 @@ def _substitute(value: ValueInfoProto, bound: dict[str, int]) -> None:
                 dim.ClearField("dim_param")
 
 
-def _graph_batch(model: ModelProto, inputs: dict[str, Shape | None], time_major: set[str]) -> int:
-    """Return the batch that the graph was exported with: a size that all ends share, or 1."""
-    ends = [(shape, 1 if name in time_major else 0) for name, shape in inputs.items() if shape]
-    ends += [(shape, 0) for value in model.graph.output if (shape := shape_of(value))]
-    sizes = {shape[axis] if len(shape) > axis else 1 for shape, axis in ends}
-    return sizes.pop() if len(sizes) == 1 and inputs and 0 not in sizes else 1
+def _graph_batch(model: ModelProto, inputs: dict[str, Shape | None], axes: dict[str, int]) -> int:
+    """Return the batch that the graph was exported with: the size of every input's batch axis.
+
+    Inputs of batch 1 (positions, a mask for all) agree with every batch.
+    """
+    sizes = {shape[axes[name]] for name, shape in inputs.items() if shape and name in axes}
+    sizes = sizes - {1} or sizes
+    if len(sizes) != 1 or 0 in sizes:
+        return 1
+    batch = sizes.pop()
+    ends = [shape for value in model.graph.output if (shape := shape_of(value))]
+    return batch if all(batch in shape or not shape for shape in ends) else 1
+
+
+def _axes_of(model: ModelProto, inputs: dict[str, Shape | None]) -> dict[str, int]:
+    shapes = {name: shape for name, shape in inputs.items() if shape is not None}
+    for tensor in model.graph.initializer:
+        shapes[tensor.name] = tuple(tensor.dims)
+    for value in (*model.graph.value_info, *model.graph.output):
+        shape = shape_of(value)
+        if shape is not None:
+            shapes[value.name] = shape
+    return batch_axes(model.graph, list(inputs), shapes)

@@ -13,6 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.flops import (
+    MULTIPLY_ADD,
     VIEWS,
     NodeShapes,
     UnknownShapeError,
@@ -27,6 +28,7 @@ from predictor.graph.model import (
     shape_of,
     subgraphs,
 )
+from predictor.graph.training import ALIASES, RECURRENT_KEEPS, Fusions, saved_values
 
 _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
 #: The types that weights have; wider integers are shapes and indices.
@@ -40,8 +42,12 @@ _WEIGHT_TYPES = frozenset(
         TensorProto.UINT8,
     }
 )
-#: Their output may take the place of their input, so that training keeps one of the two.
-_IN_PLACE = frozenset({"Relu", "LeakyRelu", "Clip", "Elu", "Selu", "PRelu"})
+#: MaxPool keeps the place of each maximum in 64 bits.
+_INDEX_BYTES = 8
+#: Values of a folded BatchNormalization per channel that the convolution's bias does not hold.
+_FOLDED_PER_CHANNEL = 3
+#: Products of unknown shape that a refusal names.
+_NAMED = 5
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 #: What they read of their first input is as much as they write, however large the table.
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
@@ -59,14 +65,19 @@ class _Value(NamedTuple):
     """What is known of a value; `origin` marks a constant that the file itself spells out."""
 
     shape: Shape | None
-    item_bytes: int = 4
-    constant: bool = False
-    origin: bool = False
-    depth: int = 0
+    elements: float
+    item_bytes: int
+    size_bytes: float
+    constant: bool
+    origin: bool
+    depth: int
 
-    @property
-    def size_bytes(self) -> float:
-        return float(math.prod(self.shape)) * self.item_bytes if self.shape is not None else 0.0
+
+def _value(
+    shape: Shape | None, item_bytes: int = 4, constant: bool = False, depth: int = 0
+) -> _Value:
+    elements = float(math.prod(shape)) if shape is not None else 0.0
+    return _Value(shape, elements, item_bytes, elements * item_bytes, constant, False, depth)
 
 
 @dataclass
@@ -87,6 +98,8 @@ class Totals:
     kernels: float = 0.0
     depth: int = 0
     unresolved: int = 0
+    unknown_values: int = 0
+    unknown_products: list[str] = field(default_factory=list)
     ops: Counter[str] = field(default_factory=Counter)
 
     def add_parameter(self, shape: Sequence[int], item_bytes: int) -> None:
@@ -113,6 +126,7 @@ def sum_over_graphs(graph: GraphProto, limits: GraphLimits) -> Totals:
             if bodies:
                 times = runs * walk.trips(node)
                 waiting.extend((inner, times, walk.values) for inner in bodies)
+        walk.finish()
     return totals
 
 
@@ -131,6 +145,9 @@ class _Walk:
         self._limits = limits
         self._totals = totals
         self._declared = {value.name: value for value in (*graph.value_info, *graph.output)}
+        self._fusions = Fusions(graph)
+        self._saved: set[str] = set()
+        self._storage: dict[str, str] = {}  # the value whose storage a value shares
         self._own: dict[str, _Value] = {}
         self.values = outer.new_child(self._own)
         for tensor in graph.initializer:  # checked when the graph was loaded
@@ -140,7 +157,7 @@ class _Walk:
             self._own[sparse.values.name] = self._weight(sparse.values, sparse.dims)
         for value in graph.input:
             if value.name not in self._own:
-                self._own[value.name] = _Value(*_declared_tensor(value))
+                self._own[value.name] = _value(*_declared_tensor(value))
 
     def add(self, node: NodeProto) -> None:
         """Count one node and note what it makes."""
@@ -164,12 +181,51 @@ class _Walk:
         size = sum(value.size_bytes for value in made if value is not None)
         totals.activation_bytes += size * runs
         totals.largest_activation_bytes = max(totals.largest_activation_bytes, size)
-        if op_type not in VIEWS and not constant:
-            if op_type not in _IN_PLACE:
-                totals.saved_activation_bytes += size * runs
-            taken = size if op_type in _LOOKUPS else sum(v.size_bytes for v in inputs)
-            totals.bytes_moved += (taken + size) * runs
+        key = names[0] if names else ""
+        if not constant:
+            self._keep(node, key, read)
+            if op_type not in VIEWS and key not in self._fusions.absorbed:
+                taken = size if op_type in _LOOKUPS else sum(v.size_bytes for v in inputs)
+                totals.bytes_moved += (taken + size) * runs
         self._count_flops(node, constant, _shapes(read), _shapes(made))
+
+    def finish(self) -> None:
+        """Add up what training keeps, each storage once."""
+        for name in self._saved:
+            value = self.values.get(name)
+            if value is not None and not value.constant:
+                self._totals.saved_activation_bytes += value.size_bytes * self._runs
+
+    def _keep(self, node: NodeProto, key: str, read: Sequence[_Value | None]) -> None:
+        """Note what the backward pass of a node reads."""
+        totals, runs, op = self._totals, self._runs, node.op_type
+        if op in ALIASES and node.input:
+            base = self._storage.get(node.input[0], node.input[0])
+            for name in node.output:
+                self._storage[name] = base
+        if key in self._fusions.absorbed:
+            return
+        group = self._fusions.keeps.get(key)
+        if group is None:
+            fixed = [v is not None and v.constant and v.elements <= 1 for v in read]
+            inputs, outputs = saved_values(node, fixed)
+            group = (*(node.input if inputs else ()), *(node.output[:1] if outputs else ()))
+        for name in group:
+            if name:
+                self._saved.add(self._storage.get(name, name))
+        made = self._own.get(key)
+        if made is None:
+            return
+        if op in RECURRENT_KEEPS:
+            totals.saved_activation_bytes += RECURRENT_KEEPS[op] * made.size_bytes * runs
+        elif op == "MaxPool":
+            totals.saved_activation_bytes += _INDEX_BYTES * made.elements * runs
+        if key in self._fusions.folded and made.shape and len(made.shape) > 1:
+            totals.saved_activation_bytes += made.size_bytes * runs
+            totals.bytes_moved += 2 * made.size_bytes * runs
+            totals.elementwise_flops += 2 * made.elements * runs
+            totals.kernels += runs
+            totals.add_parameter((_FOLDED_PER_CHANNEL * made.shape[1],), made.item_bytes)
 
     def trips(self, node: NodeProto) -> float:
         """Return how often a body runs: the length that a Scan reads, otherwise once."""
@@ -201,12 +257,15 @@ class _Walk:
             others = elementwise_flops(shapes)
         except UnknownShapeError:
             totals.unresolved += not constant
+            if shapes.op_type in MULTIPLY_ADD and len(totals.unknown_products) < _NAMED:
+                totals.unknown_products.append(f"{op_type} {(node.name or node.output[0])[:60]!r}")
             return
         totals.flops += multiply_adds * runs
         totals.elementwise_flops += others * runs
         # Backward, a multiply-add operator makes a gradient for its input and one for its weight.
         totals.backward_flops += (2 * multiply_adds + others) * runs
-        if op_type not in VIEWS and not constant:
+        absorbed = bool(node.output) and node.output[0] in self._fusions.absorbed
+        if op_type not in VIEWS and not constant and not absorbed:
             steps = shapes.input(0)[0] if op_type in _RECURRENT else 1
             totals.kernels += steps * runs
 
@@ -235,22 +294,25 @@ class _Walk:
     def _output(self, name: str, constant: bool, depth: int) -> _Value:
         declared = self._declared.get(name)
         if declared is None:
-            return _Value(None, constant=constant, depth=depth)
+            self._totals.unknown_values += 1
+            return _value(None, constant=constant, depth=depth)
         shape, item_bytes = _declared_tensor(declared)
-        if shape is not None and math.prod(shape) > self._limits.elements_per_tensor:
+        made = _value(shape, item_bytes, constant, depth)
+        if made.elements > self._limits.elements_per_tensor:
             raise GraphError(
                 Refusal.TOO_LARGE,
                 f"The value {name[:80]!r} has more than "
                 f"{self._limits.elements_per_tensor:,} elements.",
             )
-        return _Value(shape, item_bytes, constant, False, depth)
+        self._totals.unknown_values += shape is None
+        return made
 
     def _weight(self, tensor: TensorProto, dims: Sequence[int]) -> _Value:
         item_bytes = ITEM_BYTES.get(tensor.data_type, 1)
         # Scalars are the constants of a formula, not what training learns.
         if tensor.data_type in _WEIGHT_TYPES and tensor.dims:
             self._totals.add_parameter(tensor.dims, item_bytes)
-        return _Value(tuple(dims), item_bytes, constant=True, origin=True)
+        return _value(tuple(dims), item_bytes, constant=True)._replace(origin=True)
 
     def _constant(self, node: NodeProto, inputs: Sequence[_Value]) -> _Value:
         """Note a Constant, or the weights that a ConstantOfShape makes of a spelled-out shape."""
@@ -260,7 +322,7 @@ class _Walk:
                 check_tensor(tensors[0], self._limits)
                 return self._weight(tensors[0], tensors[0].dims)
             value = self._output(node.output[0] if node.output else "", True, 0)
-            return _Value(value.shape, value.item_bytes, constant=True, origin=True)
+            return value._replace(constant=True, origin=True)
         made = self._output(node.output[0] if node.output else "", True, 0)
         data_type = tensors[0].data_type if tensors else TensorProto.FLOAT
         if data_type in _WEIGHT_TYPES and made.shape and all(v.origin for v in inputs):
