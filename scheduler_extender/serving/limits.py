@@ -32,9 +32,10 @@ class Body:
 class Budget:
     """Bounds the bytes that are buffered: of one client, and of all clients together.
 
-    A client at its own bound waits until one of its bodies is done. Where all bytes are taken, the
-    oldest unfinished body of the client that holds most is given up, so that a client with small
-    bodies never waits for one that sends many large ones slowly.
+    Where all bytes are taken, the oldest unfinished body of the client that holds most is given up.
+    Where a client is at its own bound, its largest unfinished body is given up for a smaller one,
+    since an address may hide several clients; a larger one waits. So small bodies that come quickly
+    never wait for large ones that are sent slowly.
     """
 
     def __init__(self, per_client: int = BYTES_PER_CLIENT, in_all: int = BYTES_IN_ALL) -> None:
@@ -58,6 +59,7 @@ class Budget:
         """Count `size` more bytes of a body, as soon as they may be kept."""
         while True:
             if self._held.get(body.client, 0) + size > self._per_client:
+                self._give_up_a_larger_one(body, size)
                 await self._until_released()
             elif self.held + size > self._in_all:
                 self._give_up_one()
@@ -79,12 +81,23 @@ class Budget:
     async def _until_released(self) -> None:
         await self._released.wait()
 
+    def _give_up_a_larger_one(self, than: Body, size: int) -> None:
+        unfinished = [b for b in self._bodies[than.client] if not b.whole and b is not than]
+        largest = max(unfinished, key=lambda each: each.size, default=than)
+        if largest.size > than.size + size:
+            self._give_up(largest)
+
     def _give_up_one(self) -> None:
         for client in sorted(self._held, key=lambda each: -self._held[each]):
             oldest = next((b for b in self._bodies[client] if not b.whole and b.size), None)
             if oldest is not None:
-                oldest.deadline.reschedule(asyncio.get_running_loop().time())
+                self._give_up(oldest)
                 return
+
+    def _give_up(self, body: Body) -> None:
+        """Let the deadline of a body pass; the next turn of the loop frees its bytes."""
+        if not body.deadline.expired():
+            body.deadline.reschedule(asyncio.get_running_loop().time())
 
 
 class Limited:

@@ -360,16 +360,20 @@ def test_bytes_of_one_client_are_bounded_and_the_largest_gives_way() -> None:
         over = asyncio.Event()
         tasks = [
             asyncio.create_task(send(client, size, over=over))
-            for client, size in (("a", 6), ("a", 6), ("b", 9), ("c", 4))
+            for client, size in (("a", 6), ("a", 5), ("b", 9), ("c", 4))
         ]
         await asyncio.sleep(0.01)
-        assert budget.held == 19, "the second body of a waits for the first"
-        small = asyncio.create_task(send("api-server", 2, over=over))
+        assert given_up == ["a"], "the larger of its bodies"
+        assert budget.held == 5 + 9 + 4
+        larger = asyncio.create_task(send("a", 6, over=over))
         await asyncio.sleep(0.05)
-        assert given_up == ["b"], "it holds most"
-        assert budget.held == 6 + 4 + 2
+        assert budget.held == 5 + 9 + 4, "it waits"
+        small = asyncio.create_task(send("api-server", 3, over=over))
+        await asyncio.sleep(0.05)
+        assert given_up == ["a", "b"], "it holds most"
+        assert budget.held == 5 + 4 + 3
         over.set()
-        await asyncio.gather(*tasks, small)
+        await asyncio.gather(*tasks, small, larger)
         assert budget.held == 0
 
     asyncio.run(asyncio.wait_for(told(), 30))
