@@ -68,7 +68,7 @@ class Installation:
         )
         self._values = values
         self._folder = folder
-        self._ports = {name: free_port() for name in ("predictor", "verbs", "public")}
+        self._ports = {name: free_port() for name in ("predictor", "verbs", "public", "probes")}
 
     @property
     def predictor_url(self) -> str:
@@ -84,6 +84,11 @@ class Installation:
     def public_url(self) -> str:
         """Address of the webhook, the read-only API and the metrics (our own certificate)."""
         return f"https://localhost:{self._ports['public']}"
+
+    @property
+    def probes_url(self) -> str:
+        """Address that a kubelet asks for /healthz and /readyz."""
+        return f"http://127.0.0.1:{self._ports['probes']}"
 
     def install(self, extender: Settings | None = None) -> None:
         """Apply the manifests and start everything but the agents; `extender` are its settings."""
@@ -174,7 +179,7 @@ class Installation:
             "kubeconfig": self._account(names.NAMESPACE, "tandem-scheduler"),
             "predictor_url": self.predictor_url,
             "verbs": {"port": self._ports["verbs"]},
-            **({"probes": {"port": free_port()}} if given.get("probes") else {}),
+            **self._probes(given),
             "public": {**given.get("public", {}), **public},
             **settings,
         }
@@ -269,6 +274,12 @@ class Installation:
         )
         pod = self.plane.get("pod", "-n", names.AGENT_NAMESPACE, name)
         return self.plane.service_account_kubeconfig(names.AGENT_NAMESPACE, "tandem-agent", pod=pod)
+
+    def _probes(self, given: Settings) -> Settings:
+        """Return where the extender answers kubelets; an earlier one has no such setting."""
+        if self._environment and not given.get("probes"):
+            return {}
+        return {"probes": {"host": "127.0.0.1", "port": self._ports["probes"]}}
 
     def _account(self, namespace: str, name: str) -> str:
         return str(self.plane.service_account_kubeconfig(namespace, name))

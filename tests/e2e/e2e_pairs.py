@@ -156,7 +156,7 @@ def _keep(pair: Pair, process: Process, probes: dict[str, Probe], over: threadin
     for probe in probes.values():
         assert probe["httpGet"]["path"] == "/healthz"
         assert str(probe["httpGet"]["port"]) in ("8881", "probes")
-    url = f"{pair.installation.public_url}/healthz"
+    url = f"{pair.installation.probes_url}/healthz"
     backoff_s = 0.0
     while _until_it_fails(probes["liveness"], url, over):
         _end(process, probes["liveness"].get("terminationGracePeriodSeconds", GRACE_S), over)

@@ -198,7 +198,7 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
     attacker = attack(cluster, FLOOD_S + 5)
     try:
         with (
-            Probes(f"{cluster.installation.public_url}/healthz") as probes,
+            Probes(f"{cluster.installation.probes_url}/healthz") as probes,
             Oracle(cluster) as oracle,
         ):
             time.sleep(5)  # the flood is there when the honest stream begins
