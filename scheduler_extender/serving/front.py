@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
 #: The extender answers each beat at once; without an answer for so long it hangs.
-HANGS_AFTER_S = 2.5
+HANGS_AFTER_S = 3.0
 #: An API server has up to 200 changes under way, and as many connections to a webhook.
 PUBLIC_LIMITS = Limits(per_address=256, total=512, rate=100.0, burst=300.0)
 #: A kubelet asks a few times a second at most, each time on a new connection.
