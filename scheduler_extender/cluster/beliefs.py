@@ -8,8 +8,10 @@ class, at admission, against all the classes that are known. So no plan waits fo
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from weakref import ref
 
 import numpy as np
 
@@ -24,8 +26,15 @@ log = logging.getLogger(__name__)
 
 CLASSES = 1024
 _BY_UTILISATION = 101  # classes kept free for loads of which only the utilisation counts
+#: Classes of kinds of jobs, in all and for one namespace: no tenant takes the room of the others.
+KINDS = CLASSES - _BY_UTILISATION - (UNKNOWN + 1)
+KINDS_PER_NAMESPACE = 128
+#: Classes that no job uses are released when this share of the room is taken, down to that one.
+_CROWDED, _ROOMY = 0.9, 0.75
+_REST_ROUNDS = 50
 
 _Key = tuple[str | float, ...]  # model, utilisation, then its shares of the GPU where known
+_Experience = tuple[str, str, int]  # namespace, model, class
 
 
 class Beliefs:
@@ -33,7 +42,8 @@ class Beliefs:
 
     Jobs carry views of the table, so that what is learned reaches them all. Answers take effect by
     `settle` alone, between two rounds: a plan is made on one belief. `models` names the model of
-    each class, '' where its jobs name none.
+    each class, '' where its jobs name none. A class lasts while jobs use it; `release` makes room
+    for new kinds. A kind for which there is no room is priced by its utilisation alone meanwhile.
     """
 
     def __init__(self, pairs: Pairs | None = None) -> None:
@@ -50,6 +60,23 @@ class Beliefs:
         self._loads: dict[int, Load] = {}  # those that a model can price, by class
         self._unasked: dict[int, None] = {}
         self._answers: list[tuple[int, Sequence[int], InterferenceAnswer]] = []
+        self._asking: Counter[int] = Counter()  # classes in requests that are under way
+        self._others: dict[int, list[int]] = {}  # by the class that each is about
+        self._free: list[int] = []  # classes released
+        self._owner: dict[int, str] = {}  # the namespace for which a class of a kind was made
+        self._kinds: Counter[str] = Counter()  # how many, by namespace
+        self._used: dict[int, int] = {}  # when each was asked for last, in calls
+        self._calls = 0
+        self._crowded = False
+        self._rest = 0  # rounds
+        self._experience: dict[_Experience, tuple[ref[Floats], ref[Floats]]] = {}
+        self._experience_known = (0, 0)
+        self._made = 0  # classes, in all
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of jobs have a class of their own."""
+        return len(self._owner)
 
     def of(self, job: Job, load: Load | None = None) -> Job:
         """Return `job` with its class; without a load, by its utilisation alone."""
@@ -70,19 +97,45 @@ class Beliefs:
 
     def _experienced(self, job: Job, index: int, own: Mapping[Pair, float]) -> Job:
         """Return the job with what its own namespace has learned of its like."""
-        mine, caused = self._slowdown[index].copy(), self._slowdown[:, index].copy()
-        for (one, other), slowdown in own.items():
-            if one == job.model:
-                mine[self._called(other)] = slowdown
-            if other == job.model:
-                caused[self._called(one)] = slowdown
+        namespace = job.id.partition("/")[0]
+        key = (namespace, job.model, index)
+        known = self._experience.get(key)
+        mine, caused = (None, None) if known is None else (known[0](), known[1]())
+        if mine is None or caused is None:
+            mine, caused = self._with_own(job.model, index, own)
+            self._experience[key] = ref(mine), ref(caused)
         return replace(
             job,
             interference_class=index,
             own_slowdown=mine,
             caused_slowdown=caused,
-            experience=job.id.partition("/")[0],
+            experience=namespace,
         )
+
+    def _with_own(self, model: str, index: int, own: Mapping[Pair, float]) -> tuple[Floats, Floats]:
+        """Return a class's row and column of the table, with what one namespace has learned."""
+        mine, caused = self._slowdown[index].copy(), self._slowdown[:, index].copy()
+        for (one, other), slowdown in own.items():
+            if one == model:
+                mine[self._called(other)] = slowdown
+            if other == model:
+                caused[self._called(one)] = slowdown
+        return mine, caused
+
+    def _refresh_experience(self) -> set[int]:
+        """Bring up to date what namespaces have learned for themselves; return whose changed."""
+        changed = set()
+        for key, (one, other) in list(self._experience.items()):
+            mine, caused = one(), other()
+            if mine is None or caused is None:
+                del self._experience[key]  # no job holds it
+                continue
+            namespace, model, index = key
+            new = self._with_own(model, index, self.pairs.of_namespace(namespace))
+            if not (np.array_equal(mine, new[0]) and np.array_equal(caused, new[1])):
+                mine[:], caused[:] = new
+                changed.add(index)
+        return changed
 
     def _called(self, model: str) -> list[int]:
         return [index for index, name in enumerate(self.models) if name == model]
@@ -90,23 +143,102 @@ class Beliefs:
     def class_of(self, job: Job, load: Load | None) -> int:
         """Return the class of a load; made and priced by the formula where it is new."""
         utilisation = float(round(job.gpu_utilisation))
-        shares = _shares(load)
+        shares, plain = _shares(load), ("", utilisation)
         key: _Key = (job.model, utilisation, *shares)
-        if key not in self._classes and len(self.models) >= CLASSES - _BY_UTILISATION:
-            key, shares = ("", utilisation), ()  # no more room: the formula must do
+        namespace = job.id.partition("/")[0]
+        if key not in self._classes and key != plain and not self._has_room(namespace):
+            self._crowded = True
+            key, shares = plain, ()  # the formula must do until there is room
         index = self._classes.get(key)
         if index is None:
-            index = self._classes[key] = len(self.models)
-            self.models.append(str(key[0]))
-            self._utilisation[index] = utilisation
-            known = slice(UNKNOWN + 1, index + 1)
-            slower = slowdown_over_commit(utilisation + self._utilisation[known]) - 1
-            self._slowdown[index, known] = self._slowdown[known, index] = slower
-            self._pairs_known = -1  # what was learned of its like holds for it from `settle` on
+            index = self._make(key, utilisation)
+            if key != plain:
+                self._owner[index] = namespace
+                self._kinds[namespace] += 1
             if shares and load is not None:
                 self._loads[index] = load
                 self._unasked[index] = None
+        self._calls += 1
+        self._used[index] = self._calls
         return index
+
+    def _has_room(self, namespace: str) -> bool:
+        return len(self._owner) < KINDS and self._kinds[namespace] < KINDS_PER_NAMESPACE
+
+    def _make(self, key: _Key, utilisation: float) -> int:
+        """Return a new class, priced by the formula against all that there are."""
+        if self._free:
+            index = self._free.pop()
+            self.models[index] = str(key[0])
+        else:
+            index = len(self.models)
+            self.models.append(str(key[0]))
+        self._classes[key] = index
+        self._made += 1
+        self._utilisation[index] = utilisation
+        known = np.fromiter(self._classes.values(), np.int64)
+        slower = slowdown_over_commit(utilisation + self._utilisation[known]) - 1
+        self._slowdown[index, known] = self._slowdown[known, index] = slower
+        self._pairs_known = -1  # what was learned of its like holds for it from `settle` on
+        return index
+
+    def crowded(self) -> bool:
+        """Say whether classes should be released, or new kinds will find no room.
+
+        To be asked once a round. Where all were in use the last time, some rounds are left out: who
+        finds out what is in use looks at all that runs.
+        """
+        if self._rest:
+            self._rest -= 1
+            return False
+        return (
+            self._crowded
+            or len(self._owner) > _CROWDED * KINDS
+            or any(count > _CROWDED * KINDS_PER_NAMESPACE for count in self._kinds.values())
+        )
+
+    def release(self, in_use: Set[int]) -> set[int]:
+        """Release classes that no job uses, the least recently used first; return which.
+
+        `in_use` has the classes of all jobs that are held anywhere. To be called between two
+        rounds: a class that is released may stand for another kind at once.
+        """
+        self._crowded = False
+        busy = {*in_use, *self._asking}
+        over = len(self._owner) - round(_ROOMY * KINDS)
+        most = round(_ROOMY * KINDS_PER_NAMESPACE)
+        released: set[int] = set()
+        for index in sorted(self._owner.keys() - busy, key=lambda i: self._used.get(i, 0)):
+            if len(released) >= over and self._kinds[self._owner[index]] <= most:
+                continue
+            released.add(index)
+            self._kinds[self._owner.pop(index)] -= 1
+        self._kinds += Counter()  # without those that have none left
+        if released:
+            self._forget(released)
+        else:
+            self._rest = _REST_ROUNDS
+        return released
+
+    def _forget(self, released: set[int]) -> None:
+        self._classes = {k: i for k, i in self._classes.items() if i not in released}
+        self._answers = [said for said in self._answers if released.isdisjoint((said[0], *said[1]))]
+        self._predicted = {
+            at: value for at, value in self._predicted.items() if released.isdisjoint(at)
+        }
+        self._experience = {
+            key: held for key, held in self._experience.items() if key[2] not in released
+        }
+        at = np.array(sorted(released), dtype=np.int64)
+        self._slowdown[at, :] = self._slowdown[:, at] = np.inf
+        self._slowdown[at, NOBODY] = self._slowdown[NOBODY, at] = 0.0
+        self._utilisation[at] = 0.0
+        for index in at.tolist():
+            self.models[index] = ""
+            self._loads.pop(index, None)
+            self._unasked.pop(index, None)
+            self._used.pop(index, None)
+        self._free += at.tolist()
 
     def to_ask(self) -> tuple[int, Load, list[int], list[Load]] | None:
         """Return a class about which the predictor has not been asked, with its candidates.
@@ -118,18 +250,26 @@ class Beliefs:
         index = next(iter(self._unasked))
         del self._unasked[index]
         others = [other for other in self._loads if other not in self._unasked]
+        self._asking.update((index, *others))
+        self._others[index] = others
         return index, self._loads[index], others, [self._loads[other] for other in others]
 
     def not_said(self, index: int) -> None:
         """Note that the predictor did not answer; it is asked again."""
+        self._answered(index)
         self._unasked[index] = None
 
     def said(self, index: int, others: Sequence[int], answer: InterferenceAnswer) -> None:
         """Keep an answer until the next `settle`."""
+        self._answered(index)
         if len(answer.pairs) == len(others):
             self._answers.append((index, others, answer))
         else:
             log.warning("predictor priced %d of %d pairs", len(answer.pairs), len(others))
+
+    def _answered(self, index: int) -> None:
+        self._asking.subtract((index, *self._others.pop(index, ())))
+        self._asking += Counter()  # without those that are in no request any more
 
     def settle(self) -> set[int]:
         """Let answers take effect; return the classes whose slowdowns have changed."""
@@ -148,7 +288,15 @@ class Beliefs:
             self._slowdown[at, index] = caused
             self._slowdown[index, at] = own
         self._answers.clear()
-        return changed | self._learn()
+        changed |= self._learn()
+        if changed or self._experience_known != self._experience_version():
+            changed |= self._refresh_experience()
+            self._experience_known = self._experience_version()
+        return changed
+
+    def _experience_version(self) -> tuple[int, int]:
+        """Return what changes with each word and each class."""
+        return self.pairs.version, self._made
 
     def _learn(self) -> set[int]:
         """Let what running jobs have shown stand in the place of what was predicted."""

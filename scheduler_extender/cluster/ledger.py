@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -66,6 +67,10 @@ class Ledger:
     def counting(self) -> dict[str, Claim]:
         """Return the claim by which each pod counts, by uid; a copy."""
         return self._counting.copy()
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the job of each claim, those that do not count included."""
+        return (claim.job for claims in self._claims.values() for claim in claims.values())
 
     def holders(self, node: str, gpu: str) -> dict[str, Claim]:
         """Return the claims on a GPU by pod uid; do not change it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.records import GpuJobRecord, Key
@@ -26,6 +28,10 @@ class Plans:
         if not found:
             return None
         return found[min(found)] if gpujob is None else found.get(gpujob)
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the load that each plan holds GPUs for."""
+        return (claim.job for claims in self._claims.values() for claim in claims.values())
 
     def put(self, record: GpuJobRecord, worker: Job) -> set[str]:
         """Hold what a GPUJob's plan says; `worker` is the load of one of its pods."""

@@ -167,13 +167,23 @@ class ClusterState:
                 job = in_steps(job, gang.steps(pod.uid, pod.annotations))
         return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
 
-    def settle_beliefs(self) -> None:
-        """Let what the predictor has said since take effect, on the sums of the GPUs as well."""
+    def settle_beliefs(self, held: Iterable[Job] | None = None) -> bool:
+        """Let what the predictor has said since take effect, on the sums of the GPUs as well.
+
+        Where `held` names all jobs that are held elsewhere, classes that no job uses are released
+        when room is short. Return whether some were: what was refused by class is refused no more.
+        """
+        released: set[int] = set()
+        if held is not None and self.beliefs.crowded():
+            jobs = (*held, *self.ledger.jobs(), *self._plans.jobs())
+            released = self.beliefs.release({job.interference_class for job in jobs})
+            self.table.touch(np.zeros(0, dtype=np.int64))
         changed = self.beliefs.settle()
         if changed:
             gpus = self.table.gpus
             shared = (gpus.jobs > 1) & np.isin(gpus.resident_class, list(changed)).any(axis=1)
             self.ledger.sum_rows(np.flatnonzero(shared))
+        return bool(released)
 
     # --- what the API server says ---------------------------------------------------------------
 

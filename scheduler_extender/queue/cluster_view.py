@@ -12,6 +12,7 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Record
 from scheduler_extender.predictions import GpuKind
 from tandem.policy.cluster import Snapshot
+from tandem.policy.job import Job
 from tandem.policy.units import Bools
 
 
@@ -47,8 +48,12 @@ class ClusterView(Protocol):
         """Return who holds which GPUs, by pod uid; a copy."""
         ...
 
-    def settle_beliefs(self) -> None:
-        """Let what the predictor has said since the last round take effect."""
+    def settle_beliefs(self, held: Iterable[Job] | None = None) -> bool:
+        """Let what the predictor has said since the last round take effect.
+
+        Classes that no job uses are released where room is short and `held` names all jobs that are
+        held elsewhere; True where some were.
+        """
         ...
 
     def gpu_kind(self) -> GpuKind | None:

@@ -91,6 +91,7 @@ class Controller:
         self._writer = Writer(api, state, tell, clock)
         self._preempter = Preempter(self._writer, settings, clock)
         self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
+        self._beliefs = state.beliefs
         self._books = books or Books(pairs=state.beliefs.pairs)
         self.learning = Learning(
             settings=learning or LearningConfig(),
@@ -307,6 +308,11 @@ class Controller:
         except Exception:
             log.exception("part of a cycle failed part=%s", what)
             self.work.failures += 1
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of jobs have a class of interference of their own."""
+        return self._beliefs.kinds
 
     @property
     def history(self) -> Learned:

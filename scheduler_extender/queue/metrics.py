@@ -143,6 +143,12 @@ class _OfQueue(Collector):
             "Pairs of models of which running jobs have shown something.",
             value=len(learning.pairs),
         )
+        yield GaugeMetricFamily(
+            "tandem_learning_kinds",
+            "Kinds of jobs whose interference is told apart, at most 921; others are priced by"
+            " their utilisation.",
+            value=controller.kinds,
+        )
         evictions = CounterMetricFamily(
             "tandem_queue_guard_evictions",
             "Evictions that agents asked for because a pod outgrew its prediction, by outcome.",

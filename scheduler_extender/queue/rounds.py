@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from tandem.kube.errors import KubeError
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.dispatch.best_sharing import BestSharing
+from tandem.policy.job import Job
 
 PLACED = "Placed"
 #: Running gangs that may be preempted or moved in one round.
@@ -146,7 +147,11 @@ class Rounds:
             self._slice_ends_s = now + self._profile.order.slice_s
         competes, standings.competes = standings.competes, False
         preempts = self._profile.dispatch.preempts
-        self._state.settle_beliefs()
+        if self._state.settle_beliefs(self._jobs()):
+            # What was refused, or priced, by a class may have one of its own now.
+            self._planner.forget_refusals()
+            for key in self._waiters.starts:
+                self._work.add(key)
         picture: dict[str, Any] = {
             "starts": dict(self._waiters.starts),
             "snapshot": self._state.snapshot(),
@@ -178,6 +183,11 @@ class Rounds:
             )
 
         return question
+
+    def _jobs(self) -> Iterator[Job]:
+        """Yield all jobs that the queue holds."""
+        yield from (standing.job for standing in self._standings.of.values())
+        yield from (each.job for starts in self._waiters.starts.values() for each in starts)
 
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""

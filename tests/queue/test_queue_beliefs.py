@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from queue_builders import load
 
-from scheduler_extender.cluster.beliefs import CLASSES, Beliefs
+from scheduler_extender.cluster.beliefs import CLASSES, KINDS_PER_NAMESPACE, Beliefs
 from scheduler_extender.cluster.jobs import policy_job
+from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
 from scheduler_extender.pricing import Pricing
@@ -120,3 +121,103 @@ def test_what_is_left_is_learned_from_those_that_had_more() -> None:
     finished = np.array([100.0] * 80 + [1100.0] * 20)
     assert expected_remaining_gpu_s(np.array([100.0]), finished).tolist() == [800.0]
     assert expected_remaining_gpu_s(np.array([0.0, 2000.0]), np.zeros(0)).tolist() == [500.0, 2500]
+
+
+# --- room for new kinds -----------------------------------------------------------------------
+
+
+def kind(number: int, namespace: str = "default") -> tuple[Job, Load]:
+    about = graph_load(40, 0.1 + number / 1000)
+    model = f"m{number}"
+    return policy_job(f"{namespace}/j{number}", DEMAND, about, kind=model), about
+
+
+DEMAND = Demand(gpus_per_pod=1, model="m")
+
+
+def learned(beliefs: Beliefs, number: int) -> bool:
+    """Learn of a new kind that it is slow next to kind 0; say whether its jobs believe that."""
+    own = f"m{number}"
+    for namespace in ("x", "y", "z"):
+        beliefs.pairs.enter(own, "m0", namespace, 0.3, float(number), measured=True)
+    job, about = kind(number, "newcomer")
+    slow, fast = beliefs.of(job, about), beliefs.of(*kind(0))
+    beliefs.settle()
+    return float(slow.own_slowdown[fast.interference_class]) == pytest.approx(0.3)
+
+
+def test_classes_that_no_job_uses_make_room_for_new_kinds_that_are_learned_of() -> None:
+    beliefs = Beliefs()
+    in_use = beliefs.of(*kind(0)).interference_class
+    for number in range(1, 3 * CLASSES):
+        beliefs.of(*kind(number, f"ns{number % 40}"))
+        if beliefs.crowded():
+            assert in_use not in beliefs.release({in_use})
+    assert learned(beliefs, 5000)
+    assert len(beliefs.models) <= CLASSES
+    assert beliefs.of(*kind(0)).interference_class == in_use
+
+
+def test_one_namespace_takes_no_room_from_the_others() -> None:
+    beliefs = Beliefs()
+    beliefs.of(*kind(0))
+    held = {beliefs.of(*kind(n, "flood")).interference_class for n in range(1, 2 * CLASSES)}
+    # All of them are in use, so none is released; a new kind of another namespace has its class.
+    beliefs.release(held)
+    assert beliefs.kinds <= KINDS_PER_NAMESPACE + 1
+    assert learned(beliefs, 5000)
+
+
+def test_a_class_that_is_used_again_knows_nothing_of_the_kind_before() -> None:
+    beliefs, before = Beliefs(), Beliefs()
+    first, other = beliefs.of(*kind(1)), beliefs.of(*kind(2))
+    asked = beliefs.to_ask()
+    assert asked is not None
+    pair = PairSlowdown(job_slowdown=0.9, partner_slowdown=0.9)
+    beliefs.pairs.enter("m1", "m2", "default", 0.2, 0.0, measured=True)
+    # Classes in a request that is under way are not released: its answer is about them.
+    beliefs._crowded = True
+    assert not beliefs.release(set()) & {first.interference_class}
+    index, _, others, candidates = asked
+    beliefs.said(
+        index, others, InterferenceAnswer(pairs=[pair] * len(candidates), source=Source.MODEL)
+    )
+    for number in range(3, 200):
+        beliefs.of(*kind(number))
+    released = beliefs.release({other.interference_class})
+    assert first.interference_class in released
+    beliefs.settle()
+    again = {beliefs.of(*kind(300 + n)).interference_class: 300 + n for n in range(len(released))}
+    assert first.interference_class in again
+    number = again[first.interference_class]
+    fresh = before.of(*kind(number)), before.of(*kind(2))
+    expected = fresh[0].own_slowdown[fresh[1].interference_class]
+    slow = beliefs.of(*kind(number)).own_slowdown[other.interference_class]
+    assert slow == pytest.approx(expected)
+
+
+def test_what_a_namespace_learned_for_itself_holds_next_to_kinds_that_come_later() -> None:
+    beliefs = Beliefs()
+    beliefs.pairs.enter("m1", "m2", "default", 0.3, 0.0, measured=False)
+    first = beliefs.of(*kind(1))
+    later = beliefs.of(*kind(2))
+    beliefs.settle()
+    assert first.own_slowdown[later.interference_class] == pytest.approx(0.3)
+    beliefs.of(*kind(3))
+    beliefs.settle()
+    other = beliefs.of(*kind(3)).interference_class
+    assert np.isfinite(first.own_slowdown[other])
+
+
+def test_the_state_releases_only_what_no_claim_and_no_waiting_job_uses() -> None:
+    state = ClusterState(now_s=0.0)
+    waiting, _ = [state.beliefs.of(*kind(n)) for n in (1, 2)]
+    bound = state.beliefs.of(*kind(3))
+    state.reserve("uid", Claim("n0", ("GPU-0",), bound))
+    for number in range(10, 10 + KINDS_PER_NAMESPACE):
+        state.beliefs.of(*kind(number))
+    assert state.settle_beliefs([waiting])
+    assert not state.beliefs.crowded()
+    kept = set(state.beliefs._owner)
+    assert {waiting.interference_class, bound.interference_class} <= kept
+    assert not state.settle_beliefs([waiting])
