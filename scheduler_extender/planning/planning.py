@@ -19,6 +19,7 @@ from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
 from scheduler_extender.planning.refusals import Refusals
 from scheduler_extender.planning.reserving import Reserve
+from scheduler_extender.planning.summaries import summary_of, without_figures
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
@@ -192,7 +193,7 @@ class _Round:
         explaining = _Explaining(
             self._q, drawn, pipeline, self._profile, self._tries, self._impossible
         )
-        answer = Answer(explaining.why)
+        answer = Answer(explaining.why, explaining.summary)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
         position = 0
@@ -243,33 +244,51 @@ class _Explaining:
         self._tries = tries
         self._impossible = impossible
         self.waiting: list[Waiting] = []
-        self._known: dict[tuple[object, ...], str] = {}
+        self._known: dict[tuple[object, ...], tuple[str, str]] = {}
+
+    def summary(self, waiting: Waiting) -> str:
+        """Return the reason without figures and without the names of other jobs."""
+        if waiting.why:
+            return without_figures(waiting.why)
+        job = waiting.start.job
+        if self._is_behind(waiting):
+            return "waits behind other jobs, in an order in which no job overtakes"
+        if job.id in self._tries.put_off:
+            return ""
+        return self._found(job)[1]
 
     def why(self, waiting: Waiting) -> str:
         """Return the reason in words."""
         if waiting.why:
             return waiting.why
         job = waiting.start.job
-        behind = waiting.position > 0 and waiting.start not in self._impossible
-        if self._profile.order.blocks and behind:
+        if self._is_behind(waiting):
             return f"waits behind {named([self.waiting[0].start.gpujob], waiting.start.gpujob)}"
         if job.id in self._tries.put_off:
             return "waits for its turn to be looked at"
+        return self._found(job)[0]
+
+    def _is_behind(self, waiting: Waiting) -> bool:
+        behind = waiting.position > 0 and waiting.start not in self._impossible
+        return self._profile.order.blocks and behind
+
+    def _found(self, job: Job) -> tuple[str, str]:
         if job.demand not in self._known:
             self._known[job.demand] = self._search(job)
         return self._known[job.demand]
 
-    def _search(self, job: Job) -> str:
+    def _search(self, job: Job) -> tuple[str, str]:
         board = self._drawn.board
         q = self._q.snapshot
         now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
         found = self._pipeline.place(job, now, self._drawn.nodes.get(job.where))
         if isinstance(found, Waits):
-            return found.message
-        return (
-            "there is room beside others, but to wait is expected to be worth more"
+            return found.message, summary_of(job, found)
+        why = (
+            "there is room next to other jobs, but to wait is expected to be worth more"
             f" (dispatch {self._profile.dispatch.kind})"
         )
+        return why, why
 
 
 def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:

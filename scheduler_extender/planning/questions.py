@@ -104,9 +104,14 @@ class GivesWay:
 
 @dataclass(slots=True)
 class Answer:
-    """What came out of a round. `explain` says why a start waits, as of its end."""
+    """What came out of a round. `explain` says why a start waits, as of its end.
+
+    `summarise` says the same without figures that change while the reason stays the same; '' where
+    the round has not found the reason.
+    """
 
     explain: Callable[[Waiting], str]
+    summarise: Callable[[Waiting], str]
     placed: list[Verdict] = field(default_factory=list)
     waiting: list[Waiting] = field(default_factory=list)
     gives_way: list[GivesWay] = field(default_factory=list)

@@ -124,7 +124,7 @@ class Rounds:
         """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
         question = asked()
         answer = plan_within(question, self._accounts.turn(), self._planner.plan)
-        told = tell(answer.waiting, answer.explain)
+        told = tell(answer.waiting, answer.explain, answer.summarise)
         coming = [each.start.gpujob for each in answer.waiting if each.coming]
         return question, answer, told, self._standings.starving(now_s), coming
 

@@ -1,75 +1,132 @@
-"""Telling those that wait why: in the GPUJob and as events, as often as the API server can bear."""
+"""Reporting why jobs wait, in GPUJobs and as events, at a rate that the API server can bear."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.questions import Waiting
+from scheduler_extender.planning.summaries import without_figures
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.queue.writes import Writer
 
-CHANGED_S = 5.0  # a reason or place that has merely changed is told again after this
-REFRESH_S = 240.0  # a reason is told again before its event expires
-PER_SECOND = 40.0  # gangs that are told something, in the long run
+CHANGED_S = 5.0  # a reason or place that has changed is written again after this
+REFRESH_S = 240.0  # figures that have changed, while the reason has not, are written after this
+EVENT_EVERY_S = 60.0  # a gang's events, where its reason has changed
+#: An event is repeated, as the same event with its count raised, before it expires: after an hour.
+EVENT_REFRESH_S = 1800.0
+PER_SECOND = 40.0  # gangs whose GPUJob is written, in the long run
 BURST = 80.0
+EVENTS_PER_SECOND = 10.0  # of all gangs, in the long run
+EVENTS_BURST = 100.0
+NAMESPACE_EVENTS_PER_SECOND = 2.0
+NAMESPACE_EVENTS_BURST = 50.0
 _PLACES = 0.1  # a change of place by less than this part of it is not news
 _PODS = 8  # pods of one gang that get an event
+_MOST_NAMESPACES = 10_000
 
 Explain = Callable[[Waiting], str]
 
 
 class ToTell(NamedTuple):
-    """What one gang is told: the starts that wait, and why the first of them does."""
+    """What is written about one gang: its starts that wait, and why the first of them does."""
 
     waiting: list[Waiting]
     why: str
+    summary: str
 
 
-Chooser = Callable[[Sequence[Waiting], Explain], dict[Key, ToTell]]
+Chooser = Callable[[Sequence[Waiting], Explain, Explain], dict[Key, ToTell]]
+Spared = Callable[[Key], str]
 
 
 class _Told(NamedTuple):
-    at_s: float
+    at_s: float  # when the GPUJob was written
     message: str
+    summary: str
     position: int
     looked_s: float  # when it was last asked whether there was news
+    event_s: float = 0.0  # when the last of its events was written
+    event: str = ""  # their note
+    owed: tuple[str, ...] = ()  # uids of pods that have yet to get this event
+
+
+class _Bucket:
+    """Tokens that fill up by `per_second`, to `burst` at most."""
+
+    def __init__(self, per_second: float, burst: float, now_s: float) -> None:
+        self._per_second, self._burst = per_second, burst
+        self.tokens, self._filled_s = burst, now_s
+
+    def fill(self, now_s: float) -> float:
+        """Return how many tokens there are now."""
+        more = self._per_second * max(0.0, now_s - self._filled_s)
+        self.tokens, self._filled_s = min(self._burst, self.tokens + more), now_s
+        return self.tokens
+
+
+class EventBudget:
+    """How many events may be written: of all, and of each namespace."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._all = _Bucket(EVENTS_PER_SECOND, EVENTS_BURST, clock())
+        self._of: dict[str, _Bucket] = {}
+
+    def take(self, namespace: str) -> bool:
+        """Take the right to write one event; False where there is none now."""
+        now = self._clock()
+        if len(self._of) > _MOST_NAMESPACES:
+            self._of.clear()
+        of = self._of.setdefault(
+            namespace, _Bucket(NAMESPACE_EVENTS_PER_SECOND, NAMESPACE_EVENTS_BURST, now)
+        )
+        if min(self._all.fill(now), of.fill(now)) < 1.0:
+            return False
+        self._all.tokens -= 1.0
+        of.tokens -= 1.0
+        return True
 
 
 class Telling:
-    """Who has been told what, and when. Methods run on the event loop, choosers beside it."""
+    """What was written about each gang, and when. Methods run on the event loop, choosers do not.
+
+    A GPUJob has the reason in full, with figures. An event has the reason without figures: the same
+    reason is then the same event, whose count the API server raises, whatever the figures do.
+    """
 
     def __init__(self, writer: Writer, clock: Callable[[], float]) -> None:
         self._writer = writer
         self._clock = clock
         self._told: dict[Key, _Told] = {}
-        self._allowance = BURST
-        self._filled_at_s = clock()
+        self._allowance = _Bucket(PER_SECOND, BURST, clock())
+        self._events = EventBudget(clock)
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
         self._told.pop(key, None)
 
-    def chooser(self, spared: Callable[[Key], str]) -> Chooser:
-        """Return a function that chooses who is told now; those told nothing yet come first.
+    def chooser(self, spared: Spared) -> Chooser:
+        """Return a function that chooses the gangs to write about now; new ones come first.
 
         `spared` says to the owner of a gang why others were not made to give way. To find out why a
-        gang waits takes a search over all GPUs: only as many are asked as may be told.
+        gang waits takes a search over all GPUs: only as many are asked as may be written. Among new
+        ones, namespaces take turns.
         """
         now = self._clock()
-        self._allowance = min(
-            BURST, self._allowance + PER_SECOND * max(0.0, now - self._filled_at_s)
-        )
-        self._filled_at_s = now
-        most, told = int(self._allowance), self._told
+        most, told = int(self._allowance.fill(now)), self._told
 
-        def choose(waiting: Sequence[Waiting], explain: Explain) -> dict[Key, ToTell]:
+        def choose(
+            waiting: Sequence[Waiting], explain: Explain, summarise: Explain
+        ) -> dict[Key, ToTell]:
             starts: dict[Key, list[Waiting]] = {}
-            new: list[Key] = []
+            new: list[tuple[int, Key]] = []
             due: list[Key] = []
+            turns: Counter[str] = Counter()
             for each in waiting:
                 key = each.start.gpujob
                 if key in starts:
@@ -78,23 +135,26 @@ class Telling:
                 starts[key] = [each]
                 said = told.get(key)
                 if said is None:
-                    new.append(key)
+                    new.append((turns[key[0]], key))
+                    turns[key[0]] += 1
                 elif now - max(said.at_s, said.looked_s) >= CHANGED_S:
                     due.append(key)
+            new.sort(key=lambda each: each[0])
             due.sort(key=lambda key: told[key].looked_s)
             chosen: dict[Key, ToTell] = {}
-            for key in [*new, *due][:most]:
+            for key in [*(key for _, key in new), *due][:most]:
                 first = starts[key][0]
-                why = explain(first)
+                what = ToTell(starts[key], explain(first), summarise(first))
                 said = told.get(key)
                 if said is not None:
                     told[key] = said._replace(looked_s=now)
+                message, summary = _in_full(what, spared(key))
                 if (
                     said is None
-                    or now - said.at_s >= REFRESH_S
-                    or _is_news(said, first.position, _in_full(why, spared(key)))
+                    or _is_news(said, first.position, message, summary, now)
+                    or _is_event(said, summary, now)
                 ):
-                    chosen[key] = ToTell(starts[key], why)
+                    chosen[key] = what
             return chosen
 
         return choose
@@ -104,22 +164,59 @@ class Telling:
         if gang.record is None:
             return
         now, position = self._clock(), what.waiting[0].position
-        self._allowance -= 1
+        self._allowance.tokens -= 1.0
+        message, summary = _in_full(what, spared)
         known = self._told.get(gang.key)
-        message = _in_full(what.why, spared)
-        self._told[gang.key] = _Told(now, message, position, now)
-        status = lifecycle.waiting(gang.record.status, "Waiting", message, position, now)
-        await self._writer.write_status(gang, status.model_copy(update={"queue": queue}))
-        if known is None or known.message != message or now - known.at_s >= REFRESH_S:
-            pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods]
-            for pod in pods[:_PODS]:
-                await self._writer.say(pod, "Waiting", message, "Warning")
+        if known is None or _is_news(known, position, message, summary, now):
+            summary = summary or (known.summary if known is not None else "")
+            before = known or _Told(now, message, summary, position, now)
+            known = before._replace(
+                at_s=now, message=message, summary=summary, position=position, looked_s=now
+            )
+            self._told[gang.key] = known
+            status = lifecycle.waiting(gang.record.status, "Waiting", message, position, now)
+            await self._writer.write_status(gang, status.model_copy(update={"queue": queue}))
+        if _is_event(known, summary, now):
+            await self._write_events(gang, what, known, summary)
+
+    async def _write_events(self, gang: Gang, what: ToTell, known: _Told, summary: str) -> None:
+        pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods][:_PODS]
+        if not known.owed or known.event != summary:
+            uids = tuple(pod.uid for pod in pods)
+            known = known._replace(event_s=self._clock(), event=summary, owed=uids)
+        note = f"{summary}; for figures: kubectl describe gpujob {gang.key[1]}"
+        owed = []
+        for pod in pods:
+            if pod.uid not in known.owed:
+                continue
+            if self._events.take(gang.key[0]):
+                await self._writer.say(pod, "Waiting", note, "Warning")
+            else:
+                owed.append(pod.uid)
+        self._told[gang.key] = known._replace(owed=tuple(owed))
 
 
-def _in_full(message: str, spared: str) -> str:
-    return f"{message}; not preempted: {spared}" if spared else message
+def _in_full(what: ToTell, spared: str) -> tuple[str, str]:
+    """Return the reason with and without figures; the latter is '' where it is not known."""
+    if not spared or not what.summary:
+        return what.why, what.summary
+    return (
+        f"{what.why}; not preempted: {spared}",
+        f"{what.summary}; not preempted: {without_figures(spared)}",
+    )
 
 
-def _is_news(said: _Told, position: int, message: str) -> bool:
+def _is_news(said: _Told, position: int, message: str, summary: str, now_s: float) -> bool:
+    """Say whether a GPUJob is written: for another reason or place, at times for other figures."""
     moved = abs(position - said.position) > _PLACES * said.position
-    return moved or message != said.message
+    other = bool(summary) and summary != said.summary
+    return moved or other or (message != said.message and now_s - said.at_s >= REFRESH_S)
+
+
+def _is_event(said: _Told, summary: str, now_s: float) -> bool:
+    """Say whether events are due: for another reason, again before they expire, or still owed."""
+    if not summary:
+        return False
+    if summary != said.event:
+        return not said.event or now_s - said.event_s >= EVENT_EVERY_S
+    return bool(said.owed) or now_s - said.event_s >= EVENT_REFRESH_S

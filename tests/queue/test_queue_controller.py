@@ -22,6 +22,7 @@ from tandem.policy.catalog import Profile, load_profile
 NOW = 1_800_000_000.0
 KINDS = {"nodes": NODES, "gpunodes": GPU_NODES, "pods": PODS, "gpujobs": GPU_JOBS}
 SHARED = {"tandem.gpu/model": "resnet50"}
+WAITS = ("late", "Waiting")
 
 
 class Cluster:
@@ -185,7 +186,10 @@ def test_two_share_the_third_waits_with_its_reason_and_goes_when_one_ends(cluste
         status = cluster.gpujob("pod-late")["status"]
         assert (status["phase"], status["reason"]) == ("Queued", "Waiting")
         assert "2 of 2 shares taken" in status["message"]
-        assert ("late", "Waiting", status["message"]) in cluster.said
+        note = next(note for name, reason, note in cluster.said if (name, reason) == WAITS)
+        assert "waits for 1 GPU(s) on one node; GPUs are refused by" in note
+        assert "shares" in note
+        assert "kubectl describe gpujob pod-late" in note
         scheduled = next(c for c in status["conditions"] if c["type"] == "Scheduled")
         assert scheduled["status"] == "False"
         cluster.set_phase("a", "Succeeded")

@@ -1,0 +1,145 @@
+"""Jobs that wait for long cause few events and writes, whatever the figures of their reason do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from queue_builders import pod
+from test_queue_controller import NOW
+
+from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.planning.questions import Start, Waiting
+from scheduler_extender.planning.summaries import summary_of, without_figures
+from scheduler_extender.queue import telling
+from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.telling import Telling
+from tandem.policy.decision import Refusal, Waits
+from tandem.policy.job import Job
+
+
+class Recorded:
+    """Takes the place of the writer: it notes what is written, with the time."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+        self.events: list[tuple[float, str, str]] = []  # time, namespace, note
+        self.statuses: list[tuple[float, str]] = []
+
+    async def write_status(self, gang: Gang, status: Any) -> None:
+        assert gang.record is not None
+        if status != gang.record.status:
+            self.statuses.append((self.now, gang.key[1]))
+
+    async def say(self, pod: Any, reason: str, note: str, kind: str) -> None:
+        self.events.append((self.now, pod.namespace, note))
+
+
+def record(namespace: str, name: str) -> GpuJobRecord:
+    return parse_gpu_job(
+        {
+            "metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "1"},
+            "spec": {
+                "workload": {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": name},
+                "demand": {"gpusPerPod": 1, "gangSize": 8},
+            },
+        }
+    )
+
+
+class Queue:
+    """Gangs of eight pods that wait; the figures of their reason change in each cycle."""
+
+    def __init__(self, **gangs: int) -> None:
+        self.writer = Recorded()
+        self.telling = Telling(self.writer, lambda: self.writer.now)  # type: ignore[arg-type]
+        self.gangs: dict[tuple[str, str], Gang] = {}
+        self.waiting: list[Waiting] = []
+        self.summary = "waits for 8 times 1 GPU(s) on one node; GPUs are refused by shares"
+        self.figures = 0
+        for namespace, count in gangs.items():
+            for index in range(count):
+                name = f"job-{namespace}-{index}"
+                pods = tuple(pod(f"{name}-{i}") for i in range(8))
+                key = (namespace, name)
+                self.gangs[key] = Gang(key, record(*key), {each.uid: each for each in pods})
+                start = Start(key, Job(id=name, gpus_per_pod=1, pods=8), pods)
+                self.waiting.append(Waiting(start, len(self.waiting)))
+
+    def run(self, seconds: int) -> None:
+        async def cycles() -> None:
+            for _ in range(seconds):
+                self.writer.now += 1
+                self.figures += 1
+                choose = self.telling.chooser(lambda _: "")
+                chosen = choose(
+                    self.waiting,
+                    lambda _: f"{self.figures} GPU(s) refused by shares",
+                    lambda _: self.summary,
+                )
+                for key, what in chosen.items():
+                    await self.telling.tell(self.gangs[key], what, None, "")
+
+        asyncio.run(cycles())
+
+
+def most_in_a_second(times: list[float]) -> int:
+    return max(Counter(times).values())
+
+
+def test_240_waiting_gangs_cause_each_event_once_within_the_budget() -> None:
+    queue = Queue(**{f"team{i}": 24 for i in range(10)})
+    queue.run(600)
+    events = queue.writer.events
+    assert len(events) == 240 * 8
+    assert most_in_a_second([at for at, _, _ in events]) <= telling.EVENTS_BURST
+    assert not any(char.isdigit() for _, _, note in events for char in note.split(";")[1])
+    before = len(events)
+    queue.run(600)
+    assert len(events) == before, "only figures have changed"
+    # Once at first; then the figures, each few minutes.
+    assert len(queue.writer.statuses) <= 240 * (1 + 1200 / telling.REFRESH_S)
+
+
+def test_one_namespace_does_not_use_up_the_events_of_another() -> None:
+    queue = Queue(noisy=2000, quiet=3)
+    queue.run(20)
+    quiet = [at for at, _, note in queue.writer.events if "job-quiet" in note]
+    assert len(quiet) == 3 * 8
+    noisy = [at for at, _, note in queue.writer.events if "job-noisy" in note]
+    bound = telling.NAMESPACE_EVENTS_BURST + 20 * telling.NAMESPACE_EVENTS_PER_SECOND
+    assert len(noisy) <= bound
+
+
+def test_another_reason_is_a_new_event_but_not_at_each_change() -> None:
+    queue = Queue(team=1)
+    reasons = ("GPUs are refused by shares", "GPUs are refused by memory_capacity")
+    for index in range(300):
+        queue.summary = reasons[index % 2]
+        queue.run(1)
+    assert 2 * 8 <= len(queue.writer.events) <= 8 * (1 + 300 / telling.EVENT_EVERY_S)
+
+
+def test_an_event_is_repeated_before_it_expires() -> None:
+    queue = Queue(team=1)
+    queue.run(4000)
+    notes = Counter(note for _, _, note in queue.writer.events)
+    assert list(notes.values()) == [3 * 8]
+
+
+def test_a_summary_has_no_figures_that_change() -> None:
+    refusals = (
+        Refusal("shares", 3, ("n/a", "n/b", "n/c"), "2 of 2 shares taken"),
+        Refusal("memory_capacity", 1, ("n/d",), "needs 17.4 GiB of memory; 15.6 GiB there"),
+    )
+    job = Job(id="j", gpus_per_pod=2, pods=4)
+    found = Waits("j", "wants ...; 2 node(s) cannot run its pods", refusals)
+    assert summary_of(job, found) == (
+        "waits for 4 times 2 GPU(s) on one node; GPUs are refused by memory_capacity, shares;"
+        " some nodes cannot run its pods"
+    )
+    text = "namespace team-1 holds 5 GPU(s), has had 12.5 of 100 GPU-seconds; waits for a/job-7"
+    assert without_figures(text) == (
+        "namespace team-1 holds N GPU(s), has had N of N GPU-seconds; waits for a/job-7"
+    )
