@@ -16,6 +16,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.observed import GpuKey
+from tandem.policy.equations.observed import shared_out_slowdown
 from tandem.policy.equations.ojpp import ewma
 
 _HOUR_S = 3600.0
@@ -80,6 +81,17 @@ class Looked:
 
     moves: list[Move] = field(default_factory=list)
     closed: dict[GpuKey, tuple[Obstacle, ...]] = field(default_factory=dict)
+
+
+def blamed(predicted: Sequence[float], slowdown: float) -> list[float]:
+    """Return what each neighbour on a GPU has to answer for of a job's slowdown there; 0: nothing.
+
+    The slowdown is shared out as predicted, and those answer whose part is at least the mean. A
+    job's only neighbour answers for all of it.
+    """
+    parts = shared_out_slowdown(np.array(predicted, dtype=np.float64), slowdown)
+    answers: list[float] = np.where(parts >= parts.mean() * (1 - 1e-9), parts, 0.0).tolist()
+    return answers
 
 
 @dataclass(slots=True)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from itertools import permutations
+from functools import partial
 
 from scheduler_extender.cluster.jobs import job_of
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key
 from scheduler_extender.config import LearningConfig
-from scheduler_extender.learning.adjusting import Adjuster, Looked, Resident, SharedGpu
+from scheduler_extender.learning.adjusting import Adjuster, Looked, Resident, SharedGpu, blamed
 from scheduler_extender.learning.books import Books
 from scheduler_extender.learning.elsewhere import has_place
 from scheduler_extender.learning.next_runs import NextRuns, kind_of_record
@@ -151,7 +151,9 @@ class Learning:
             if record is None or record.status.phase is not Phase.RUNNING:
                 continue
             before = self._observed.get(gang.key) or record.status.observed
-            seen = self._sharing.observed(gang, before, self._kinds_beside(gang), now)
+            seen = self._sharing.observed(
+                gang, before, self._kinds_beside(gang), now, partial(self._predicted, gang)
+            )
             if seen is None:
                 continue
             self._observed[gang.key] = seen
@@ -226,10 +228,11 @@ class Learning:
         residents = {gpu.at: gpu.residents for gpu in gpus}
         said: dict[GpuKey, str] = {}
         for at, why in closed.items():
-            for sufferer, other in permutations(residents[at], 2):
+            for sufferer in residents[at]:
                 slowdown = sufferer.slowdown or 0.0
                 if acts and slowdown > self._bound:
-                    self._part(sufferer.key, other.key, slowdown, sufferer.measured, now)
+                    others = [r.key for r in residents[at] if r.key != sufferer.key]
+                    self._part(sufferer.key, others, others, slowdown, sufferer.measured, now)
             said[at] = told_of_obstacles(why)
             if self._said.get(at) != said[at]:
                 self.outcomes[KEPT] += 1
@@ -251,9 +254,9 @@ class Learning:
                     self._decide(move.key, WOULD_MOVE, words, now)
                 continue
             self._adjuster.made(move, now)
-            others = move.beside if move.sufferer == move.key else (move.key,)
-            for key in others:
-                self._part(move.sufferer, key, move.slowdown, move.measured, now)
+            here = [key for key in (move.key, *move.beside) if key != move.sufferer]
+            others = here if move.sufferer == move.key else [move.key]
+            self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
             for key in move.beside:
                 self._avoiding.apart(move.key, key, now)
             self._work.do(move.key, self._move(gang, words))
@@ -263,13 +266,46 @@ class Learning:
     def _bound(self) -> float:
         return self._settings.max_interference
 
-    def _part(self, own: Key, beside: Key, slowdown: float, measured: bool, now: float) -> None:
-        kinds = []
-        for key in (own, beside):
-            gang = self._registry.gangs.get(key)
-            kinds.append(kind_of_record(gang.record) if gang is not None and gang.record else "")
-        slowdown = max(slowdown, _OVER * self._bound)
-        self.pairs.part(kinds[0], kinds[1], own[0], slowdown, now, measured=measured)
+    def _part(
+        self,
+        own: Key,
+        here: Sequence[Key],
+        others: Sequence[Key],
+        slowdown: float,
+        measured: bool,
+        now: float,
+    ) -> None:
+        """Learn that `own` does not get along with those of `others` who are to blame.
+
+        `here` are all who share its GPU.
+        """
+        gang = self._registry.gangs.get(own)
+        if gang is None or gang.record is None or not here:
+            return
+        answers = blamed([self._predicted_beside(gang, key) for key in here], slowdown)
+        for key, part in zip(here, answers, strict=True):
+            other = self._registry.gangs.get(key)
+            if part > 0 and key in others and other is not None and other.record is not None:
+                kinds = kind_of_record(gang.record), kind_of_record(other.record)
+                part = max(part, _OVER * self._bound)
+                self.pairs.part(*kinds, own[0], part, now, measured=measured)
+
+    def _predicted(self, gang: Gang, uid: str) -> float:
+        """Return how much a gang is expected to be slowed down next to a pod of another."""
+        other = self._registry.gang_of(uid)
+        return float("inf") if other is None else self._predicted_beside(gang, other.key)
+
+    def _predicted_beside(self, gang: Gang, key: Key) -> float:
+        other = self._registry.gangs.get(key)
+        if gang.record is None or other is None or other.record is None:
+            return float("inf")
+        beliefs = self._state.beliefs
+        one, another = (
+            beliefs.of(each.worker, each.status.load) for each in (gang.record, other.record)
+        )
+        if one.own_slowdown is None:
+            return float("inf")
+        return float(one.own_slowdown[another.interference_class])
 
     async def _move(self, gang: Gang, words: str) -> None:
         pods = gang.holders()

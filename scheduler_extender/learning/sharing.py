@@ -5,7 +5,10 @@ Pure but for the two books that it reads: what the agents say now, and what earl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
+
+import numpy as np
 
 from scheduler_extender.cluster.jobs import kind_of_model, load_now, rfc3339
 from scheduler_extender.cluster.records import GpuJobRecord
@@ -15,6 +18,7 @@ from scheduler_extender.learning.remembering import Memory, in_steps_kind
 from scheduler_extender.queue.registry import Gang
 from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
 from tandem.contracts.resources import GPUJobStatus, Source
+from tandem.policy.equations.observed import shared_out_slowdown
 
 _Value = TypeVar("_Value")
 _GIB = 1 << 30
@@ -82,9 +86,17 @@ class Sharing:
         )  # fmt: skip
 
     def observed(
-        self, gang: Gang, before: Observed | None, kinds: dict[str, str], now_s: float
+        self,
+        gang: Gang,
+        before: Observed | None,
+        kinds: dict[str, str],
+        now_s: float,
+        predicted: Callable[[str], float],
     ) -> Observed | None:
         """Return what is observed of a gang now; `kinds` by uid names its neighbours' models.
+
+        `predicted` gives the expected slowdown next to a neighbour, by uid: where there are several
+        on a GPU, what is measured is shared out by it.
 
         What is known from before stays where nothing newer is.
         """
@@ -110,7 +122,7 @@ class Sharing:
             slowest = max(shared, key=lambda w: (w.busy_percent, w.at))
             told, measured = self.slowdowns(gang, slowest)
             slowdown = told or measured
-            neighbours = _with(neighbours, slowest, slowdown, kinds)
+            neighbours = _with(neighbours, slowest, slowdown, kinds, predicted)
         return known.model_copy(
             update={
                 "at": rfc3339(now_s),
@@ -212,13 +224,21 @@ def _with(
     beside: Watched,
     slowdown: ObservedSlowdown | None,
     kinds: dict[str, str],
+    predicted: Callable[[str], float],
 ) -> list[Neighbour]:
     """Return the neighbours with what is observed beside those of now; the newest last."""
-    names = sorted({kinds.get(uid, "") for uid in beside.others} - {""})
-    if slowdown is None or not names:
+    uids = sorted(uid for uid in beside.others if kinds.get(uid))
+    if slowdown is None or not uids:
         return known
-    new = [Neighbour(kind=n, slowdown=slowdown.value, means=slowdown.means) for n in names]
-    return [*(each for each in known if each.kind not in names), *new][-_NEIGHBOURS:]
+    expected = np.array([predicted(uid) for uid in uids] if len(uids) > 1 else [0.0])
+    parts: dict[str, float] = {}
+    for uid, part in zip(uids, shared_out_slowdown(expected, slowdown.value), strict=True):
+        parts[kinds[uid]] = max(parts.get(kinds[uid], 0.0), float(part))
+    new = [
+        Neighbour(kind=kind, slowdown=round(part, 3), means=slowdown.means)
+        for kind, part in sorted(parts.items())
+    ]
+    return [*(each for each in known if each.kind not in parts), *new][-_NEIGHBOURS:]
 
 
 def _or(new: _Value | None, old: _Value | None) -> _Value | None:

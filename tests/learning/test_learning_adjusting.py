@@ -5,7 +5,11 @@ import pytest
 from learning_builders import NOW, gpu, resident
 
 from scheduler_extender.config import LearningConfig
-from scheduler_extender.learning.adjusting import Adjuster, Looked, Obstacle, SharedGpu
+from scheduler_extender.learning import sharing
+from scheduler_extender.learning.adjusting import Adjuster, Looked, Obstacle, SharedGpu, blamed
+from scheduler_extender.learning.observed import Watched
+from tandem.contracts.learning import Means, ObservedSlowdown, Reference
+from tandem.contracts.resources import PodUse
 
 SETTINGS = LearningConfig()
 
@@ -172,3 +176,23 @@ def test_new_neighbours_begin_a_new_average() -> None:
     assert adjuster.level(("n0", "g0")) > 0.3
     adjuster.look([gpu(resident("a", 0.1), resident("c", 0.1))], lambda *_: True, NOW + 60)
     assert adjuster.level(("n0", "g0")) < 0.1
+
+
+def test_of_several_neighbours_those_answer_who_are_expected_to_do_the_most() -> None:
+    assert blamed([0.2], 0.6) == [0.6]
+    assert blamed([0.0], 0.6) == [0.6]
+    assert blamed([0.1, 0.5], 0.9) == [0.0, pytest.approx(0.75)]
+    assert blamed([0.3, 0.3], 0.8) == [0.4, 0.4]
+    # A neighbour of which nothing is known answers for what the others leave.
+    assert blamed([0.1, float("inf")], 0.8) == [0.0, pytest.approx(0.7)]
+
+
+def test_what_is_measured_next_to_two_is_shared_out_over_their_kinds() -> None:
+    at = ("n0", "GPU-0")
+    beside = Watched("a", at, "A100", PodUse(uid="a"), others=frozenset({"b", "c"}))
+    measured = ObservedSlowdown(value=0.8, means=Means.UTILISATION, reference=Reference.SOLO)
+    expected = {"b": 0.1, "c": 0.3}
+    seen = sharing._with([], beside, measured, {"b": "kb", "c": "kc"}, expected.__getitem__)
+    assert {n.kind: n.slowdown for n in seen} == {"kb": 0.2, "kc": 0.6}
+    alone = sharing._with([], beside, measured, {"b": "kb"}, expected.__getitem__)
+    assert {n.kind: n.slowdown for n in alone} == {"kb": 0.8}
