@@ -7,13 +7,14 @@ scheduler holds the Lease. A lost API server ends activity when the last seen re
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 
 from scheduler_extender.cluster.jobs import seconds
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import KubeError
+from tandem.kube.errors import KubeError, NotFound
 from tandem.kube.resource import LEASES
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class LeaseWatch:
         self._changed = changed
         self._stopped = False
         self._look = threading.Event()
-        self._looked_s = 0.0
+        self._looked_s = 0.0  # when the latest look began (monotonic)
+        self._exists = True
+        self._absent_s = -math.inf  # when the latest look that found the Lease of another began
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -66,6 +69,13 @@ class LeaseWatch:
         if not self.active() and time.monotonic() - self._looked_s >= _EAGER_S:
             self._look.set()
 
+    def stands_by(self, since_s: float) -> bool:
+        """Return True where a look since then (monotonic) has found that we do not lead.
+
+        Where there is no Lease at all, there is no election, and the latest look says so.
+        """
+        return not self.active() and (self._absent_s >= since_s or not self._exists)
+
     def active(self) -> bool:
         """Return True while the scheduler beside us holds the Lease."""
         return self._clock() < self._active_until_s
@@ -76,11 +86,14 @@ class LeaseWatch:
 
     def look(self) -> None:
         """Read the Lease once."""
+        began_s = time.monotonic()
         try:
             spec = self._api.get(LEASES, self._name, self._namespace).get("spec") or {}
         except KubeError as error:
+            self._exists = not isinstance(error, NotFound)
             log.warning("lease not read error=%s", error)
             return
+        self._exists = True
         host = str(spec.get("holderIdentity") or "").rpartition("_")[0]
         before = self.term()
         self._active_until_s = (
@@ -90,6 +103,8 @@ class LeaseWatch:
         )
         holder, transitions = spec.get("holderIdentity"), spec.get("leaseTransitions")
         self._term = f"{holder}.{transitions}"
+        if not self.active():
+            self._absent_s = began_s
         if self.term() != before and not self._stopped:
             log.info("active=%s holder=%s", self.active(), holder)
             self._changed()

@@ -236,11 +236,6 @@ class Controller:
         """True while our pod holds the Lease and nobody else's acts can take effect any more."""
         return self._leads_in != "" and self._leads_in == self._term()
 
-    @property
-    def taking_over(self) -> bool:
-        """True while our pod holds the Lease and acts of an earlier leader may still come."""
-        return self._term() != "" and not self.leads
-
     def look_again(self) -> None:
         """Begin the next round at once."""
         self._changed.set()

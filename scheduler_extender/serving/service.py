@@ -101,7 +101,7 @@ async def running(
         threads,
         stamp=lambda: uuid4().hex,
         may_bind=lambda: state.listener is not None and controller.leads,
-        taking_over=lambda: controller.taking_over,
+        stands_by=lambda since_s: lease.stands_by(since_s),
         hurry=lambda: lease.hurry(),
         refusal=lambda pod: fence.open.get(pod.uid) or controller.gates.refusal(pod),
     )

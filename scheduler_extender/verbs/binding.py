@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _ATTEMPTS = 2
 _LEAD_S = 1.5
+_LOOKS = 30  # in that time, whether we lead by now
 _SETTLE_FIRST_S, _SETTLE_MAX_S = 0.2, 10.0
 _Result = TypeVar("_Result")
 
@@ -49,9 +51,10 @@ class Binder:
     """One Binding at a time per pod; `bind` answers '' for success, else why not.
 
     `threads` runs the blocking calls. `stamp` names this attempt in the pod's wake annotation.
-    `may_bind` is False while another replica leads, or may still have Bindings under way; in the
-    latter case `taking_over` is True. `hurry` asks to find out at once whether we lead. `refusal`
-    returns why a pod may not start now, whatever GPUs are free, or ''.
+    `may_bind` is False while another replica leads, or may still have Bindings under way. `hurry`
+    asks to find out at once whether we lead; `stands_by` is True where that has been found out
+    since a time (monotonic), and we do not. `refusal` returns why a pod may not start now, whatever
+    GPUs are free, or ''.
     All methods run on the event loop.
     """
 
@@ -63,7 +66,7 @@ class Binder:
         threads: Executor,
         stamp: Callable[[], str],
         may_bind: Callable[[], bool] = lambda: True,
-        taking_over: Callable[[], bool] = lambda: False,
+        stands_by: Callable[[float], bool] = lambda _: True,
         hurry: Callable[[], None] = lambda: None,
         refusal: Callable[[PodInfo], str] = lambda _: "",
     ) -> None:
@@ -73,7 +76,7 @@ class Binder:
         self._threads = threads
         self._stamp = stamp
         self._may_bind = may_bind
-        self._taking_over = taking_over
+        self._stands_by = stands_by
         self._hurry = hurry
         self._refusal = refusal
         self._under_way: dict[str, _UnderWay] = {}
@@ -136,12 +139,17 @@ class Binder:
     async def may_follow(self) -> bool:
         """Say whether a Binding may follow on a question that is asked now.
 
-        False while we take over from another: kube-scheduler asks again, and no Binding is refused.
+        Only a kube-scheduler that leads asks, so a replica that does not lead yet is about to. It
+        waits for the end of the takeover within the timeout of the request. False where that takes
+        longer: kube-scheduler asks again, and no Binding is sent that would be refused.
         """
-        if self._may_bind():
-            return True
-        self._hurry()
-        return not self._taking_over() or await self._lead_soon()
+        since_s = time.monotonic()
+        for _ in range(_LOOKS):
+            if self._may_bind() or self._stands_by(since_s):
+                return True
+            self._hurry()
+            await asyncio.sleep(_LEAD_S / _LOOKS)
+        return self._may_bind()
 
     async def _lead_soon(self) -> bool:
         """Wait a moment for the lead: kube-scheduler has its Lease before we fenced off the others.
@@ -149,11 +157,11 @@ class Binder:
         Well within the timeout of its request, so that a change of leaders costs no attempt.
         Returns True when we lead.
         """
-        for _ in range(30):
+        for _ in range(_LOOKS):
             if self._may_bind():
                 return True
             self._hurry()
-            await asyncio.sleep(_LEAD_S / 30)
+            await asyncio.sleep(_LEAD_S / _LOOKS)
         return self._may_bind()
 
     async def _sent(self, pod: PodInfo, claim: Claim) -> bool:
