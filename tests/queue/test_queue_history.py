@@ -14,6 +14,7 @@ from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.learning.history import NAME, Learned
 from scheduler_extender.learning.remembering import Memory
 from scheduler_extender.queue.writes import Writer
+from scheduler_extender.quotas.usage import Usage
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient
@@ -155,6 +156,20 @@ def test_what_others_keep_in_it_stays_and_counts() -> None:
     assert set(stored["binaryData"]) == {"serviceGpuSeconds", "pairs", "runs"}
     # What is worth least has gone: the oldest words and runs, the first services.
     assert 0 < len(pairs) <= 2000
+    assert len(read_back(api)[1]) == len(pairs)
+
+
+def test_quotas_and_history_leave_each_other_what_they_keep() -> None:
+    api, usage = Limited(), Usage("tandem-system", 3600.0)
+    learned, pairs, _ = at_all_bounds()
+    save(learned, api, 100)
+    writer = Writer(api, None, lambda *_: None, lambda: 200.0)  # type: ignore[arg-type] # no picture is touched
+    for now_s in range(200, 300, 5):
+        usage.advance(now_s, {"team": 2})
+        asyncio.run(usage.save(writer, now_s))
+    assert usage.used(300.0)["team"] > 0
+    data = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
+    assert any("team" in text for text in data.values())
     assert len(read_back(api)[1]) == len(pairs)
 
 
