@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -35,8 +35,10 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def health_router(feed: Feed, metrics: Metrics) -> APIRouter:
-    """Return the probes and the metrics."""
+def health_router(
+    feed: Feed, metrics: Metrics, served: Callable[[], bool] = lambda: True
+) -> APIRouter:
+    """Return the probes and the metrics; `served` says whether the public port is served."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/healthz")
@@ -46,7 +48,9 @@ def health_router(feed: Feed, metrics: Metrics) -> APIRouter:
 
     @router.get("/readyz", responses={503: {"model": ErrorBody}})
     async def readyz() -> Response:
-        """Answer 200 once the cluster has been read."""
+        """Answer 200 once the cluster has been read and the public port is served."""
+        if not served():
+            return JSONResponse(ErrorBody(error="the public port is not served yet").wire(), 503)
         if feed.ready:
             return JSONResponse({"status": "ready"})
         return JSONResponse(ErrorBody(error="the cluster has not been read yet").wire(), 503)

@@ -36,13 +36,13 @@ KEEP_ALIVE_S = 120
 _SHUTDOWN_S = 5
 
 
-def verbs_app(service: Service) -> FastAPI:
-    """Return what kube-scheduler calls; to be served on loopback alone."""
+def verbs_app(service: Service, served: Callable[[], bool] = lambda: True) -> FastAPI:
+    """Return what kube-scheduler calls; `served` says whether the public port is served."""
     app = FastAPI(title="Tandem scheduler extender", docs_url=None, redoc_url=None)
     verbs = verbs_router(service.verbs, service.binder, service.feed, service.metrics)
     app.include_router(verbs)
     app.add_middleware(Straight, verbs=verbs)
-    app.include_router(health_router(service.feed, service.metrics))
+    app.include_router(health_router(service.feed, service.metrics, served))
     return app
 
 
@@ -90,8 +90,9 @@ async def serve(config: ExtenderConfig) -> None:
         collector_spared(service.feed),
         contextlib.AsyncExitStack() as stack,
     ):
-        servers = [_server(verbs_app(service), config.verbs, verbs)]
+        servers: list[_Server] = []
         tasks: list[asyncio.Task[None]] = []
+        served: Callable[[], bool] = lambda: True  # noqa: E731 - one process serves it all
         if isinstance(service.api, MemoryCluster):
             told = service.metrics.certificate_expires
             public = await stack.enter_async_context(
@@ -102,9 +103,12 @@ async def serve(config: ExtenderConfig) -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-")))
             path = str(folder / "extender.sock")
             servers.append(_server(inner_app(service), path=path))
-            front = asyncio.create_task(_front(service, path).run())
-            stack.push_async_callback(_cancelled, front)
-            tasks.append(front)
+            front = _front(service, path)
+            served = lambda: front.serves  # noqa: E731 - as above
+            keeping = asyncio.create_task(front.run())
+            stack.push_async_callback(_cancelled, keeping)
+            tasks.append(keeping)
+        servers.append(_server(verbs_app(service, served), config.verbs, verbs))
 
         def stop() -> None:
             for server in servers:

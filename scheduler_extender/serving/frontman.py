@@ -31,6 +31,7 @@ class FrontProcess:
         self._config, self._metrics, self._tell = config, metrics, tell
         self._process: asyncio.subprocess.Process | None = None
         self._served = False
+        self.serves = False
 
     @property
     def pid(self) -> int:
@@ -85,11 +86,13 @@ class FrontProcess:
         for outcome, count in beat["admitted"].items():
             self._metrics.admitted(outcome, count)
         self._metrics.certificate_expires(beat["certificate_ends_s"])
-        self._served |= beat["serving"]
+        self.serves = beat["serving"]
+        self._served |= self.serves
         return not beat["serving"] or bool(beat["stands_still_s"] < _SILENT_S)
 
     async def _end(self, *, at_once: bool = False) -> None:
         process, self._process = self._process, None
+        self.serves = False
         if process is None:
             return
         assert process.stdin is not None

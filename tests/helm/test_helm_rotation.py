@@ -65,6 +65,7 @@ def replicas(cluster: ChartCluster) -> Iterator[list[int]]:
         {
             "verbs": {"port": verbs},
             "public": {**given["public"], "host": "127.0.0.1", "port": second},
+            "probes": {"host": "127.0.0.1", "port": free_port()},
             "leader": {**given["leader"], "hostname": "second"},
         },
         name="extender-second",
@@ -72,7 +73,8 @@ def replicas(cluster: ChartCluster) -> Iterator[list[int]]:
 
     def ready() -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{verbs}/readyz", trust_env=False).is_success
+            url = f"https://127.0.0.1:{second}/readyz"
+            return httpx.get(url, trust_env=False, verify=False).is_success
         except httpx.TransportError:
             return False
 

@@ -18,6 +18,7 @@ from scheduler_extender.admission.patch import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import admission_router, has_nvidia_runtime_class
 from scheduler_extender.config import Rotation
+from scheduler_extender.serving import pairing
 from tandem.contracts import crds, names
 from tandem.controlplane import manifests, wait_until
 from tandem.errors import TandemError
@@ -301,12 +302,18 @@ def test_the_extender_s_account_may_do_no_more(extender, namespace):
             attempt()
 
 
-def test_a_kube_scheduler_runs_with_our_configuration_and_account(installed, extender, namespace):
+def test_a_kube_scheduler_runs_with_our_configuration_and_account(
+    installed, extender, namespace, tmp_path
+):
     """It accepts the file, is elected, schedules what needs no extender, and is refused nothing."""
     path = installed.service_account_kubeconfig(names.NAMESPACE, "tandem-scheduler")
-    process = installed.start_scheduler(
-        "tandem-scheduler", config=manifests.scheduler_config(), kubeconfig=path
-    )
+    config = manifests.scheduler_config()
+    shared = tmp_path / "shared"
+    pairing.authority(shared)
+    tls = config["extenders"][0]["tlsConfig"]
+    for key, file in tls.items():
+        tls[key] = file.replace("/run/tandem-verbs", str(shared))
+    process = installed.start_scheduler("tandem-scheduler", config=config, kubeconfig=path)
 
     def holder():
         try:
