@@ -32,6 +32,7 @@ from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.verbs.binding import Binder
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.client import KubeClient, Object
+from tandem.kube.credentials import stays_secret
 from tandem.kube.errors import KubeError, NotFound
 from tandem.kube.events import EventRecorder
 from tandem.kube.memory import MemoryCluster
@@ -183,10 +184,14 @@ async def running(
 
 
 def _predictor_token(config: ExtenderConfig, api: KubeClient | MemoryCluster) -> Callable[[], str]:
-    """Return by what the predictor knows us: a token for it alone, else that for the API server."""
+    """Return by what the predictor knows us: a token for it alone.
+
+    Without one, the token for the API server, where nobody else can read it on its way.
+    """
     if config.predictor_token_file is not None:
         return token_of_file(config.predictor_token_file)
-    return api.bearer_token if isinstance(api, KubeClient) else lambda: ""
+    secret = config.predictor_url is not None and stays_secret(config.predictor_url)
+    return api.bearer_token if secret and isinstance(api, KubeClient) else lambda: ""
 
 
 def _start_feed(feed: Feed, api: KubeClient | MemoryCluster) -> list[Reflector]:

@@ -9,6 +9,7 @@ from queue_builders import GIB, load, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, Training
 
+from scheduler_extender.cluster.beliefs import KINDS_PER_NAMESPACE
 from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.books import believing
 from scheduler_extender.verbs.verbs import Verbs
@@ -16,6 +17,7 @@ from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Source
 from tandem.kube.resource import JOBS, PODS
 from tandem.policy.catalog import load_profile
+from tandem.policy.job import Job
 
 
 class Models(Cluster):
@@ -243,5 +245,43 @@ def test_with_three_shares_the_queue_and_the_verbs_count_every_resident() -> Non
         asked = json.loads(verbs.filter({"Pod": cluster.pod("c"), "NodeNames": ["n0"]}))
         assert not asked["NodeNames"]
         assert refused in json.dumps(asked)
+
+    run(scenario)
+
+
+def test_a_round_releases_the_kinds_that_no_job_uses_and_no_others() -> None:
+    class Kinds(Cluster):
+        async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:
+            about = load(8, 0, 0.0).model_copy(update={"feature_hash": demand.model})
+            return Prediction(load=about, explanation="by its graph")
+
+    cluster = Kinds(profile=load_profile("tandem"))
+    cluster.add_node("n0")
+    beliefs = cluster.state.beliefs
+
+    def class_of(name: str) -> int:
+        claims = cluster.state.claims().values()
+        return next(c.job.interference_class for c in claims if c.job.id == f"default/pod-{name}")
+
+    async def scenario() -> None:
+        for name in "abcd":
+            given = {"tandem.gpu/model": name, "tandem.gpu/batch-size": "8"}
+            cluster.api.create(PODS, raw_pod(name, annotations=given))
+            for _ in range(3):
+                await cluster.cycle()
+            if name in "ab":
+                cluster.bind_as_planned(name)
+        before = {name: class_of(name) for name in "ab"}
+        for number in range(200):
+            job = Job(id="default/x", model=f"gone{number}", gpu_utilisation=40.0)
+            beliefs.of(job)
+        assert beliefs.kinds == KINDS_PER_NAMESPACE
+        for _ in range(3):
+            await cluster.cycle()
+        # a and b run, c and d wait.
+        assert beliefs.kinds < KINDS_PER_NAMESPACE
+        assert {f"{name}@8" for name in "abcd"} <= set(beliefs.models)
+        assert {name: class_of(name) for name in "ab"} == before
+        cluster.state.check()
 
     run(scenario)
