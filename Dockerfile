@@ -46,20 +46,24 @@ ENV PATH=/opt/tandem/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 65532:65532
 WORKDIR /tmp
 
+# Each is started once: a base may lack a library that a wheel expects of every system.
 # Kubernetes has probes of its own and reads no HEALTHCHECK; these are for a container run by hand.
 FROM base AS predictor
 COPY --from=build-predictor /opt/tandem /opt/tandem
+RUN python -m predictor --help > /dev/null
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8090/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "predictor"]
 
 # Runs as root with hostPID: it reads /proc of other users' processes to attribute GPU memory.
 FROM base AS agent
 COPY --from=build-agent /opt/tandem /opt/tandem
+RUN python -m node_agent --help > /dev/null
 USER 0:0
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9405/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "node_agent"]
 
 FROM base AS extender
 COPY --from=build-extender /opt/tandem /opt/tandem
+RUN python -m scheduler_extender --help > /dev/null
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8880/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "scheduler_extender"]

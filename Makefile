@@ -49,7 +49,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/pytest -n 2 --dist loadgroup
+	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real"
 
 demo: $(RUNNABLE) ## Twelve jobs on simulated GPUs, without a cluster
 	@$(BIN)/tandem demo

@@ -167,7 +167,7 @@ class ControlPlane:
 
     @property
     def shared_folder(self) -> Path:
-        """A folder that all real nodes see at the same path, as they would see a file server."""
+        """A folder that all real nodes see as /srv, as they would see a file server."""
         if self._real is None:
             raise TandemError("this control plane has no real nodes")
         return self._real.shared

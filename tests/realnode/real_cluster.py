@@ -19,6 +19,7 @@ import yaml
 from tandem.contracts import names
 from tandem.controlplane import ControlPlane, binaries, wait_until
 from tandem.controlplane.realnode import NodeOptions, obstacles
+from tandem.errors import TandemError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "tandem"
@@ -103,14 +104,16 @@ def job(
 class RealCluster:
     """One plane with real nodes and Tandem on it."""
 
+    chart = CHART
+
     @classmethod
-    def start(cls, nodes: int) -> Self:
+    def start(cls, nodes: int, values: Mapping[str, Any] | None = None) -> Self:
         options = [NodeOptions(f"real-{index}", labels=GPU_LABEL) for index in range(nodes)]
         plane = ControlPlane.start(scheduler=True, real_nodes=options)
         cluster = cls(plane)
         try:
             cluster.load_images()
-            cluster.install()
+            cluster.install(values or {})
         except BaseException:
             print(cluster.describe())
             plane.close()
@@ -139,12 +142,14 @@ class RealCluster:
         assert done.returncode == 0, f"helm {args}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def install(self) -> None:
+    def install(self, values: Mapping[str, Any]) -> None:
         """Install the chart as docs/install.md says, in a namespace that enforces `restricted`."""
         kubectl = self.plane.kubectl
         kubectl("create", "namespace", names.NAMESPACE)
         kubectl("label", "namespace", names.NAMESPACE, RESTRICTED)
-        self.helm("install", "tandem", str(CHART))
+        path = self.plane.folder / "values.yaml"
+        path.write_text(yaml.safe_dump(dict(values)))
+        self.helm("install", "tandem", str(CHART), "--values", str(path))
         self.wait_installed()
 
     def wait_installed(self) -> None:
@@ -178,7 +183,7 @@ class RealCluster:
                 **common,
                 "capacity": {"storage": "1Gi"},
                 "claimRef": reference,
-                "hostPath": {"path": str(folder)},
+                "hostPath": {"path": f"/srv/{name}"},
             },
         }
         claim = {
@@ -193,6 +198,19 @@ class RealCluster:
     def apply(self, namespace: str, *manifests: Mapping[str, Any]) -> None:
         text = "\n---\n".join(json.dumps(one) for one in manifests)
         self.plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
+
+    def apply_patiently(self, namespace: str, *manifests: Mapping[str, Any]) -> None:
+        """Apply as a pipeline would that tries again while the webhook's pods are replaced."""
+
+        def applied() -> bool:
+            try:
+                self.apply(namespace, *manifests)
+            except TandemError as error:
+                print(error.message)
+                return False
+            return True
+
+        wait_until(applied, "the manifests are taken", timeout_s=90, poll_s=1.0)
 
     # --- pods -------------------------------------------------------------------------------
 
@@ -238,12 +256,25 @@ class RealCluster:
                 answer |= json.loads(line)
         return answer
 
-    def reason(self, namespace: str, job_name: str) -> str:
-        """Return the reason for which a Job's pod waits, as its GPUJob gives it."""
-        for gpujob in self.plane.get("gpujobs", "-n", namespace)["items"]:
-            if gpujob["metadata"]["name"].endswith(job_name):
-                return json.dumps(gpujob.get("status", {}))
-        return ""
+    def status(self, namespace: str, job_name: str) -> dict[str, Any]:
+        """Return the status of a Job's GPUJob, empty where there is none yet."""
+        path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpujobs/job-{job_name}"
+        answer = self.plane.http.get(path)
+        return dict(answer.json().get("status", {})) if answer.is_success else {}
+
+    def wait_measured(self, uids: set[str]) -> None:
+        """Wait until the agents have found the processes of these pods on GPUs."""
+
+        def measured() -> bool:
+            text = json.dumps(self.plane.get("gpunodes")["items"])
+            return all(uid in text for uid in uids)
+
+        wait_until(measured, "the agents report the pods")
+
+    def empty(self, namespace: str) -> None:
+        """Delete a namespace's Jobs, and wait until nothing of them is left."""
+        self.plane.kubectl("delete", "jobs", "--all", "-n", namespace, "--wait=false")
+        wait_until(lambda: not self.leftovers(namespace), "nothing is left", timeout_s=90)
 
     # --- the oracle -------------------------------------------------------------------------
 
@@ -280,9 +311,11 @@ class RealCluster:
         if jobs := self.plane.get("gpujobs", "-n", namespace)["items"]:
             found["gpujobs"] = [each["metadata"]["name"] for each in jobs]
         for node in self.plane.real_nodes.values():
-            sandboxes = node.ctr("containers", "list")
-            if namespace in sandboxes:
-                found[node.name] = sandboxes
+            containers = node.ctr(
+                "containers", "list", f"labels.io.kubernetes.pod.namespace=={namespace}"
+            )
+            if lines := containers.splitlines()[1:]:
+                found[node.name] = lines
         return found
 
     def describe(self) -> str:

@@ -19,7 +19,7 @@ _DISK = Path("/var/tmp")  # noqa: S108 - mkdtemp makes a folder of our own in it
 
 
 class RealNodes:
-    """The nodes of one plane; `shared` is a folder that all of them see at the same path.
+    """The nodes of one plane; `shared` is a folder that all of them see as /srv.
 
     `site` has the addresses, which the API server needs before any node starts.
     """
@@ -38,7 +38,9 @@ class RealNodes:
         self.folder = self._scratch.path
         self.folder.chmod(0o755)  # containers of any user pass through it
         self.shared = self.folder / "shared"
-        self.shared.mkdir(mode=0o777)
+        for folder in (self.shared, self.shared / "checkpoints"):
+            folder.mkdir()
+            folder.chmod(0o777)  # containers of any user write to it
         self.nodes: list[RealNode] = []
 
     def start(

@@ -6,7 +6,7 @@
 Run as a script, with the standard library only. The kernel ends every process of the node when
 its first process ends, and the node's mounts and network go with the last process.
 CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (has its /var/lib and /var/log),
-`pid_file`, `ready_file`.
+`shared` (seen as /srv), `pid_file`, `ready_file`.
 """
 
 import ctypes
@@ -128,6 +128,7 @@ def prepare(config: dict[str, Any], cgroup_mounts: dict[str, str]) -> None:
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     for name in ("lib", "log"):
         mount("--bind", f"{config['var']}/{name}", f"/var/{name}")
+    mount("--bind", config["shared"], "/srv")
     mount("--make-rshared", "/")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")

@@ -137,6 +137,7 @@ class RealNode:
                     "name": self.name,
                     "cgroup": f"{site.cgroup}/{self.name}",
                     "var": str(self.var),
+                    "shared": str(self.folder.parent / "shared"),
                     "pid_file": str(self._file("pid")),
                     "ready_file": str(self._file("ready")),
                 }
