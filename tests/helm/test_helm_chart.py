@@ -182,6 +182,15 @@ def test_every_container_says_what_it_needs_and_is_probed(rendered: list[Object]
             assert ":" in container["image"]
 
 
+def test_variables_of_services_do_not_become_settings(rendered: list[Object]) -> None:
+    """The Service tandem-predictor would set TANDEM_PREDICTOR_PORT to `tcp://...`."""
+    pods = [
+        each["spec"]["template"]["spec"] for each in rendered if "template" in each.get("spec", {})
+    ]
+    assert len(pods) >= 3
+    assert all(pod["enableServiceLinks"] is False for pod in pods)
+
+
 def test_the_services_can_read_the_settings_that_they_are_given(rendered: list[Object]) -> None:
     def settings(name: str, file: str) -> Any:
         (found,) = find(rendered, "ConfigMap", name)

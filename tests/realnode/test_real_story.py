@@ -35,6 +35,7 @@ def cluster() -> Iterator[RealCluster]:
     preempting = load_profile("tiresias-l").model_dump(mode="json")
     profile |= {key: preempting[key] for key in ("order", "dispatch")}
     profile["order"] |= {"thresholds_gpu_s": [BOUNDARY_GPU_S]}
+    del profile["order"]["slice_s"]  # its default, infinity, is no value of Helm's
     queue = {"min_run_s": 0, "preemption_cost_s": 0, "max_preemptions_per_hour": 100}
     values = {
         "scheduler": {"extender": {"config": {"profile": profile, "queue": queue}}},
