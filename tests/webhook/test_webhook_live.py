@@ -92,7 +92,9 @@ def webhook(installed, extender, tmp_path_factory):
         assert install_authority(extender, serving.ca) == len(configuration["webhooks"])
         assert install_authority(extender, serving.ca) == 0
         yield server
-        installed.kubectl("delete", "mutatingwebhookconfiguration", CONFIGURATION_NAME)
+        installed.kubectl(
+            "delete", "mutatingwebhookconfiguration", CONFIGURATION_NAME, "--ignore-not-found"
+        )
         installed.kubectl("delete", "secret", SECRET_NAME, "-n", names.NAMESPACE)
         server.should_exit = True
         thread.join(30)
@@ -326,7 +328,20 @@ def test_a_kube_scheduler_runs_with_our_configuration_and_account(
     installed.add_node("scheduled")
     plain = pod(container())
     plain["spec"] = {"schedulerName": "tandem-scheduler", "containers": [container()]}
-    apply(installed, namespace, {**plain, "metadata": {"name": "plain"}})
+    # Admission refuses such a pod. It takes no part here: this is about the scheduler's rights.
+    installed.kubectl(
+        "delete", "mutatingwebhookconfiguration", CONFIGURATION_NAME, "--ignore-not-found"
+    )
+
+    def accepted():
+        try:
+            apply(installed, namespace, {**plain, "metadata": {"name": "plain"}})
+        except TandemError as error:
+            assert "only pods that request" in str(error) or "webhook" in str(error)
+            return False
+        return True
+
+    wait_until(accepted, "the API server asks no webhook")
     wait_until(
         lambda: extender.get(PODS, "plain", namespace)["spec"].get("nodeName"), "it schedules"
     )
