@@ -336,8 +336,7 @@ def test_a_kube_scheduler_runs_with_our_configuration_and_account(
     def accepted():
         try:
             apply(installed, namespace, {**plain, "metadata": {"name": "plain"}})
-        except TandemError as error:
-            assert "only pods that request" in str(error) or "webhook" in str(error)
+        except TandemError:
             return False
         return True
 
