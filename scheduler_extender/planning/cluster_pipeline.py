@@ -6,13 +6,14 @@ before: the policies see none of it, and decide on the GPUs that are left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_extender.planning.refusals import Refusals
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline
 from tandem.policy.units import Bools, Ints
@@ -56,6 +57,16 @@ class ClusterPipeline(Pipeline):
     def narrowed(self, among: Bools, job: Job, gpus: GpuArrays) -> Bools:
         """Return those of `among` (gpus,) where every constraint allows one worker of `job`."""
         return super(ClusterPipeline, self).narrowed(among & self._may(job, gpus), job, gpus)
+
+    def narrowed_each(
+        self, among: Bools, jobs: Sequence[Job], demands: Demands, gpus: GpuArrays
+    ) -> Bools:
+        """Return the same for many jobs: `among`, `demands` and the answer by (jobs, gpus)."""
+        may = among.copy()
+        for row, job in enumerate(jobs):
+            if job.where in self.nodes or job.where in self.apart:
+                may[row] &= self._may(job, gpus)
+        return super(ClusterPipeline, self).narrowed_each(may, jobs, demands, gpus)
 
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang, or None; who was refused is refused until there is more room."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays, add_worker, reset_rows
+from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
@@ -70,11 +71,21 @@ class Board:
     interference: Floats = field(init=False)  # (gpus,) moving average, kept by who measures it
     pinned: set[int] = field(default_factory=set)  # running jobs that must stay for now
     moved_s: dict[int, float] = field(default_factory=dict)  # when a job was last migrated
+    changed: Bools = field(init=False)  # (gpus,) where jobs came or went since a dispatcher looked
+    seen_rate: Floats = field(init=False)  # (jobs,) worth when a dispatcher looked; NaN: not yet
+    rate: Floats = field(init=False)  # (jobs,) worth now of those it looks at
+    on_gpus: Bools = field(init=False)  # (jobs,) those in `rows_of`
+    _loads: JobColumns | None = None
 
     def __post_init__(self) -> None:
         """Nobody runs yet, so nobody is slowed down."""
         self.predicted_speed = np.ones(len(self.jobs))
         self.interference = np.zeros(len(self.gpus))
+        self.changed = np.ones(len(self.gpus), dtype=np.bool_)
+        self.seen_rate = np.full(len(self.jobs), np.nan)
+        self.rate = np.zeros(len(self.jobs))
+        self.on_gpus = np.zeros(len(self.jobs), dtype=np.bool_)
+        self.on_gpus[list(self.rows_of)] = True
 
     @classmethod
     def of(cls, jobs: list[Job], arrays: JobArrays, gpus: GpuArrays) -> Board:
@@ -85,6 +96,27 @@ class Board:
             jobs, arrays, live, columns,
             residents_of=[[] for _ in range(len(gpus))], empty=len(gpus),
         )  # fmt: skip
+
+    @property
+    def loads(self) -> JobColumns:
+        """The loads of `jobs` as columns; made when they are first asked for."""
+        if self._loads is None:
+            self._loads = JobColumns(self.jobs)
+        return self._loads
+
+    def change(self, job: int, to: Job) -> None:
+        """Replace what is believed of a job that is on no GPU."""
+        self.jobs[job] = to
+        self.seen_rate[job] = np.nan
+        if self._loads is not None:
+            self._loads.set(job, to)
+
+    def relearned(self) -> None:
+        """Note that the tables of predictions have been corrected in place."""
+        self.stale.update(self.rows_of)
+        self.changed[:] = True
+        if self._loads is not None:
+            self._loads.forget_tables()
 
     def start(self, job: int, rows: Ints) -> None:
         """Put one worker of `job` on each of `rows`; a row may come more than once."""
@@ -102,7 +134,7 @@ class Board:
 
     def make_exclusive(self, job: int) -> None:
         """From now on a job that waits gets whole GPUs only."""
-        self.jobs[job] = replace(self.jobs[job], exclusive=True)
+        self.change(job, replace(self.jobs[job], exclusive=True))
 
     def place(self, job: int, rows: Ints) -> None:
         """Add a job without recording an action."""
@@ -113,6 +145,8 @@ class Board:
             for row in listed:
                 add_worker(self.columns, self.jobs[job], np.array([row]), job)
         self.rows_of[job] = rows
+        self.on_gpus[job] = True
+        self.changed[rows] = True
         for row in listed:
             residents = self.residents_of[row]
             self.empty -= not residents
@@ -122,7 +156,9 @@ class Board:
     def remove(self, job: int) -> None:
         """Take a job off without recording an action, as when it ends."""
         rows = self.rows_of.pop(job)
+        self.on_gpus[job] = False
         self.refused.clear()
+        self.changed[rows] = True
         self.stale.discard(job)
         reset_rows(self.columns, rows)
         left: dict[tuple[int, int], list[int]] = {}  # (slot, job): its rows
@@ -158,6 +194,7 @@ class Board:
         for name, values in aside.columns.items():
             self.columns[name][aside.rows] = values
         self.rows_of[aside.job] = aside.rows
+        self.on_gpus[aside.job] = True
         for row, residents in aside.residents_of.items():
             self.residents_of[row] = residents
         self.empty = aside.empty

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -91,7 +91,19 @@ class GpuArrays:
 
     def take(self, rows: Ints) -> Self:
         """Return the given rows only, in the given order."""
-        return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return self._changed({name: getattr(self, name)[rows] for name in _COLUMNS})
+
+    def with_loads(self, columns: Mapping[str, Floats | Ints | Bools]) -> Self:
+        """Return the arrays with other columns of LOAD_COLUMNS, of the same length."""
+        return self._changed({name: getattr(self, name) for name in _COLUMNS} | dict(columns))
+
+    def _changed(self, columns: dict[str, Floats | Ints | Bools]) -> Self:
+        # Some thousand times a second: what `replace` and the checks cost is as much as a mask.
+        new = object.__new__(type(self))
+        for name, column in columns.items():
+            column.flags.writeable = False
+            object.__setattr__(new, name, column)
+        return new
 
     def with_job(self, job: Job, rows: Iterable[int], handle: int = _NO_RESIDENT) -> Self:
         """Return the arrays after one worker of `job` has been put on each of `rows`."""
@@ -164,6 +176,9 @@ def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
     columns["residents"][rows] = _NO_RESIDENT
     columns["resident_class"][rows] = NOBODY
     columns["resident_slowdown"][rows] = 0.0
+
+
+_COLUMNS = tuple(field.name for field in fields(GpuArrays))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

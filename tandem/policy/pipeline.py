@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.columns import Demands
 from tandem.policy.decision import Decision, Placement, PodPlacement, Refusal, Waits
 from tandem.policy.gather import BestScored
 from tandem.policy.job import Job
@@ -85,6 +86,18 @@ class Pipeline:
             if not allowed.any():
                 break
             allowed &= constraint(job, gpus)
+        return allowed
+
+    def narrowed_each(
+        self, among: Bools, jobs: Sequence[Job], demands: Demands, gpus: GpuArrays
+    ) -> Bools:
+        """Return the same for many jobs: `among`, `demands` and the answer by (jobs, gpus)."""
+        allowed = among.copy()
+        for constraint in self.constraints:
+            mask = constraint.each(demands, gpus)
+            if mask is None:
+                mask = np.stack([constraint(job, gpus) for job in jobs])
+            allowed &= mask
         return allowed
 
     def score(self, job: Job, gpus: GpuArrays) -> Floats:

@@ -8,6 +8,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
@@ -73,6 +74,10 @@ class Constraint(Protocol):
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where one worker of `job` may be added."""
+        ...
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> Bools | None:
+        """Return the same for many jobs, (jobs, gpus) or (gpus,); None: one job at a time only."""
         ...
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:

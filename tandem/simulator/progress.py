@@ -203,7 +203,7 @@ class Progress:
         # Its need is at least what was there ([Horus] 4.4); it runs alone, so that no profile,
         # however blind to memory, can send it into the same wall again.
         base = max(job.memory_base_gib, available - job.memory_peak_extra_gib)
-        board.jobs[victim] = replace(job, memory_base_gib=base, exclusive=True)
+        board.change(victim, replace(job, memory_base_gib=base, exclusive=True))
         return set(self.suspend(victim))
 
     def _victim(self, row: int, residents: Sequence[int]) -> int:

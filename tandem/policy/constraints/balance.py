@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.equations.ojpp import spread_after
+from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats, Ints
@@ -29,6 +30,9 @@ class Balance(Policy):
         """Return (gpus,), True where every job stays balanced, or the GPU is empty."""
         within: Bools = self._worst(job, gpus) <= self.max_imbalance
         return within
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> None:
+        """One job at a time: the answer depends on tables of the job's own."""
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""

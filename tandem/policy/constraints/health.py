@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools
@@ -19,6 +20,10 @@ class Healthy(Policy):
         """Return (gpus,), True where new work may go at all."""
         return gpus.healthy
 
+    def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
+        """Return (gpus,): the same for every job."""
+        return gpus.healthy
+
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         return "quarantined"
@@ -31,6 +36,11 @@ class Fresh(Policy):
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where the job would be alone or the report is fresh."""
+        alone: Bools = gpus.jobs == 0
+        return gpus.fresh | alone
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
+        """Return (gpus,): the same for every job."""
         alone: Bools = gpus.jobs == 0
         return gpus.fresh | alone
 

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.columns import Demands
 from tandem.policy.job import NOBODY, UNKNOWN, Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
@@ -27,6 +28,9 @@ class Interference(Policy):
         """Return (gpus,), True where everyone's slowdown stays within the bound."""
         within: Bools = self._worst(job, gpus) <= self.max_interference
         return within
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> None:
+        """One job at a time: the answer depends on tables of the job's own."""
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
@@ -60,6 +64,9 @@ class Apart(Policy):
         bad[[NOBODY, UNKNOWN]] = False
         return np.logical_not(np.asarray(bad[gpus.resident_class].any(axis=1)))
 
+    def each(self, jobs: Demands, gpus: GpuArrays) -> None:
+        """One job at a time: the answer depends on tables of the job's own."""
+
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         return "beside a model with which one of the two was slowed down too much before"
@@ -73,11 +80,18 @@ class Utilisation(Policy):
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where the sum stays within the bound, or the GPU is empty."""
-        within: Bools = gpus.gpu_utilisation + job.gpu_utilisation <= self.max_percent
-        alone: Bools = gpus.jobs == 0
-        return within | alone
+        return self._within(job, gpus)
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
+        """Return the same for many jobs, (jobs, gpus)."""
+        return self._within(jobs, gpus)
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         total = gpus.gpu_utilisation[row] + job.gpu_utilisation
         return f"utilisation would be {total:.0f} %, bound {self.max_percent:.0f} %"
+
+    def _within(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
+        within: Bools = gpus.gpu_utilisation + job.gpu_utilisation <= self.max_percent
+        alone: Bools = gpus.jobs == 0
+        return within | alone

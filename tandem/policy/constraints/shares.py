@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Ints
@@ -21,6 +22,10 @@ class Shares(Policy):
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where a share is free."""
+        return gpus.jobs < self._offered(gpus)
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
+        """Return (gpus,): the same for every job."""
         return gpus.jobs < self._offered(gpus)
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
@@ -44,6 +49,10 @@ class Exclusive(Policy):
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where neither side would be made to share."""
         return gpus.jobs == 0 if job.exclusive else ~gpus.exclusive
+
+    def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
+        """Return the same for many jobs, (jobs, gpus)."""
+        return np.where(jobs.exclusive, gpus.jobs == 0, ~gpus.exclusive)
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""

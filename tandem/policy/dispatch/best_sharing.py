@@ -61,7 +61,7 @@ class BestSharing(Policy):
                 return False
             smallest = int(chosen[np.isin(shared, rows)].max(initial=0))
             if smallest:
-                board.jobs[index] = job.with_sub_batch(job.sub_batches[smallest - 1])
+                board.change(index, job.with_sub_batch(job.sub_batches[smallest - 1]))
         board.start(index, rows)
         return True
 

@@ -2,90 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
 from tandem.policy.board import Aside
 from tandem.policy.dispatch.valuation import Valuation
-from tandem.policy.units import Ints
+from tandem.policy.units import Bools, Ints
 
-_TRIES = 6  # victims looked at for one decision
 _SPARE = 8  # victims beyond a gang's own size that may be set aside while room is sought
 
 
 def replace_some(
-    valuation: Valuation, waiting: Sequence[int], started: set[int], *, factor: float, most: int
-) -> set[int]:
+    valuation: Valuation, waiting: Ints, may_stop: Bools, *, factor: float, most: int
+) -> Ints:
     """Preempt running jobs for waiting ones worth `factor` times as much; return who started.
 
-    `waiting` is in order of worth; a demand for which no place was found is not tried again.
+    `waiting` is in order of worth, `may_stop` (jobs,) says who may be preempted; a demand for which
+    no place was found is not tried again.
     """
-    board, rate = valuation.board, valuation.rate
-    victims = {
-        job: float(rate[job])
-        for job in board.rows_of
-        if board.jobs[job].checkpointable and job not in started and job not in board.pinned
-    }
-    new: set[int] = set()
-    refused: set[tuple[object, ...]] = set()
-    for job in waiting:
-        limit = float(rate[job]) / factor
-        if not victims or limit < min(victims.values()) or len(refused) > most:
-            break
-        demand = board.jobs[job].demand
+    board, rate, loads = valuation.board, valuation.rate, valuation.loads
+    may_stop = may_stop.copy()
+    least = rate[may_stop].min(initial=np.inf)
+    new: list[int] = []
+    refused: set[int] = set()
+    for job in waiting[rate[waiting] >= factor * least].tolist():
+        demand = int(loads.demand[job])
         if demand in refused:
             continue
-        allowed = sorted(
-            (k for k, worth in victims.items() if worth <= limit),
-            key=lambda k: (victims[k] * valuation.speed(k), k),
-        )
-        one = board.jobs[job].gpus == 1
-        gone = _replace_one(valuation, job, allowed) if one else _replace(valuation, job, allowed)
+        victims = np.flatnonzero(may_stop & (rate <= rate[job] / factor))
+        if not len(victims) or len(refused) > most:
+            break
+        victims = victims[np.lexsort((victims, rate[victims] * valuation.speed(victims)))]
+        one = loads.gpus[job] == 1
+        gone = _replace_one(valuation, job, victims) if one else _replace(valuation, job, victims)
         if not gone:
             refused.add(demand)
             continue
-        new.add(job)
-        for victim in gone:
-            del victims[victim]
-    return new
+        new.append(job)
+        may_stop[gone] = False
+    return np.array(new, dtype=np.int64)
 
 
-def _replace_one(valuation: Valuation, job: int, victims: Sequence[int]) -> list[int]:
+def _replace_one(valuation: Valuation, job: int, victims: Ints) -> list[int]:
     """Give `job`, of one GPU, the place of the victim that leaves most; return the victim."""
-    board = valuation.board
-    best: tuple[float, int, Ints] | None = None
-    for victim in victims[:_TRIES]:
-        value = float(valuation.rate[victim]) * valuation.speed(victim)
-        aside = board.set_aside(victim)
-        rows, gain = valuation.best_place(job)
-        board.put_back(aside)
-        if rows is not None and (best is None or gain - value > best[0]):
-            best = gain - value, victim, rows
+    best = valuation.in_place_of(job, victims)
     if best is None:
         return []
-    _, victim, rows = best
-    board.stop(victim)
-    board.start(job, rows)
+    victim, row = best
+    valuation.board.stop(victim)
+    valuation.board.start(job, np.array([row]))
     return [victim]
 
 
-def _replace(valuation: Valuation, job: int, victims: Sequence[int]) -> list[int]:
+def _replace(valuation: Valuation, job: int, victims: Ints) -> list[int]:
     """Set victims aside, least worth first, until the gang fits; who can stay beside it stays."""
     board = valuation.board
-    wanted = board.jobs[job].gpus
-    aside: list[Aside] = []
-    place: Ints | None = None
-    freed = 0
-    for victim in victims:
-        aside.append(board.set_aside(victim))
-        freed += len(aside[-1].rows)
-        if freed >= wanted:
-            place, _ = valuation.best_place(job)
-            if place is not None or len(aside) > wanted + _SPARE:
-                break
+    wanted = int(board.jobs[job].gpus)
+    count, place = _fewest(valuation, job, victims)
     if place is None:
-        for one in reversed(aside):
-            board.put_back(one)
         return []
+    aside: list[Aside] = [board.set_aside(victim) for victim in victims[:count].tolist()]
     board.place(job, place)
     gone: list[int] = []
     for one in reversed(aside):
@@ -98,3 +73,32 @@ def _replace(valuation: Valuation, job: int, victims: Sequence[int]) -> list[int
         board.note_stop(left)
     board.start(job, place)
     return gone
+
+
+def _fewest(valuation: Valuation, job: int, victims: Ints) -> tuple[int, Ints | None]:
+    """Return how many of `victims`, the first ones, must leave until `job` fits, and where."""
+    board = valuation.board
+    held = np.cumsum(board.arrays.gpus[victims])
+    wanted = int(board.jobs[job].gpus)
+    gone = np.zeros(len(board.arrays), dtype=np.bool_)
+    low = int(np.searchsorted(held, wanted)) + 1
+    high = min(len(victims), max(low, wanted + _SPARE + 1))
+    if low > high:
+        return 0, None
+
+    def place(count: int) -> Ints | None:
+        gone[:] = False
+        gone[victims[:count]] = True
+        return valuation.best_without(job, gone)
+
+    found = place(high)
+    if found is None:
+        return 0, None
+    while low < high:
+        middle = (low + high) // 2
+        there = place(middle)
+        if there is None:
+            low = middle + 1
+        else:
+            high, found = middle, there
+    return high, found

@@ -5,54 +5,55 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.policy.dispatch.valuation import Valuation
-from tandem.policy.units import Ints
+from tandem.policy.units import Bools, Ints
 
 _TRIES = 6  # movers looked at in one round
 _HORIZON_S = 300.0  # a job is expected to run as long as it has, and at least this
 
 
-def improve(valuation: Valuation, started: set[int], *, cost_s: float, below: float) -> None:
+def improve(
+    valuation: Valuation, may_stop: Bools, changed: Bools, *, cost_s: float, below: float
+) -> None:
     """Move jobs that run slower than `below` where the gain repays the move.
 
-    A job is expected to run on for as long as it has run, as under a heavy tail: the gain over
-    that time must exceed the work of `cost_s` seconds.
+    `may_stop` (jobs,) says who may be moved. Who had nowhere better to go is looked at again where
+    something is `changed` (gpus,), there or where a share is free. A job is expected to run on for as long as it has run,
+    as under a heavy tail: the gain over that time must exceed the work of `cost_s` seconds.
 
     Source: [OJPP] Alg. 4. Differs: gain and cost are both in completions, so that no budget is
     needed; a share of another GPU will do as well as an empty one.
     """
     board = valuation.board
-    if not valuation.open_shares():
+    rows = valuation.open_rows()
+    if not len(rows):
         return
-    slow = sorted(
-        (valuation.speed(job), job)
-        for job in board.rows_of
-        if job not in started
-        and job not in board.pinned
-        and board.jobs[job].checkpointable
-        and valuation.speed(job) < below
-    )
-    for _, job in slow[:_TRIES]:
-        _move_if_better(valuation, job, cost_s)
-
-
-def _move_if_better(valuation: Valuation, job: int, cost_s: float) -> None:
-    """Move one job to its best place where the gain repays the move."""
-    board = valuation.board
-    size = int(board.arrays.gpus[job])
-    service = float(board.arrays.attained_gpu_s(np.array([job]), board.now_s)[0])
-    horizon_s = service / size + _HORIZON_S
-    least = cost_s * float(valuation.rate[job]) * size / horizon_s
-    partners = board.partners(job)
-    before = valuation.value(job) + sum(valuation.value(p) for p in partners)
-    alone = sum(valuation.value_without(p, job) for p in partners)
-    if valuation.most_elsewhere(job) + alone - before <= least:
+    if not changed[rows].any():
+        residents = board.gpus.residents[changed]
+        beside = np.zeros_like(may_stop)
+        beside[residents[residents >= 0]] = True
+        may_stop = may_stop & beside
+    slow = np.flatnonzero(may_stop)
+    speed = valuation.speed(slow)
+    slow, speed = slow[speed < below], speed[speed < below]
+    movers = slow[np.argsort(speed, kind="stable")][:_TRIES]
+    if not len(movers):
         return
-    rows = _best_elsewhere(valuation, job)
-    if rows is not None and _gain(valuation, job, rows) > least:
-        board.stop(job)
-        board.start(job, rows)
+    arrays = board.arrays
+    size = arrays.gpus[movers]
+    horizon_s = arrays.attained_gpu_s(movers, board.now_s) / size + _HORIZON_S
+    least = cost_s * valuation.rate[movers] * size / horizon_s
+    offers = valuation.offers(movers, rows)
+    for index, job in enumerate(movers.tolist()):
+        place, gain = valuation.best_move(job, offers, index)
+        if place is None or gain <= least[index]:
+            continue
+        if _gain(valuation, job, place, gain) > least[index]:
+            board.stop(job)
+            board.start(job, place)
+            offers = valuation.offers(movers, rows := valuation.open_rows())
 
 
+<<<<<<< HEAD
 def _best_elsewhere(valuation: Valuation, job: int) -> Ints | None:
     """Return the best place if `job` left the one it has."""
     board = valuation.board
@@ -65,6 +66,9 @@ def _best_elsewhere(valuation: Valuation, job: int) -> Ints | None:
 
 
 def _gain(valuation: Valuation, job: int, rows: Ints) -> float:
+=======
+def _gain(valuation: Valuation, job: int, rows: Ints, estimate: float) -> float:
+>>>>>>> 1f18dfc (A round of share works on arrays, and on what has changed)
     """Return what all concerned would yield more with `job` on `rows`: by trial, so exactly.
 
     The gain by which a place is chosen shares a gang's loss out over its GPUs; were a move decided
@@ -72,11 +76,15 @@ def _gain(valuation: Valuation, job: int, rows: Ints) -> float:
     """
     board = valuation.board
     there = {other for row in rows.tolist() for other in board.residents_of[row]}
-    concerned = sorted({job} | board.partners(job) | there)
-    before = sum(valuation.value(one) for one in concerned)
+    if len(rows) == 1 and there.isdisjoint(board.partners(job)):
+        return estimate  # of one GPU, and beside others: the estimate is exact
+    concerned = np.array(sorted({job} | board.partners(job) | there))
+    before = float(valuation.value(concerned).sum())
+    changed = board.changed.copy()  # a trial changes nothing
     aside = board.set_aside(job)
     board.place(job, rows)
-    after = sum(valuation.value(one) for one in concerned)
+    after = float(valuation.value(concerned).sum())
     board.remove(job)
     board.put_back(aside)
+    board.changed[:] = changed
     return after - before

@@ -15,7 +15,9 @@ from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.worth import completion_rate
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
-from tandem.policy.units import Ints
+from tandem.policy.units import Bools, Ints
+
+_NOTABLE = 0.3  # of a rate: from here on what was decided with it is looked at again
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -53,7 +55,10 @@ class Share(Policy):
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Act on all jobs, `ranked`; the order says only when to look again."""
-        rate = np.zeros(len(board.arrays))
+        running = board.arrays.running[ranked]
+        if running.all() and not (board.changed.any() and (board.gpus.jobs > 1).any()):
+            return  # nobody waits, and nobody can move to a better place than before
+        rate = board.rate
         rate[ranked] = completion_rate(
             board.arrays.service_gpu_s(ranked, board.now_s),
             board.history.sorted_service if self.learn else np.zeros(0),
@@ -61,15 +66,59 @@ class Share(Policy):
             quantum=self.quantum,
             prior_jobs=self.prior_jobs,
         )
+        # Who is worth about as much as when it was last looked at has not changed.
+        seen = board.seen_rate[ranked]
+        moved = ~(np.abs(rate[ranked] - seen) <= _NOTABLE * seen)
+        board.seen_rate[ranked[moved]] = rate[ranked[moved]]
+        came_or_went = board.changed.copy()
+        changed = self._changed(board, ranked[moved & running])
+        fresh = moved & ~running
+        if not (changed.any() or fresh.any()):
+            return
         valuation = Valuation(board, rate, pipeline, shares=self.share, min_speed=self.min_speed)
-        waiting = ranked[~board.arrays.running[ranked]]
-        waiting = waiting[np.argsort(-rate[waiting], kind="stable")]
-        left, started = fill(
-            valuation, waiting.tolist(), most=self.demands_tried, best_pair=self.best_pair
+        waiting = ranked[~running]
+        fresh = fresh[~running]
+        in_order = np.argsort(-rate[waiting], kind="stable")
+        waiting, fresh = waiting[in_order], fresh[in_order]
+        if not changed[valuation.open_rows()].any():
+            tried = np.flatnonzero(fresh)
+        else:
+            tried = np.arange(len(waiting))
+        started = np.zeros(len(waiting), dtype=np.bool_)
+        started[tried] = fill(
+            valuation, waiting[tried], most=self.demands_tried, best_pair=self.best_pair
         )
-        if left and self.preempt_factor is not None:
-            started |= replace_some(
-                valuation, left, started, factor=self.preempt_factor, most=self.demands_tried
+        new, left = waiting[started], waiting[~started]
+        changed |= board.changed
+        came_or_went |= board.changed
+        board.changed[:] = False
+        may_stop = board.on_gpus & board.loads.checkpointable
+        may_stop[new] = False
+        may_stop[list(board.pinned)] = False
+        if self.preempt_factor is not None:
+            if not changed.any():
+                left = left[fresh[~started]]
+            more = replace_some(
+                valuation, left, may_stop, factor=self.preempt_factor, most=self.demands_tried
             )
+            may_stop[more] = False
+            may_stop &= board.on_gpus
         if self.move_cost_s is not None:
-            improve(valuation, started, cost_s=self.move_cost_s, below=self.move_below_speed)
+            improve(
+                valuation, may_stop, came_or_went | board.changed,
+                cost_s=self.move_cost_s, below=self.move_below_speed,
+            )  # fmt: skip
+
+    def _changed(self, board: Board, running: Ints) -> Bools:
+        """Return the GPUs on which something has changed since the last look, (gpus,).
+
+        Jobs came or went, or one of `running`, whose worth is another by now, is there.
+        """
+        changed = board.changed.copy()
+        board.changed[:] = False
+        if len(running):
+            of = np.zeros(len(board.arrays), dtype=np.bool_)
+            of[running] = True
+            there = board.gpus.residents
+            changed |= (of[there] & (there >= 0)).any(axis=1)
+        return changed

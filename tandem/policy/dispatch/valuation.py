@@ -1,13 +1,16 @@
-"""What a place is worth to a job and to those who are there: the arithmetic of sharing."""
+"""What a place is worth to a job and to those that are there: the arithmetic of sharing."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from tandem.policy.board import Board
-from tandem.policy.cluster import GpuArrays
+from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
+from tandem.policy.columns import JobColumns
 from tandem.policy.gather import whole_pods
-from tandem.policy.job import NOBODY, Job
+from tandem.policy.job import NOBODY
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -17,8 +20,8 @@ class Valuation:
 
     A job with rate of completion `rate` per GPU-second yields rate x GPUs x speed. A newcomer
     yields that at the speed of its slowest worker, and costs each neighbour what it slows it down;
-    a neighbour that another GPU holds back already loses nothing more. A worker's slowdown is the
-    sum of what each of its neighbours causes (ours, as in `Interference`: measurements have pairs).
+    a neighbour that another GPU holds back already loses nothing more. Any number of jobs may be
+    on a GPU: slowdowns of several neighbours add up.
     """
 
     def __init__(
@@ -26,156 +29,350 @@ class Valuation:
     ) -> None:
         self.board = board
         self.rate = rate  # (jobs,) completions per GPU-second
-        self._pipeline = pipeline
-        self._min_speed = min_speed
+        self.loads: JobColumns = board.loads
+        self.pipeline = pipeline
+        self.min_speed = min_speed
         self._most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
-        # Where a share is free, the last slot is empty.
-        self._slots = max(int(board.gpus.shares.max(initial=0)) - 1, 1)
+        self.refresh()
 
-    def speed(self, job: int) -> float:
-        """Return the predicted speed of a running job, as a share of its solo speed."""
-        if job in self.board.stale:
-            self._refresh()
-        return float(self.board.predicted_speed[job])
+    # --- running jobs -------------------------------------------------------------------------
 
-    def value(self, job: int) -> float:
-        """Return what a running job yields now."""
-        return float(self.rate[job]) * self.speed(job) * int(self.board.arrays.gpus[job])
-
-    def value_without(self, job: int, leaving: int) -> float:
-        """Return what a running job would yield if one of its neighbours left."""
-        speed = self._predict_speed(job, leaving)
-        return float(self.rate[job]) * speed * int(self.board.arrays.gpus[job])
-
-    def open_shares(self, rows: Ints | None = None) -> int:
-        """Return how many GPUs have a free share; of `rows` alone where given."""
-        free = self.board.gpus.jobs < self._most
-        return int(np.count_nonzero(free if rows is None else free[rows]))
-
-    def best_place(self, job: int) -> tuple[Ints | None, float]:
-        """Return the rows where `job` gains most, and the gain; None where nothing is gained.
-
-        For a gang: for each speed that it could run at, the cheapest rows that allow it.
-        """
-        info, gpus = self.board.jobs[job], self.board.gpus
-        wanted = info.gpus
-        free = gpus.jobs < self._most
-        if np.count_nonzero(free) < wanted:
-            return None, 0.0
-        mine, loss, allowed = self._effects(info, gpus)
-        allowed &= free
-        if np.count_nonzero(allowed) < wanted:
-            return None, 0.0
-        allowed = self._pipeline.narrowed(allowed, info, gpus)
-        at = np.flatnonzero(allowed)
-        if len(at) < wanted:
-            return None, 0.0
-        mine, loss, node = mine[at], loss[at], gpus.node[at]
-        rate = float(self.rate[job])
-        if wanted == 1:
-            gains = rate * mine - loss
-            best = int(np.argmax(gains))
-            gain = float(gains[best])
-            return (at[best : best + 1], gain) if gain > 0 else (None, 0.0)
-        chosen, most = None, 0.0
-        for floor in sorted(set(mine.tolist()), reverse=True):
-            enough = np.flatnonzero(mine >= floor)
-            if len(enough) < wanted:
+    def refresh(self) -> None:
+        """Predict anew the speed of running jobs whose neighbours have changed."""
+        board = self.board
+        if not board.stale:
+            return
+        residents, jobs = board.gpus.residents, board.gpus.jobs
+        for job in board.stale:
+            rows = board.rows_of[job]
+            if jobs[rows].max() <= 1:
+                board.predicted_speed[job] = 1.0
                 continue
-            in_order = enough[np.lexsort((enough, -mine[enough], loss[enough]))]
-            cheapest = whole_pods(info, node, in_order)
+            there = residents[rows]
+            beside = np.where(there == job, NOBODY, board.gpus.resident_class[rows])
+            slowdown = self.loads.own[self.loads.table[job]][beside].sum(axis=1)
+            board.predicted_speed[job] = 1 / (1 + slowdown.max())
+        board.stale.clear()
+
+    def speed(self, jobs: Ints) -> Floats:
+        """Return the predicted speed of running jobs, as a share of their solo speed, (jobs,)."""
+        self.refresh()
+        return self.board.predicted_speed[jobs]
+
+    def value(self, jobs: Ints) -> Floats:
+        """Return what running jobs yield now, (jobs,)."""
+        return self.rate[jobs] * self.speed(jobs) * self.board.arrays.gpus[jobs]
+
+    # --- places -------------------------------------------------------------------------------
+
+    def open_rows(self) -> Ints:
+        """Return the GPUs that have a share free."""
+        return np.flatnonzero(self.board.gpus.jobs < self._most)
+
+    def is_open(self, gpus: GpuArrays, rows: Ints) -> Bools:
+        """Return which of `gpus`, those at `rows`, have a share free."""
+        return gpus.jobs < self._most[rows]
+
+    def offers(self, jobs: Ints, rows: Ints) -> Offers:
+        """Return what each of `jobs` would do on each of `rows`, as the board is now."""
+        gpus = self.board.gpus
+        return Offers(self, jobs, gpus if len(rows) == len(gpus) else gpus.take(rows), rows)
+
+    def best_without(self, job: int, gone: Bools) -> Ints | None:
+        """Return where `job` gains most if the jobs `gone` (jobs,) had left; None: nowhere."""
+        board = self.board
+        there = board.gpus.residents
+        leaves = gone[there] & (there >= 0)
+        hit = leaves.any(axis=1)
+        rows = np.flatnonzero(hit | (board.gpus.jobs < self._most))
+        if len(rows) < self.loads.gpus[job]:
+            return None
+        left = without(board.gpus.take(np.flatnonzero(hit)), self.loads, ~leaves[hit])
+        gpus = with_rows(board.gpus.take(rows), hit[rows], left)
+        partners = np.unique(left.residents[left.residents >= 0])
+        # Those that were beside one who left are faster then.
+        now = board.predicted_speed[partners]
+        slowdown = board.gpus.resident_slowdown.copy()
+        slowdown[hit] = left.resident_slowdown
+        board.predicted_speed[partners] = self._speeds(partners, slowdown)
+        found = Offers(self, np.array([job]), gpus, rows).best(0)[0]
+        board.predicted_speed[partners] = now
+        return found
+
+    def _speeds(self, jobs: Ints, slowdown: Floats) -> Floats:
+        """Return the speed of some running jobs, given that of each resident (gpus, slots)."""
+        marked = np.full(len(self.board.arrays), -1)
+        marked[jobs] = np.arange(len(jobs))
+        residents = self.board.gpus.residents
+        index = np.where(residents >= 0, marked[residents], -1)
+        most = np.zeros(len(jobs))
+        np.maximum.at(most, index[index >= 0], slowdown[index >= 0])
+        return 1 / (1 + most)
+
+    def in_place_of(self, job: int, victims: Ints) -> tuple[int, int] | None:
+        """Return whose place, and which GPU of it, is best for `job`, of one GPU; None: nobody's.
+
+        What `job` yields there, and what the neighbours that stay gain or lose, less what the
+        victim yields now. A neighbour that is a gang is held back elsewhere, so it gains nothing.
+        """
+        board, loads = self.board, self.loads
+        held = [board.rows_of[victim] for victim in victims.tolist()]
+        rows = np.concatenate(held)
+        victim = np.repeat(victims, [len(each) for each in held])
+        gpus = board.gpus.take(rows)
+        left = without(gpus, loads, (gpus.residents >= 0) & (gpus.residents != victim[:, None]))
+        there = left.residents >= 0
+        before = np.where(there, board.predicted_speed[left.residents], 0.0)
+        alone = loads.gpus[left.residents] == 1
+        after = np.where(there & alone, 1 / (1 + left.resident_slowdown), before)
+        offers = Offers(self, np.array([job]), left, rows, now=after)
+        recovered = (self.rate[left.residents] * (after - before)).sum(axis=1)
+        gains = offers.rate[0] * offers.speed[0] - offers.loss[0]
+        may = offers.allowed[0] & (gains > 0)
+        if not may.any():
+            return None
+        net = gains + recovered - self.value(victim)
+        best = int(np.argmax(np.where(may, net, -np.inf)))
+        return int(victim[best]), int(rows[best])
+
+    def best_move(self, job: int, offers: Offers, index: int) -> tuple[Ints | None, float]:
+        """Return the best rows for a running job, and about how much all would yield more there.
+
+        `offers` has it as job `index`. A gang may keep some of its places.
+        """
+        board, loads = self.board, self.loads
+        partners = board.partners(job)
+        gain = -float(self.value(np.array([job]))[0])
+        own = board.rows_of[job]
+        speed, loss = np.zeros(0), np.zeros(0)
+        if len(own) > 1:
+            speed = self._own_speeds(job, own)
+            loss = np.zeros(len(own))
+        for partner in partners:
+            size = int(board.arrays.gpus[partner])
+            faster = self._speed_without(partner, job) - float(board.predicted_speed[partner])
+            lost = float(self.rate[partner]) * faster * size
+            gain += lost
+            if len(own) > 1 and lost > 0:
+                beside = (board.gpus.residents[own] == partner).any(axis=1)
+                loss[beside] += lost / min(size, int(loads.gpus[job]))
+        rows, most = offers.best(index, own, speed, loss)
+        return rows, gain + most
+
+    def _own_speeds(self, job: int, own: Ints) -> Floats:
+        """Return the speed of each worker of a running job, (workers,)."""
+        gpus = self.board.gpus
+        beside = np.where(gpus.residents[own] == job, NOBODY, gpus.resident_class[own])
+        speeds: Floats = 1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1))
+        return speeds
+
+    def _speed_without(self, job: int, leaving: int) -> float:
+        """Return the speed of a running job if another one left."""
+        gpus, rows = self.board.gpus, self.board.rows_of[job]
+        there = gpus.residents[rows]
+        beside = np.where((there == job) | (there == leaving), NOBODY, gpus.resident_class[rows])
+        return float(1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1).max()))
+
+    def gains_at(self, job: int, rows: Ints) -> bool:
+        """Say whether `job` may and should be put on exactly `rows`."""
+        offers = self.offers(np.array([job]), rows)
+        if not offers.allowed.all():
+            return False
+        floor = offers.speed[0].min()
+        return bool(offers.worthwhile(0, floor).all()) and bool(
+            self.rate[job] * floor * len(rows) > offers.loss[0].sum()
+        )
+
+
+class Offers:
+    """What each of some jobs would do on each of some GPUs; shapes (jobs, gpus).
+
+    `speed` is a worker's own beside those that are there. `loss` is what they lose, in completions
+    per second; a gang loses as a whole, shared out over those of its GPUs that are taken. `slowed`
+    is the speed that they lose together; `present` and `worth` (gpus,) are the speed that they
+    have now, and what it yields.
+    """
+
+    def __init__(self, valuation: Valuation, jobs: Ints, gpus: GpuArrays, rows: Ints, now: Floats | None = None) -> None:
+        self.valuation = valuation
+        self.jobs = jobs
+        self.rows = rows  # (gpus,) of the board
+        self.rate = valuation.rate[jobs]  # (jobs,)
+        self.wanted = valuation.loads.gpus[jobs]  # (jobs,)
+        self._job_list = [valuation.board.jobs[j] for j in jobs.tolist()]
+        self._demands = valuation.loads.demands(jobs)
+        self._set(self._beside(gpus, rows, now))
+
+    def _set(self, found: tuple[Floats | Bools, ...]) -> None:
+        self.speed, self.loss, self.slowed, self.allowed, self.present, self.worth = found
+
+    def put(self, index: int, job: int) -> None:
+        """Put another job of the same demand in the place of job `index`."""
+        self.jobs[index] = job
+        self.rate[index] = self.valuation.rate[job]
+
+    def renew(self, job: int) -> Bools:
+        """Work out anew what the start of `job` has changed; return which GPUs, (gpus,)."""
+        valuation, board = self.valuation, self.valuation.board
+        valuation.refresh()
+        slower = [job, *board.partners(job)]
+        rows = np.unique(np.concatenate([board.rows_of[j] for j in slower]))
+        at = np.searchsorted(self.rows, rows)
+        at = at[self.rows[np.minimum(at, len(self.rows) - 1)] == rows]
+        rows = self.rows[at]
+        live = self.allowed.any(axis=1)
+        new = self._beside(board.gpus.take(rows), rows, None)
+        for column, part in zip(
+            (self.speed, self.loss, self.slowed, self.allowed, self.present, self.worth),
+            new,
+            strict=True,
+        ):
+            column[..., at] = part
+        self.allowed[~live] = False
+        changed = np.zeros(len(self.rows), dtype=np.bool_)
+        changed[at] = True
+        return changed
+
+    def _beside(self, gpus: GpuArrays, rows: Ints, now: Floats | None) -> tuple[Any, ...]:
+        """Return the columns for `gpus`, those at `rows`; `now` are the speeds of residents."""
+        valuation = self.valuation
+        loads, board, least = valuation.loads, valuation.board, valuation.min_speed
+        residents, classes = gpus.residents, gpus.resident_class
+        there = residents >= 0
+        shape = (len(self.jobs), len(rows))
+        loss, slowed, slowdown = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        allowed = np.broadcast_to(valuation.is_open(gpus, rows), shape).copy()
+        present = worth = np.zeros(len(rows))
+        if there.any():
+            table = loads.table[self.jobs]
+            own, caused = loads.own[table], loads.caused[table]
+            if now is None:
+                now = np.where(there, board.predicted_speed[residents], 0.0)
+            rate, size = valuation.rate[residents], board.arrays.gpus[residents]
+            # A slot at a time: (jobs, gpus) stays small, and most profiles have two.
+            for slot in range(residents.shape[1]):
+                at = classes[:, slot]
+                slowdown += own[:, at]
+                theirs = 1 / (1 + gpus.resident_slowdown[:, slot] + caused[:, at])
+                lost = np.maximum(now[:, slot] - theirs, 0.0)
+                of_gang = size[:, slot] / np.minimum(size[:, slot], self.wanted[:, None])
+                loss += np.where(there[:, slot], rate[:, slot] * lost * of_gang, 0.0)
+                slowed += lost
+                if least:
+                    allowed &= ~there[:, slot] | (theirs >= least)
+            present, worth = now.sum(axis=1), (rate * now).sum(axis=1)
+        speed = 1 / (1 + slowdown)
+        if least:
+            allowed &= (gpus.jobs == 0) | (speed >= least)
+        allowed = valuation.pipeline.narrowed_each(allowed, self._job_list, self._demands, gpus)
+        return speed, loss, slowed, allowed, present, worth
+
+    def worthwhile(self, index: int, speed: Floats | float) -> Bools:
+        """Return (gpus,) where it is no worse to share at `speed` than to take turns."""
+        return np.ones(len(self.rows), dtype=np.bool_)
+
+    def best(
+        self,
+        index: int,
+        more: Ints | None = None,
+        more_speed: Floats | None = None,
+        more_loss: Floats | None = None,
+    ) -> tuple[Ints | None, float]:
+        """Return the rows where job `index` gains most, and the gain; None where it gains nothing.
+
+        For a gang: for each speed that it could run at, the cheapest rows that allow it. `more`
+        (places,) are rows besides, with what it would do there.
+        """
+        at = np.flatnonzero(self.allowed[index])
+        rows, speed, loss = self.rows[at], self.speed[index, at], self.loss[index, at]
+        wanted, rate = int(self.wanted[index]), float(self.rate[index])
+        if wanted == 1:
+            if not len(at):
+                return None, 0.0
+            gains = rate * speed - loss
+            if more is not None:
+                gains[rows == more[0]] = -np.inf  # where it is already
+            found = int(np.argmax(gains))
+            gain = float(gains[found])
+            return (rows[found : found + 1], gain) if gain > 0 else (None, 0.0)
+        if more is not None and more_speed is not None and more_loss is not None:
+            own = np.zeros(len(self.valuation.board.gpus), dtype=np.bool_)
+            own[more] = True
+            other = ~own[rows]
+            rows = np.concatenate((rows[other], more))
+            speed = np.concatenate((speed[other], more_speed))
+            loss = np.concatenate((loss[other], more_loss))
+        if len(rows) < wanted:
+            return None, 0.0
+        in_order = np.lexsort((rows, -speed, loss))  # the cheapest first, of those the fastest
+        rows, speed, loss = rows[in_order], speed[in_order], loss[in_order]
+        if self.valuation.loads.gpus_per_pod[self.jobs[index]] > 1:
+            return self._best_pods(index, rows, speed, loss)
+        chosen, most = None, 0.0
+        while len(rows) >= wanted:
+            # The cheapest places, then the cheapest of those that are faster than their slowest.
+            floor = float(speed[:wanted].min())
+            gain = rate * floor * wanted - float(loss[:wanted].sum())
+            if gain > most:
+                chosen, most = rows[:wanted], gain
+            faster = speed > floor
+            rows, speed, loss = rows[faster], speed[faster], loss[faster]
+        return chosen, most
+
+    def _best_pods(
+        self, index: int, rows: Ints, speed: Floats, loss: Floats
+    ) -> tuple[Ints | None, float]:
+        board, job = self.valuation.board, int(self.jobs[index])
+        rate, wanted = float(self.rate[index]), int(self.wanted[index])
+        node = board.gpus.node[rows]
+        chosen, most = None, 0.0
+        for floor in np.unique(speed)[::-1].tolist():
+            cheapest = whole_pods(board.jobs[job], node, np.flatnonzero(speed >= floor))
             if cheapest is None:
                 continue
             gain = rate * floor * wanted - float(loss[cheapest].sum())
             if gain > most:
-                chosen, most = at[cheapest], gain
+                chosen, most = rows[cheapest], gain
         return chosen, most
 
-    def most_elsewhere(self, job: int) -> float:
-        """Return what a running job can yield at most, wherever it moves: an upper bound.
 
-        It is as fast as its slowest worker, so the n-th fastest of the places that are open to it,
-        the gang's own among them, bounds its speed; what neighbours lose is left out.
-        """
-        info, gpus = self.board.jobs[job], self.board.gpus
-        mine = _speed_beside(info.own_slowdown, gpus.resident_class[:, : self._slots])
-        places = mine[gpus.jobs < self._most]
-        if info.gpus > 1:
-            places = np.concatenate((places, self._own_places(job, info)))
-        if len(places) < info.gpus:
-            return 0.0
-        floor = float(np.sort(places)[-info.gpus])
-        return float(self.rate[job]) * floor * info.gpus
-
-    def _own_places(self, job: int, info: Job) -> Floats:
-        """Return the speed of each worker beside those who are there now, (workers,)."""
-        gpus, rows = self.board.gpus, self.board.rows_of[job]
-        classes = gpus.resident_class[rows]
-        return _speed_beside(
-            info.own_slowdown, np.where(gpus.residents[rows] == job, NOBODY, classes)
-        )
-
-    def gains_at(self, job: int, rows: Ints) -> bool:
-        """Say whether `job` may and should be put on exactly `rows`."""
-        info = self.board.jobs[job]
-        gpus = self.board.gpus.take(rows)
-        mine, loss, allowed = self._effects(info, gpus)
-        if not self._pipeline.narrowed(allowed, info, gpus).all():
-            return False
-        return bool(self.rate[job] * mine.min() * len(rows) > loss.sum())
-
-    def _effects(self, job: Job, gpus: GpuArrays) -> tuple[Floats, Floats, Bools]:
-        """Return the newcomer's speed, what its neighbours lose, and whether all keep a speed.
-
-        Each (gpus,), for GPUs with a free share.
-        """
-        classes, neighbours = (
-            gpus.resident_class[:, : self._slots], gpus.residents[:, : self._slots],
-        )  # fmt: skip
-        there = neighbours >= 0
-        mine = _speed_beside(job.own_slowdown, classes)
-        theirs = np.zeros(classes.shape)
-        if job.caused_slowdown is not None:
-            already = gpus.resident_slowdown[:, : self._slots]
-            theirs = 1 / (1 + already + job.caused_slowdown[classes])
-        self._refresh()
-        now = self.board.predicted_speed[neighbours]
-        size = self.board.arrays.gpus[neighbours]
-        # A gang loses as a whole; the loss is shared out over those of its GPUs that are taken.
-        loss = self.rate[neighbours] * np.maximum(now - theirs, 0.0) * size
-        loss = np.where(there, loss / np.minimum(size, job.gpus), 0.0)
-        slowest = np.minimum(mine, np.where(there, theirs, 1.0).min(axis=1))
-        return mine, loss.sum(axis=1), ~there.any(axis=1) | (slowest >= self._min_speed)
-
-    def _refresh(self) -> None:
-        board = self.board
-        for job in board.stale:
-            board.predicted_speed[job] = self._predict_speed(job)
-        board.stale.clear()
-
-    def _predict_speed(self, job: int, leaving: int | None = None) -> float:
-        """Return the speed of a gang, its slowest worker's, without the neighbour `leaving`."""
-        board = self.board
-        own = board.jobs[job].own_slowdown
-        worst = 0.0
-        # The same company on several GPUs counts once.
-        for residents in {tuple(board.residents_of[row]) for row in board.rows_of[job].tolist()}:
-            others = [other for other in residents if other not in (job, leaving)]
-            if not others:
-                continue
-            if own is None:
-                return 0.0
-            worst = max(worst, sum(float(own[board.jobs[o].interference_class]) for o in others))
-        return 1 / (1 + worst)
+def with_rows(gpus: GpuArrays, at: Bools, some: GpuArrays) -> GpuArrays:
+    """Return the GPUs with the loads of `some` where `at` (gpus,)."""
+    columns: dict[str, Any] = {name: getattr(gpus, name).copy() for name in LOAD_COLUMNS}
+    for name, column in columns.items():
+        column[at] = getattr(some, name)
+    return gpus.with_loads(columns)
 
 
-def _speed_beside(slowdown: Floats | None, classes: Ints) -> Floats:
-    """Return the speed of a job next to all of `classes`, (places, slots) -> (places,).
-
-    Without a prediction, 0: never next to another job.
-    """
-    if slowdown is None:
-        alone: Floats = (classes == NOBODY).all(axis=1).astype(np.float64)
-        return alone
-    speed: Floats = 1 / (1 + slowdown[classes].sum(axis=1))
-    return speed
+def without(gpus: GpuArrays, loads: JobColumns, keep: Bools) -> GpuArrays:
+    """Return the GPUs with those residents only that are in `keep` (gpus, slots)."""
+    residents = np.where(keep, gpus.residents, -1)
+    classes = np.where(keep, gpus.resident_class, NOBODY)
+    base = np.where(keep, loads.base_gib[residents], 0.0)
+    extra = np.where(keep, loads.extra_gib[residents], 0.0)
+    chance = np.where(keep, loads.peak_probability[residents], 0.0)
+    columns: dict[str, Any] = {
+        "memory_base_gib": base.sum(axis=1),
+        "memory_peak_extra_gib": extra.max(axis=1),
+        "memory_peak_sum_gib": extra.sum(axis=1),
+        "gpu_utilisation": np.where(keep, loads.gpu_utilisation[residents], 0.0).sum(axis=1),
+        "exclusive": (keep & loads.exclusive[residents]).any(axis=1),
+        "jobs": gpus.jobs - ((gpus.residents >= 0) & ~keep).sum(axis=1),
+        "residents": residents,
+        "resident_class": classes,
+    }
+    none, one = np.ones(len(gpus)), np.zeros(len(gpus))
+    slowdown = np.zeros(residents.shape)
+    table = loads.table[residents]
+    for slot in range(residents.shape[1]):
+        p = chance[:, slot]
+        none, one = none * (1 - p), one * (1 - p) + none * p
+        for other in range(residents.shape[1]):
+            if other != slot:
+                slowdown[:, slot] += loads.own[table[:, slot], classes[:, other]]
+    columns |= {
+        "none_in_peak": none,
+        "one_in_peak": one,
+        "resident_slowdown": np.where(keep, slowdown, 0.0),
+    }
+    return gpus.with_loads(columns)
