@@ -54,13 +54,9 @@ class Learn(Policy):
             most = max(most, float(np.abs(told - said).max()))
             table[classes] = told
         if most > 0:
-<<<<<<< HEAD
             board.relearned()
             for job in sharing:
                 sum_slowdown(board.columns, board.jobs[job], board.rows_of[job], job)
-=======
-            board.relearned()
->>>>>>> 1f18dfc (A round of share works on arrays, and on what has changed)
         return most > self.notable
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
-from tandem.policy.equations.ojpp import spread_after
 from tandem.policy.columns import Demands
+from tandem.policy.equations.ojpp import spread_after
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats, Ints

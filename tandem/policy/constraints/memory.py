@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
-from tandem.policy.equations.collision import collision_probability, memory_needed_gib
 from tandem.policy.columns import Demands
+from tandem.policy.equations.collision import collision_probability, memory_needed_gib
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats

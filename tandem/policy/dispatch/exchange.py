@@ -19,7 +19,7 @@ def replace_some(
     `waiting` is in order of worth, `may_stop` (jobs,) says who may be preempted; a demand for which
     no place was found is not tried again.
     """
-    board, rate, loads = valuation.board, valuation.rate, valuation.loads
+    rate, loads = valuation.rate, valuation.loads
     may_stop = may_stop.copy()
     least = rate[may_stop].min(initial=np.inf)
     new: list[int] = []
@@ -56,7 +56,6 @@ def _replace_one(valuation: Valuation, job: int, victims: Ints) -> list[int]:
 def _replace(valuation: Valuation, job: int, victims: Ints) -> list[int]:
     """Set victims aside, least worth first, until the gang fits; who can stay beside it stays."""
     board = valuation.board
-    wanted = int(board.jobs[job].gpus)
     count, place = _fewest(valuation, job, victims)
     if place is None:
         return []

@@ -17,8 +17,9 @@ def improve(
     """Move jobs that run slower than `below` where the gain repays the move.
 
     `may_stop` (jobs,) says who may be moved. Who had nowhere better to go is looked at again where
-    something is `changed` (gpus,), there or where a share is free. A job is expected to run on for as long as it has run,
-    as under a heavy tail: the gain over that time must exceed the work of `cost_s` seconds.
+    something is `changed` (gpus,), there or where a share is free. A job is expected to run on for
+    as long as it has run, as under a heavy tail: the gain over that time must exceed the work of
+    `cost_s` seconds.
 
     Source: [OJPP] Alg. 4. Differs: gain and cost are both in completions, so that no budget is
     needed; a share of another GPU will do as well as an empty one.
@@ -53,22 +54,7 @@ def improve(
             offers = valuation.offers(movers, rows := valuation.open_rows())
 
 
-<<<<<<< HEAD
-def _best_elsewhere(valuation: Valuation, job: int) -> Ints | None:
-    """Return the best place if `job` left the one it has."""
-    board = valuation.board
-    if len(board.rows_of[job]) == 1 and not valuation.open_shares(board.rows_of[job]):
-        return valuation.best_place(job)[0]  # its own GPU is full, so it is not among the places
-    aside = board.set_aside(job)
-    rows, _ = valuation.best_place(job)
-    board.put_back(aside)
-    return rows
-
-
-def _gain(valuation: Valuation, job: int, rows: Ints) -> float:
-=======
 def _gain(valuation: Valuation, job: int, rows: Ints, estimate: float) -> float:
->>>>>>> 1f18dfc (A round of share works on arrays, and on what has changed)
     """Return what all concerned would yield more with `job` on `rows`: by trial, so exactly.
 
     The gain by which a place is chosen shares a gang's loss out over its GPUs; were a move decided

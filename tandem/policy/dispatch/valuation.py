@@ -9,6 +9,7 @@ import numpy as np
 from tandem.policy.board import Board
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
 from tandem.policy.columns import JobColumns
+from tandem.policy.equations.turns import shares_well
 from tandem.policy.gather import whole_pods
 from tandem.policy.job import NOBODY
 from tandem.policy.pipeline import Pipeline
@@ -83,7 +84,7 @@ class Valuation:
         board = self.board
         there = board.gpus.residents
         leaves = gone[there] & (there >= 0)
-        hit = leaves.any(axis=1)
+        hit: Bools = np.asarray(leaves.any(axis=1))
         rows = np.flatnonzero(hit | (board.gpus.jobs < self._most))
         if len(rows) < self.loads.gpus[job]:
             return None
@@ -120,7 +121,7 @@ class Valuation:
         rows = np.concatenate(held)
         victim = np.repeat(victims, [len(each) for each in held])
         gpus = board.gpus.take(rows)
-        left = without(gpus, loads, (gpus.residents >= 0) & (gpus.residents != victim[:, None]))
+        left = without(gpus, loads, gpus.residents != victim[:, None])
         there = left.residents >= 0
         before = np.where(there, board.predicted_speed[left.residents], 0.0)
         alone = loads.gpus[left.residents] == 1
@@ -193,7 +194,14 @@ class Offers:
     have now, and what it yields.
     """
 
-    def __init__(self, valuation: Valuation, jobs: Ints, gpus: GpuArrays, rows: Ints, now: Floats | None = None) -> None:
+    def __init__(
+        self,
+        valuation: Valuation,
+        jobs: Ints,
+        gpus: GpuArrays,
+        rows: Ints,
+        now: Floats | None = None,
+    ) -> None:
         self.valuation = valuation
         self.jobs = jobs
         self.rows = rows  # (gpus,) of the board
@@ -203,7 +211,7 @@ class Offers:
         self._demands = valuation.loads.demands(jobs)
         self._set(self._beside(gpus, rows, now))
 
-    def _set(self, found: tuple[Floats | Bools, ...]) -> None:
+    def _set(self, found: tuple[Floats, Floats, Floats, Bools, Floats, Floats]) -> None:
         self.speed, self.loss, self.slowed, self.allowed, self.present, self.worth = found
 
     def put(self, index: int, job: int) -> None:
@@ -233,7 +241,9 @@ class Offers:
         changed[at] = True
         return changed
 
-    def _beside(self, gpus: GpuArrays, rows: Ints, now: Floats | None) -> tuple[Any, ...]:
+    def _beside(
+        self, gpus: GpuArrays, rows: Ints, now: Floats | None
+    ) -> tuple[Floats, Floats, Floats, Bools, Floats, Floats]:
         """Return the columns for `gpus`, those at `rows`; `now` are the speeds of residents."""
         valuation = self.valuation
         loads, board, least = valuation.loads, valuation.board, valuation.min_speed
@@ -268,8 +278,12 @@ class Offers:
         return speed, loss, slowed, allowed, present, worth
 
     def worthwhile(self, index: int, speed: Floats | float) -> Bools:
-        """Return (gpus,) where it is no worse to share at `speed` than to take turns."""
-        return np.ones(len(self.rows), dtype=np.bool_)
+        """Return (gpus,) where job `index`, at `speed`, had better share than take turns."""
+        better: Bools = (self.present == 0) | shares_well(
+            float(self.rate[index]), speed, self.loss[index], self.slowed[index],
+            self.present, self.worth,
+        )  # fmt: skip
+        return better
 
     def best(
         self,
@@ -283,7 +297,10 @@ class Offers:
         For a gang: for each speed that it could run at, the cheapest rows that allow it. `more`
         (places,) are rows besides, with what it would do there.
         """
-        at = np.flatnonzero(self.allowed[index])
+        may = self.allowed[index]
+        if self.present.any():
+            may = may & self.worthwhile(index, self.speed[index])
+        at = np.flatnonzero(may)
         rows, speed, loss = self.rows[at], self.speed[index, at], self.loss[index, at]
         wanted, rate = int(self.wanted[index]), float(self.rate[index])
         if wanted == 1:
@@ -346,6 +363,7 @@ def with_rows(gpus: GpuArrays, at: Bools, some: GpuArrays) -> GpuArrays:
 
 def without(gpus: GpuArrays, loads: JobColumns, keep: Bools) -> GpuArrays:
     """Return the GPUs with those residents only that are in `keep` (gpus, slots)."""
+    keep = keep & (gpus.residents >= 0)
     residents = np.where(keep, gpus.residents, -1)
     classes = np.where(keep, gpus.resident_class, NOBODY)
     base = np.where(keep, loads.base_gib[residents], 0.0)

@@ -8,7 +8,9 @@ from tandem.policy.units import Floats
 
 
 def memory_needed_gib(
-    base_gib: Floats, peak_extra_gib: Floats, job_base_gib: Floats | float,
+    base_gib: Floats,
+    peak_extra_gib: Floats,
+    job_base_gib: Floats | float,
     job_peak_extra_gib: Floats | float,
 ) -> Floats:
     """Return the memory needed with one more job: every base, and the largest single peak.
@@ -24,9 +26,7 @@ def memory_needed_gib(
     return base_gib + job_base_gib + np.maximum(peak_extra_gib, job_peak_extra_gib)
 
 
-def collision_probability(
-    none_in_peak: Floats, one_in_peak: Floats, p: Floats | float
-) -> Floats:
+def collision_probability(none_in_peak: Floats, one_in_peak: Floats, p: Floats | float) -> Floats:
     """Return the chance that two or more of the residents and one more job are in their peak.
 
     Symbols: `none_in_peak` = prod(1 - p_i), `one_in_peak` = sum_i p_i prod_{s != i}(1 - p_s) over

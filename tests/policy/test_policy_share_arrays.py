@@ -1,0 +1,218 @@
+"""What `share` works out with arrays, against the same worked out job by job and GPU by GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.policy.board import Board
+from tandem.policy.catalog import load_profile
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.dispatch.valuation import Valuation
+from tandem.policy.equations.turns import shares_well
+from tandem.policy.job import Job
+from tandem.policy.jobs import JobArrays
+
+CLASSES, ROWS, JOBS = 6, 6, 14
+PIPELINE = load_profile("tandem").pipeline()
+
+
+def a_board(seed: int, shares: int) -> Board:
+    """A board on which some jobs, gangs among them, run next to others."""
+    rng = np.random.default_rng(seed)
+    table = rng.uniform(0.05, 1.2, (CLASSES, CLASSES))
+    table[0] = table[:, 0] = 0.0
+    jobs = []
+    for index in range(JOBS):
+        kind = int(rng.integers(2, CLASSES))
+        jobs.append(
+            Job(
+                id=f"{index:02}",
+                pods=int(rng.choice([1, 1, 2, 3])),
+                memory_base_gib=float(rng.uniform(1, 5)),
+                memory_peak_extra_gib=float(rng.uniform(0, 2)),
+                peak_probability=float(rng.uniform(0, 0.3)),
+                exclusive=bool(rng.random() < 0.1),
+                checkpointable=True,
+                interference_class=kind,
+                own_slowdown=table[kind],
+                caused_slowdown=table[:, kind],
+            )
+        )
+    gpus = GpuArrays.empty(np.arange(ROWS) // 2, np.full(ROWS, 16.0), shares=shares)
+    board = Board.of(jobs, JobArrays.of(jobs), gpus)
+    for index in range(JOBS // 2):
+        allowed = np.flatnonzero(PIPELINE.allowed(jobs[index], board.gpus))
+        if len(allowed) >= jobs[index].gpus:
+            rows = np.sort(rng.permutation(allowed)[: jobs[index].gpus])
+            board.start(index, rows)
+            board.arrays.running[index] = True
+    board.rate[:] = rng.uniform(0.1, 2.0, JOBS)
+    return board
+
+
+def a_valuation(board: Board) -> Valuation:
+    return Valuation(board, board.rate, PIPELINE, shares=True, min_speed=0.0)
+
+
+def slowdown(board: Board, job: int, row: int, residents: list[int]) -> float:
+    own = board.jobs[job].own_slowdown
+    assert own is not None
+    return sum(float(own[board.jobs[k].interference_class]) for k in residents if k != job)
+
+
+def speed(board: Board, job: int) -> float:
+    rows = board.rows_of[job].tolist()
+    return 1 / (1 + max(slowdown(board, job, row, board.residents_of[row]) for row in rows))
+
+
+def total(board: Board) -> float:
+    """What all running jobs yield."""
+    return sum(float(board.rate[j]) * speed(board, j) * board.jobs[j].gpus for j in board.rows_of)
+
+
+def with_job(board: Board, job: int, rows: list[int]) -> float:
+    """What all yield once `job` has started on `rows`."""
+    board.place(job, np.array(rows))
+    found = total(board)
+    board.remove(job)
+    return found
+
+
+boards = given(seed=st.integers(0, 10_000), shares=st.integers(2, 3))
+
+
+@boards
+@settings(max_examples=40, deadline=None)
+def test_offers_agree_with_one_job_on_one_gpu_at_a_time(seed: int, shares: int) -> None:
+    board = a_board(seed, shares)
+    waiting = np.array([j for j in range(JOBS) if j not in board.rows_of])
+    valuation = a_valuation(board)
+    rows = valuation.open_rows()
+    assert rows.tolist() == [r for r in range(ROWS) if len(board.residents_of[r]) < shares]
+    offers = valuation.offers(waiting, rows)
+    for i, job in enumerate(waiting.tolist()):
+        allowed = PIPELINE.allowed(board.jobs[job], board.gpus)[rows]
+        assert offers.allowed[i].tolist() == allowed.tolist()
+        for at, row in enumerate(rows.tolist()):
+            there = board.residents_of[row]
+            assert offers.speed[i, at] == pytest.approx(1 / (1 + slowdown(board, job, row, there)))
+            loss = slowed = 0.0
+            for other in there:
+                beside = 1 / (1 + slowdown(board, other, row, [*there, job]))
+                lost = max(speed(board, other) - beside, 0.0)
+                size = board.jobs[other].gpus
+                slowed += lost
+                loss += float(board.rate[other]) * lost * size / min(size, board.jobs[job].gpus)
+            assert offers.loss[i, at] == pytest.approx(loss)
+            assert offers.slowed[i, at] == pytest.approx(slowed)
+
+
+@boards
+@settings(max_examples=40, deadline=None)
+def test_the_gain_of_a_job_of_one_gpu_is_what_all_yield_more(seed: int, shares: int) -> None:
+    board = a_board(seed, shares)
+    valuation = a_valuation(board)
+    offers = valuation.offers(np.arange(JOBS // 2, JOBS), valuation.open_rows())
+    now = total(board)
+    for i, job in enumerate(offers.jobs.tolist()):
+        place, gain = offers.best(i)
+        if place is not None and board.jobs[job].gpus == 1:
+            assert with_job(board, job, place.tolist()) - now == pytest.approx(gain)
+
+
+@boards
+@settings(max_examples=40, deadline=None)
+def test_a_start_renews_what_it_changes_and_nothing_else(seed: int, shares: int) -> None:
+    board = a_board(seed, shares)
+    valuation = a_valuation(board)
+    waiting = np.array([j for j in range(JOBS) if j not in board.rows_of])
+    offers = valuation.offers(waiting, valuation.open_rows())
+    for i in range(len(waiting)):
+        place, _ = offers.best(i)
+        if place is None:
+            continue
+        board.start(int(waiting[i]), place)
+        offers.renew(int(waiting[i]))
+        anew = valuation.offers(waiting, offers.rows)
+        live = offers.allowed.any(axis=1)
+        assert np.allclose(offers.speed, anew.speed)
+        assert np.allclose(offers.loss, anew.loss)
+        assert (offers.allowed[live] == anew.allowed[live]).all()
+        return
+
+
+@boards
+@settings(max_examples=40, deadline=None)
+def test_where_a_job_would_go_without_some_is_where_it_goes_when_they_have_left(
+    seed: int, shares: int
+) -> None:
+    board = a_board(seed, shares)
+    gone = np.zeros(JOBS, dtype=np.bool_)
+    gone[list(board.rows_of)[:2]] = True
+    places = [a_valuation(board).best_without(job, gone) for job in range(JOBS // 2, JOBS)]
+    for job in np.flatnonzero(gone).tolist():
+        board.remove(job)
+    valuation = a_valuation(board)
+    left = valuation.offers(np.arange(JOBS // 2, JOBS), valuation.open_rows())
+    for i, place in enumerate(places):
+        expected, _ = left.best(i)
+        assert (place is None) == (expected is None)
+        if place is not None and expected is not None:
+            assert place.tolist() == expected.tolist()
+
+
+@boards
+@settings(max_examples=40, deadline=None)
+def test_a_move_of_a_job_of_one_gpu_gains_what_is_said(seed: int, shares: int) -> None:
+    board = a_board(seed, shares)
+    valuation = a_valuation(board)
+    movers = np.array([j for j in board.rows_of if board.jobs[j].gpus == 1], dtype=np.int64)
+    rows = valuation.open_rows()
+    if not len(movers) or not len(rows):
+        return
+    offers, now = valuation.offers(movers, rows), total(board)
+    for i, job in enumerate(movers.tolist()):
+        place, gain = valuation.best_move(job, offers, i)
+        own = board.rows_of[job].tolist()
+        if place is None or board.partners(job) & set(board.residents_of[int(place[0])]):
+            continue
+        aside = board.set_aside(job)
+        after = with_job(board, job, place.tolist())
+        board.put_back(aside)
+        assert place.tolist() != own
+        assert after - now == pytest.approx(gain)
+
+
+@given(
+    rate=st.floats(0.01, 10), other=st.floats(0.01, 10), mine=st.floats(0.05, 1),
+    theirs=st.floats(0.05, 1),
+)  # fmt: skip
+def test_a_pair_shares_where_that_beats_both_ways_of_taking_turns(
+    rate: float, other: float, mine: float, theirs: float
+) -> None:
+    one = np.ones(1)
+    shares = shares_well(
+        rate, mine, other * (1 - theirs) * one, (1 - theirs) * one, one, other * one
+    )[0]
+    both = rate * mine + other * theirs
+    together = 2 / both + other * theirs / both / rate + rate * mine / both / other
+    last, first = 2 / other + 1 / rate, 2 / rate + 1 / other
+    if min(abs(together - last), abs(together - first)) > 1e-6 * together:
+        assert shares == (together < min(last, first))
+    if mine + theirs <= 1:
+        assert not shares
+
+
+def test_the_loads_follow_a_job_that_is_changed() -> None:
+    board = a_board(1, 2)
+    job = next(j for j in range(JOBS) if j not in board.rows_of)
+    before = board.loads.demand[job]
+    board.change(job, replace(board.jobs[job], memory_base_gib=7.5, exclusive=True))
+    assert board.loads.base_gib[job] == 7.5
+    assert board.loads.exclusive[job]
+    assert board.loads.demand[job] != before
