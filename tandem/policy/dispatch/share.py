@@ -27,8 +27,9 @@ class Share(Policy):
 
     A job's worth is its expected rate of completion given its attained service ([Tiresias]'
     Gittins index, learned from finished jobs). Joining a neighbour gains the newcomer's worth at
-    its predicted speed and costs the neighbour's slowdown: Theorem 1 of [SJF-BSBF] with rates in
-    place of known remaining times. In each round:
+    its predicted speed and costs the neighbour's slowdown. A job joins others only where that beats
+    taking turns: Theorem 1 of [SJF-BSBF] with rates in place of known remaining times. In each
+    round, which looks only at what has changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
     2. who still waits and is worth `preempt_factor` times a running job may take its place;

@@ -1,0 +1,243 @@
+"""Profiles in cells that none of them was tuned on: traces x matrices x loads x errors x seeds.
+
+    python -m benchmarks.results_cells [--grid small|full|gain] [--write]
+
+A cell that was run is kept as JSON under .out/cells, so that a grid may be run over many sessions:
+each call runs what is missing, the first seed of all cells first, and may be stopped at any time.
+With `--write`, docs/results/cells.md is written from what is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.papers.page import made_by, write
+from benchmarks.results_workloads import SHAPES, drawn_trace, matrix, measured_trace
+from benchmarks.tables import markdown
+from tandem.policy.catalog import Profile, load_profile
+from tandem.simulator.cluster import gpu_arrays, parse_cluster
+from tandem.simulator.engine import Engine
+from tandem.simulator.report import report
+from tandem.simulator.world import measured_world
+
+KEPT = Path(__file__).parents[1] / ".out" / "cells"
+MEASURED = ("philly-103959", "philly-ed69ec", "philly-0e4a51", "muri-trace3")
+#: Profiles that know no durations, apart from `srtf`.
+PROFILES = ("tiresias-l", "srtf", "tandem", "tandem-guarded", "horus", "c-greedy", "las-order")
+#: What leave-one-out chooses among: the knobs of `tandem` that have no unit of a trace.
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "tandem": {},
+    "tandem preempt_factor=3": {"preempt_factor": 3.0},
+    "tandem quantum=1": {"quantum": 1.0},
+}
+PROMISED_SPEED = 0.73
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One profile in one cell with one seed. `error` is relative; None: a cross-fitted model."""
+
+    profile: str
+    trace: str
+    matrix: str
+    load: float
+    error: float | None
+    seed: int
+    cluster: str
+    jobs: int
+
+    @property
+    def path(self) -> Path:
+        """Where its figures are kept."""
+        name = "--".join(str(part).replace(" ", "_") for part in asdict(self).values())
+        return KEPT / f"{name}.json"
+
+    @property
+    def where(self) -> tuple[object, ...]:
+        """What it shares with the other profiles of its cell."""
+        return (self.trace, self.matrix, self.load, self.error, self.seed, self.cluster, self.jobs)
+
+    def figures(self) -> dict[str, float] | None:
+        """Return what is kept, or None."""
+        return json.loads(self.path.read_text()) if self.path.exists() else None
+
+
+def profile_of(name: str) -> Profile:
+    """Return a shipped profile, a candidate, or `las-order`: `tandem` that never shares."""
+    if name == "las-order":
+        changes: dict[str, Any] = {"share": False, "learn": False}
+    elif name in CANDIDATES:
+        changes = CANDIDATES[name]
+    else:
+        return load_profile(name)
+    profile = load_profile("tandem")
+    return profile.model_copy(update={"dispatch": profile.dispatch.model_copy(update=changes)})
+
+
+def run(cell: Cell) -> dict[str, float]:
+    """Run one cell; return its figures."""
+    profile = profile_of(cell.profile)
+    gpus = gpu_arrays((parse_cluster(cell.cluster),), shares=profile.max_jobs_per_gpu)
+    draw = {"jobs": cell.jobs, "gpus": len(gpus), "load": cell.load}
+    if cell.trace in SHAPES:
+        trace = drawn_trace(cell.trace, cell.seed, **draw)  # type: ignore[arg-type]
+    else:
+        trace = measured_trace(cell.trace, **draw)  # type: ignore[arg-type]
+    world = measured_world(
+        trace, gpus, matrix(cell.matrix, cell.seed), seed=cell.seed, belief_error=cell.error
+    )
+    started = time.process_time()
+    engine = Engine(trace, world.believed, gpus, profile, world.truth, seed=cell.seed)
+    outcome = engine.run()
+    spent = time.process_time() - started
+    found = report(outcome, world.truth, len(gpus), spent)
+    speed = (outcome.duration_s + outcome.overhead_s) / outcome.run_s
+    return {
+        **found.as_json(),
+        "slow_share": float((speed < PROMISED_SPEED).mean()),
+        "cpu_s": spent,
+        "rounds": outcome.rounds,
+    }
+
+
+def cells(grid: str) -> Iterator[Cell]:
+    """Yield the cells of a grid, seed by seed."""
+    names = (*PROFILES, *(name for name in CANDIDATES if name != "tandem"))
+    if grid == "gain":
+        totals = [f"gain-{total:.1f}" for total in np.arange(0.9, 1.75, 0.1)]
+        for seed, total, name in product(range(3), totals, ("tandem", "tiresias-l", "srtf")):
+            yield Cell(name, "heavy", total, 1.1, 0.07, seed, "2x8", 200)
+        return
+    small = grid == "small"
+    traces = ("heavy", "light", "gangs", *MEASURED[:2]) if small else (*SHAPES, *MEASURED)
+    matrices = ("v100", "nothing") if small else ("v100", "p100", "nothing", "gain-1.5", "bully")
+    loads = (1.0,) if small else (0.6, 1.0, 1.5)
+    errors = (0.07,) if small else (0.0, 0.07, 0.25, 0.5)
+    cluster, jobs, seeds = ("2x8", 120, 1) if small else ("8x8", 400, 5)
+    for seed, kind, load, error, trace in product(range(seeds), matrices, loads, errors, traces):
+        for name in names:
+            yield Cell(name, trace, kind, load, error, seed, cluster, jobs)
+
+
+def relative(wanted: Sequence[Cell], figure: str) -> dict[tuple[str, tuple[object, ...]], float]:
+    """Return a figure over that of `tiresias-l` in the same cell, by profile and cell."""
+    base = {cell.where: cell.figures() for cell in wanted if cell.profile == "tiresias-l"}
+    found = {}
+    for cell in wanted:
+        mine, other = cell.figures(), base.get(cell.where)
+        if mine is not None and other is not None:
+            found[cell.profile, cell.where] = mine[figure] / other[figure]
+    return found
+
+
+def geometric(values: Sequence[float]) -> float:
+    """Return the geometric mean; not a number where there is nothing."""
+    return float(np.exp(np.mean(np.log(values)))) if len(values) else float("nan")
+
+
+def left_out(mean: dict[tuple[str, tuple[object, ...]], float], part: int) -> list[list[str]]:
+    """Return, for each trace (part 0) or matrix (1), what the choice made without it comes to."""
+    rows = []
+    for value in dict.fromkeys(where[part] for _, where in mean):
+
+        def over(name: str, *, inside: bool, value: object = value) -> float:
+            some = [v for (n, w), v in mean.items() if n == name and (w[part] == value) == inside]
+            return geometric(some)
+
+        known = [name for name in CANDIDATES if not np.isnan(over(name, inside=False))]
+        if not known:
+            continue
+        chosen = min(known, key=lambda name: over(name, inside=False))
+        best = min(known, key=lambda name: over(name, inside=True))
+        own, least = over(chosen, inside=True), over(best, inside=True)
+        rows.append([str(value), chosen, f"{own:.3f}", best, f"{own / least - 1:+.1%}"])
+    return rows
+
+
+def page(wanted: Sequence[Cell]) -> str:
+    """Return the page of what is kept."""
+    mean, late = relative(wanted, "avg_jct_s"), relative(wanted, "p99_jct_s")
+    names = list(dict.fromkeys(cell.profile for cell in wanted))
+    places = list(dict.fromkeys(cell.where[:4] for cell in wanted))
+    table, kept = [], [cell for cell in wanted if cell.figures() is not None]
+    for place in places:
+        row = [str(place[0]), str(place[1]), f"{place[2]:g}", f"{place[3]:.0%}"]
+        for name in names:
+            some = [v for (n, where), v in mean.items() if n == name and where[:4] == place]
+            row.append(f"{geometric(some):.3f}" if some else "-")
+        table.append(row)
+    overall = []
+    for name in names:
+        mine = [cell.figures() or {} for cell in kept if cell.profile == name]
+        if not mine:
+            continue
+        overall.append([
+            name,
+            f"{geometric([v for (n, _), v in mean.items() if n == name]):.3f}",
+            f"{max((v for (n, _), v in mean.items() if n == name), default=np.nan):.3f}",
+            f"{max((v for (n, _), v in late.items() if n == name), default=np.nan):.2f}",
+            f"{np.mean([each['mean_speed'] for each in mine]):.3f}",
+            f"{max(each['slow_share'] for each in mine):.1%}",
+            f"{sum(each['preemptions'] for each in mine):,.0f}",
+            f"{sum(each['ooms'] for each in mine):.0f}",
+        ])  # fmt: skip
+    return "\n\n".join([
+        "# Cells that no profile was tuned on",
+        f"{made_by('python -m benchmarks.results_cells --write', 'seeds from 0')} "
+        f"{len(kept)} of {len(wanted)} runs of the grid are in it.\n\n"
+        "Mean completion time relative to `tiresias-l` on the same jobs, cluster and seed. Traces\n"
+        "`heavy`, `light`, `bursts` and `gangs` are drawn; the others are the first jobs of\n"
+        "measured traces, their arrivals stretched to the load. `nothing` is a matrix on which a\n"
+        "pair is as fast as one job after the other. `srtf` knows the durations; `las-order` is\n"
+        "`tandem` that never shares and learns nothing. The error is that of the predicted time\n"
+        "next to another job.",
+        markdown(["trace", "matrix", "load", "error", *names], table),
+        "## Over all cells",
+        markdown(
+            ["profile", "geometric mean", "worst cell", "p99, worst cell", "mean speed",
+             "jobs below 73 % of solo speed, worst cell", "preemptions", "OOMs"],
+            overall,
+        ),
+        "## Chosen without the trace, or the matrix, that it is judged on",
+        "For each trace and each matrix, the candidate that is best in all other cells, its mean\n"
+        "there, and how much worse that is than the candidate that is best there.",
+        markdown(["left out", "chosen", "mean", "best there", "worse by"],
+                 left_out(mean, 0) + left_out(mean, 1)),
+    ]) + "\n"  # fmt: skip
+
+
+def main() -> None:
+    """Run what is missing of a grid, and write the page where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--grid", choices=("small", "full", "gain"), default="small")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    arguments = parser.parse_args()
+    wanted = list(cells(arguments.grid))
+    end = time.monotonic() + 60 * arguments.minutes
+    KEPT.mkdir(parents=True, exist_ok=True)
+    missing = [cell for cell in wanted if not cell.path.exists()]
+    for done, cell in enumerate(missing, 1):
+        if time.monotonic() > end:
+            break
+        figures = run(cell)
+        partial = cell.path.with_suffix(".partial")
+        partial.write_text(json.dumps(figures))
+        partial.rename(cell.path)
+        print(f"{done}/{len(missing)} {cell} {figures['avg_jct_s']:.0f} s", file=sys.stderr)
+    if arguments.write:
+        write("cells", page(wanted))
+
+
+if __name__ == "__main__":
+    main()
