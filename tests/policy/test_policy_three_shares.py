@@ -112,22 +112,22 @@ def test_the_gain_of_a_place_is_what_all_there_yield_more(seed: int, shares: int
             found[job] = 1 / (1 + sum(own[jobs[o].interference_class] for o in others))
         return found
 
-    newcomer, best = count, 0.0
+    newcomer = count
     before = sum(rate[job] * speed for job, speed in speeds().items())
-    for row in range(gpus):
-        if len(board.residents_of[row]) >= shares:
-            continue
+    rows = valuation.open_rows()
+    assert rows.tolist() == [r for r in range(gpus) if len(board.residents_of[r]) < shares]
+    offers = valuation.offers(np.array([newcomer]), rows)
+    for at, row in enumerate(rows.tolist()):
+        fits = bool(pipeline.allowed(jobs[newcomer], board.gpus)[row])
         board.place(newcomer, np.array([row]))
         after = speeds()
-        keeps = len(board.residents_of[row]) == 1 or all(
-            after[job] >= bar for job in board.residents_of[row]
-        )
-        if keeps:
-            best = max(best, sum(rate[job] * speed for job, speed in after.items()) - before)
+        alone = len(board.residents_of[row]) == 1
+        keeps = alone or all(after[job] >= bar for job in board.residents_of[row])
+        gain = sum(rate[job] * speed for job, speed in after.items()) - before
         board.remove(newcomer)
-    rows, gain = valuation.best_place(newcomer)
-    assert (rows is not None) == (best > 0)
-    assert gain == pytest.approx(best)
+        assert offers.allowed[0, at] == (fits and keeps)
+        found = rate[newcomer] * offers.speed[0, at] - offers.loss[0, at]
+        assert found == pytest.approx(gain)
 
 
 def test_a_gang_is_as_slow_as_its_slowest_worker_among_all_that_share_with_it() -> None:
@@ -137,8 +137,8 @@ def test_a_gang_is_as_slow_as_its_slowest_worker_among_all_that_share_with_it() 
     valuation = Valuation(
         board, np.ones(4), load_profile("tandem").pipeline(), shares=True, min_speed=0.0
     )
-    assert valuation.speed(0) == pytest.approx(1 / 1.5)
-    assert valuation.value_without(0, 2) == pytest.approx(2 / 1.4)
+    assert valuation.speed(np.array([0]))[0] == pytest.approx(1 / 1.5)
+    assert valuation.speed_without(0, 2) == pytest.approx(1 / 1.4)
 
 
 def test_what_three_measure_together_is_shared_out_over_the_pairs() -> None:

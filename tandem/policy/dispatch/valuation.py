@@ -151,7 +151,7 @@ class Valuation:
             loss = np.zeros(len(own))
         for partner in partners:
             size = int(board.arrays.gpus[partner])
-            faster = self._speed_without(partner, job) - float(board.predicted_speed[partner])
+            faster = self.speed_without(partner, job) - float(board.predicted_speed[partner])
             lost = float(self.rate[partner]) * faster * size
             gain += lost
             if len(own) > 1 and lost > 0:
@@ -167,7 +167,7 @@ class Valuation:
         speeds: Floats = 1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1))
         return speeds
 
-    def _speed_without(self, job: int, leaving: int) -> float:
+    def speed_without(self, job: int, leaving: int) -> float:
         """Return the speed of a running job if another one left."""
         gpus, rows = self.board.gpus, self.board.rows_of[job]
         there = gpus.residents[rows]
