@@ -51,6 +51,7 @@ class Feed:
         self._scheduled = False
         self._missing = set(kinds)
         self._ready = asyncio.Event()
+        state.on_backlog = self._wake
         self.failures = 0
 
     @property
@@ -97,15 +98,24 @@ class Feed:
             self._scheduled = True
             self._loop.call_soon_threadsafe(self._drain)
 
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
     def _drain(self) -> None:
         self._scheduled = False
         start = self._clock()
-        while self._pending and self._clock() - start < SLICE_S:
+
+        def over() -> bool:
+            return self._clock() - start >= SLICE_S
+
+        self._state.catch_up(over)
+        while self._pending and not over():
             self._apply(self._pending.popleft())
         self._on_slice(self._clock() - start)
-        if self._pending and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._drain)
+        if self._pending or self._state.backlog:
+            self._wake()
 
     def _apply(self, event: _Event) -> None:
         record = event.record

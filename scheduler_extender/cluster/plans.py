@@ -34,15 +34,22 @@ class Plans:
         return (claim.job for claims in self._claims.values() for claim in claims.values())
 
     def put(self, record: GpuJobRecord, worker: Job) -> set[str]:
-        """Hold what a GPUJob's plan says; `worker` is the load of one of its pods."""
+        """Hold what a GPUJob's plan says; return the pods for which that is something else now.
+
+        `worker` is the load of one of its pods.
+        """
+        before = {uid: self._claims[uid][record.key] for uid in self._pods.get(record.key, ())}
+        self.drop(record.key)
         if record.status.plan is not None:
             worker = in_steps(worker, record.status.plan.accumulation_steps)
         self._ends_s[record.key] = record.plan_deadline_s
-        for pod in record.plan:
-            claim = Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker)
-            self._claims.setdefault(pod.uid, {})[record.key] = claim
-        uids = self._pods[record.key] = {pod.uid for pod in record.plan}
-        return uids.copy()
+        after = {
+            pod.uid: Claim(pod.node, tuple(dict.fromkeys(pod.gpus)), worker) for pod in record.plan
+        }
+        for uid, claim in after.items():
+            self._claims.setdefault(uid, {})[record.key] = claim
+        self._pods[record.key] = set(after)
+        return {uid for uid in before.keys() | after if before.get(uid) != after.get(uid)}
 
     def drop(self, key: Key) -> set[str]:
         """Give up the plan of a GPUJob."""

@@ -6,7 +6,7 @@ clock and on the Bindings under way, and on nothing else. The event loop alone t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -35,6 +35,9 @@ from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Ints
+
+#: Pods of one gang that are worked out in one go.
+_AT_ONCE = 64
 
 
 class Listener(Protocol):
@@ -79,6 +82,9 @@ class ClusterState:
         #: Called for each object that is accepted, once the state has followed it. An old version
         #: of an object, or one that is gone, never comes to the listener.
         self.listener: Listener | None = None
+        #: Called when there is a `backlog`; without it, all that follows is worked out at once.
+        self.on_backlog: Callable[[], None] | None = None
+        self._backlog: dict[str, None] = {}
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -196,11 +202,12 @@ class ClusterState:
         if self._objects.is_predecessor(kind, record):
             self.forget(kind, record.key, record.uid)
             return
+        before = self._objects.of(kind).get(record.key)
         gone, new = self._objects.put(kind, record)
         if gone is not None:
             self._follow(gone, gone=True)
         if new is not None:
-            self._follow(new, gone=False)
+            self._follow(new, gone=False, before=before if gone is None else None)
 
     def delete(self, kind: str, raw: Mapping[str, Any]) -> None:
         """Forget an object (only the one with this uid); it never comes back."""
@@ -258,14 +265,14 @@ class ClusterState:
 
     # --- what follows ---------------------------------------------------------------------------
 
-    def _follow(self, record: Record, *, gone: bool) -> None:
+    def _follow(self, record: Record, *, gone: bool, before: Record | None = None) -> None:
         match record:
             case NodeRecord():
                 self.nodes.put(record.name, None if gone else record)
             case GpuNodeRecord():
                 self._follow_gpu_node(record, gone=gone)
             case GpuJobRecord():
-                self._follow_gpu_job(record, gone=gone)
+                self._follow_gpu_job(record, before, gone=gone)
             case PodRecord():
                 self._follow_pod(record, gone=gone)
         if self.listener is not None:
@@ -285,12 +292,40 @@ class ClusterState:
         self.ledger.sum_rows(self.table.put_node(record.name, capped))
         self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)
 
-    def _follow_gpu_job(self, record: GpuJobRecord, *, gone: bool) -> None:
-        changed = self._plans.drop(record.key)
+    def _follow_gpu_job(self, record: GpuJobRecord, before: Record | None, *, gone: bool) -> None:
         if not gone and record.plan and record.plan_deadline_s > self.now_s:
             worker = self.beliefs.of(record.worker, record.status.load)
-            changed |= self._plans.put(record, worker)
-        for uid in sorted(changed.union(self._members.get(record.key, ()))):
+            planned = self._plans.put(record, worker)
+        else:
+            planned = self._plans.drop(record.key)
+        # What is planned holds at once: the next plan is made by it.
+        for uid in sorted(planned):
+            self._derive(uid)
+        if gone or not isinstance(before, GpuJobRecord) or _runs_otherwise(before, record):
+            self._derive_all(self._members.get(record.key, set()) - planned)
+
+    def _derive_all(self, uids: Collection[str]) -> None:
+        """Work out anew what pods hold: a few at once, of many as `catch_up` comes to them.
+
+        Their load is another then, as if the API server had said so a moment later.
+        """
+        if self.on_backlog is None or len(uids) <= _AT_ONCE:
+            for uid in sorted(uids):
+                self._derive(uid)
+            return
+        self._backlog |= dict.fromkeys(sorted(uids))
+        self.on_backlog()
+
+    @property
+    def backlog(self) -> int:
+        """How many pods are to be worked out anew."""
+        return len(self._backlog)
+
+    def catch_up(self, stops: Callable[[], bool]) -> None:
+        """Work out pods of the backlog until it is empty, or until `stops` says so."""
+        while self._backlog and not stops():
+            uid = next(iter(self._backlog))
+            del self._backlog[uid]
             self._derive(uid)
 
     def _follow_pod(self, record: PodRecord, *, gone: bool) -> None:
@@ -349,3 +384,13 @@ class ClusterState:
         assert len(self._pods) == len(self._objects.of("pods"))
         assert {node for _, node in self.gpu_nodes()} == set(self.table.slot_of)
         assert not any(self._objects.is_gone(uid) for uid in self.nodes.uses())
+
+
+def _runs_otherwise(before: GpuJobRecord, after: GpuJobRecord) -> bool:
+    """Say whether the pods of a gang put another load on their GPUs than before."""
+    steps = [each.status.plan and each.status.plan.accumulation_steps for each in (before, after)]
+    return (
+        before.worker != after.worker
+        or before.status.load != after.status.load
+        or steps[0] != steps[1]
+    )

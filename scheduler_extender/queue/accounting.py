@@ -39,12 +39,6 @@ def with_service(status: GPUJobStatus, gang: Gang, now_s: float) -> GPUJobStatus
     )
 
 
-def attained_gpu_s(status: GPUJobStatus, gang: Gang, now_s: float) -> float:
-    """Return the service until `now_s`, in GPU-seconds, as `with_service` would write it."""
-    added = sum(more for _, _, more in _services(status, gang, now_s))
-    return round(status.attained_gpu_seconds + added, _DIGITS)
-
-
 def _services(
     status: GPUJobStatus, gang: Gang, now_s: float
 ) -> Iterator[tuple[PodInfo, float, float]]:

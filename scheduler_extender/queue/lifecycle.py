@@ -23,7 +23,7 @@ from tandem.contracts.resources import (
 from tandem.policy.decision import Placement
 
 #: Starts of one gang that one cycle is asked about, of those whose pods ask the same.
-MOST_STARTS = 256
+MOST_STARTS = 128
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status

@@ -9,7 +9,6 @@ import numpy as np
 
 from scheduler_extender.cluster.jobs import job_of, seconds
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.queue.accounting import attained_gpu_s
 from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
 from scheduler_extender.queue.registry import Gang
 from scheduler_extender.quotas.grants import ENDLESS
@@ -73,7 +72,7 @@ def standing_of(
     return Standing(
         row=row,
         job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
-        attained=attained_gpu_s(status, gang, now_s),
+        attained=gang.attained_gpu_s(now_s),
         promoted=status.promoted_gpu_seconds,
         rate=gang.gpus_running,
         since_s=now_s,

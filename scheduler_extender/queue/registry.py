@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
 
+from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
+from tandem.contracts.resources import PodService
 
 #: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
 _ENDS_AGAIN_S = 60.0
@@ -61,6 +64,13 @@ class Gang:
         default_factory=dict, init=False, repr=False
     )
     _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    # The service of its pods is `rate * now + offset`, in GPU-milliseconds; `before` is what of it
+    # the record has counted already, of the pods in `served`.
+    _rate: int = field(default=0, init=False, repr=False)
+    _offset: int = field(default=0, init=False, repr=False)
+    _before: int = field(default=0, init=False, repr=False)
+    _served: dict[str, PodService] = field(default_factory=dict, init=False, repr=False)
+    _served_of: GpuJobRecord | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Count the pods that are there at the start."""
@@ -84,10 +94,29 @@ class Gang:
             self.gone[uid] = (pod, now_s)
 
     def frozen(self) -> Gang:
-        """Return a copy to read in another thread; its pods do not change, nor does its record."""
-        copy = Gang(self.key, self.record, dict(self.pods), dict(self.gone), self.ends_since_s)
-        copy.expected = self.expected
-        return copy
+        """Return a copy to read in another thread; its pods and its record do not change."""
+        same = copy(self)
+        same.pods, same.gone = dict(self.pods), dict(self.gone)
+        return same
+
+    def attained_gpu_s(self, now_s: float) -> float:
+        """Return the service until `now_s` (Unix time) in GPU-seconds, as a write counts it.
+
+        Its time does not grow with the number of pods, except once for each version of the record.
+        Clocks that go back, which a write takes care of pod by pod, count for all as one.
+        """
+        assert self.record is not None
+        status = self.record.status
+        if self._served_of is not self.record:
+            self._served_of = self.record
+            self._served = {part.uid: part for part in status.pod_service}
+            self._before = sum(self._counted(pod) for pod in self.pods.values())
+        added = self._rate * _ms(now_s) + self._offset - self._before
+        for pod, gone_s in self.gone.values():
+            end_s = seconds(pod.finished_at) if pod.finished_at else gone_s
+            service = pod.gpus * max(0, _ms(end_s) - _ms(seconds(pod.started_at)))
+            added += max(0, service - self._counted(pod))
+        return status.attained_gpu_seconds + max(0, added) / 1000
 
     @property
     def is_live(self) -> bool:
@@ -160,8 +189,27 @@ class Gang:
         """Return the pods that hold GPUs: bound and not ended, those terminating included."""
         return list(self._holders.values())
 
+    def _counted(self, pod: PodInfo) -> int:
+        """Return what of a pod's service the record has counted, in GPU-milliseconds."""
+        part = self._served.get(pod.uid)
+        if part is None or part.started_at != pod.started_at or not _has_run(pod):
+            return 0
+        return _ms(part.gpu_seconds)
+
+    def _serve(self, pod: PodInfo, by: int) -> None:
+        """Add the service of a pod that has run, or with -1 take it out."""
+        start_ms = _ms(seconds(pod.started_at))
+        if pod.finished and pod.finished_at:
+            self._offset += by * pod.gpus * max(0, _ms(seconds(pod.finished_at)) - start_ms)
+        else:
+            self._rate += by * pod.gpus
+            self._offset -= by * pod.gpus * start_ms
+        self._before += by * self._counted(pod)
+
     def _count(self, pod: PodInfo, by: int) -> None:
         """Add a pod to the counts, or with -1 take it out."""
+        if _has_run(pod):
+            self._serve(pod, by)
         self.succeeded += by * (pod.phase == "Succeeded")
         self.failed += by * (pod.phase == "Failed")
         if pod.finished:
@@ -185,6 +233,14 @@ class Gang:
             _count_name(named, pod, by)
             if not named:
                 del self._waiting[pod.shape]
+
+
+def _has_run(pod: PodInfo) -> bool:
+    return bool(pod.started_at) and (pod.phase == "Running" or bool(pod.finished_at))
+
+
+def _ms(time_s: float) -> int:
+    return round(1000 * time_s)
 
 
 def _count_name(names: _Names, pod: PodInfo, by: int) -> None:

@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler_extender.cluster.jobs import in_steps, job_of
-from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.planning.questions import Start
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.one_standing import Believe
 from scheduler_extender.queue.registry import Gang
+from tandem.policy.job import Job
 
 _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped
-
-Shape = tuple[object, ...]
 
 
 class Waiters:
@@ -40,16 +39,21 @@ class Waiters:
     def note(self, gang: Gang, record: GpuJobRecord, now_s: float) -> None:
         """Note which pods of a gang want a place now."""
         starts = []
+        name = f"{record.namespace}/{record.name}"
+        # Pods of one gang that ask the same differ in their names alone.
+        alike: dict[tuple[Shape, int], Job] = {}
         for pods in lifecycle.pods_to_start(gang, now_s):
-            job_id = f"{record.namespace}/{record.name}"
+            job = alike.get((pods[0].shape, len(pods)))
+            if job is None:
+                job = job_of(name, record.spec, record.status, pods=len(pods))
+                job = self._believe(replace(job, where=self._number(pods[0])), record.status.load)
+                if gang.holds and record.status.plan is not None:
+                    # A replacement runs as its siblings do.
+                    steps = record.status.plan.accumulation_steps
+                    job = replace(in_steps(job, steps), sub_batches=())
+                alike[pods[0].shape, len(pods)] = job
             if len(pods) == 1:
-                job_id += f"#{pods[0].name}"
-            job = job_of(job_id, record.spec, record.status, pods=len(pods))
-            job = self._believe(replace(job, where=self._number(pods[0])), record.status.load)
-            if gang.holds and record.status.plan is not None:
-                # A replacement runs as its siblings do.
-                steps = record.status.plan.accumulation_steps
-                job = replace(in_steps(job, steps), sub_batches=())
+                job = replace(job, id=f"{name}#{pods[0].name}")
             starts.append(Start(gang.key, job, tuple(pods)))
         if starts:
             self.starts[gang.key] = tuple(starts)
@@ -66,15 +70,14 @@ class Waiters:
         self.where_of.pop(key, None)
 
     def _number(self, pod: PodInfo) -> int:
-        shape = (pod.cpu, pod.memory_bytes, pod.requires)
-        number = self._numbers.get(shape)
+        number = self._numbers.get(pod.shape)
         if number is None:
             if len(self._pods) > _SHAPES:
                 used = {each.job.where for known in self.starts.values() for each in known}
                 used |= set(self.where_of.values())
                 self._pods = {number: self._pods[number] for number in used}
                 self._numbers = {s: n for s, n in self._numbers.items() if n in used}
-            number = self._numbers[shape] = self._next
+            number = self._numbers[pod.shape] = self._next
             self._next += 1
         self._pods[number] = pod
         return number

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.pods import PodInfo, trim_pod
-from scheduler_extender.cluster.records import Record, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.records import GpuJobRecord, Record, parse_gpu_job, parse_pod
 from scheduler_extender.queue.accounting import with_service
 from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import GPUJobStatus
@@ -17,6 +17,8 @@ from tandem.kube.errors import Conflict
 from tandem.kube.resource import GPU_JOBS
 
 PARALLEL_WRITES = 16
+#: The service of more pods than this is counted in a thread.
+_LARGE = 64
 
 Object = dict[str, Any]
 Tell = Callable[[Object, str, str, str], None]  # regarding, reason, note, type
@@ -58,11 +60,26 @@ class Writer:
         if record is None:
             return
         ending = tuple(gang.gone)
+        large = len(gang.pods) > _LARGE
         if status.finished_at is None:
-            status = with_service(status, gang, self._clock())
+            now = self._clock()
+            if large:
+                status = await asyncio.to_thread(with_service, status, gang.frozen(), now)
+            else:
+                status = with_service(status, gang, now)
         status = self.annotate(gang, status)
-        if status == record.status:
+        if not large and status == record.status:
             return
+        written = await self.call(self._replace_status, record, status)
+        if written is not None:
+            for uid in ending:
+                gang.gone.pop(uid, None)
+            self._state.apply("gpujobs", written)
+
+    def _replace_status(self, record: GpuJobRecord, status: GPUJobStatus) -> GpuJobRecord | None:
+        """Write a status if it differs, and read the answer; in a thread."""
+        if status == record.status:
+            return None
         faults.reach("service-before")
         body = {
             "metadata": {
@@ -74,13 +91,9 @@ class Writer:
             "spec": record.spec.wire(),
             "status": status.wire(),
         }
-        answer = await self.call(
-            self.api.replace, GPU_JOBS, body, record.namespace, subresource="status"
-        )
+        answer = self.api.replace(GPU_JOBS, body, record.namespace, subresource="status")
         faults.reach("service-after")
-        for uid in ending:
-            gang.gone.pop(uid, None)
-        self.take(answer)
+        return parse_gpu_job(answer)
 
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""

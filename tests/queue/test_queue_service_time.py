@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from queue_builders import gang, pod
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.queue.accounting import with_service
-from tandem.contracts.resources import Phase
+from tandem.contracts.resources import Phase, PodService
 
 
 def running(name: str, since_s: float, gpus: int = 1) -> PodInfo:
@@ -94,3 +96,39 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     group = gang(running("p", 100))
     status = with_service(group.record.status, group, 130)
     assert with_service(status, group, 120).attained_gpu_seconds == 30
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 200),  # start
+            st.sampled_from([None, 0, 7, 60]),  # run until it ends; None: it runs
+            st.integers(1, 4),  # GPUs
+            st.booleans(),  # counted before
+            st.booleans(),  # left the gang
+        ),
+        max_size=8,
+    )
+)
+@settings(deadline=None)
+def test_the_sum_that_is_kept_is_what_a_write_counts(pods: list[tuple]) -> None:
+    group = gang()
+    counted = []
+    for index, (start, run_s, gpus, before, _) in enumerate(pods):
+        p = running(f"p{index}", start, gpus)
+        p = p if run_s is None else ended(p, start + run_s)
+        group.put(p)
+        if before:
+            counted.append(PodService(uid=p.uid, started_at=p.started_at, gpu_seconds=gpus * 3.0))
+    status = group.record.status.model_copy(
+        update={"pod_service": counted, "attained_gpu_seconds": 100.0}
+    )
+    group.record = replace(group.record, status=status)
+    assert group.attained_gpu_s(210) >= 100
+    for index, (*_, leaves) in enumerate(pods):
+        if leaves:
+            group.remove(f"uid-p{index}", 250)
+    written = with_service(status, group, 300).attained_gpu_seconds
+    clock_went_back = any(before and run_s == 0 for _, run_s, _, before, _ in pods)
+    if not clock_went_back:
+        assert group.attained_gpu_s(300) == pytest.approx(written)
