@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench chaos soak images real results corpus lock fmt clean generate sbom audit fuzz lint-chart
+.PHONY: help setup check test demo bench chaos soak images real results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -107,6 +107,9 @@ generate: $(READY) ## Write what follows from code and chart: values schema, man
 fuzz: $(READY) ## 10,000 requests made of the services' own OpenAPI documents: none may end in a 5xx
 	@TANDEM_FUZZ_CASES=$${CASES:-10000} $(BIN)/pytest -n0 -s tests/contracts/test_contracts_openapi.py
 
+mutants: $(READY) ## docs/mutants.md: which small changes of the code no test notices (hours the first time, then minutes)
+	@$(BIN)/python -m benchmarks.mutants --page docs/mutants.md
+
 lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
 	@$(BIN)/python -m tandem.controlplane.charttools
 	@$(BIN)/pytest -n0 tests/helm/test_helm_lint.py
@@ -119,4 +122,4 @@ audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI; fai
 	@$(BIN)/uv tool run pip-audit==2.10.1 --strict --require-hashes --disable-pip -r requirements-run.lock
 
 clean: ## Remove the virtual environment and the caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out mutants
