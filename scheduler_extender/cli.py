@@ -24,7 +24,7 @@ TokenOption = Annotated[
     str, typer.Option("--token", envvar="TANDEM_TOKEN", help="Your token of the cluster.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DEFAULT_SERVER = "https://127.0.0.1:8443"
+DEFAULT_SERVER = "https://localhost:8443"
 
 config_app = typer.Typer(help="The extender's configuration.", no_args_is_help=True)
 
