@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -225,13 +227,27 @@ def test_probes_fail_while_the_extender_hangs_and_only_then(tmp_path: Path) -> N
 
 def test_it_ends_with_the_extender_even_where_that_is_killed(tmp_path: Path) -> None:
     async def told(found: Site) -> None:
-        process = found.front._process
-        assert process is not None
+        ports = {"port": free_port()}
+        settings = found.front._config
+        settings = settings.model_copy(
+            update={
+                "public": settings.public.model_copy(update=ports),
+                "probes": None,
+            }
+        )
+        process = subprocess.Popen(  # noqa: ASYNC220 - no event loop has a part in its end
+            [sys.executable, "-m", "scheduler_extender.serving.front"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert process.stdin is not None
-        process.stdin.close()  # as the kernel does at the end of a process
-        while process.returncode is None:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.05)
-        assert process.returncode == 0
+        assert process.stdout is not None
+        process.stdin.write(settings.model_dump_json().encode() + b"\n")
+        process.stdin.flush()
+        assert await asyncio.to_thread(process.stdout.readline), "its first beat"
+        process.stdin.close()  # as the kernel does at the end of the extender
+        assert await asyncio.to_thread(process.wait, 60) == 0
+        process.stdout.close()
 
     story(tmp_path, told)
 
