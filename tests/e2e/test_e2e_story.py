@@ -129,7 +129,7 @@ def test_an_unreadable_annotation_is_refused_at_apply_and_nothing_is_half_create
 def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_why(
     cluster: TandemCluster,
 ) -> None:
-    """Pods that came past the webhook have no gate: kube-scheduler takes them as they come."""
+    """Pods that came past the webhook have no gate, and are bound in their turn all the same."""
     namespace = cluster.namespace()
     whole = {"tandem.gpu/exclusive": "true"}
     cluster.apply_job(namespace, job("holder", annotations=whole))
@@ -156,15 +156,8 @@ def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_w
 
         def told() -> bool:
             events = cluster.plane.get("events", "-n", namespace)["items"]
-            return any(
-                event["involvedObject"]["name"] == other
-                and "needs a whole GPU; 1 job(s) there" in event["message"]
-                for event in events
-            ) or any(
-                event["involvedObject"]["name"] == other
-                and "held by a job that does not share" in event["message"]
-                for event in events
-            )
+            of_other = [e["message"] for e in events if e["involvedObject"]["name"] == other]
+            return any("GPUs are refused by exclusive" in message for message in of_other)
 
         wait_until(told, f"{other} is told why it waits")
         assert all(len(pods) == 1 for pods in cluster.holders().values())
