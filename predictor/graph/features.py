@@ -69,8 +69,7 @@ def _extract(graph: bytes, sizes: SymbolSizes, limits: GraphLimits) -> GraphFeat
             f"The shapes of {', '.join(totals.unknown_products)} are not known, so its cost is "
             "not either.",
             "Export the model with fixed shapes (torch.onnx.export without dynamic_axes, batch 1), "
-            "or with dynamo=True; or let Tandem export it: "
-            "tandem model push --from-torch MODULE:FUNCTION.",
+            "or with dynamo=True.",
         )
     if totals.unresolved * 2 > totals.nodes:
         raise GraphError(

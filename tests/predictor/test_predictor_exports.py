@@ -69,7 +69,7 @@ def test_without_folding_the_product_is_refused_by_name(monkeypatch):
     with pytest.raises(GraphError, match="MatMul 'matmul_") as refused:
         features_of(b.model([IDS], y))
     assert refused.value.refusal is Refusal.UNSUPPORTED
-    assert "--from-torch" in refused.value.hint
+    assert "Export the model with fixed shapes" in refused.value.hint
 
 
 def test_the_branch_that_an_if_takes_is_followed():
