@@ -70,7 +70,7 @@ soak: $(READY) ## docs/soak.md: a day of jobs in an hour; memory and descriptors
 real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault, 200 jobs, the tutorial (needs root)
 	@$(BIN)/tandem controlplane build --real-nodes
 	@$(PYTHON) deploy/images/build.py
-	@$(BIN)/pytest -n0 tests/realnode
+	@$(BIN)/pytest -n0 tests/realnode tests/helm/test_image.py
 
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m benchmarks.results

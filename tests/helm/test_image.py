@@ -134,23 +134,31 @@ def test_what_the_image_holds_is_free_to_use() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_build_stages_make_installations_that_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "component",
+    [
+        "extender",
+        # Each takes a minute; `make images` starts every component as well.
+        pytest.param("agent", marks=pytest.mark.real),
+        pytest.param("predictor", marks=pytest.mark.real),
+    ],
+)
+def test_the_build_stages_make_an_installation_that_runs(component: str, tmp_path: Path) -> None:
     """The instructions of the stages, with every absolute path below a folder of ours."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     folder = follow(stages()["build"], tmp_path, tmp_path, env)
     python = tmp_path / "opt" / "tandem" / "bin" / "python"
     empty = tmp_path / "elsewhere"
     empty.mkdir()
-    for component, module in COMPONENTS.items():
-        shutil.rmtree(tmp_path / "opt" / "tandem", ignore_errors=True)
-        follow(stages()[f"build-{component}"], folder, tmp_path, env)
-        assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
-        where = run([python, "-c", f"import {module}; print({module}.__file__)"], empty, env)
-        assert str(tmp_path / "opt") in where
-        assert "tandem" in run([python.with_name("tandem"), "--help"], empty, env).lower()
-        for left_out in LEFT_OUT:
-            code = f"import importlib.util as u; print(u.find_spec({left_out!r}))"
-            assert run([python, "-c", code], empty, env).strip() == "None"
+    follow(stages()[f"build-{component}"], folder, tmp_path, env)
+    module = COMPONENTS[component]
+    assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
+    where = run([python, "-c", f"import {module}; print({module}.__file__)"], empty, env)
+    assert str(tmp_path / "opt") in where
+    assert "tandem" in run([python.with_name("tandem"), "--help"], empty, env).lower()
+    for left_out in LEFT_OUT:
+        code = f"import importlib.util as u; print(u.find_spec({left_out!r}))"
+        assert run([python, "-c", code], empty, env).strip() == "None"
 
 
 def follow(stage: list[tuple[str, str]], folder: Path, root: Path, env: dict[str, str]) -> Path:
