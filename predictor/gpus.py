@@ -27,6 +27,11 @@ class GpuType:
     memory_bytes: int
     multiprocessors: int
 
+    @property
+    def speed(self) -> tuple[float, float, int]:
+        """Rates and multiprocessors: cards that differ in memory size alone run equally fast."""
+        return self.training_flops, self.bandwidth, self.multiprocessors
+
     def flops(self, precision: Precision) -> float:
         """Return the FLOP/s of a precision."""
         if precision is Precision.FP32 or (precision is Precision.BF16 and not self.bfloat16):

@@ -80,7 +80,8 @@ class LearnedInterference:
                 "Train it again with this version of Tandem.",
             )
         self.version = f"{KIND}/{card.version}"
-        self._gpus = frozenset(card.details.get("gpus", ()))
+        trained_on = map(find_gpu, card.details.get("gpus", ()))
+        self._speeds = frozenset(gpu.speed for gpu in trained_on if gpu is not None)
         self._trees = Trees(in_json(parts)[PART])
         self._domain = LoadDomain.model_validate(card.details.get("domain", {}))
         self.spread = float(card.details.get("spread", _MODEL_SPREAD))
@@ -97,7 +98,7 @@ class LearnedInterference:
     def covers(self, gpu: GpuType | None, loads: Sequence[Load]) -> Bools:
         """Return (loads,): whether each load on this type of GPU is like those trained on."""
         covered = np.zeros(len(loads), dtype=np.bool_)
-        if gpu is None or gpu.name not in self._gpus:
+        if gpu is None or gpu.speed not in self._speeds:
             return covered
         known = [index for index, load in enumerate(loads) if has_shares(load)]
         if known:

@@ -27,6 +27,9 @@ MODELS = {
 #: Three may share a GPU here, so that it is the memory that keeps the third one out.
 SETTINGS = {"max_jobs_per_gpu": 3}
 DEVICES = "tandem.gpu/visible-devices"
+#: The shipped model of interference knows this type. On a type that it does not know, a job that
+#: has never been measured shares no GPU (docs/predictor.md).
+BOARD = "Tesla P100-PCIE-16GB"
 
 
 class TandemCluster:
@@ -47,9 +50,8 @@ class TandemCluster:
         library = build(self._folder)
         for node in nodes:
             state = self._folder / f"{node}.gpus"
-            StubState(gpus=[StubGpu(uuid=f"GPU-{node}-{i}") for i in range(gpus_per_node)]).write(
-                state
-            )
+            boards = [StubGpu(f"GPU-{node}-{i}", name=BOARD) for i in range(gpus_per_node)]
+            StubState(gpus=boards).write(state)
             self.installation.start_agent(node, environment(library, state), {"shares": 3})
 
     # --- what a user does ---------------------------------------------------------------------

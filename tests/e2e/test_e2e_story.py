@@ -61,9 +61,12 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
 
     def described() -> bool:
         text = cluster.plane.kubectl("describe", "pod", "-n", namespace, late["metadata"]["name"])
-        return shared in text and "memory peaks would collide" in text
+        return "memory_collision" in text and "kubectl describe gpujob job-late" in text
 
-    wait_until(described, "kubectl describe pod tells the reason")
+    wait_until(described, "kubectl describe pod names the constraints and where the figures are")
+    figures = cluster.plane.kubectl("describe", "gpujob", "-n", namespace, "job-late")
+    assert shared in figures
+    assert "memory peaks would collide" in figures
     columns = cluster.plane.kubectl("get", "gpujobs", "-n", namespace)
     assert "job-late" in columns
     assert "Queued" in columns

@@ -131,6 +131,14 @@ def test_outside_its_domain_the_model_is_not_used_and_the_bound_counts():
         assert pair.job_slowdown_p95 == pytest.approx(1.5 * math.exp(PREDICTED_SPREAD) - 1)
 
 
+@pytest.mark.parametrize("gpu", ["Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"])
+def test_the_size_of_the_memory_makes_no_other_type_of_gpu(gpu: str):
+    answer = open_interference(None).answer(
+        InterferenceRequest(job=load(60), candidates=[load(90)], gpu_model=gpu)
+    )
+    assert (answer.source, answer.out_of_distribution) == (Source.MODEL, False)
+
+
 def test_measured_loads_are_planned_with_at_the_estimate_on_every_type_of_gpu():
     answer = open_interference(None).answer(
         InterferenceRequest(
