@@ -173,6 +173,8 @@ class Installation:
         Whether it is ready is asked at the verbs' port, or at the public one.
         """
         given = self.settings("scheduler", "extender")
+        # The volume of a pod; this process shows the token of its account, which stays on loopback.
+        given.pop("predictor_token_file", None)
         public = {"host": "127.0.0.1", "port": self._ports["public"]}
         config = {
             **given,

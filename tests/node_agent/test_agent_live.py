@@ -277,11 +277,21 @@ def test_agent_process_reports_names_and_health(control_plane, namespace, agent,
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": "train", "namespace": namespace},
+            "metadata": {
+                "name": "train",
+                "namespace": namespace,
+                "annotations": {names.VISIBLE_DEVICES: "GPU-a"},
+            },
             "spec": {
                 "nodeName": "agent-a",
                 "schedulerName": names.SCHEDULER_NAME,
-                "containers": [{"name": "main", "image": "x"}],
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "x",
+                        "resources": {"limits": {names.RESOURCE: "1"}},
+                    }
+                ],
             },
         }
     )
