@@ -39,6 +39,7 @@ from scheduler_extender.config import Listen, Public, Rotation
 from scheduler_extender.serving.fair import BusyError, FairWorker
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile
 from scheduler_extender.serving.limits import Limited, client_name
+from scheduler_extender.serving.process import return_freed_memory
 from scheduler_extender.serving.readers import Readers
 from scheduler_extender.serving.tls import Tls, read_files
 from tandem.contracts.prediction import ErrorBody
@@ -401,6 +402,7 @@ def main() -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # each request that is no HTTP
+    return_freed_memory()
     sys.setswitchinterval(0.001)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
     line = Line()

@@ -13,6 +13,8 @@ from scheduler_extender.cluster.feed import Feed
 
 # mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_ARENA_MAX = -8
+_SMALLEST_MAPPED_BYTES = 128 * 2**10
 _KEPT_BYTES = 64 * 2**20
 _TOP_PAD_BYTES = 8 * 2**20
 _LARGEST_FROM_HEAP_BYTES = 32 * 2**20  # glibc's own maximum
@@ -30,6 +32,18 @@ def keep_freed_memory() -> None:
     library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP_BYTES)
     library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     library.mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Let the C library return each freed body of a request to the kernel at once.
+
+    By default glibc raises the size from which memory is mapped once such a block is freed. The
+    bodies of a flood then lie in the heap, which shrinks only from its end.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _SMALLEST_MAPPED_BYTES)
+        library.mallopt(_M_ARENA_MAX, 1)
 
 
 def give_way_soon() -> None:
