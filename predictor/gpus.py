@@ -62,6 +62,7 @@ def _gpu(
 
 _Row = tuple[str, float, float, float, float, int]
 
+#: The figures have not been checked against the sheets that each row group names.
 #: Cards by architecture: name, TFLOP/s in training precision, TFLOP/s in FP16, GB/s, GiB, SMs.
 #: The first of each is the source. Rates are dense; GeForce cards sum FP16 products in FP32 at half
 #: the rate of the data-centre cards of the same chip.
