@@ -2,7 +2,8 @@
 
 A real control plane, the services as processes, and a stream of short Jobs of one and two GPUs that
 end, are preempted, and vanish with their GPUJobs. The stream has as many jobs as a cluster that
-gets one each ten seconds has in a day. Sampled from /proc; the first sixth is warming up.
+gets one each ten seconds has in a day. Sampled from /proc, each service with the
+processes that it starts; the first sixth is warming up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 from tandem.controlplane import ControlPlane, Node, Process, wait_until
 from tandem.controlplane.installation import Installation
+from tandem.controlplane.usage import usage
 
 ROOT = Path(__file__).parent.parent
 SAMPLE_S = 5.0
@@ -35,12 +38,8 @@ WARM_UP = 1 / 6
 
 
 def sample(process: Process) -> tuple[float, int, int]:
-    """Return resident MiB, open descriptors and threads of a process."""
-    folder = Path(f"/proc/{process.pid}")
-    pages = int((folder / "statm").read_text().split()[1])
-    threads = len(list((folder / "task").iterdir()))
-    resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-    return resident, len(list((folder / "fd").iterdir())), threads
+    """Return resident MiB, open descriptors and threads of a service with its children."""
+    return astuple(usage(process))
 
 
 class Stream:
@@ -146,7 +145,8 @@ def table(found: dict[str, Any]) -> str:
         for column in (1, 2, 3):
             early, late = steady[:sixth, column].mean(), steady[-sixth:, column].mean()
             slope = np.polyfit(steady[:, 0], steady[:, column], 1)[0] * 3600
-            cells.append(f"{early:.0f} -> {late:.0f} ({slope:+.1f}/h)")
+            level = steady[:, column].mean()
+            cells.append(f"{early:.1f} -> {late:.1f} ({slope / level:+.1%}/h)")
         rows.append([service, *cells, f"{array[:, 1].max():.0f}"])
     return markdown(["service", "resident MiB", "descriptors", "threads", "most MiB"], rows)
 
@@ -161,7 +161,7 @@ def page(found: dict[str, Any], rate: float) -> str:
         f"{found['seed']}; {found['refused']} refused) on {GPUS} simulated GPUs, all of which came "
         f"to their end; commit {commit.strip()}, {os.cpu_count()} cores, {platform.machine()}. "
         "First and last sixth of what follows the warming up (a sixth of the time), and the slope "
-        f"of a line through all samples.\n\n{table(found)}\n"
+        f"of a line through all samples after it, as a share of their mean.\n\n{table(found)}\n"
     )
 
 

@@ -26,7 +26,8 @@ from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import SEED, SHARE, record, times
 
-from tandem.controlplane import ControlPlane, Node, Process, binaries, wait_until
+from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+from tandem.controlplane.usage import Peaks
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -167,13 +168,6 @@ def lag_p99_s(before: dict[float, float], after: dict[float, float]) -> float:
     return next(bound for bound, count in counts.items() if count >= 0.99 * total)
 
 
-def peak_mib(process: Process) -> float:
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    return next(
-        int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")
-    )
-
-
 def attack(cluster: TandemCluster, seconds: float) -> subprocess.Popen[str]:
     plane = cluster.plane
     token = plane.folder / "mallory.token"
@@ -200,6 +194,7 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
         with (
             Probes(f"{cluster.installation.probes_url}/healthz") as probes,
             Oracle(cluster) as oracle,
+            Peaks(services) as memory,
         ):
             time.sleep(5)  # the flood is there when the honest stream begins
             flooded = waits(cluster, "flooded", FLOOD_S)
@@ -208,13 +203,14 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
         attacker.kill()
     attacks = json.loads(output.splitlines()[-1])
     lag_s = lag_p99_s(before, lag_counts(cluster))
-    peaks = {name: round(peak_mib(process)) for name, process in services.items()}
+    peaks = {name: round(mib) for name, mib in memory.resident_mib.items()}
     record(
         "flood", "one tenant attacks in every way at once", FLOOD_S,
         jobs=len(flooded), quiet_wait_s=round(mean(quiet), 2),
         flooded_wait_s=round(mean(flooded), 2), probes_failed=probes.failed,
         loop_lag_p99_s=lag_s, peak_mib=peaks, attacks=attacks,
     )  # fmt: skip
+    assert all(peaks.values())
     # Every attack was carried out.
     assert {one.step.__name__ for one in ATTACKS} == {n for n, a in attacks.items() if a["steps"]}
     assert len(flooded) == len(quiet)
