@@ -8,7 +8,7 @@ from importlib.metadata import entry_points, version
 import typer
 from rich.markup import escape
 
-from tandem.cli.output import err
+from tandem.cli.output import clean_lines, err
 from tandem.errors import TandemError, UsageError
 
 ENTRY_POINTS = "tandem.commands"
@@ -52,12 +52,16 @@ def main() -> None:
     try:
         build_app()()
     except TandemError as error:
-        err.print(f"[red]error:[/red] {escape(error.message)}", highlight=False, soft_wrap=True)
+        err.print(
+            f"[red]error:[/red] {escape(clean_lines(error.message))}",
+            highlight=False,
+            soft_wrap=True,
+        )
         if error.hint:
-            err.print(f"  {escape(error.hint)}", highlight=False, soft_wrap=True)
+            err.print(f"  {escape(clean_lines(error.hint))}", highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except OSError as error:  # a full disk, a folder that may not be written
         where = f"{error.filename}: " if error.filename else ""
-        err.print(f"[red]error:[/red] {escape(where + (error.strerror or str(error)))}",
-                  highlight=False, soft_wrap=True)  # fmt: skip
+        said = clean_lines(where + (error.strerror or str(error)))
+        err.print(f"[red]error:[/red] {escape(said)}", highlight=False, soft_wrap=True)
         sys.exit(1)

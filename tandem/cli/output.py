@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 #: Results go to stdout; progress and messages to stderr, so that pipes carry results alone.
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
+
+
+#: Of Unicode: control characters, formats (which reorder text), surrogates, separators of lines.
+_UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def clean(text: object) -> str:
+    """Return text that changes nothing about a terminal: tenants write some of what is printed.
+
+    Each character that moves the cursor, colours, reorders or breaks lines becomes a question mark.
+    """
+    found = str(text)
+    if found.isascii() and found.isprintable():
+        return found
+    return "".join(
+        "?" if unicodedata.category(character) in _UNPRINTABLE else character for character in found
+    )
+
+
+def clean_lines(text: object) -> str:
+    """Return text of several lines, each of them clean."""
+    return "\n".join(clean(line) for line in str(text).splitlines())
 
 
 def print_json(value: object) -> None:
@@ -32,7 +56,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     out.print(table)
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> Text:
     if value is None:
-        return "-"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+        return Text("-")
+    # A Text, since a string in brackets is markup to rich.
+    return Text(f"{value:,.2f}" if isinstance(value, float) else clean(value))

@@ -141,6 +141,22 @@ def load_credentials(kubeconfig: Path | None, context: str | None) -> Credential
     return Kubeconfig(kubeconfig, context)
 
 
+def context_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """Return the namespace of the kubeconfig's context, or of the pod; `default` for none."""
+    if kubeconfig is None and (ACCOUNT / "token").exists():
+        return (ACCOUNT / "namespace").read_text().strip() or "default"
+    from kubernetes import config
+
+    try:
+        contexts, active = config.list_kube_config_contexts(  # type: ignore[no-untyped-call] # as above
+            str(kubeconfig) if kubeconfig else None
+        )
+    except (config.ConfigException, OSError):
+        return "default"
+    chosen = next((each for each in contexts if each["name"] == context), active)
+    return str((chosen.get("context") or {}).get("namespace") or "default")
+
+
 def bearer_token(credentials: Credentials) -> str:
     """Return the token that the credentials bear at present, '' where they have none."""
     scheme, _, token = (credentials.authorization() or "").partition(" ")

@@ -1,0 +1,297 @@
+"""What the checks read: each collection once, and of each object only what a check needs."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Any, Protocol
+
+from tandem.contracts import names
+from tandem.kube.client import KubeClient, Object, Page
+from tandem.kube.errors import Forbidden, Gone, NotFound
+from tandem.kube.resource import GPU_NODES, NODES, RUNTIME_CLASSES, Resource
+
+DAEMON_SETS = Resource("apps", "v1", "DaemonSet", "daemonsets")
+DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
+ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+POLICY_BINDINGS = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "ValidatingAdmissionPolicyBinding",
+    "validatingadmissionpolicybindings",
+    False,
+)
+PRIORITY_CLASSES = Resource(
+    "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False
+)
+SELF_ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False
+)
+
+_LISTED_AGAIN = 3
+_FEATURE = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)"[^}]*\} ([01])', re.MULTILINE)
+
+
+class Objects(Protocol):
+    """The API server's objects: `KubeClient`, or the API server in memory."""
+
+    def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
+        """Read one object."""
+
+    def pages(self, resource: Resource, namespace: str | None = None) -> Iterator[Page]:
+        """Read a collection."""
+
+    def create(self, resource: Resource, body: Object, namespace: str | None = None) -> Object:
+        """Create an object, or ask a review."""
+
+
+class Server(Protocol):
+    """What an API server says of itself."""
+
+    def version(self) -> str:
+        """Return its version, such as v1.37.1."""
+
+    def clock_s(self) -> float:
+        """Return its time in seconds since the epoch, rounded down."""
+
+    def features(self) -> Mapping[str, bool]:
+        """Return the feature gates that it reports; one that is always on may be absent."""
+
+    def resources(self, group_version: str) -> set[str]:
+        """Return the plurals that it serves under `group_version`; NotFound where it is none."""
+
+
+class LiveServer:
+    """A real API server."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    def version(self) -> str:
+        """Return its version."""
+        return str(self._client.request("GET", "/version").get("gitVersion", ""))
+
+    def clock_s(self) -> float:
+        """Return the `Date` of an answer."""
+        response = self._client.open("GET", "/version")
+        try:
+            return parsedate_to_datetime(response.headers["date"]).timestamp()
+        finally:
+            response.read()
+            response.release_conn()
+
+    def features(self) -> Mapping[str, bool]:
+        """Return the feature gates by its metrics."""
+        response = self._client.open("GET", "/metrics")
+        text = response.read().decode("utf-8", "replace")
+        response.release_conn()
+        return {name: value == "1" for name, value in _FEATURE.findall(text)}
+
+    def resources(self, group_version: str) -> set[str]:
+        """Return what discovery names."""
+        answer = self._client.request("GET", f"/apis/{group_version}")
+        return {str(each["name"]) for each in answer.get("resources") or ()}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the checks need of a Node. `handlers`: None where kubelet does not report them."""
+
+    name: str
+    labels: dict[str, str]
+    ready: bool
+    taints: tuple[str, ...]
+    handed_out: dict[str, int]
+    handlers: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the checks need of a GPUNode.
+
+    `written_s` is the API server's time of the latest report, `observed_s` the agent's own.
+    `gpus`: UUID, model, and why no new work goes there ('' where it does).
+    `conditions`: messages of those that are False, by type.
+    """
+
+    node: str
+    agent_version: str
+    observed_s: float
+    written_s: float | None
+    gpus: tuple[tuple[str, str, str], ...]
+    conditions: dict[str, str]
+
+
+@dataclass
+class Cluster:
+    """One cluster as of now; `namespace` is Tandem's, `own` that of the caller's context."""
+
+    objects: Objects
+    server: Server
+    namespace: str = names.NAMESPACE
+    agents: str = names.AGENT_NAMESPACE
+    own: str = "default"
+    clock: Callable[[], float] = time.time
+    _listed: dict[tuple[Resource, str | None], list[Any]] = field(default_factory=dict)
+
+    def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object | None:
+        """Return an object; None where there is none."""
+        try:
+            return self.objects.get(resource, name, namespace)
+        except NotFound:
+            return None
+
+    def every(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        trim: Callable[[Object], Any] = lambda item: item,
+    ) -> list[Any]:
+        """Return a collection, each object as `trim` leaves it; read once."""
+        key = (resource, namespace)
+        if key not in self._listed:
+            self._listed[key] = self._read(resource, namespace, trim)
+        return self._listed[key]
+
+    def _read(
+        self, resource: Resource, namespace: str | None, trim: Callable[[Object], Any]
+    ) -> list[Any]:
+        for attempt in range(_LISTED_AGAIN):
+            try:
+                pages = self.objects.pages(resource, namespace)
+                return [trim(item) for page in pages for item in page.items]
+            except Gone:  # the collection changed between two pages for longer than etcd keeps
+                if attempt == _LISTED_AGAIN - 1:
+                    raise
+        return []
+
+    def may(self, verb: str, resource: str, group: str = names.GROUP, **more: str) -> bool:
+        """Say whether the caller may do that; `more`: namespace, name, subresource."""
+        attributes = {"verb": verb, "resource": resource, "group": group, **more}
+        return self._allowed(SELF_ACCESS_REVIEWS, {"resourceAttributes": attributes})
+
+    def _allowed(self, resource: Resource, spec: Object) -> bool:
+        answer = self.objects.create(resource, {"metadata": {}, "spec": spec})
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    @cached_property
+    def server_s(self) -> float:
+        """The API server's time, asked once and advanced by our own clock."""
+        return self.server.clock_s()
+
+    @property
+    def nodes(self) -> list[NodeFacts]:
+        """All nodes."""
+        return self.every(NODES, trim=_node)
+
+    @property
+    def reports(self) -> list[Report]:
+        """The reports of all agents."""
+        return self.every(GPU_NODES, trim=_report)
+
+    @cached_property
+    def daemon_set(self) -> Object | None:
+        """The agents' DaemonSet; None where there is none, or it may not be read."""
+        try:
+            return self.get(DAEMON_SETS, "tandem-agent", self.agents)
+        except Forbidden:
+            return None
+
+    @property
+    def agent_template(self) -> Object:
+        """The specification of the agents' pods; {} where it is not known."""
+        spec = (self.daemon_set or {}).get("spec") or {}
+        found: Object = (spec.get("template") or {}).get("spec") or {}
+        return found
+
+    @property
+    def gpu_nodes(self) -> list[NodeFacts]:
+        """The nodes on which agents are to run, and those that have reported."""
+        selector = self.agent_template.get("nodeSelector")
+        reported = {report.node for report in self.reports}
+        return [
+            node
+            for node in self.nodes
+            if node.name in reported
+            or (selector is not None and selector.items() <= node.labels.items())
+        ]
+
+    @cached_property
+    def runtime_class(self) -> Object | None:
+        """The runtime class that the agents name; None where there is none."""
+        return self.get(RUNTIME_CLASSES, self.agent_template.get("runtimeClassName") or "nvidia")
+
+
+def seconds(stamp: str | None) -> float | None:
+    """Return a time of Kubernetes in seconds since the epoch; None where it is none."""
+    try:
+        return datetime.fromisoformat((stamp or "").replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None
+
+
+def written_s(item: Object, subresource: str = "") -> float | None:
+    """Return when the API server last took a write, by its own clock (whole seconds)."""
+    times = [
+        seconds(entry.get("time"))
+        for entry in item["metadata"].get("managedFields") or ()
+        if entry.get("subresource", "") == subresource
+    ]
+    return max((each for each in times if each is not None), default=None)
+
+
+def _node(item: Object) -> NodeFacts:
+    status, spec = item.get("status") or {}, item.get("spec") or {}
+    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    handlers = status.get("runtimeHandlers")
+    handed_out = {
+        key: int(value)
+        for key, value in (status.get("capacity") or {}).items()
+        if key.startswith("nvidia.com/") and str(value).isdigit() and int(value)
+    }
+    return NodeFacts(
+        item["metadata"]["name"],
+        item["metadata"].get("labels") or {},
+        conditions.get("Ready") == "True",
+        tuple(str(taint.get("key")) for taint in spec.get("taints") or ()),
+        handed_out,
+        tuple(each.get("name") or "" for each in handlers) if handlers else None,
+    )
+
+
+def _report(item: Object) -> Report:
+    status = item.get("status") or {}
+    return Report(
+        item["metadata"]["name"],
+        status.get("agentVersion") or "",
+        seconds(status.get("observedAt")) or 0.0,
+        written_s(item, "status"),
+        tuple(
+            (gpu.get("uuid", ""), gpu.get("model", ""), _unusable(gpu))
+            for gpu in status.get("gpus") or ()
+        ),
+        {
+            each["type"]: each.get("message") or each.get("reason") or ""
+            for each in status.get("conditions") or ()
+            if each.get("status") == "False"
+        },
+    )
+
+
+def _unusable(gpu: Object) -> str:
+    if gpu.get("health", "Healthy") != "Healthy":
+        return f"quarantined: {gpu.get('healthReason') or 'no reason given'}"
+    if gpu.get("shares") == 0:
+        return f"not offered: {gpu.get('sharesReason') or 'no reason given'}"
+    return ""
+
+
+def not_after_s(words: str) -> float:
+    """Return the end of a certificate as `ssl` writes it (`Jun  1 12:00:00 2027 GMT`)."""
+    return float(calendar.timegm(time.strptime(words, "%b %d %H:%M:%S %Y GMT")))

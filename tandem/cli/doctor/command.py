@@ -1,0 +1,116 @@
+"""The command `tandem doctor`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from tandem.cli.doctor import nodes, platform, services
+from tandem.cli.doctor.cluster import Cluster, LiveServer
+from tandem.cli.doctor.findings import Check, Finding, Outcome, examine
+from tandem.cli.output import clean, out, print_json
+from tandem.contracts import names
+
+#: Causes come before their effects: what stands first among the failures is mended first.
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("version", platform.version),
+    ("feature gates", platform.gates),
+    ("your rights", platform.caller),
+    ("clocks", platform.clocks),
+    ("definitions", platform.definitions),
+    ("policies", services.policies),
+    ("priority class", services.priority_class),
+    ("accounts", platform.accounts),
+    ("scheduler", services.scheduler),
+    ("leader", platform.leader),
+    ("webhook", services.webhook),
+    ("certificate", services.certificate),
+    ("predictor", services.predictor),
+    ("GPU nodes", nodes.present),
+    ("device plugin", nodes.device_plugins),
+    ("runtime class", nodes.runtime_class),
+    ("container toolkit", nodes.toolkit),
+    ("agents", nodes.agents),
+    ("reports", nodes.reports),
+    ("GPUs", nodes.gpus),
+    ("taints", nodes.taints),
+)
+_STYLES = {
+    Outcome.OK: "green",
+    Outcome.WARNING: "yellow",
+    Outcome.FAILED: "bold red",
+    Outcome.UNKNOWN: "cyan",
+}
+
+
+def doctor(
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option("--kubeconfig", help="A kubeconfig file. [that of kubectl]"),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", help="A context of the kubeconfig file.")
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option("--tandem-namespace", help="The namespace of Tandem's services.")
+    ] = names.NAMESPACE,
+    agents: Annotated[
+        str, typer.Option("--agent-namespace", help="The namespace of the agents.")
+    ] = names.AGENT_NAMESPACE,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is wrong with Tandem in a cluster and what to do; exit code 1 if anything is."""
+    from tandem.kube.client import KubeClient
+    from tandem.kube.credentials import context_namespace
+
+    client = KubeClient.load(kubeconfig, context)
+    own = context_namespace(kubeconfig, context)
+    cluster = Cluster(client, LiveServer(client), namespace, agents, own)
+    try:
+        found = []
+        for finding in examine(CHECKS, cluster):
+            found.append(finding)
+            if not json:
+                _show(finding)
+    finally:
+        client.close()
+    if json:
+        print_json({"healthy": healthy(found), "checks": [wire(each) for each in found]})
+    else:
+        _sum_up(found)
+    if not healthy(found):
+        raise typer.Exit(1)
+
+
+def healthy(found: list[Finding]) -> bool:
+    """Say whether no check failed."""
+    return not any(each.outcome is Outcome.FAILED for each in found)
+
+
+def wire(finding: Finding) -> dict[str, str]:
+    """Return a finding as JSON."""
+    return {
+        "check": finding.check,
+        "outcome": finding.outcome.value,
+        "says": finding.says,
+        "do": finding.do,
+    }
+
+
+def _show(finding: Finding) -> None:
+    line = Text()
+    line.append(f"{finding.outcome.value:<8}", _STYLES[finding.outcome])
+    line.append(f" {finding.check:<17} {clean(finding.says)}")
+    out.print(line, soft_wrap=True)
+    if finding.do:
+        out.print(Text(f"{'':26} -> {clean(finding.do)}"), soft_wrap=True)
+
+
+def _sum_up(found: list[Finding]) -> None:
+    counts = Counter(each.outcome for each in found)
+    said = ", ".join(f"{counts[each]} {each.value}" for each in Outcome if counts[each])
+    out.print(Text(said))

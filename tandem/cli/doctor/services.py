@@ -1,0 +1,250 @@
+"""Checks of our services: scheduler, webhook, certificate, policies, predictor."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from tandem.cli.doctor.cluster import (
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    POLICY_BINDINGS,
+    PRIORITY_CLASSES,
+    Cluster,
+    not_after_s,
+)
+from tandem.cli.doctor.findings import Verdict, failed, ok, plural, unknown, warning
+from tandem.cli.doctor.nodes import trouble
+from tandem.contracts import names
+from tandem.kube.client import Object
+from tandem.kube.errors import Forbidden
+from tandem.kube.resource import MUTATING_WEBHOOKS, SECRETS
+
+WEBHOOK = "tandem"
+SERVICE = "tandem-webhook"
+POLICIES = (
+    "tandem-agent-own-node",
+    "tandem-assignments",
+    "tandem-devices",
+    "tandem-pods",
+    "tandem-resources",
+    "tandem-scheduler-name",
+)
+#: The extender replaces its certificate 90 days before the end.
+_OVERDUE_DAYS = 30
+
+
+def attached(cluster: Cluster) -> bool:
+    """Say whether a scheduler of the user's calls the extender: ours has no kube-scheduler then."""
+    try:
+        found = cluster.get(DEPLOYMENTS, "tandem-scheduler", cluster.namespace)
+    except Forbidden:
+        return False
+    spec = (((found or {}).get("spec") or {}).get("template") or {}).get("spec") or {}
+    containers = {each.get("name") for each in spec.get("containers") or ()}
+    return bool(containers) and "kube-scheduler" not in containers
+
+
+def scheduler(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether the scheduler's pods run."""
+    yield from _deployment(
+        cluster, "scheduler", "nothing is placed, and pods with GPUs are refused"
+    )
+
+
+def predictor(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether the predictor's pods run."""
+    yield from _deployment(
+        cluster, "predictor", "jobs are placed by what they declare, or take whole GPUs"
+    )
+
+
+def _deployment(cluster: Cluster, component: str, without: str) -> Iterator[Verdict]:
+    name = f"tandem-{component}"
+    found = cluster.get(DEPLOYMENTS, name, cluster.namespace)
+    if found is None:
+        yield failed(
+            f"there is no Deployment {cluster.namespace}/{name}: {without}",
+            "install the chart (docs/install.md), or give its namespace with --tandem-namespace",
+        )
+        return
+    wanted = (found.get("spec") or {}).get("replicas", 1)
+    there = (found.get("status") or {}).get("availableReplicas", 0)
+    do = f"kubectl describe pods -n {cluster.namespace} -l app.kubernetes.io/component={component}"
+    said = f"{there} of {plural(wanted, 'replica')} available"
+    why = trouble(cluster, cluster.namespace, component) if there < wanted or not there else ""
+    if not there:
+        yield failed(f"{said}, so that {without}{why}", do)
+    elif there < wanted:
+        yield failed(f"{said}{why}", do)
+    else:
+        yield ok(said)
+
+
+def webhook(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether the API server can ask our webhook."""
+    found = cluster.get(MUTATING_WEBHOOKS, WEBHOOK)
+    upgrade = f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values"
+    if found is None:
+        yield failed(
+            f"there is no MutatingWebhookConfiguration {WEBHOOK}: pods that ask for GPUs are"
+            " refused by the policies",
+            upgrade,
+        )
+        return
+    hooks = found.get("webhooks") or []
+    clients = [each.get("clientConfig") or {} for each in hooks]
+    if not hooks or not all(client.get("caBundle") for client in clients):
+        yield failed(
+            "the API server has no authority to trust at the webhook (caBundle is empty)",
+            f"the extender writes it: kubectl logs -n {cluster.namespace}"
+            " deployment/tandem-scheduler -c extender",
+        )
+        return
+    if any("service" in client for client in clients):
+        ready = _ready_endpoints(cluster, SERVICE)
+        if not ready:
+            yield failed(
+                f"the Service {SERVICE} has no ready endpoint: pods that ask for GPUs are refused",
+                f"kubectl get pods -n {cluster.namespace} -l app.kubernetes.io/component=scheduler",
+            )
+            return
+        said = plural(ready, "endpoint")
+    else:
+        said = str(clients[0].get("url"))
+    ignored = any(each.get("failurePolicy") == "Ignore" for each in hooks)
+    yield ok(f"{len(hooks)} webhooks at {said}{'; failures are ignored' if ignored else ''}")
+
+
+def _ready_endpoints(cluster: Cluster, service: str) -> int:
+    slices = [
+        each
+        for each in cluster.every(ENDPOINT_SLICES, cluster.namespace)
+        if (each["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == service
+    ]
+    return sum(
+        (endpoint.get("conditions") or {}).get("ready") is not False
+        for each in slices
+        for endpoint in each.get("endpoints") or ()
+    )
+
+
+def authority(configuration: Object | None) -> bytes:
+    """Return the authority that the API server trusts at our webhooks, as PEM; b'' for none."""
+    for each in (configuration or {}).get("webhooks") or ():
+        bundle = (each.get("clientConfig") or {}).get("caBundle")
+        try:
+            return base64.b64decode(bundle or "", validate=True)
+        except binascii.Error:
+            return b""
+    return b""
+
+
+def certificate(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether the webhook's certificate is valid, and its authority the one that is trusted."""
+    restart = f"kubectl rollout restart -n {cluster.namespace} deployment/tandem-scheduler"
+    bundle = authority(cluster.get(MUTATING_WEBHOOKS, WEBHOOK))
+    if not bundle:
+        yield unknown("the API server trusts no authority at the webhook yet")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=bundle.decode("ascii", "replace"))
+        ends = [not_after_s(str(each["notAfter"])) for each in context.get_ca_certs()]
+    except (ssl.SSLError, ValueError):
+        ends = []
+    if not ends:
+        yield failed("caBundle of the webhook is no certificate of an authority", restart)
+        return
+    if max(ends) < cluster.server_s:
+        yield failed(f"the authority of the webhook ended on {_day(max(ends))}", restart)
+        return
+    try:
+        secret = cluster.get(SECRETS, SERVICE, cluster.namespace)
+    except Forbidden:
+        yield ok(
+            f"its authority is valid until {_day(max(ends))}"
+            f" (you may not read the Secret {SERVICE})"
+        )
+        return
+    if secret is None:
+        yield unknown(f"there is no Secret {SERVICE}: the certificate comes from files")
+        return
+    yield from _served(cluster, secret, bundle, restart)
+
+
+def _served(cluster: Cluster, secret: Object, bundle: bytes, restart: str) -> Iterator[Verdict]:
+    try:
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+    except ImportError:
+        yield unknown("not checked: install tandem-gpu[extender] to read certificates")
+        return
+    try:
+        pem = base64.b64decode((secret.get("data") or {}).get("tls.crt") or "", validate=True)
+        served = x509.load_pem_x509_certificate(pem)
+        trusted = x509.load_pem_x509_certificates(bundle)
+    except (ValueError, binascii.Error):
+        yield failed(
+            f"the Secret {SERVICE} holds no certificate",
+            f"kubectl delete secret {SERVICE} -n {cluster.namespace}; the extender makes a new one",
+        )
+        return
+
+    def signed_by(authority: x509.Certificate) -> bool:
+        try:
+            served.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
+
+    ends_s = served.not_valid_after_utc.timestamp()
+    if ends_s < cluster.server_s:
+        yield failed(f"the webhook's certificate ended on {_day(ends_s)}", restart)
+    elif not any(map(signed_by, trusted)):
+        yield failed(
+            "the API server trusts another authority than that of the webhook's certificate"
+            " (caBundle does not match)",
+            restart,
+        )
+    elif ends_s < cluster.server_s + _OVERDUE_DAYS * 86400:
+        yield warning(
+            f"the webhook's certificate ends on {_day(ends_s)}, its renewal is late", restart
+        )
+    else:
+        yield ok(f"valid until {_day(ends_s)}")
+
+
+def policies(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether the admission policies are in force."""
+    there = {each["metadata"]["name"] for each in cluster.every(POLICY_BINDINGS)}
+    missing = [name for name in POLICIES if name not in there]
+    upgrade = f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values"
+    if len(missing) == len(POLICIES):
+        yield warning(
+            "they are off: whoever may write pods can forge the GPUs of a pod",
+            f"{upgrade} --set policies.enabled=true",
+        )
+    elif missing:
+        yield failed(f"no binding of {', '.join(missing)}: what it refuses is let through", upgrade)
+    else:
+        yield ok(f"{len(POLICIES)} in force")
+
+
+def priority_class(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether the class exists that the webhook gives to pods."""
+    found = cluster.get(PRIORITY_CLASSES, names.PRIORITY_CLASS)
+    if found is None:
+        yield failed(
+            f"there is no PriorityClass {names.PRIORITY_CLASS}: pods that ask for GPUs are refused",
+            f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values",
+        )
+    else:
+        yield ok(names.PRIORITY_CLASS)
+
+
+def _day(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d")

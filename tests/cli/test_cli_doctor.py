@@ -1,0 +1,428 @@
+"""`tandem doctor` names the fault in each of many broken clusters, and no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from cli_cluster import AGENTS, NOW_S, SYSTEM, Site, authority, stamp, text
+from typer.testing import CliRunner
+
+from tandem.cli.doctor import command
+from tandem.cli.doctor.cluster import (
+    DAEMON_SETS,
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    POLICY_BINDINGS,
+    PRIORITY_CLASSES,
+)
+from tandem.cli.doctor.command import CHECKS
+from tandem.cli.doctor.findings import Finding, Outcome, examine
+from tandem.cli.main import build_app
+from tandem.contracts import names
+from tandem.kube.access import ACCESS_REVIEWS
+from tandem.kube.errors import Forbidden, Gone, unreachable
+from tandem.kube.resource import (
+    GPU_NODES,
+    LEASES,
+    MUTATING_WEBHOOKS,
+    NAMESPACES,
+    NODES,
+    RUNTIME_CLASSES,
+    SECRETS,
+)
+
+
+def examined(site: Site) -> list[Finding]:
+    return list(examine(CHECKS, site.cluster()))
+
+
+def of(found: list[Finding], outcome: Outcome) -> list[Finding]:
+    return [each for each in found if each.outcome is outcome]
+
+
+def test_nothing_is_wrong_with_a_healthy_cluster() -> None:
+    found = examined(Site())
+    assert {each.outcome for each in found} == {Outcome.OK}, found
+    assert [each.check for each in found] == [name for name, _ in CHECKS]
+
+
+def old_version(site: Site) -> None:
+    site.server.git_version = "v1.29.4+k3s1"
+
+
+def gate_off(site: Site) -> None:
+    site.server.gates["SidecarContainers"] = False
+
+
+def no_definitions(site: Site) -> None:
+    site.server.served = {"gpujobs", "modelprofiles"}
+
+
+def no_labels(site: Site) -> None:
+    for name in ("gpu-0", "gpu-1"):
+        site.change(NODES, name, {"metadata": {"labels": {"nvidia.com/gpu.present": None}}})
+        site.api.delete(GPU_NODES, name)
+
+
+def node_down(site: Site) -> None:
+    down = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
+    site.change(NODES, "gpu-1", {"status": down})
+
+
+def no_runtime_class(site: Site) -> None:
+    site.api.delete(RUNTIME_CLASSES, "nvidia")
+
+
+def no_toolkit(site: Site) -> None:
+    site.change(NODES, "gpu-1", {"status": {"runtimeHandlers": [{"name": ""}, {"name": "runc"}]}})
+
+
+def variable_ignored(site: Site) -> None:
+    message = "a container with NVIDIA_VISIBLE_DEVICES=void saw nvidia0"
+    condition = {"type": "VariableHonoured", "status": "False", "message": message}
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [condition]}})
+
+
+def device_plugin(site: Site) -> None:
+    site.change(NODES, "gpu-0", {"status": {"capacity": {"nvidia.com/gpu": "2"}}})
+
+
+def no_webhook(site: Site) -> None:
+    site.api.delete(MUTATING_WEBHOOKS, "tandem")
+
+
+def hooks_with(bundle: str) -> dict:
+    client = {"service": {"name": "tandem-webhook"}, "caBundle": bundle}
+    return {"webhooks": [{"name": "w.tandem.gpu", "clientConfig": client}]}
+
+
+def no_authority(site: Site) -> None:
+    site.change(MUTATING_WEBHOOKS, "tandem", hooks_with(""))
+
+
+def other_authority(site: Site) -> None:
+    site.change(MUTATING_WEBHOOKS, "tandem", hooks_with(text(authority(366)[0])))
+
+
+def ended_certificate(site: Site) -> None:
+    ca, certificate = authority(-3)
+    site.change(MUTATING_WEBHOOKS, "tandem", hooks_with(text(ca)))
+    site.change(SECRETS, "tandem-webhook", {"data": {"tls.crt": text(certificate)}}, SYSTEM)
+
+
+def no_endpoints(site: Site) -> None:
+    body = {"endpoints": [{"addresses": ["10.0.0.5"], "conditions": {"ready": False}}]}
+    site.change(ENDPOINT_SLICES, "tandem-webhook-1", body, SYSTEM)
+
+
+def caller_without_rights(site: Site) -> None:
+    site.api.denied |= {("", "list", "gpujobs"), ("", "list", "gpunodes")}
+
+
+def scheduler_without_rights(site: Site) -> None:
+    site.api.denied.add(("tandem-scheduler", "update", "gpujobs"))
+
+
+def agents_crash(site: Site) -> None:
+    site.change(DAEMON_SETS, "tandem-agent", {"status": {"numberReady": 1}}, AGENTS)
+    site.agent_pod("CrashLoopBackOff")
+
+
+def agents_forbidden(site: Site) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    site.change(NAMESPACES, AGENTS, {"metadata": {"labels": label}})
+
+
+def no_agents(site: Site) -> None:
+    site.api.delete(DAEMON_SETS, "tandem-agent", AGENTS)
+
+
+def silent_agent(site: Site) -> None:
+    site.api.delete(GPU_NODES, "gpu-1")
+
+
+def stale_report(site: Site) -> None:
+    fields = [{"subresource": "status", "time": stamp(NOW_S - 400)}]
+    site.change(
+        GPU_NODES,
+        "gpu-1",
+        {
+            "metadata": {"managedFields": fields},
+            "status": {"observedAt": stamp(NOW_S - 401)},
+        },
+    )
+
+
+def quarantined(site: Site) -> None:
+    gpu = {"uuid": "GPU-9", "model": "V100", "health": "Quarantined", "healthReason": "XID 79"}
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [gpu]}})
+
+
+def no_gpus(site: Site) -> None:
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": []}})
+
+
+def nvml_gone(site: Site) -> None:
+    condition = {"type": "NvmlAvailable", "status": "False", "message": "Driver Not Loaded"}
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [condition]}})
+
+
+def predictor_away(site: Site) -> None:
+    site.change(DEPLOYMENTS, "tandem-predictor", {"status": {"availableReplicas": 0}}, SYSTEM)
+
+
+def one_replica_away(site: Site) -> None:
+    site.change(DEPLOYMENTS, "tandem-scheduler", {"status": {"availableReplicas": 1}}, SYSTEM)
+
+
+def caller_ahead(site: Site) -> None:
+    site.clock_s += 90
+
+
+def agent_behind(site: Site) -> None:
+    site.change(GPU_NODES, "gpu-1", {"status": {"observedAt": stamp(NOW_S - 20 - 120)}})
+
+
+def none_leads(site: Site) -> None:
+    site.lease(NOW_S - 60)
+
+
+def no_lease(site: Site) -> None:
+    site.api.delete(LEASES, names.LEASE_NAME, SYSTEM)
+
+
+def policy_gone(site: Site) -> None:
+    site.api.delete(POLICY_BINDINGS, "tandem-assignments")
+
+
+def no_priority_class(site: Site) -> None:
+    site.api.delete(PRIORITY_CLASSES, names.PRIORITY_CLASS)
+
+
+BROKEN: list[tuple[Callable[[Site], None], str, str, str]] = [
+    # what is broken, the check that fails, words of what it says, words of what to do
+    (old_version, "version", "v1.29.4+k3s1 is older than 1.30", "upgrade"),
+    (gate_off, "feature gates", "SidecarContainers is off", "--feature-gates"),
+    (no_definitions, "definitions", "lacks gpunodes", "kubectl apply"),
+    (no_labels, "GPU nodes", "no node has the label nvidia.com/gpu.present=true", "label node"),
+    (node_down, "GPU nodes", "1 of 2 GPU nodes not ready: gpu-1", "describe node gpu-1"),
+    (no_runtime_class, "runtime class", "no runtime class nvidia", "GPU Operator"),
+    (no_toolkit, "container toolkit", "gpu-1 has no handler nvidia", "nvidia-ctk"),
+    (variable_ignored, "container toolkit", "void saw nvidia0", "node-agent.md"),
+    (device_plugin, "device plugin", "gpu-0: 2 nvidia.com/gpu", "gpu.deploy.device-plugin=false"),
+    (no_webhook, "webhook", "no MutatingWebhookConfiguration tandem", "helm upgrade"),
+    (no_authority, "webhook", "caBundle is empty", "-c extender"),
+    (other_authority, "certificate", "caBundle does not match", "rollout restart"),
+    (ended_certificate, "certificate", "ended on 2027-01-12", "rollout restart"),
+    (no_endpoints, "webhook", "tandem-webhook has no ready endpoint", "get pods"),
+    (caller_without_rights, "your rights", "neither everywhere nor in team-a", "rolebinding"),
+    (
+        scheduler_without_rights,
+        "accounts",
+        "tandem-scheduler may not update gpujobs/status",
+        "helm",
+    ),
+    (agents_crash, "agents", "1 of 2 agents ready: tandem-agent-x: CrashLoopBackOff", "logs"),
+    (agents_forbidden, "agents", "Pod Security restricted", "enforce=privileged"),
+    (no_agents, "agents", "no DaemonSet tandem-agents/tandem-agent", "helm upgrade"),
+    (silent_agent, "reports", "no report from gpu-1", "spec.nodeName=gpu-1"),
+    (stale_report, "reports", "gpu-1 (up to 400 s)", "delete gpunode gpu-1"),
+    (quarantined, "GPUs", "gpu-0/GPU-9 (V100) is quarantined: XID 79", "describe gpunode gpu-0"),
+    (no_gpus, "GPUs", "gpu-0 reports no GPU", "nvidia-smi"),
+    (nvml_gone, "GPUs", "Driver Not Loaded", "nvidia-smi on gpu-0"),
+    (predictor_away, "predictor", "0 of 1 replica available", "describe pods"),
+    (one_replica_away, "scheduler", "1 of 2 replicas available", "describe pods"),
+    (caller_ahead, "clocks", "90 s ahead of the API server's", "NTP"),
+    (agent_behind, "clocks", "by up to 120 s: gpu-1", "NTP"),
+    (none_leads, "leader", "tandem-scheduler-1 led until 60 s ago", "logs"),
+    (no_lease, "leader", "none leads", "logs"),
+    (policy_gone, "policies", "no binding of tandem-assignments", "helm upgrade"),
+    (no_priority_class, "priority class", "tandem-training", "helm upgrade"),
+]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "check", "says", "do"), BROKEN, ids=[each[0].__name__ for each in BROKEN]
+)
+def test_the_fault_of_a_broken_cluster_is_named_with_what_to_do(
+    break_it: Callable[[Site], None], check: str, says: str, do: str
+) -> None:
+    site = Site()
+    break_it(site)
+    failures = of(examined(site), Outcome.FAILED)
+    assert [each.check for each in failures] == [check], failures
+    assert says in failures[0].says
+    assert do in failures[0].do
+
+
+def test_two_faults_are_both_named() -> None:
+    site = Site()
+    device_plugin(site)
+    none_leads(site)
+    assert {each.check for each in of(examined(site), Outcome.FAILED)} == {
+        "device plugin",
+        "leader",
+    }
+
+
+def test_each_check_fails_in_some_broken_cluster() -> None:
+    """A check that cannot fail would say nothing. Taints can only warn."""
+    assert {each[1] for each in BROKEN} == {name for name, _ in CHECKS} - {"taints"}
+
+
+def test_untainted_nodes_and_policies_that_are_off_are_warnings() -> None:
+    site = Site()
+    site.change(NODES, "gpu-0", {"spec": {"taints": []}})
+    for item in site.api.list(POLICY_BINDINGS):
+        site.api.delete(POLICY_BINDINGS, item["metadata"]["name"])
+    found = examined(site)
+    assert [each.check for each in of(found, Outcome.WARNING)] == ["policies", "taints"]
+    assert not of(found, Outcome.FAILED)
+
+
+def test_a_scheduler_of_the_users_own_needs_no_lease() -> None:
+    site = Site()
+    site.api.delete(LEASES, names.LEASE_NAME, SYSTEM)
+    containers = {"template": {"spec": {"containers": [{"name": "extender"}]}}}
+    site.change(DEPLOYMENTS, "tandem-scheduler", {"spec": containers}, SYSTEM)
+    assert not of(examined(site), Outcome.FAILED)
+
+
+def test_what_a_tenant_may_not_read_is_unknown_and_no_failure() -> None:
+    site = Site()
+    site.api.unreadable = {
+        NODES, GPU_NODES, RUNTIME_CLASSES, DAEMON_SETS, DEPLOYMENTS, LEASES, SECRETS, NAMESPACES,
+        MUTATING_WEBHOOKS, POLICY_BINDINGS, PRIORITY_CLASSES, ENDPOINT_SLICES, ACCESS_REVIEWS,
+    }  # fmt: skip
+    site.api.denied = {("", "list", "gpunodes")}
+
+    def forbidden() -> dict[str, bool]:
+        raise Forbidden(403, "forbidden")
+
+    site.server.features = forbidden
+    found = examined(site)
+    assert not of(found, Outcome.FAILED)
+    assert {each.check for each in of(found, Outcome.OK)} >= {
+        "version",
+        "your rights",
+        "definitions",
+    }
+    assert all("no right" in each.says for each in of(found, Outcome.UNKNOWN))
+
+
+def test_a_secret_that_may_not_be_read_leaves_the_authority_to_judge() -> None:
+    site = Site()
+    site.api.unreadable = {SECRETS}
+    (found,) = (each for each in examined(site) if each.check == "certificate")
+    assert found.outcome is Outcome.OK
+    assert "may not read the Secret" in found.says
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "do"),
+    [
+        (unreachable("GET /version: refused", maybe_done=False), "does not answer", "HTTPS_PROXY"),
+        (Forbidden(401, "Unauthorized"), "does not accept your credentials", "log in"),
+    ],
+)
+def test_without_an_api_server_the_first_check_says_so_and_no_other_is_made(
+    error: Exception, says: str, do: str
+) -> None:
+    site = Site()
+
+    def fails() -> str:
+        raise error
+
+    site.server.version = fails
+    (found,) = examined(site)
+    assert found.outcome is Outcome.FAILED
+    assert says in found.says
+    assert do in found.do
+
+
+def test_a_list_that_expires_between_its_pages_is_read_again() -> None:
+    site = Site()
+    pages, calls = site.api.pages, []
+
+    def expiring(resource, namespace=None, **more):
+        calls.append(resource)
+        if calls.count(NODES) == 1 and resource == NODES:
+            raise Gone(410, "The provided continue parameter is too old")
+        return pages(resource, namespace, **more)
+
+    site.api.pages = expiring
+    assert not of(examined(site), Outcome.FAILED)
+    assert calls.count(NODES) == 2
+
+
+class Live:
+    """The doctor's own view of a cluster, whatever client it is given."""
+
+    def __init__(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        from tandem.kube import client, credentials
+
+        monkeypatch.setattr(client.KubeClient, "load", lambda *_: site.api)
+        monkeypatch.setattr(credentials, "context_namespace", lambda *_: "team-a")
+        monkeypatch.setattr(command, "LiveServer", lambda _: site.server)
+        monkeypatch.setattr(command, "Cluster", lambda *_: site.cluster())
+
+    def run(self, *args: str):
+        return CliRunner().invoke(build_app(), ["doctor", *args])
+
+
+def test_a_healthy_cluster_ends_with_status_0_and_a_broken_one_with_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site()
+    live = Live(site, monkeypatch)
+    answer = live.run()
+    assert answer.exit_code == 0
+    assert answer.stdout.splitlines()[-1] == f"{len(CHECKS)} ok"
+    predictor_away(site)
+    answer = live.run()
+    assert answer.exit_code == 1
+    (at,) = (i for i, line in enumerate(answer.stdout.splitlines()) if line.startswith("failed"))
+    line, do = answer.stdout.splitlines()[at : at + 2]
+    assert "predictor" in line
+    assert "-> kubectl describe pods" in do
+
+
+def test_json_has_every_check_and_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+    no_toolkit(site)
+    answer = Live(site, monkeypatch).run("--json")
+    said = json.loads(answer.stdout)
+    assert answer.exit_code == 1
+    assert said["healthy"] is False
+    assert [each["check"] for each in said["checks"] if each["outcome"] == "failed"] == [
+        "container toolkit"
+    ]
+    assert len(said["checks"]) == len(CHECKS)
+
+
+def test_what_a_node_calls_itself_reaches_no_terminal_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site()
+    message = "\x1b]0;owned\x07[bold]x\x1b[2J\u202e"
+    condition = {"type": "NvmlAvailable", "status": "False", "message": message}
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [condition]}})
+    answer = Live(site, monkeypatch).run()
+    assert "?]0;owned?[bold]x?[2J?" in answer.stdout
+    assert "\x1b" not in answer.stdout
+    assert "\u202e" not in answer.stdout
+
+
+def test_five_thousand_nodes_are_read_once_and_named_in_short() -> None:
+    site = Site()
+    for index in range(5000):
+        name = f"n{index}"
+        site.api.create(
+            NODES, {"metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true"}}}
+        )
+    (down,) = (f for f in examined(site) if f.check == "GPU nodes")
+    assert down.says == "5,000 of 5,002 GPU nodes not ready: n0, n1, n10 and 4,997 more"
+    (silent,) = (f for f in examined(site) if f.check == "reports")
+    assert "and 4,997 more" in silent.says
