@@ -19,6 +19,7 @@ from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
     Condition,
     Demand,
+    GPUJobSpec,
     GPUJobStatus,
     Load,
     Phase,
@@ -78,11 +79,16 @@ class Foresight:
         self._to_ask_again.pop(key, None)
 
     async def enqueue(self, gang: Gang) -> None:
-        """Predict the load of a new GPUJob and put it in the queue."""
-        assert gang.record is not None
+        """Predict the load of a new GPUJob and put it in the queue, unless it is gone by then."""
+        if gang.record is None:
+            return
         status, now = gang.record.status, rfc3339(self._clock())
         created = min((p.created_at for p in gang.pods.values() if p.created_at), default=now)
-        prediction = await self._predict(gang)
+        demand = gang.record.spec.demand
+        prediction = await self._predict(gang, gang.record.spec)
+        sub_batches = await self._sub_batches(gang.key[0], demand, prediction.load)
+        if gang.record is None:
+            return
         faults.reach("enqueue-before")
         await self._writer.write_status(
             gang,
@@ -92,7 +98,7 @@ class Foresight:
                     "reason": "Queued",
                     "message": prediction.explanation,
                     "load": prediction.load,
-                    "sub_batches": await self._sub_batches(gang, prediction.load),
+                    "sub_batches": sub_batches,
                     "queued_at": created,
                     "waiting_since": now,
                     "conditions": self._predicted(status, prediction),
@@ -101,10 +107,8 @@ class Foresight:
         )
         faults.reach("enqueue-after")
 
-    async def _predict(self, gang: Gang) -> Prediction:
-        assert gang.record is not None
+    async def _predict(self, gang: Gang, spec: GPUJobSpec) -> Prediction:
         self._predicted_at[gang.key] = self._clock()
-        spec = gang.record.spec
         prediction = await self._predictor.predict(gang.key[0], spec.demand, self._gpus.gpu_kind())
         prediction = self._earlier(gang, prediction)
         # What it does to others is asked before it is planned beside them.
@@ -114,23 +118,21 @@ class Foresight:
         await self._pricing.ask()
         return prediction
 
-    async def _sub_batches(self, gang: Gang, load: Load) -> list[SubBatch]:
+    async def _sub_batches(self, namespace: str, demand: Demand, load: Load) -> list[SubBatch]:
         """Ask what the job would use with its batch halved once, twice and so on.
 
         Source: [SJF-BSBF] Alg. 2; the time of an iteration is that of its micro-batches.
         """
-        assert gang.record is not None
-        demand = gang.record.spec.demand
         if not demand.accumulation or demand.batch_size is None or load.iteration_s is None:
             return []
         found: list[SubBatch] = []
-        factor = await self._raised_by(gang, demand, load)
+        factor = await self._raised_by(namespace, demand, load)
         for halvings in range(1, MOST_HALVINGS + 1):
             steps = 2**halvings
             if demand.batch_size % steps:
                 break
             said = await self._predictor.predict(
-                gang.key[0], _undeclared(demand), self._gpus.gpu_kind(), steps
+                namespace, _undeclared(demand), self._gpus.gpu_kind(), steps
             )
             if said.load.iteration_s is None:
                 break
@@ -145,13 +147,11 @@ class Foresight:
             found.append(part if seen else scaled_steps(part, factor))
         return found
 
-    async def _raised_by(self, gang: Gang, demand: Demand, load: Load) -> float:
+    async def _raised_by(self, namespace: str, demand: Demand, load: Load) -> float:
         """Return by how much the need of the whole batch was raised by what its user declared."""
         if demand.declared_memory_bytes is None:
             return 1.0
-        plain = await self._predictor.predict(
-            gang.key[0], _undeclared(demand), self._gpus.gpu_kind()
-        )
+        plain = await self._predictor.predict(namespace, _undeclared(demand), self._gpus.gpu_kind())
         if plain.load.memory_source is Source.WHOLE_GPU:
             return 1.0
         return max(1.0, _peak_bytes(load) / max(_peak_bytes(plain.load), 1))
@@ -203,15 +203,23 @@ class Foresight:
                 self._soon(key)
 
     async def _ask_again(self, gang: Gang) -> None:
-        assert gang.record is not None
-        prediction = await self._predict(gang)
+        if gang.record is None:
+            return
+        demand = gang.record.spec.demand
+        prediction = await self._predict(gang, gang.record.spec)
+        sub_batches = await self._sub_batches(gang.key[0], demand, prediction.load)
+        if gang.record is None:
+            return
         status = gang.record.status
         seen = status.load is not None and status.load.memory_source is Source.OBSERVED
         if seen or prediction.load == status.load:
             return  # what was seen meanwhile, by the memory guard, counts for more
         conditions = self._predicted(status, prediction)
-        changes = {"load": prediction.load, "conditions": conditions}
-        changes["sub_batches"] = await self._sub_batches(gang, prediction.load)
+        changes = {
+            "load": prediction.load,
+            "conditions": conditions,
+            "sub_batches": sub_batches,
+        }
         await self._writer.write_status(gang, status.model_copy(update=changes))
 
 

@@ -211,20 +211,26 @@ class Act:
 
 def acts(audit_log: Path) -> list[Act]:
     """Return all writes of both pairs so far but for Leases, in the order of their outcomes."""
+    return [act for act in _writes(audit_log) if act.what != "leases"]
+
+
+def lease_writes(audit_log: Path) -> list[Act]:
+    """Return all writes of both pairs to Leases so far, in the order of their outcomes."""
+    return [act for act in _writes(audit_log) if act.what == "leases"]
+
+
+def _writes(audit_log: Path) -> list[Act]:
     found = []
     for line in audit_log.read_text().splitlines():
         with contextlib.suppress(ValueError, KeyError):  # a last line that is half written
             event = json.loads(line)
             target = event["objectRef"]
-            if target["resource"] == "leases":
-                continue
-            what = "/".join(filter(None, (target["resource"], target.get("subresource"))))
             found.append(
                 Act(
                     event["sourceIPs"][0],
                     event["stageTimestamp"],
                     event["verb"],
-                    what,
+                    "/".join(filter(None, (target["resource"], target.get("subresource")))),
                     target.get("name", ""),
                     event["responseStatus"]["code"],
                 )

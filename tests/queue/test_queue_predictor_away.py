@@ -75,6 +75,33 @@ def test_a_new_job_is_seen_while_hundreds_are_asked_about_again() -> None:
     run(scenario)
 
 
+def test_a_job_may_be_deleted_while_the_predictor_is_asked_about_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        cluster = Hanging()
+        cluster.add_node("n0")
+        cluster.loop = asyncio.get_running_loop()
+        cluster.hangs = True
+        work = cluster.controller.work
+        work.go()
+        cluster.api.create(PODS, raw_pod("brief", annotations={"tandem.gpu/model": "unknown"}))
+        for _ in range(400):
+            await asyncio.sleep(0.005)
+            if cluster.asked:
+                break
+        assert cluster.asked
+        cluster.api.delete(PODS, "brief", "default")
+        cluster.api.delete(GPU_JOBS, "pod-brief", "default")
+        await asyncio.sleep(0.05)
+        cluster.let_go.set()
+        await work.settled()
+        assert not cluster.api.list(GPU_JOBS)
+
+    run(scenario)
+    assert [line.message for line in caplog.records if line.levelname == "ERROR"] == []
+
+
 class Service(httpx.AsyncBaseTransport):
     """A predictor that answers, refuses or hangs, as `does` says."""
 
