@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import httpx
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -18,6 +19,7 @@ from tandem.contracts.prediction import (
     Feedback,
     InterferenceAnswer,
     InterferenceRequest,
+    ModelSummary,
     Prediction,
     PredictRequest,
 )
@@ -220,6 +222,26 @@ class HttpPredictor:
         answer = await self._post(_Request("/v1/feedback", feedback.wire()))
         return answer is not None and answer.is_success
 
+    async def model(self, namespace: str, name: str) -> ModelSummary | None:
+        """Return what the service knows of a model; None where it knows none, or does not answer.
+
+        For readers of the status page: it does not count for the circuit.
+        """
+        if self._client is None:
+            return None
+        path = f"/v1/models/{quote(namespace, safe='')}/{quote(name, safe='')}"
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.get(path, headers=self._headers())
+            return ModelSummary.model_validate_json(answer.content) if answer.is_success else None
+        except (httpx.HTTPError, TimeoutError, OSError, ValidationError) as error:
+            log.warning("model not read model=%s/%s error=%r", namespace, name, error)
+            return None
+
+    def _headers(self) -> dict[str, str]:
+        token = self._token()
+        return {"authorization": f"Bearer {token}"} if token else {}
+
     async def _post(self, request: _Request) -> httpx.Response | None:
         """Return the answer; None where there is none in time, or the circuit is open."""
         if self._client is None:
@@ -242,10 +264,10 @@ class HttpPredictor:
     async def _send(self, request: _Request) -> httpx.Response | None:
         assert self._client is not None
         try:
-            token = self._token()
-            headers = {"authorization": f"Bearer {token}"} if token else {}
             async with asyncio.timeout(TIMEOUT_S):  # httpx's own limits are for each step of it
-                answer = await self._client.post(request.path, json=request.body, headers=headers)
+                answer = await self._client.post(
+                    request.path, json=request.body, headers=self._headers()
+                )
         except (httpx.HTTPError, TimeoutError, OSError) as error:
             log.warning("predictor does not answer path=%s error=%r", request.path, error)
             self._metrics.requests.labels("failed").inc()

@@ -82,6 +82,8 @@ class ClusterState:
         #: Called for each object that is accepted, once the state has followed it. An old version
         #: of an object, or one that is gone, never comes to the listener.
         self.listener: Listener | None = None
+        #: Called after the listener with each record and whether the object is gone.
+        self.followers: list[Callable[[Record, bool], None]] = []
         #: Called when there is a `backlog`; without it, all that follows is worked out at once.
         self.on_backlog: Callable[[], None] | None = None
         self._backlog: dict[str, None] = {}
@@ -277,6 +279,8 @@ class ClusterState:
                 self._follow_pod(record, gone=gone)
         if self.listener is not None:
             (self.listener.forget if gone else self.listener.observe)(record)
+        for follow in self.followers:
+            follow(record, gone)
 
     def _follow_gpu_node(self, record: GpuNodeRecord, *, gone: bool) -> None:
         if gone:

@@ -115,6 +115,12 @@ class GpuTable:
         """Say whether any of `rows` has changed since the table stood at `generation`."""
         return bool((self._generations[rows] > generation).any())
 
+    def nodes_changed_since(self, generation: int) -> set[str]:
+        """Return the nodes of all rows that have changed since the table stood at `generation`."""
+        rows = np.flatnonzero(self._generations[: self._used] > generation)
+        slots = np.unique(self._columns["node"][rows]).tolist()
+        return {self.node_names[slot] for slot in slots}
+
     def unchanged(self, snapshot: LiveSnapshot, rows: Iterable[int]) -> bool:
         """Say whether `rows` of the snapshot still are what they were when it was taken."""
         node = snapshot.gpus.node

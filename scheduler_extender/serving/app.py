@@ -26,6 +26,14 @@ from scheduler_extender.serving.process import collector_spared, give_way_soon, 
 from scheduler_extender.serving.readers import Readers, everybody
 from scheduler_extender.serving.routes import Straight, verbs_router
 from scheduler_extender.serving.service import Service, running
+from scheduler_extender.serving.status.publisher import Publisher
+from scheduler_extender.serving.status.routes import status_router
+from scheduler_extender.serving.status.sources import (
+    events_in_memory,
+    inner_router,
+    local_changes,
+    local_profiles,
+)
 from scheduler_extender.serving.tls import Tls, read_files
 from tandem.kube.memory import MemoryCluster
 
@@ -60,6 +68,14 @@ def public_app(service: Service) -> FastAPI:
     )
     if isinstance(service.api, MemoryCluster):
         app.include_router(memory_router(service.api))
+        app.include_router(
+            status_router(
+                Publisher(local_changes(service.changes)),
+                readers,
+                events_in_memory(service.api),
+                local_profiles(service.predictor),
+            )
+        )
     app.add_middleware(Limited)
     return app
 
@@ -140,6 +156,7 @@ def inner_app(service: Service) -> FastAPI:
     app = FastAPI(title="Tandem, within", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(health_router(service.feed, service.metrics))
     app.include_router(read_router(service.state, service.config.profile.pipeline(), everybody))
+    app.include_router(inner_router(service.changes, service.predictor))
     return app
 
 

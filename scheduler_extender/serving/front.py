@@ -41,6 +41,13 @@ from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnst
 from scheduler_extender.serving.limits import Limited, client_name
 from scheduler_extender.serving.process import return_freed_memory
 from scheduler_extender.serving.readers import Readers
+from scheduler_extender.serving.status.publisher import Publisher
+from scheduler_extender.serving.status.routes import status_router
+from scheduler_extender.serving.status.sources import (
+    events_for_caller,
+    remote_changes,
+    remote_profiles,
+)
 from scheduler_extender.serving.tls import Tls, read_files
 from tandem.contracts.prediction import ErrorBody
 from tandem.errors import TandemError
@@ -137,7 +144,7 @@ class Line:
 
 
 def front_app(
-    config: FrontConfig, line: Line, readers: Readers, extender: httpx.AsyncClient
+    config: FrontConfig, line: Line, api: KubeClient, extender: httpx.AsyncClient
 ) -> FastAPI:
     """Return what clients of the public port reach."""
     app = FastAPI(title="Tandem", docs_url=None, redoc_url=None)
@@ -159,7 +166,16 @@ def front_app(
         admission_router(config.admission, lambda: line.has_runtime_class, line.count, judged)
     )
     app.include_router(_health(line))
+    readers = Readers(api)
     app.include_router(_handed_on(readers, extender))
+    app.include_router(
+        status_router(
+            Publisher(remote_changes(extender)),
+            readers.check,
+            events_for_caller(api),
+            remote_profiles(extender),
+        )
+    )
     app.add_middleware(Limited)
     return app
 
@@ -309,7 +325,7 @@ async def serve(config: FrontConfig, line: Line) -> None:
         _tls(config, api, line) as tls,
         httpx.AsyncClient(transport=transport, base_url="http://extender", timeout=30) as extender,
     ):
-        app = front_app(config, line, Readers(api), extender)
+        app = front_app(config, line, api, extender)
         settings = uvicorn.Config(
             app, http="httptools", access_log=False, log_config=None, lifespan="off", ws="none"
         )

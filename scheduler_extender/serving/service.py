@@ -29,6 +29,7 @@ from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
+from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.verbs.binding import Binder
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.client import KubeClient, Object
@@ -62,6 +63,8 @@ class Service:
     verbs: Verbs
     binder: Binder
     metrics: Metrics
+    changes: Changes
+    predictor: HttpPredictor
     runtime_class: list[bool] = field(default_factory=lambda: [False])
 
 
@@ -107,12 +110,13 @@ async def running(
         refusal=lambda pod: fence.open.get(pod.uid) or controller.gates.refusal(pod),
     )
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
-    service = Service(config, api, state, feed, verbs, binder, metrics)
     predictor = HttpPredictor(
         config.predictor_url,
         token=_predictor_token(config, api),
         metrics=PredictorMetrics(metrics.registry),
     )
+    changes = Changes(state, lambda: controller.quotas)
+    service = Service(config, api, state, feed, verbs, binder, metrics, changes, predictor)
     hostname = config.leader.hostname or socket.gethostname()
     loop = asyncio.get_running_loop()
 

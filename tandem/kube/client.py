@@ -18,7 +18,13 @@ from urllib.parse import urlencode
 import urllib3
 from pydantic_core import from_json
 
-from tandem.kube.credentials import Credentials, TokenCredentials, bearer_token, load_credentials
+from tandem.kube.credentials import (
+    CallerCredentials,
+    Credentials,
+    TokenCredentials,
+    bearer_token,
+    load_credentials,
+)
 from tandem.kube.errors import Conflict, from_response, unreachable
 from tandem.kube.resource import PODS, Resource
 
@@ -69,6 +75,10 @@ class KubeClient:
     def with_token(cls, host: str, token: str, ca_file: Path | None = None) -> KubeClient:
         """Return a client that bears `token` at the API server `host` (an URL)."""
         return cls(TokenCredentials(host, token, ca_file))
+
+    def as_caller(self, token: str) -> KubeClient:
+        """Return a client of the same API server with nothing but the rights of `token`."""
+        return KubeClient(CallerCredentials(self._credentials, token), self._user_agent)
 
     def bearer_token(self) -> str:
         """Return the token that is sent at present, '' where another credential is used."""

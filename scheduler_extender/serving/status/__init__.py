@@ -1,0 +1,1 @@
+"""The status page: what the cluster looks like now, for people, in a browser and as JSON."""

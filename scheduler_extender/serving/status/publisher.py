@@ -1,0 +1,267 @@
+"""Keeps a `Cluster` up to date while a page is open, and gives readers the views they ask for.
+
+All readers of the same view in the same scope share one answer, made once for each change. The
+views are computed in one thread, so that the event loop that serves other clients stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from scheduler_extender.serving.fair import BusyError, FairWorker
+from scheduler_extender.serving.status.model import Cluster, Scope
+from scheduler_extender.serving.status.views import BadQueryError, MissingError, Query, document
+
+#: The extender is asked for changes, and readers are sent a view, at most this often.
+EVERY_S = 1.0
+#: Computing views takes at most this part of the time, whatever readers ask for.
+_SHARE = 0.25
+#: Answers that are kept for readers that ask again; about 40 KiB each.
+_KEPT = 256
+_CHUNK_BYTES = 2**20
+#: Views of one client that may wait to be computed.
+_WAITING = 16
+#: Without a reader for so long, what is known of the cluster is dropped.
+_IDLE_S = 600.0
+#: More than 5,000 nodes and 40,000 pods need; a bound on what a fault of ours can take.
+_MOST_BYTES = 256 * 2**20
+
+_Result = TypeVar("_Result")
+#: Yields lines of `Changes.pieces` about what has changed since a version.
+Source = Callable[[str], AsyncIterator[bytes]]
+Spot = tuple[Scope, Query]
+_ROUNDS = ""  # who is charged for views that readers follow
+
+
+class AwayError(Exception):
+    """There is no answer now; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A view as JSON; `revision` is that of the cluster for which it was computed.
+
+    `missing` and `wrong` say why there is no view: no such object, or a query without meaning.
+    """
+
+    content: bytes
+    revision: int
+    missing: str = ""
+    wrong: str = ""
+
+    def says(self, other: Answer) -> bool:
+        """Say whether a reader of one would see the same in the other."""
+        return (self.content, self.missing, self.wrong) == (
+            other.content,
+            other.missing,
+            other.wrong,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """A view that readers follow."""
+
+    answer: Answer
+    readers: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Publisher:
+    """Views for readers, on the running event loop; `source` tells what has changed."""
+
+    def __init__(
+        self,
+        source: Source,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._every_s = every_s
+        self._clock = clock
+        self._cluster = Cluster()
+        self._worker = FairWorker(_WAITING)
+        self._fresh_s = float("-inf")
+        self._refreshing: asyncio.Task[None] | None = None
+        self._kept: OrderedDict[Spot, Answer] = OrderedDict()
+        self._watched: dict[Spot, _Watched] = {}
+        self._rounds: asyncio.Task[None] | None = None
+        self._used_s = 0.0  # time spent on views in the current round
+        self.computed = 0
+
+    @property
+    def readers(self) -> int:
+        """How many readers follow a view."""
+        return sum(each.readers for each in self._watched.values())
+
+    async def get(self, client: str, scope: Scope, query: Query) -> Answer:
+        """Return a view of at most a second ago; `client` is charged for the time that it takes.
+
+        Raises:
+            AwayError: the extender does not answer, or the client asks for too much at once.
+        """
+        await self._refresh()
+        return await self._answer(client, (scope, query))
+
+    async def compute(self, client: str, work: Callable[[Cluster], _Result]) -> _Result:
+        """Return what `work` makes of the cluster, in the thread that owns it.
+
+        Raises:
+            AwayError: the extender does not answer, or the client asks for too much at once.
+        """
+        await self._refresh()
+        return await self._run(client, lambda: work(self._cluster))
+
+    @asynccontextmanager
+    async def follow(
+        self, client: str, scope: Scope, query: Query
+    ) -> AsyncIterator[Callable[[float], Awaitable[Answer | None]]]:
+        """Follow a view: give a function that returns the view when it has changed.
+
+        Its first call returns at once; each later one after at most so many seconds, with None
+        where nothing has changed. A reader that is slow misses what came in between.
+
+        Raises:
+            AwayError: as in `get`.
+        """
+        first = await self.get(client, scope, query)
+        spot = (scope, query)
+        watched = self._watched.setdefault(spot, _Watched(first))
+        watched.readers += 1
+        sent: Answer | None = None
+
+        async def next_one(within_s: float) -> Answer | None:
+            nonlocal sent
+            if sent is None or not sent.says(watched.answer):
+                sent = watched.answer
+                return sent
+            try:
+                await asyncio.wait_for(watched.changed.wait(), within_s)
+            except TimeoutError:
+                return None
+            sent = watched.answer
+            return sent
+
+        try:
+            yield next_one
+        finally:
+            watched.readers -= 1
+            if watched.readers == 0 and self._watched.get(spot) is watched:
+                del self._watched[spot]
+
+    async def close(self) -> None:
+        """End what runs."""
+        tasks = [task for task in (self._rounds, self._refreshing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _keep_rounds(self) -> None:
+        if self._rounds is None or self._rounds.done():
+            self._rounds = asyncio.create_task(self._follow_changes())
+
+    async def _follow_changes(self) -> None:
+        """Compute each followed view anew once something has changed, while there are readers.
+
+        Without readers nothing is asked of the extender, and after a while nothing is remembered.
+        """
+        revision = self._cluster.revision
+        while self._refreshing or self._watched or self._clock() - self._fresh_s < _IDLE_S:
+            await asyncio.sleep(max(self._every_s, self._used_s / _SHARE))
+            self._used_s = 0.0
+            if not self._watched:
+                continue
+            try:
+                await self._refresh()
+            except AwayError:
+                continue  # readers keep what they have until the extender answers again
+            if self._cluster.revision == revision:
+                continue
+            revision = self._cluster.revision
+            for spot, watched in list(self._watched.items()):
+                answer = await self._answer(_ROUNDS, spot)
+                if not answer.says(watched.answer):
+                    watched.answer = answer
+                    changed, watched.changed = watched.changed, asyncio.Event()
+                    changed.set()
+        self._cluster = Cluster()
+        self._kept.clear()
+        self._fresh_s = float("-inf")
+
+    async def _answer(self, client: str, spot: Spot) -> Answer:
+        known = self._kept.get(spot)
+        if known is not None and known.revision == self._cluster.revision:
+            self._kept.move_to_end(spot)
+            return known
+        answer = await self._run(client, lambda: _made(self._cluster, spot))
+        self.computed += 1
+        self._kept[spot] = answer
+        self._kept.move_to_end(spot)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return answer
+
+    async def _refresh(self) -> None:
+        """Take in what has changed, unless that was done less than a second ago."""
+        if self._clock() - self._fresh_s < self._every_s:
+            return
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._take_changes())
+            self._refreshing.add_done_callback(self._refreshed)
+        # A reader that goes away ends it for no other reader.
+        await asyncio.shield(self._refreshing)
+        self._keep_rounds()
+
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
+        if not task.cancelled():
+            task.exception()  # each reader has been given it
+
+    async def _take_changes(self) -> None:
+        pending, size = bytearray(), 0
+        async for piece in self._source(self._cluster.version):
+            pending += piece
+            size += len(piece)
+            if size > _MOST_BYTES:
+                raise AwayError(f"the changes are over {_MOST_BYTES} bytes")
+            if len(pending) >= _CHUNK_BYTES:
+                whole = pending.rfind(b"\n") + 1
+                await self._apply(bytes(pending[:whole]))
+                del pending[:whole]
+        await self._apply(bytes(pending))
+        self._fresh_s = self._clock()
+
+    async def _apply(self, lines: bytes) -> None:
+        if lines:
+            await self._run(_ROUNDS, lambda: self._cluster.apply(lines))
+
+    async def _run(self, client: str, work: Callable[[], _Result]) -> _Result:
+        def timed() -> tuple[_Result, float]:
+            began = time.perf_counter()
+            return work(), time.perf_counter() - began
+
+        try:
+            result: tuple[_Result, float] = await self._worker.run(client, timed, 0)
+        except BusyError as error:
+            raise AwayError("this client has too many views under way") from error
+        self._used_s += result[1]
+        return result[0]
+
+
+def _made(cluster: Cluster, spot: Spot) -> Answer:
+    try:
+        content: Any = document(cluster, *spot)
+    except MissingError as error:
+        return Answer(b"null", cluster.revision, missing=str(error))
+    except BadQueryError as error:
+        return Answer(b"null", cluster.revision, wrong=str(error))
+    return Answer(json.dumps(content, separators=(",", ":")).encode(), cluster.revision)

@@ -1,0 +1,303 @@
+"""The page's routes: the views as JSON or as a stream of events, and the page itself.
+
+A reader sees what the API server would show: the whole cluster with the rights to list GPUNodes and
+all GPUJobs, or else one namespace with the right to list its GPUJobs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse, StreamingResponse
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
+
+from scheduler_extender.serving.limits import client_name
+from scheduler_extender.serving.readers import Check
+from scheduler_extender.serving.status import assets
+from scheduler_extender.serving.status.model import Cluster, Key, Scope
+from scheduler_extender.serving.status.publisher import Answer, AwayError, Publisher
+from scheduler_extender.serving.status.views import (
+    BadQueryError,
+    MissingError,
+    Query,
+    object_of,
+    query_of,
+)
+
+#: A stream ends before the port's own limit on a request (60 s); the page opens the next one.
+STREAM_S = 50.0
+_ALIVE_EVERY_S = 15.0
+#: Streams of one address and of all; an API server in between has one address for many people.
+_STREAMS_OF_ADDRESS, _STREAMS = 64, 128
+_EVENT_STREAM = "text/event-stream"
+_PODS = 8  # of one job whose events are read
+
+#: The views, and the path of each under /v1/status.
+PATHS = {
+    "overview": "overview",
+    "nodes": "nodes",
+    "node": "nodes/{node}",
+    "gpus": "gpus",
+    "gpu": "gpus/{node}/{gpu}",
+    "jobs": "jobs",
+    "job": "jobs/{namespace}/{name}",
+    "models": "models",
+    "model": "models/{namespace}/{name}",
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A parameter has no meaning"},
+    401: {"description": "Not a token that the API server knows"},
+    403: {"description": "The caller may not read this in the API server either"},
+    404: {"description": "There is no such object, or the caller does not see it"},
+    503: {"description": "No answer now; try again soon"},
+}
+
+#: Return the events of a namespace that regard one of these names, as the caller may see them.
+Events = Callable[[Request, str, list[str]], Awaitable[list[dict[str, Any]]]]
+#: Return a ModelProfile as the predictor has it; None where there is none.
+Profiles = Callable[[str, str], Awaitable[dict[str, Any] | None]]
+
+
+@dataclass(slots=True)
+class Streams:
+    """Counts the streams that are open, by address."""
+
+    of: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, address: str) -> bool:
+        """Count one more; False where there are too many."""
+        if self.of[address] >= _STREAMS_OF_ADDRESS or self.of.total() >= _STREAMS:
+            return False
+        self.of[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """Count one less."""
+        self.of[address] -= 1
+        if not self.of[address]:
+            del self.of[address]
+
+
+def status_router(
+    publisher: Publisher,
+    may: Check,
+    events: Events,
+    profiles: Profiles,
+    stream_s: float = STREAM_S,
+) -> APIRouter:
+    """Return the routes under /v1/status and /status; `may` says who may read what."""
+    router = APIRouter(tags=["status"])
+    streams = Streams()
+
+    async def scope_of(request: Request, namespace: str | None) -> Scope:
+        try:
+            await may(request, "list", "gpunodes", None)
+            await may(request, "list", "gpujobs", None)
+        except HTTPException as error:
+            if error.status_code != 403:
+                raise
+            if not namespace:
+                detail = f"{error.detail}; choose a namespace"
+                raise HTTPException(403, detail) from error
+        else:
+            return Scope()
+        await may(request, "list", "gpujobs", namespace)
+        return Scope(namespace)
+
+    @router.get("/v1/status/scope", responses=_REFUSALS)
+    async def scope(request: Request, namespace: str | None = None) -> dict[str, Any]:
+        """Say what the caller sees: the whole cluster (`namespace` is null) or one namespace."""
+        return {"namespace": (await scope_of(request, namespace)).namespace}
+
+    def add(view: str, path: str) -> None:
+        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+        async def show(request: Request) -> Response:
+            given = request.path_params
+            # The namespace of an object in the path takes precedence over the parameter.
+            namespace = given.get("namespace") or request.query_params.get("namespace")
+            reader = await scope_of(request, namespace)
+            try:
+                query = query_of(
+                    view, (given[name] for name in names), request.query_params.items()
+                )
+            except BadQueryError as error:
+                raise HTTPException(400, str(error)) from error
+            if _EVENT_STREAM in request.headers.get("accept", ""):
+                return await _stream(publisher, streams, client_name(request.scope), reader, query,
+                                     stream_s)  # fmt: skip
+            answer = await _or_503(publisher.get(client_name(request.scope), reader, query))
+            _raise_for(answer)
+            return _json(_wrapped(answer))
+
+        router.add_api_route(
+            f"/v1/status/{path}",
+            show,
+            methods=["GET"],
+            name=view,
+            summary=f"The view {view} of the status page",
+            description=f"With `Accept: {_EVENT_STREAM}`, again at each change.",
+            responses=_REFUSALS,
+            openapi_extra=_parameters(names),
+        )
+
+    for view, path in PATHS.items():
+        add(view, path)
+
+    @router.get("/v1/status/jobs/{namespace}/{name}/yaml", responses=_REFUSALS)
+    async def as_yaml(request: Request, namespace: str, name: str) -> dict[str, str]:
+        """Return a GPUJob as YAML."""
+        reader = await scope_of(request, namespace)
+
+        def work(cluster: Cluster) -> str:
+            found = object_of(cluster, reader, (namespace, name))
+            return yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100)
+
+        try:
+            text = await _or_503(publisher.compute(client_name(request.scope), work))
+        except MissingError as error:
+            raise HTTPException(404, f"there is no {error}") from error
+        return {"yaml": text}
+
+    @router.get("/v1/status/jobs/{namespace}/{name}/events", responses=_REFUSALS)
+    async def events_of_job(request: Request, namespace: str, name: str) -> dict[str, Any]:
+        """Return the events of a GPUJob and of its pods, the latest first."""
+        reader = await scope_of(request, namespace)
+
+        def names(cluster: Cluster) -> list[str]:
+            found = object_of(cluster, reader, key)
+            job = cluster.jobs[key].whole()
+            pods = [pod[0] for pod in job["facts"]["pods"][:_PODS]]
+            return list(dict.fromkeys([name, found["spec"]["workload"]["name"], *pods]))
+
+        key: Key = (namespace, name)
+        try:
+            regarding = await _or_503(publisher.compute(client_name(request.scope), names))
+        except MissingError as error:
+            raise HTTPException(404, f"there is no {error}") from error
+        return {"events": await events(request, namespace, regarding)}
+
+    @router.get("/v1/status/models/{namespace}/{name}/profile", responses=_REFUSALS)
+    async def profile(request: Request, namespace: str, name: str) -> dict[str, Any]:
+        """Return the features of a model and what its runs were observed to use."""
+        await may(request, "get", "modelprofiles", namespace)
+        found = await profiles(namespace, name)
+        if found is None:
+            raise HTTPException(404, f"the predictor knows no model {namespace}/{name}")
+        return found
+
+    @router.get("/", include_in_schema=False)
+    @router.get("/status", include_in_schema=False)
+    async def to_the_page() -> Response:
+        """Send a browser to the page; relative, since a proxy may have put a path in front."""
+        return RedirectResponse("status/", 307)
+
+    @router.api_route("/status/{path:path}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request, path: str) -> Response:
+        """Return a file of the page."""
+        return assets.response(path, request.headers)
+
+    return router
+
+
+async def _stream(
+    publisher: Publisher,
+    streams: Streams,
+    address: str,
+    reader: Scope,
+    query: Query,
+    stream_s: float,
+) -> Response:
+    """Return a view again and again, as server-sent events, for less than a minute.
+
+    Only the latest view is ever kept for a reader: one that reads slowly misses what came in
+    between, and a connection that takes no bytes is closed by the port's own limit.
+    """
+    if not streams.enter(address):
+        raise HTTPException(503, "too many pages are open", {"Retry-After": "5"})
+    following = publisher.follow(address, reader, query)
+    try:
+        next_one = await _or_503(following.__aenter__())
+    except BaseException:
+        streams.leave(address)
+        raise
+
+    async def left() -> None:
+        streams.leave(address)
+        await following.__aexit__(None, None, None)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        until = time.monotonic() + stream_s
+        yield b"retry: 1000\n\n"
+        while (rest_s := until - time.monotonic()) > 0:
+            answer = await next_one(min(rest_s, _ALIVE_EVERY_S))
+            yield b": alive\n\n" if answer is None else _event(answer)
+
+    return _Stream(pieces(), left)
+
+
+class _Stream(StreamingResponse):
+    """A response after which `left` is called, even where the reader goes before it begins."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], left: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(
+            pieces,
+            media_type=_EVENT_STREAM,
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        self._left = left
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Send the pieces."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._left()
+
+
+def _event(answer: Answer) -> bytes:
+    kind = b"gone" if answer.missing else b"wrong" if answer.wrong else b"view"
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (answer.revision, kind, _wrapped(answer))
+
+
+def _wrapped(answer: Answer) -> bytes:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    said = json.dumps(answer.missing or answer.wrong).encode()
+    return b'{"time":"%s","error":%s,"view":%s}' % (now.encode(), said, answer.content)
+
+
+def _raise_for(answer: Answer) -> None:
+    if answer.missing:
+        raise HTTPException(404, f"there is no {answer.missing}")
+    if answer.wrong:
+        raise HTTPException(400, answer.wrong)
+
+
+async def _or_503(awaited: Awaitable[Any]) -> Any:  # noqa: ANN401 - what is awaited
+    try:
+        return await awaited
+    except AwayError as error:
+        raise HTTPException(503, str(error) or "the extender does not answer") from error
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _parameters(names: list[str]) -> dict[str, Any]:
+    """Return what OpenAPI says of the path, which the framework does not see."""
+    return {
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    }

@@ -1,0 +1,161 @@
+"""Where the page's data come from: the extender of this process, or the one behind the front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import StreamingResponse
+
+from scheduler_extender.predictions import HttpPredictor
+from scheduler_extender.serving.status.changes import Changes
+from scheduler_extender.serving.status.publisher import AwayError, Source
+from scheduler_extender.serving.status.routes import Events, Profiles
+from tandem.kube.access import bearer_token
+from tandem.kube.client import KubeClient
+from tandem.kube.errors import Forbidden, KubeError
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.resource import EVENTS
+
+_SHOWN = 50  # events of a job
+_PATH = "/v1/changes"
+
+
+def local_changes(changes: Changes) -> Source:
+    """Return the changes of the extender in this process."""
+
+    async def pieces(since: str) -> AsyncIterator[bytes]:
+        for piece in changes.pieces(since):
+            yield piece
+            await asyncio.sleep(0)  # a verb may come in between
+
+    return pieces
+
+
+def remote_changes(extender: httpx.AsyncClient) -> Source:
+    """Return the changes of the extender behind a connection."""
+
+    async def pieces(since: str) -> AsyncIterator[bytes]:
+        try:
+            async with extender.stream("GET", _PATH, params={"since": since}) as answer:
+                if answer.status_code != 200:
+                    raise AwayError("the extender does not answer")
+                async for part in answer.aiter_raw():
+                    yield part
+        except httpx.HTTPError as error:
+            raise AwayError("the extender does not answer") from error
+
+    return pieces
+
+
+def inner_router(changes: Changes, predictor: HttpPredictor) -> APIRouter:
+    """Return what the process in front asks for the page; no other process can ask it."""
+    router = APIRouter()
+    source = local_changes(changes)
+
+    @router.get(_PATH)
+    async def changed(since: str = "") -> StreamingResponse:
+        return StreamingResponse(source(since), media_type="application/x-ndjson")
+
+    @router.get("/v1/profiles/{namespace}/{name}")
+    async def profile(namespace: str, name: str) -> dict[str, Any]:
+        found = await local_profiles(predictor)(namespace, name)
+        if found is None:
+            raise HTTPException(404)
+        return found
+
+    return router
+
+
+def local_profiles(predictor: HttpPredictor) -> Profiles:
+    """Return models as the predictor has them."""
+
+    async def profile(namespace: str, name: str) -> dict[str, Any] | None:
+        found = await predictor.model(namespace, name)
+        return None if found is None else found.wire()
+
+    return profile
+
+
+def remote_profiles(extender: httpx.AsyncClient) -> Profiles:
+    """Return models as the predictor of the extender behind a connection has them."""
+
+    async def profile(namespace: str, name: str) -> dict[str, Any] | None:
+        path = f"/v1/profiles/{quote(namespace, safe='')}/{quote(name, safe='')}"
+        try:
+            answer = await extender.get(path)
+        except httpx.HTTPError as error:
+            raise HTTPException(503, "the extender does not answer") from error
+        found: dict[str, Any] | None = answer.json() if answer.is_success else None
+        return found
+
+    return profile
+
+
+def events_for_caller(api: KubeClient) -> Events:
+    """Return the events that the API server shows to the token of the request."""
+
+    async def events(request: Request, namespace: str, names: list[str]) -> list[dict[str, Any]]:
+        token = bearer_token(request.headers.get("authorization", "")) or ""
+        caller = api.as_caller(token)
+        try:
+            found = await asyncio.to_thread(_of_api, caller, namespace, names)
+        except Forbidden as error:
+            raise HTTPException(403, f"you may not list events in {namespace}") from error
+        except KubeError as error:
+            raise HTTPException(503, "the API server does not answer") from error
+        finally:
+            caller.close()
+        return _latest(found)
+
+    return events
+
+
+def events_in_memory(cluster: MemoryCluster) -> Events:
+    """Return the events of the API server in memory."""
+
+    async def events(_: Request, namespace: str, names: list[str]) -> list[dict[str, Any]]:
+        found = cluster.list(EVENTS, namespace)
+        return _latest(each for each in found if each["regarding"]["name"] in names)
+
+    return events
+
+
+def _of_api(caller: KubeClient, namespace: str, names: list[str]) -> list[dict[str, Any]]:
+    """Read events by the core API: that is the one which the role `view` lets people read."""
+    path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+    found: list[dict[str, Any]] = []
+    for name in names:
+        query = {"fieldSelector": f"involvedObject.name={name}", "limit": _SHOWN}
+        found += caller.request("GET", path, query).get("items") or []
+    return found
+
+
+def _latest(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    rows = [_row(each) for each in found]
+    return sorted(rows, key=lambda row: str(row["at"]), reverse=True)[:_SHOWN]
+
+
+def _row(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event of either API with what is shown of it."""
+    series, regarding = event.get("series") or {}, event.get("regarding")
+    regarding = regarding or event.get("involvedObject") or {}
+    at = (
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp")
+    )
+    return {
+        "at": at,
+        "type": event.get("type") or "Normal",
+        "reason": event.get("reason") or "",
+        "note": event.get("note") or event.get("message") or "",
+        "kind": regarding.get("kind") or "",
+        "name": regarding.get("name") or "",
+        "count": series.get("count") or event.get("count") or 1,
+    }

@@ -1,0 +1,693 @@
+"""The status page's data: changes, views, streams, and what a tenant sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import pytest
+from extender_builders import GIB, NOW, Object, gpu, gpu_job, gpu_node, load, pod
+from fastapi import FastAPI
+
+from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.quotas.config import Quota
+from scheduler_extender.serving.readers import Readers, everybody
+from scheduler_extender.serving.status import routes
+from scheduler_extender.serving.status.changes import Changes
+from scheduler_extender.serving.status.model import Cluster, Scope
+from scheduler_extender.serving.status.publisher import AwayError, Publisher
+from scheduler_extender.serving.status.reasons import KINDS, WORDS, kind_of
+from scheduler_extender.serving.status.routes import status_router
+from scheduler_extender.serving.status.sources import local_changes
+from scheduler_extender.serving.status.views import (
+    PAGE_ROWS,
+    BadQueryError,
+    MissingError,
+    document,
+    object_of,
+    query_of,
+)
+from tandem.contracts import names
+from tandem.kube.access import TOKEN_REVIEWS
+from tandem.policy.catalog import load_profile
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
+
+OPERATOR, ML = Scope(), Scope("ml")
+
+
+def view(cluster: Cluster, name: str, *path: str, scope: Scope = OPERATOR, **given: str) -> Any:
+    return document(cluster, scope, query_of(name, path, given.items()))
+
+
+class Site:
+    """A state that events change, and a model of it that follows by changes."""
+
+    def __init__(self, quotas: list[tuple[Quota, int, float]] | None = None) -> None:
+        self.state = ClusterState(now_s=NOW)
+        self.changes = Changes(self.state, lambda: quotas or [])
+        self.cluster = Cluster()
+
+    def follow(self) -> bytes:
+        lines = b"".join(self.changes.pieces(self.cluster.version))
+        self.cluster.apply(lines)
+        return lines
+
+    def rebuilt(self) -> Cluster:
+        cluster = Cluster()
+        cluster.apply(b"".join(self.changes.pieces()))
+        return cluster
+
+    def run(self, name: str, node: str, gpu_id: str, namespace: str = "ml", **more: Any) -> None:
+        """A bound pod and its GPUJob."""
+        status = {"phase": "Running", "message": "1 pod(s) running", **more}
+        job = gpu_job(f"job-{name}", namespace=namespace, job_load=load(10, 4, 0.2))
+        job["status"] |= status
+        self.state.upsert("gpujobs", job)
+        self.state.upsert("pods", running(name, node, gpu_id, namespace))
+
+
+def running(name: str, node: str, gpu_id: str, namespace: str = "ml", **more: Any) -> Object:
+    made = pod(name, node_name=node, devices=gpu_id, phase="Running", namespace=namespace, **more)
+    made["metadata"]["ownerReferences"] = [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"w-{name}",
+         "controller": True}
+    ]  # fmt: skip
+    state = {"running": {"startedAt": rfc3339(NOW - 60)}}
+    made["status"]["containerStatuses"] = [{"name": "main", "state": state}]
+    return made
+
+
+def slowdown(value: float, *kinds: str) -> Object:
+    return {
+        "at": rfc3339(NOW),
+        "slowdown": {"value": value, "means": "utilisation", "reference": "solo"},
+        "neighbours": [
+            {"kind": kind, "slowdown": value, "means": "utilisation"} for kind in kinds
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def site() -> Site:
+    found = Site()
+    found.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    found.state.upsert("gpunodes", gpu_node("n1", "c"))
+    return found
+
+
+# --- changes ----------------------------------------------------------------------------------
+
+
+def kinds(lines: bytes) -> list[str]:
+    return [json.loads(line)["kind"] for line in lines.splitlines()]
+
+
+def test_what_has_not_changed_is_not_sent_again(site: Site) -> None:
+    assert kinds(site.follow()) == ["whole", "node", "node", "quotas", "end"]
+    assert kinds(site.follow()) == ["quotas", "end"]
+    site.state.upsert("gpunodes", gpu_node("n1", "c"))
+    assert kinds(site.follow()) == ["node", "quotas", "end"]
+
+
+def test_a_version_of_another_process_or_an_unreadable_one_brings_everything(site: Site) -> None:
+    site.follow()
+    other = Changes(site.state)
+    for version in (other.version, "x", "..", "a.²." + "1", site.cluster.version + "x"):
+        assert kinds(b"".join(site.changes.pieces(version)))[0] == "whole", version
+
+
+def test_a_node_whose_agent_falls_silent_has_changed(site: Site) -> None:
+    site.follow()
+    site.state.tick(NOW + 1000)
+    site.follow()
+    assert view(site.cluster, "overview")["gpus"]["byState"]["silent"] == 3
+
+
+def test_a_plan_shows_on_its_gpus_before_any_pod_is_bound(site: Site) -> None:
+    site.follow()
+    site.state.upsert("pods", pod("p"))
+    made = gpu_job("pod-p", plan=[("uid-ml-p", "n1", ["c"])], job_load=load(10))
+    site.state.upsert("gpujobs", made)
+    site.follow()
+    (row,) = view(site.cluster, "gpus", state="single")["rows"]
+    assert (row["gpu"], row["jobs"][0]["hold"]) == ("c", "planned")
+
+
+def test_too_many_changes_are_forgotten_and_then_everything_is_sent(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_extender.serving.status.changes._LEAST_REMEMBERED", 2)
+    site.follow()
+    for number in range(20):
+        site.state.upsert("gpunodes", gpu_node(f"m{number}", f"g{number}"))
+        site.state.delete(
+            "gpunodes", {"metadata": {"name": f"m{number}", "uid": f"uid--m{number}"}}
+        )
+    assert kinds(site.follow())[0] == "whole"
+    assert set(site.cluster.nodes) == {"n0", "n1"}
+
+
+def test_a_model_that_follows_equals_one_that_is_built_anew(seed: int) -> None:
+    """Whatever happens in whatever order, deltas and the whole give the same views."""
+    draw = random.Random(seed)
+    site = Site()
+    alive: dict[tuple[str, str, str], Object] = {}
+    for step in range(300):
+        kind = draw.choice(("gpunodes", "gpujobs", "pods"))
+        number = draw.randrange(6)
+        if kind == "gpunodes":
+            ids = [f"g{number}{index}" for index in range(draw.randrange(1, 4))]
+            health = draw.choice(("Healthy", "Healthy", "Quarantined"))
+            made = gpu_node(f"n{number}", *(gpu(one, health=health) for one in ids))
+        elif kind == "gpujobs":
+            made = gpu_job(f"job-p{number}", namespace=draw.choice(("ml", "other")))
+            phase = draw.choice(("Queued", "Running", "Failed"))
+            made["status"] |= {"phase": phase, "observed": slowdown(draw.random(), "bert")}
+        else:
+            where = draw.randrange(6)
+            made = running(f"p{number}", f"n{where}", f"g{where}0", draw.choice(("ml", "other")))
+            made["status"]["phase"] = draw.choice(("Running", "Succeeded"))
+        metadata = made["metadata"]
+        key = (kind, metadata.get("namespace", ""), metadata["name"])
+        if key in alive and draw.random() < 0.3:
+            site.state.delete(kind, alive.pop(key))
+        else:
+            site.state.upsert(kind, made)
+            alive[key] = made
+        if draw.random() < 0.3:
+            site.state.tick(NOW + step)
+        if draw.random() < 0.5:
+            site.follow()
+    site.follow()
+    site.state.check()
+    anew = site.rebuilt()
+    for scope in (OPERATOR, ML, Scope("other")):
+        for name in ("overview", "nodes", "gpus", "jobs", "models"):
+            assert view(site.cluster, name, scope=scope) == view(anew, name, scope=scope), name
+        for row in view(anew, "gpus", scope=scope)["rows"]:
+            at = (row["node"], row["gpu"])
+            assert view(site.cluster, "gpu", *at, scope=scope) == view(
+                anew, "gpu", *at, scope=scope
+            )
+
+
+# --- views ------------------------------------------------------------------------------------
+
+
+def test_each_gpu_has_one_state_and_the_states_add_up(site: Site) -> None:
+    site.state.upsert(
+        "gpunodes", gpu_node("n2", gpu("d", health="Quarantined"), gpu("e", shares=0))
+    )
+    site.run("one", "n0", "a")
+    site.run("two", "n0", "b", observed=slowdown(0.3, "bert"))
+    site.run("three", "n0", "b")
+    site.follow()
+    overview = view(site.cluster, "overview")["gpus"]
+    assert {state: count for state, count in overview["byState"].items() if count} == {
+        "quarantined": 1, "unavailable": 1, "slowed": 1, "single": 1, "idle": 1,
+    }  # fmt: skip
+    assert sum(overview["byState"].values()) == overview["total"] == 5
+    for state, count in overview["byState"].items():
+        rows = view(site.cluster, "gpus", state=state)["rows"]
+        assert len(rows) == count
+        assert all(row["state"] == state for row in rows)
+
+
+def test_every_count_of_the_overview_is_the_length_of_the_list_it_links_to(site: Site) -> None:
+    site.run("r", "n0", "a")
+    for name, phase, message in (
+        ("q1", "Queued", "n0/a: memory peaks would collide with probability 0.16, bound 0.10"),
+        ("q2", "Queued", "waits behind another job of another namespace"),
+        ("f", "Failed", "the workload failed"),
+    ):
+        made = gpu_job(f"job-{name}")
+        made["status"] |= {"phase": phase, "message": message, "reason": "Waiting"}
+        site.state.upsert("gpujobs", made)
+    site.follow()
+    overview = view(site.cluster, "overview")
+    for phase, count in overview["jobs"]["byPhase"].items():
+        assert view(site.cluster, "jobs", phase=phase)["total"] == count
+    assert view(site.cluster, "jobs", phase="Waiting")["total"] == overview["jobs"]["waiting"] == 2
+    assert {row["reason"] for row in overview["jobs"]["byReason"]} == {"memory_collision", "behind"}
+    for row in overview["jobs"]["byReason"]:
+        assert view(site.cluster, "jobs", reason=row["reason"])["total"] == row["count"]
+    for row in overview["attention"]:
+        assert view(site.cluster, row["view"], **row["filter"])["total"] == row["count"]
+    for row in overview["namespaces"]["rows"]:
+        found = view(site.cluster, "jobs", namespace=row["namespace"], phase="Running")
+        assert found["total"] == row["running"]
+
+
+def test_the_gain_of_sharing_is_what_the_measured_speeds_add_up_to(site: Site) -> None:
+    # Two jobs at 1 / 1.25 each do the work of 1.6 GPUs on one.
+    site.run("one", "n0", "a", observed=slowdown(0.25))
+    site.run("two", "n0", "a", observed=slowdown(0.25))
+    site.run("three", "n0", "b")
+    site.follow()
+    sharing = view(site.cluster, "overview")["sharing"]
+    assert (sharing["gpus"], sharing["jobs"], sharing["gainGpus"]) == (1, 2, 0.6)
+    assert sharing["meanSlowdown"] == 0.25
+    assert view(site.cluster, "jobs", sharing="true")["total"] == 2
+
+
+def test_a_namespace_over_its_quota_comes_first() -> None:
+    quotas = [(Quota(namespace="ml", gpus=1), 2, 0.0), (Quota(namespace="bio", gpus=9), 0, 0.0)]
+    site = Site(quotas)
+    site.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    site.run("one", "n0", "a")
+    site.run("two", "n0", "b")
+    site.follow()
+    rows = view(site.cluster, "overview")["namespaces"]["rows"]
+    assert [(row["namespace"], row["overQuota"]) for row in rows] == [("ml", True), ("bio", False)]
+
+
+def test_a_gpu_shows_predictions_next_to_measurements_and_what_ran_before(site: Site) -> None:
+    site.run("one", "n0", "a")
+    use = {"namespace": "ml", "pod": "one", "uid": "uid-ml-one", "memoryBytes": 9 * GIB,
+           "utilisationPercent": 33}  # fmt: skip
+    measured = gpu("a", memoryUsedBytes=9 * GIB, temperatureCelsius=61, pods=[use])
+    site.state.upsert("gpunodes", gpu_node("n0", measured, "b"))
+    ended = running("old", "n0", "a")
+    ended["status"] = {
+        "phase": "Succeeded",
+        "containerStatuses": [{"name": "main", "state": {"terminated": {
+            "exitCode": 0, "startedAt": rfc3339(NOW - 600), "finishedAt": rfc3339(NOW - 300)}}}],
+    }  # fmt: skip
+    site.state.upsert("pods", ended)
+    site.follow()
+    found = view(site.cluster, "gpu", "n0", "a")
+    (resident,) = found["residents"]
+    assert resident["predicted"]["memoryPeakBytes"] == 14 * GIB
+    assert (resident["measured"]["memoryBytes"], resident["measured"]["utilisationPercent"]) == (
+        9 * GIB, 33,
+    )  # fmt: skip
+    assert found["temperatureCelsius"] == 61
+    (run,) = found["runs"]
+    assert (run["pod"], run["startedAt"]) == ("old", rfc3339(NOW - 600))
+
+
+def test_lists_are_cut_into_pages(site: Site) -> None:
+    for number in range(PAGE_ROWS + 5):
+        site.state.upsert("gpujobs", gpu_job(f"job-{number:04}"))
+    site.follow()
+    first, second = (view(site.cluster, "jobs", sort="name", page=page) for page in ("1", "2"))
+    assert (len(first["rows"]), len(second["rows"]), first["pages"]) == (PAGE_ROWS, 5, 2)
+    assert view(site.cluster, "jobs", page="9")["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("jobs", {"page": "0"}), ("jobs", {"page": "²"}), ("jobs", {"phase": "x"}),
+     ("jobs", {"reason": "x"}), ("jobs", {"sort": "x"}), ("gpus", {"state": "x"}),
+     ("gpus", {"sort": "x"}), ("nodes", {"state": "x"}), ("jobs", {"q": "x" * 300})],
+)  # fmt: skip
+def test_a_parameter_without_meaning_is_refused(site: Site, name: str, given: dict) -> None:
+    with pytest.raises(BadQueryError):
+        view(site.cluster, name, **given)
+
+
+# --- reasons ----------------------------------------------------------------------------------
+
+
+def test_each_constraint_s_sentence_has_a_kind() -> None:
+    """A new constraint, or new words of an old one, must not become 'another reason'."""
+    gpus = GpuArrays.empty(node=[0], memory_capacity_gib=[1.0], slots=2)
+    job = Job(id="ml/j", memory_base_gib=2.0, memory_peak_extra_gib=1.0)
+    for constraint in load_profile("tandem").pipeline().constraints:
+        words = constraint.sentence(job, gpus, 0)
+        assert kind_of("Waiting", words) != "other", (constraint.kind, words)
+
+
+def test_of_several_reasons_the_first_counts() -> None:
+    said = "waits behind ml/a; n0/a: memory peaks would collide with probability 0.3, bound 0.1"
+    assert kind_of("Waiting", said) == "behind"
+    assert kind_of("Held", "an administrator holds it") == "held"
+    assert kind_of("Preempted", "gave up its GPUs (x); keeps its attained service") == "preempted"
+    assert kind_of("Waiting", "") == "other"
+    assert {kind for kind, _, _ in KINDS} <= WORDS.keys()
+
+
+# --- tenants ----------------------------------------------------------------------------------
+
+SECRET = "zzsecret"
+
+
+def with_other_tenants(site: Site) -> None:
+    """Another tenant on the same GPUs, with its mark in every name and word that it can write."""
+    for number, at in enumerate((("n0", "a"), ("n0", "b"), ("n1", "c"))):
+        name = f"{SECRET}{number}"
+        site.run(name, *at, namespace=SECRET, observed=slowdown(0.4, f"{SECRET}-model"))
+        made = gpu_job(f"job-{name}", namespace=SECRET)
+        made["spec"]["demand"] |= {"model": f"{SECRET}-model"}
+        made["status"] |= {
+            "phase": "Running", "message": SECRET, "observed": slowdown(0.4, "bert"),
+        }  # fmt: skip
+        site.state.upsert("gpujobs", made)
+    for number in range(7):
+        made = gpu_job(f"job-{SECRET}-w{number}", namespace=SECRET)
+        made["status"] |= {"message": f"{SECRET} waits", "position": number}
+        site.state.upsert("gpujobs", made)
+    done = running(f"{SECRET}-old", "n0", "a", SECRET)
+    done["status"]["phase"] = "Succeeded"
+    site.state.upsert("pods", done)
+    use = {"namespace": SECRET, "pod": f"{SECRET}0", "uid": f"uid-{SECRET}-{SECRET}0",
+           "memoryBytes": 30 * GIB}  # fmt: skip
+    event = {
+        "gpu": "a", "namespace": SECRET, "pod": SECRET, "uid": "u", "container": SECRET,
+        "exitCode": 1, "endedAt": rfc3339(NOW),
+    }  # fmt: skip
+    theirs = gpu("a", pods=[use], memoryUsedBytes=50 * GIB, utilisationPercent=97,
+                 temperatureCelsius=80, powerWatts=390)  # fmt: skip
+    report = gpu_node("n0", theirs, "b")
+    report["status"]["outOfMemory"] = [event]
+    site.state.upsert("gpunodes", report)
+
+
+def all_views(cluster: Cluster, scope: Scope) -> dict[str, Any]:
+    """Every view that a reader can open, by name."""
+    found: dict[str, Any] = {}
+    for name in ("overview", "nodes", "gpus", "jobs", "models"):
+        found[name] = view(cluster, name, scope=scope)
+    for state in ("busy", "slowed", "shared", "single", "idle"):
+        found[f"gpus {state}"] = view(cluster, "gpus", scope=scope, state=state)
+    for sharing in ("true", "false"):
+        found[f"sharing {sharing}"] = view(cluster, "jobs", scope=scope, sharing=sharing)
+    for node in ("n0", "n1"):
+        found[node] = one(cluster, scope, "node", node)
+    for at in (("n0", "a"), ("n0", "b"), ("n1", "c")):
+        found["/".join(at)] = one(cluster, scope, "gpu", *at)
+    for key in sorted(cluster.jobs):
+        found["/".join(key)] = one(cluster, scope, "job", *key)
+        try:
+            found["yaml " + "/".join(key)] = object_of(cluster, scope, key)
+        except MissingError:
+            found["yaml " + "/".join(key)] = None
+    for namespace in ("ml", SECRET):
+        for model in ("bert", f"{SECRET}-model"):
+            found[f"{namespace}/{model}"] = one(cluster, scope, "model", namespace, model)
+    return found
+
+
+def one(cluster: Cluster, scope: Scope, name: str, *path: str) -> Any:
+    try:
+        return view(cluster, name, *path, scope=scope)
+    except MissingError:
+        return None
+
+
+def own_jobs(site: Site) -> None:
+    site.run("own", "n0", "a", observed=slowdown(0.2, "bert", f"{SECRET}-model"))
+    made = gpu_job("job-wait")
+    made["spec"]["demand"] |= {"model": "bert"}
+    made["status"] |= {"position": 5, "message": "n0/a: memory peaks would collide"}
+    site.state.upsert("gpujobs", made)
+
+
+def test_a_tenant_sees_nothing_of_other_tenants_in_any_view(site: Site) -> None:
+    own_jobs(site)
+    with_other_tenants(site)
+    site.follow()
+    operator = json.dumps(all_views(site.cluster, OPERATOR))
+    assert SECRET in operator, "otherwise this proves nothing"
+    for name, found in all_views(site.cluster, ML).items():
+        assert SECRET not in json.dumps(found), name
+
+
+def test_no_figure_of_a_tenant_s_views_depends_on_other_tenants(site: Site) -> None:
+    """The views are the same, to the byte, whether other tenants use the cluster or not."""
+    alone = Site()
+    for each in (site, alone):
+        each.state.upsert("gpunodes", gpu_node("n0", "a", "b", observed_at_s=NOW, version=10**6))
+        each.state.upsert("gpunodes", gpu_node("n1", "c"))
+        own_jobs(each)
+    with_other_tenants(site)
+    for each in (site, alone):
+        each.follow()
+    mine = {name: all_views(each.cluster, ML) for name, each in (("all", site), ("alone", alone))}
+    for name, found in mine["alone"].items():
+        assert json.dumps(mine["all"][name]) == json.dumps(found), name
+
+
+# --- publisher --------------------------------------------------------------------------------
+
+
+def publisher(site: Site, every_s: float = 0.02) -> Publisher:
+    return Publisher(local_changes(site.changes), every_s=every_s)
+
+
+JOBS = query_of("jobs", (), ())
+
+
+def test_fifty_readers_of_a_view_cost_what_one_costs(site: Site) -> None:
+    async def told() -> None:
+        shared = publisher(site)
+        async with contexts(shared, 50) as readers:
+            first = [await each(1.0) for each in readers]
+            assert len({id(answer) for answer in first}) == 1
+            before = shared.computed
+            site.state.upsert("gpujobs", gpu_job("job-new"))
+            second = [await each(5.0) for each in readers]
+            assert len({id(answer) for answer in second}) == 1
+            assert b"job-new" in second[0].content
+            assert shared.computed == before + 1
+        assert shared.readers == 0
+        await shared.close()
+
+    asyncio.run(told())
+
+
+def contexts(shared: Publisher, count: int) -> Any:
+    from contextlib import AsyncExitStack, asynccontextmanager
+
+    @asynccontextmanager
+    async def entered() -> AsyncIterator[list[Callable]]:
+        async with AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(shared.follow("c", OPERATOR, JOBS))
+                for _ in range(count)
+            ]
+
+    return entered()
+
+
+def test_a_reader_that_does_not_read_misses_what_came_between_and_holds_up_nobody(
+    site: Site,
+) -> None:
+    async def told() -> None:
+        shared = publisher(site)
+        async with contexts(shared, 2) as (slow, quick):
+            await slow(1.0)
+            await quick(1.0)
+            for number in range(5):
+                site.state.upsert("gpujobs", gpu_job(f"job-{number}"))
+                answer = await quick(5.0)
+                assert f"job-{number}".encode() in answer.content
+            latest = await slow(1.0)
+            assert b"job-0" in latest.content
+            assert b"job-4" in latest.content
+            assert await slow(0.05) is None
+        await shared.close()
+
+    asyncio.run(told())
+
+
+def test_nothing_is_asked_of_the_extender_while_no_page_is_open(site: Site) -> None:
+    asked = 0
+
+    async def source(since: str) -> AsyncIterator[bytes]:
+        nonlocal asked
+        asked += 1
+        async for piece in local_changes(site.changes)(since):
+            yield piece
+
+    async def told() -> None:
+        shared = Publisher(source, every_s=0.01)
+        async with shared.follow("c", OPERATOR, JOBS):
+            await asyncio.sleep(0.1)
+            assert asked > 1
+        await asyncio.sleep(0.05)
+        before = asked
+        await asyncio.sleep(0.2)
+        assert asked == before
+        await shared.close()
+
+    asyncio.run(told())
+
+
+def test_an_extender_that_is_away_for_a_while_leaves_readers_what_they_have(site: Site) -> None:
+    away = False
+
+    async def source(since: str) -> AsyncIterator[bytes]:
+        for number, piece in enumerate(site.changes.pieces(since)):
+            yield piece
+            if away and number == 0:
+                raise AwayError("gone")
+
+    async def told() -> None:
+        nonlocal away
+        shared = Publisher(source, every_s=0.01)
+        async with shared.follow("c", OPERATOR, JOBS) as following:
+            await following(1.0)
+            away = True
+            assert await following(0.1) is None
+            with pytest.raises(AwayError):
+                await shared.get("c", OPERATOR, JOBS)
+            site.state.upsert("gpujobs", gpu_job("job-later"))
+            away = False
+            answer = await following(5.0)
+            assert b"job-later" in answer.content
+        await shared.close()
+
+    asyncio.run(told())
+
+
+# --- HTTP -------------------------------------------------------------------------------------
+
+
+class Api:
+    """An API server with an operator, and a tenant that may list GPUJobs in `ml`."""
+
+    def create(self, resource: Any, body: Any, namespace: Any = None) -> Any:
+        spec = body["spec"]
+        if resource == TOKEN_REVIEWS:
+            known = spec["token"] in ("operator", "tenant")
+            user = {"username": spec["token"], "uid": "1", "groups": []}
+            return {"status": {"authenticated": known, "user": user}}
+        wanted = spec["resourceAttributes"]
+        own = (wanted["resource"], wanted.get("namespace")) == ("gpujobs", "ml")
+        return {"status": {"allowed": spec["user"] == "operator" or own}}
+
+
+def app_of(site: Site, may: Any = everybody, stream_s: float = 50.0) -> FastAPI:
+    async def events(*_: Any) -> list:
+        return []
+
+    async def profiles(*_: Any) -> None:
+        return None
+
+    app = FastAPI()
+    app.include_router(status_router(publisher(site), may, events, profiles, stream_s))
+    return app
+
+
+async def ask(app: FastAPI, path: str, token: str = "") -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return await client.get(path, headers=headers)
+
+
+PATHS = [
+    "overview", "nodes", "nodes/n0", "gpus", "gpus/n0/a", "jobs", "jobs/ml/job-own", "models",
+    "models/ml/bert", "jobs/ml/job-own/yaml", "jobs/ml/job-own/events", "scope",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_reader_sees_the_scope_that_the_api_server_allows(site: Site, path: str) -> None:
+    own_jobs(site)
+    with_other_tenants(site)
+    app = app_of(site, Readers(Api()).check)
+    url = f"/v1/status/{path}"
+
+    async def told() -> None:
+        for token in ("", "unknown"):
+            assert (await ask(app, url, token)).status_code == 401
+        assert (await ask(app, url, "operator")).status_code == 200
+        in_path = "/ml/" in path
+        answer = await ask(app, url, "tenant")
+        assert answer.status_code == (200 if in_path else 403), answer.text
+        assert (await ask(app, url + "?namespace=other", "tenant")).status_code == (
+            200 if in_path else 403
+        )
+        answer = await ask(app, url + "?namespace=ml", "tenant")
+        assert answer.status_code == 200
+        assert SECRET not in answer.text
+
+    asyncio.run(told())
+
+
+def test_objects_of_other_tenants_are_not_there_for_a_tenant(site: Site) -> None:
+    own_jobs(site)
+    with_other_tenants(site)
+    app = app_of(site, Readers(Api()).check)
+
+    async def told() -> None:
+        for path in (f"jobs/{SECRET}/job-{SECRET}0", f"models/{SECRET}/{SECRET}-model"):
+            answer = await ask(app, f"/v1/status/{path}?namespace=ml", "tenant")
+            assert answer.status_code == 403
+        answer = await ask(app, "/v1/status/gpus/n1/c?namespace=ml", "tenant")
+        assert answer.status_code == 404
+
+    asyncio.run(told())
+
+
+def test_a_stream_sends_the_view_and_then_its_changes_and_ends_in_time(site: Site) -> None:
+    app = app_of(site, stream_s=1.0)
+
+    async def told() -> bytes:
+        async def change() -> None:
+            await asyncio.sleep(0.3)
+            site.state.upsert("gpujobs", gpu_job("job-late"))
+
+        changing = asyncio.create_task(change())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = await client.get("/v1/status/jobs", headers={"accept": "text/event-stream"})
+        await changing
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return answer.content
+
+    text = asyncio.run(told()).decode()
+    views = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [each["view"]["total"] for each in views] == [0, 1]
+    assert "event: view" in text
+
+
+def test_more_streams_than_are_allowed_are_refused_and_ended_ones_are_not_counted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_STREAMS_OF_ADDRESS", 2)
+    app = app_of(site, stream_s=0.3)
+
+    async def told() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        headers = {"accept": "text/event-stream"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+
+            async def open_one() -> int:
+                return (await client.get("/v1/status/jobs", headers=headers)).status_code
+
+            together = await asyncio.gather(*(open_one() for _ in range(3)))
+            return [*sorted(together), await open_one()]
+
+    assert asyncio.run(told()) == [200, 200, 503, 200]
+
+
+def test_what_a_tenant_writes_stays_data(site: Site) -> None:
+    """Markup in a message is carried as JSON text; a line end cannot begin another event."""
+    nasty = '<script>alert(1)</script>\n\nevent: view\ndata: {"x":1}\n\n\u2028'
+    made = gpu_job("job-x")
+    made["status"] |= {"message": nasty}
+    made["spec"]["demand"] |= {"model": nasty}
+    made["metadata"]["labels"] = {names.GROUP: nasty}
+    site.state.upsert("gpujobs", made)
+    app = app_of(site, stream_s=0.2)
+
+    async def told() -> str:
+        transport = httpx.ASGITransport(app)
+        headers = {"accept": "text/event-stream"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get("/v1/status/jobs", headers=headers)).text
+
+    text = asyncio.run(told())
+    events = [part for part in text.split("\n\n") if "event:" in part]
+    assert len(events) == 1
+    (line,) = [line for line in events[0].split("\n") if line.startswith("data: ")]
+    assert json.loads(line[6:])["view"]["rows"][0]["message"] == nasty
