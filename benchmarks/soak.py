@@ -33,7 +33,7 @@ from tandem.controlplane.usage import usage
 ROOT = Path(__file__).parent.parent
 SAMPLE_S = 5.0
 JOBS_PER_S = 2.4
-GPUS = 8
+GPUS = 40  # enough that the jobs do not pile up: a queue that grows takes memory
 WARM_UP = 1 / 6
 
 
@@ -112,25 +112,33 @@ def soak(seconds: float, rate: float, seed: int) -> dict[str, Any]:
         wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
         services = {one: plane.processes[one] for one in ("extender", "predictor", "agent-n0")}
         samples: dict[str, list[tuple[float, ...]]] = {one: [] for one in services}
+        backlog: list[int] = []
+        path = "/apis/batch/v1/namespaces/soak/jobs"
+
+        def listed() -> list[dict[str, Any]]:
+            items: list[dict[str, Any]] = plane.http.get(path).json()["items"]
+            return items
+
+        def unfinished() -> int:
+            return sum(not job["status"].get("completionTime") for job in listed())
+
         began = time.monotonic()
         stream = Stream(plane, "soak", rate, seed)
         while (now := time.monotonic() - began) < seconds:
             for one, process in services.items():
                 samples[one].append((now, *sample(process)))
+            if len(samples["extender"]) % 12 == 0:
+                backlog.append(unfinished())
             time.sleep(SAMPLE_S)
         stream.stop()
-        path = "/apis/batch/v1/namespaces/soak/jobs"
-
-        def left() -> int:
-            return len(plane.http.get(path).json()["items"])
-
-        wait_until(lambda: left() == 0, "all jobs have ended", timeout_s=900, poll_s=2)
+        wait_until(lambda: not listed(), "all jobs have ended", timeout_s=900, poll_s=2)
         return {
             "seconds": seconds,
             "submitted": stream.submitted,
             "refused": stream.refused,
             "seed": seed,
             "samples": samples,
+            "backlog": backlog,
         }
 
 
@@ -159,7 +167,9 @@ def page(found: dict[str, Any], rate: float) -> str:
         "# Soak\n\nWritten by `make soak` (`python -m benchmarks.soak`): "
         f"{found['seconds']:.0f} s of {found['submitted']} Jobs ({rate:g} a second, seed "
         f"{found['seed']}; {found['refused']} refused) on {GPUS} simulated GPUs, all of which came "
-        f"to their end; commit {commit.strip()}, {os.cpu_count()} cores, {platform.machine()}. "
+        f"to their end; {min(found['backlog'])} to {max(found['backlog'])} Jobs were there "
+        f"unfinished at a time; commit {commit.strip()}, {os.cpu_count()} cores, "
+        f"{platform.machine()}. "
         "First and last sixth of what follows the warming up (a sixth of the time), and the slope "
         f"of a line through all samples after it, as a share of their mean.\n\n{table(found)}\n"
     )

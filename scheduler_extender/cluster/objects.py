@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from scheduler_extender.cluster.records import PARSERS, Key, Record
 
 KINDS = tuple(PARSERS)
-_GRAVES = 20_000  # uids of objects that are gone: an answer read before the deletion may come after
+#: Uids of deleted objects are kept, because an answer that was read before the deletion may come
+#: after it: no request takes as long as this, and a burst of deletions is not larger than that.
+_GRAVES_S, _GRAVES = 600.0, 20_000
 
 
 class Objects:
@@ -15,7 +15,13 @@ class Objects:
 
     def __init__(self) -> None:
         self._by_kind: dict[str, dict[Key, Record]] = {kind: {} for kind in KINDS}
-        self._graves: OrderedDict[str, None] = OrderedDict()
+        self._graves: dict[str, float] = {}  # uid -> when it was deleted, in order of time
+        self._now_s = 0.0
+
+    def tick(self, now_s: float) -> None:
+        """Take the time, and forget which objects were deleted long ago."""
+        self._now_s = now_s
+        self._bury(now_s - _GRAVES_S)
 
     def of(self, kind: str) -> dict[Key, Record]:
         """Return the records of a kind, live."""
@@ -58,6 +64,12 @@ class Objects:
         return record
 
     def _remember(self, uid: str) -> None:
-        self._graves[uid] = None
-        while len(self._graves) > _GRAVES:
-            self._graves.popitem(last=False)
+        self._graves.setdefault(uid, self._now_s)
+        self._bury(self._now_s - _GRAVES_S)
+
+    def _bury(self, before_s: float) -> None:
+        while self._graves:
+            uid, deleted_s = next(iter(self._graves.items()))
+            if deleted_s >= before_s and len(self._graves) <= _GRAVES:
+                return
+            del self._graves[uid]

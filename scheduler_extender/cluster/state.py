@@ -76,6 +76,7 @@ class ClusterState:
         self.ledger = Ledger(self.table)
         self.nodes = NodeBook()
         self._objects = Objects()
+        self._objects.tick(now_s)
         self._pods: dict[str, PodRecord] = {}  # by uid
         self._members: dict[Key, set[str]] = {}  # GPUJob -> uids of its pods
         self._plans = Plans()
@@ -240,6 +241,7 @@ class ClusterState:
     def tick(self, now_s: float) -> None:
         """Let the clock advance (Unix time): reports grow stale, plans end."""
         self.now_s = now_s
+        self._objects.tick(now_s)
         self.table.tick(now_s, self._stale_after_s)
         for uid in sorted(self._plans.end(now_s)):
             self._derive(uid)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler_extender.cluster.ledger import Claim, Hold
+from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.state import ClusterState
 from tandem.policy.job import Job
@@ -92,6 +93,23 @@ def test_a_predecessor_told_late_does_not_displace_its_successor() -> None:
         ("pods", pod("a", uid="old", node_name="n0", devices="g1", version=3)),
     )
     assert jobs(found) == [1, 0]
+
+
+def test_a_deleted_object_is_remembered_for_as_long_as_a_request_may_take() -> None:
+    objects = Objects()
+    objects.tick(NOW)
+    for index in range(3):
+        objects.forget("pods", ("default", f"p{index}"), f"uid-{index}")
+    objects.tick(NOW + 599)
+    assert objects.is_gone("uid-0")
+    objects.forget("pods", ("default", "late"), "uid-late")
+    objects.tick(NOW + 601)
+    assert [objects.is_gone(f"uid-{i}") for i in range(3)] == [False] * 3
+    assert objects.is_gone("uid-late")
+    for index in range(20_001):
+        objects.forget("pods", ("default", "many"), f"many-{index}")
+    assert not objects.is_gone("uid-late")
+    assert objects.is_gone("many-20000")
 
 
 def test_a_plan_holds_gpus_until_its_pod_is_bound_or_its_time_is_up() -> None:
