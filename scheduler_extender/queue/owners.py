@@ -9,7 +9,7 @@ from typing import Any
 from scheduler_extender.cluster.gangs import kind_of, resource_of
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.queue.writes import Writer
-from tandem.kube.errors import Forbidden, Invalid, NotFound
+from tandem.kube.errors import Forbidden, Invalid, NotFound, Replaced
 from tandem.kube.resource import Resource
 
 Object = dict[str, Any]
@@ -22,12 +22,19 @@ class Owners:
         self._writer = writer
 
     async def get(self, record: GpuJobRecord) -> Object:
-        """Return the workload of a gang; see `read`."""
+        """Return the workload of a gang; see `read`.
+
+        Raises:
+            NotFound: also where another workload has the name by now.
+        """
         workload = record.spec.workload
         resource = resource_of(workload)
         if resource is None:
             raise NotFound(404, f"nothing is known of the kind {workload.kind}")
-        return await self.read(resource, workload.name, record.namespace)
+        found = await self.read(resource, workload.name, record.namespace)
+        if found["metadata"]["uid"] != workload.uid:
+            raise NotFound(404, f"another {workload.kind} has the name {workload.name} by now")
+        return found
 
     async def read(self, resource: Resource, name: str, namespace: str) -> Object:
         """Return an object, at the version of `resource` or at another one that is served.
@@ -55,6 +62,8 @@ class Owners:
             return f"nothing is known of the kind {workload.kind}"
         try:
             answer: Any = await self._at_served_version(resource, workload.name, patch)
+        except Replaced:
+            return f"another {workload.kind} has the name {workload.name} by now"
         except (NotFound, Forbidden, Invalid) as error:
             return str(error)
         for part in path:

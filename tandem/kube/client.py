@@ -255,7 +255,12 @@ class KubeClient:
         field_manager: str = "tandem",
         force: bool = False,
     ) -> Object:
-        """Patch an object, or its `status`; `force` takes over fields in a server-side apply."""
+        """Patch an object, or its `status`; `force` takes over fields in a server-side apply.
+
+        Raises:
+            Conflict: the object no longer has the resourceVersion in `body`.
+            Replaced: the object does not have the uid in `body`.
+        """
         query: dict[str, object] = {"fieldManager": field_manager}
         if kind == "apply":
             query["force"] = "true" if force else "false"

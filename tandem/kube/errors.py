@@ -39,6 +39,10 @@ class Conflict(KubeError):
     """409: a precondition (uid, resourceVersion) did not hold, or somebody else was first."""
 
 
+class Replaced(Conflict):
+    """422 for a patch whose uid is not that of the object: another object has the name by now."""
+
+
 class AlreadyExists(Conflict):
     """409 at creation: the name is taken."""
 
@@ -69,6 +73,8 @@ class Unavailable(KubeError):
     maybe_done: bool = True
 
 
+#: The API server reads the uid in a patch as a change of an immutable field.
+_UID = "metadata.uid"
 _BY_STATUS: dict[int, type[KubeError]] = {
     400: Invalid,
     401: Forbidden,
@@ -91,6 +97,8 @@ def from_status(status: dict[str, Any], http_status: int = 0) -> KubeError:
     elif reason == "Expired":
         kind = Gone
     details = status.get("details") or {}
+    if kind is Invalid and any(c.get("field") == _UID for c in details.get("causes") or ()):
+        kind = Replaced
     retry_after = details.get("retryAfterSeconds")
     return kind(
         code,

@@ -2,7 +2,7 @@
 
 It keeps what Tandem relies on (resourceVersions, uid preconditions, atomic Bindings, gates, status
 subresources, watch order) and nothing else: no admission but `admit`, no garbage collection.
-The suite on a real control plane holds the two together.
+tests/kube/test_kube_contract.py compares it with the real one (docs/memory-cluster.md).
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from uuid import uuid4
 
 from tandem.contracts.names import ANNOTATION_BYTES
 from tandem.kube.client import Object, Page, PatchType
-from tandem.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
+from tandem.kube.errors import AlreadyExists, Conflict, Invalid, NotFound, Replaced
 from tandem.kube.reflector import EventType, OnEvent
 from tandem.kube.resource import PODS, Resource
 
 Admit = Callable[[Object], Object]
 _Key = tuple[str, str]
+#: Kinds of which the object and its status are written apart.
+_WITH_STATUS = (PODS,)
 
 
 class MemoryCluster:
@@ -59,16 +61,16 @@ class MemoryCluster:
         field_selector: str = "",
         page_size: int = 0,
     ) -> Iterator[Page]:
-        """Read a collection as one page. Selectors: fields that equal a value, and no labels."""
-        if label_selector:
-            raise Invalid(400, "the in-memory API server has no label selectors")
+        """Read a collection as one page. Selectors: fields and labels that equal a value."""
         wanted = [part.partition("=")[::2] for part in field_selector.split(",") if part]
+        labels = [part for part in label_selector.split(",") if part]
         with self._lock:
             items = [
                 copy.deepcopy(item)
                 for (where, _), item in self._objects.get(resource, {}).items()
                 if (namespace is None or where == namespace)
                 and all(_field(item, path) == value for path, value in wanted)
+                and all(_has_label(item, part) for part in labels)
             ]
             yield Page(items, str(self._version))
 
@@ -124,9 +126,10 @@ class MemoryCluster:
                 item = copy.deepcopy(known) | {"status": copy.deepcopy(body.get("status") or {})}
             else:
                 item = copy.deepcopy(body) | {"status": known.get("status") or body.get("status")}
+                if item["status"] is None:
+                    del item["status"]
                 item["metadata"]["uid"] = known["metadata"]["uid"]
-            _check_annotations(item)
-            return self._store(resource, item, EventType.MODIFIED)
+            return self._update(resource, known, item)
 
     def patch(
         self,
@@ -145,14 +148,18 @@ class MemoryCluster:
             raise Invalid(400, "the in-memory API server knows merge patches only")
         with self._lock:
             known = self._find(resource, name, namespace)
-            _check(known, body.get("metadata") or {})
+            wanted = body.get("metadata") or {}
+            _check(known, {"resourceVersion": wanted.get("resourceVersion")})
+            if wanted.get("uid", known["metadata"]["uid"]) != known["metadata"]["uid"]:
+                raise _replaced(known, wanted["uid"])
             item = _merge(copy.deepcopy(known), body)
             if subresource == "status":
                 item = copy.deepcopy(known) | {"status": item.get("status")}
-            _check_annotations(item)
+            elif resource in _WITH_STATUS and "status" in known:
+                item["status"] = copy.deepcopy(known["status"])
             if "deletionTimestamp" in item["metadata"] and not item["metadata"].get("finalizers"):
                 return self._remove(resource, item)
-            return self._store(resource, item, EventType.MODIFIED)
+            return self._update(resource, known, item)
 
     def delete(
         self,
@@ -171,7 +178,7 @@ class MemoryCluster:
                 item = copy.deepcopy(known)
                 now = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
                 item["metadata"].setdefault("deletionTimestamp", now)
-                return self._store(resource, item, EventType.MODIFIED)
+                return self._update(resource, known, item)
             return self._remove(resource, known)
 
     def bind(
@@ -235,6 +242,16 @@ class MemoryCluster:
         self._tell(resource, event, item)
         return copy.deepcopy(item)
 
+    def _update(self, resource: Resource, known: Object, item: Object) -> Object:
+        """Store what an object becomes; what changes nothing has no new version and no event."""
+        _check_annotations(item)
+        if resource == PODS:
+            _check_pod(known, item)
+        item["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
+        if item == known:
+            return copy.deepcopy(known)
+        return self._store(resource, item, EventType.MODIFIED)
+
     def _remove(self, resource: Resource, item: Object) -> Object:
         metadata = item["metadata"]
         del self._of(resource)[metadata.get("namespace", ""), metadata["name"]]
@@ -256,6 +273,23 @@ def _check_annotations(item: Object) -> None:
         )
 
 
+def _check_pod(known: Object, item: Object) -> None:
+    """Raise Invalid for changes of a pod that the API server never allows."""
+    before = known["spec"].get("schedulingGates") or []
+    after = item["spec"].get("schedulingGates") or []
+    if any(gate not in before for gate in after):
+        raise Invalid(422, "spec.schedulingGates: Forbidden: only deletion is allowed")
+    if item["spec"].get("nodeName") != known["spec"].get("nodeName"):
+        raise Invalid(422, "spec: Forbidden: pod updates may not change nodeName")
+
+
+def _has_label(item: Object, part: str) -> bool:
+    """Say whether an object has a label, with its value where the selector names one."""
+    labels = item["metadata"].get("labels") or {}
+    name, equals, value = part.partition("=")
+    return name in labels and (not equals or labels[name] == value)
+
+
 def _field(item: Object, path: str) -> str:
     """Return the value of a field selector's path, '' where the object does not have it."""
     value: Any = item
@@ -272,6 +306,13 @@ def _check(known: Object, wanted: Mapping[str, Any]) -> None:
             raise Conflict(
                 409, f"precondition failed: {field} is {known['metadata'][field]}, not {value}"
             )
+
+
+def _replaced(known: Object, uid: str) -> Replaced:
+    """Return the answer to a patch of an object with another uid: the uid cannot be changed."""
+    message = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+    details = {"name": known["metadata"]["name"], "causes": [{"field": "metadata.uid"}]}
+    return Replaced(422, message, "Invalid", details)
 
 
 def _merge(target: Any, patch: Any) -> Any:  # noqa: ANN401 - JSON values

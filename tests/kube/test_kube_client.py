@@ -141,3 +141,22 @@ def test_an_unusable_kubeconfig_is_told_in_words(tmp_path, text):
         KubeClient.load(path)
     with pytest.raises(TandemError, match="credentials"):
         KubeClient.load(tmp_path / "absent")
+
+
+def test_a_patch_with_another_uid_is_told_from_an_invalid_one(serve):
+    """The API server answers 422 in both cases; the body is the one of Kubernetes 1.34."""
+
+    def refused(field):
+        cause = {"reason": "FieldValueInvalid", "message": "Invalid value", "field": field}
+        details = {"name": "j", "group": "batch", "kind": "Job", "causes": [cause]}
+        status = {"kind": "Status", "code": 422, "reason": "Invalid", "details": details}
+        return (422, status)
+
+    fields = ["metadata.uid", "spec.suspend"]
+    api = serve(lambda request: refused(fields.pop(0)))
+    client = KubeClient.with_token(api.host, "t")
+    with pytest.raises(errors.Replaced) as replaced:
+        client.patch(PODS, "p", {"metadata": {"uid": "u"}}, "ns")
+    assert replaced.value.status == 422
+    with pytest.raises(errors.Invalid):
+        client.patch(PODS, "p", {"metadata": {"uid": "u"}}, "ns")

@@ -21,7 +21,7 @@ from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
-from tandem.kube.errors import Conflict
+from tandem.kube.errors import Conflict, NotFound
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import JOBS, PODS
 
@@ -108,12 +108,10 @@ def test_the_gate_of_a_planned_pod_is_opened_by_one_write_that_names_the_pod_exa
 
 def test_a_pod_that_changed_since_is_not_written() -> None:
     gate = Gate()
-    # Another controller adds its gate, which the list of ours does not have.
-    both = [{"name": names.SCHEDULING_GATE}, FOREIGN]
-    gate.api.patch(PODS, "p", {"spec": {"schedulingGates": both}}, "default")
+    gate.api.patch(PODS, "p", {"metadata": {"labels": {"a": "b"}}}, "default")
     with pytest.raises(Conflict):
         gate.step()
-    assert gate.left() == both
+    assert gate.left() == [{"name": names.SCHEDULING_GATE}]
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -276,9 +274,16 @@ def test_another_object_of_the_owner_s_name_is_not_suspended() -> None:
     api = MemoryCluster()
     api.create(JOBS, {"metadata": {"name": "j"}, "spec": {}}, "default")
     owners, record = owned("uid-of-the-former", api)
-    with pytest.raises(Conflict):
-        asyncio.run(owners.suspend(record, True))
+    assert asyncio.run(owners.suspend(record, True)) == "another Job has the name j by now"
     assert api.get(JOBS, "j", "default")["spec"] == {}
+
+
+def test_another_object_of_the_owner_s_name_is_not_read_as_the_owner() -> None:
+    api = MemoryCluster()
+    api.create(JOBS, {"metadata": {"name": "j"}, "status": {"succeeded": 1}}, "default")
+    owners, record = owned("uid-of-the-former", api)
+    with pytest.raises(NotFound):
+        asyncio.run(owners.get(record))
 
 
 def test_an_owner_in_another_namespace_is_not_touched() -> None:

@@ -1,0 +1,449 @@
+"""One contract for the API server in memory and the real one; the docs' table is made of it.
+
+Each test is a behaviour that Tandem relies on, and runs on both. The real one is right.
+`python tests/kube/test_kube_contract.py` prints docs/memory-cluster.md.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.contracts import names
+from tandem.kube import errors
+from tandem.kube.client import KubeClient
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.reflector import Reflector
+from tandem.kube.resource import CONFIG_MAPS, JOBS, PODS
+
+PAGE = Path(__file__).parents[2] / "docs" / "memory-cluster.md"
+GATE, OTHER_GATE = {"name": "tandem.gpu/queue"}, {"name": "example.com/other"}
+DIFFERENCES = {
+    "A bound pod is deleted after its grace period": "the double removes it at once: it has no "
+    "kubelet that would end the containers",
+    "A disruption budget refuses an eviction": "the double has no controller that computes "
+    "`disruptionsAllowed`; tests of evictions raise the 429 themselves",
+    "A watch from a version that is compacted ends with 410": "the double calls its watchers in "
+    "the process; the reflector's tests send 410 from an HTTP server",
+    "Admission webhooks and policies judge every write": "the double calls one function, for the "
+    "creation of pods",
+    "Objects are validated by their schemas": "the double checks annotations, and the gates "
+    "and the node of a pod",
+    "The garbage collector deletes what an owner leaves": "the double deletes what it is told to",
+}
+
+
+class Side:
+    """One of the two, in a namespace of the test's own."""
+
+    def __init__(self, api: Any, namespace: str) -> None:
+        self.api = api
+        self.namespace = namespace
+
+    def config(self, name: str = "a", **metadata: Any) -> dict:
+        body = {"metadata": {"name": name, **metadata}, "data": {"x": "1"}}
+        return self.api.create(CONFIG_MAPS, body, self.namespace)
+
+    def pod(self, name: str = "p", **spec: Any) -> dict:
+        body = {
+            "metadata": {"name": name},
+            # No scheduler of that name: only the test binds.
+            "spec": {"schedulerName": "none", "containers": [{"name": "c", "image": "i"}], **spec},
+        }
+        return self.api.create(PODS, body, self.namespace)
+
+    def get(self, resource: Any, name: str) -> dict:
+        return self.api.get(resource, name, self.namespace)
+
+    def patch(self, resource: Any, name: str, body: dict, **more: Any) -> dict:
+        return self.api.patch(resource, name, body, self.namespace, **more)
+
+    def names(self, resource: Any, **selectors: str) -> set[str]:
+        pages = self.api.pages(resource, self.namespace, **selectors)
+        found = {item["metadata"]["name"] for page in pages for item in page.items}
+        return found - {"kube-root-ca.crt"}
+
+    def watch(self, resource: Any, take: Callable[[Any, dict], None]) -> Callable[[], None]:
+        """Follow the namespace; return what ends it."""
+        if isinstance(self.api, MemoryCluster):
+            self.api.watch(resource, take)
+            return lambda: None
+        reflector = Reflector(self.api, resource, take, namespace=self.namespace)
+        reflector.start()
+        assert reflector.synced.wait(60)
+        return reflector.stop
+
+
+@pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.controlplane)])
+def side(request: pytest.FixtureRequest) -> Iterator[Side]:
+    if request.param == "double":
+        yield Side(MemoryCluster(), "team")
+        return
+    plane = request.getfixturevalue("control_plane")
+    client = KubeClient.load(plane.kubeconfig())
+    yield Side(client, request.getfixturevalue("namespace"))
+    client.close()
+
+
+def version(item: dict) -> str:
+    return item["metadata"]["resourceVersion"]
+
+
+# --- creation -----------------------------------------------------------------------------------
+
+
+def test_a_new_object_has_a_uid_a_version_and_a_time(side: Side) -> None:
+    made = side.config()["metadata"]
+    assert made["uid"]
+    assert made["resourceVersion"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made["creationTimestamp"])
+    assert made["namespace"] == side.namespace
+
+
+def test_a_name_that_is_taken_is_a_conflict_of_its_own_kind(side: Side) -> None:
+    side.config()
+    with pytest.raises(errors.AlreadyExists):
+        side.config()
+
+
+def test_a_generated_name_begins_with_its_prefix_and_differs(side: Side) -> None:
+    body = {"metadata": {"generateName": "gen-"}, "data": {}}
+    made = [side.api.create(CONFIG_MAPS, body, side.namespace) for _ in range(2)]
+    first, second = (each["metadata"]["name"] for each in made)
+    assert first != second
+    assert first.startswith("gen-")
+
+
+def test_the_successor_of_a_name_has_another_uid(side: Side) -> None:
+    first = side.config()["metadata"]["uid"]
+    side.api.delete(CONFIG_MAPS, "a", side.namespace)
+    assert side.config()["metadata"]["uid"] != first
+
+
+def test_an_object_that_is_not_there_is_named_in_the_error(side: Side) -> None:
+    with pytest.raises(errors.NotFound) as error:
+        side.get(CONFIG_MAPS, "none")
+    assert error.value.details["name"] == "none"
+
+
+# --- writes and their preconditions -------------------------------------------------------------
+
+
+def test_each_change_has_a_new_version(side: Side) -> None:
+    made = side.config()
+    changed = side.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}})
+    assert version(changed) != version(made)
+    assert version(side.get(CONFIG_MAPS, "a")) == version(changed)
+
+
+def test_a_write_that_changes_nothing_keeps_the_version(side: Side) -> None:
+    made = side.config()
+    assert version(side.patch(CONFIG_MAPS, "a", {"data": {"x": "1"}})) == version(made)
+    assert version(side.api.replace(CONFIG_MAPS, made, side.namespace)) == version(made)
+
+
+@pytest.mark.parametrize("field", ["uid", "resourceVersion"])
+def test_a_patch_with_a_precondition_that_does_not_hold_is_refused(side: Side, field: str) -> None:
+    made = side.config()
+    side.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}})
+    wrong = {"uid": "00000000-0000-0000-0000-000000000000", "resourceVersion": version(made)}
+    with pytest.raises(errors.Replaced if field == "uid" else errors.Conflict) as refused:
+        side.patch(CONFIG_MAPS, "a", {"metadata": {field: wrong[field]}, "data": {"x": "3"}})
+    assert refused.value.status == (422 if field == "uid" else 409)
+    assert side.get(CONFIG_MAPS, "a")["data"] == {"x": "2"}
+
+
+def test_a_patch_of_an_older_version_with_another_uid_is_a_conflict(side: Side) -> None:
+    made = side.config()
+    side.api.delete(CONFIG_MAPS, "a", side.namespace)
+    side.config()
+    metadata = {key: made["metadata"][key] for key in ("uid", "resourceVersion")}
+    with pytest.raises(errors.Conflict) as refused:
+        side.patch(CONFIG_MAPS, "a", {"metadata": metadata, "data": {"x": "3"}})
+    assert refused.value.status == 409
+    assert side.get(CONFIG_MAPS, "a")["data"] == {"x": "1"}
+
+
+def test_a_patch_with_preconditions_that_hold_is_written(side: Side) -> None:
+    made = side.config()["metadata"]
+    metadata = {"uid": made["uid"], "resourceVersion": made["resourceVersion"]}
+    side.patch(CONFIG_MAPS, "a", {"metadata": metadata, "data": {"x": "3"}})
+    assert side.get(CONFIG_MAPS, "a")["data"] == {"x": "3"}
+
+
+def test_a_replacement_of_an_older_version_is_a_conflict(side: Side) -> None:
+    made = side.config()
+    side.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}})
+    with pytest.raises(errors.Conflict):
+        side.api.replace(CONFIG_MAPS, made | {"data": {"x": "3"}}, side.namespace)
+
+
+def test_a_replacement_with_another_uid_is_a_conflict(side: Side) -> None:
+    made = side.config()
+    made["metadata"] = {"name": "a", "uid": "00000000-0000-0000-0000-000000000000"}
+    with pytest.raises(errors.Conflict):
+        side.api.replace(CONFIG_MAPS, made | {"data": {"x": "3"}}, side.namespace)
+
+
+def test_a_merge_patch_merges_objects_replaces_lists_and_removes_with_null(side: Side) -> None:
+    side.config(labels={"keep": "1", "go": "1"}, finalizers=["example.com/a", "example.com/b"])
+    body = {"metadata": {"labels": {"go": None, "new": "1"}, "finalizers": ["example.com/b"]}}
+    metadata = side.patch(CONFIG_MAPS, "a", body)["metadata"]
+    assert metadata["labels"] == {"keep": "1", "new": "1"}
+    assert metadata["finalizers"] == ["example.com/b"]
+    side.patch(CONFIG_MAPS, "a", {"metadata": {"finalizers": None}})
+
+
+def test_a_write_of_what_is_not_there_is_refused(side: Side) -> None:
+    with pytest.raises(errors.NotFound):
+        side.patch(CONFIG_MAPS, "none", {"data": {}})
+    with pytest.raises(errors.NotFound):
+        side.api.delete(CONFIG_MAPS, "none", side.namespace)
+
+
+# --- the status subresource -----------------------------------------------------------------------
+
+
+def test_a_write_of_the_status_changes_nothing_else(side: Side) -> None:
+    side.pod()
+    body = {"status": {"phase": "Running"}, "spec": {"activeDeadlineSeconds": 5}}
+    side.patch(PODS, "p", body, subresource="status")
+    pod = side.get(PODS, "p")
+    assert pod["status"]["phase"] == "Running"
+    assert "activeDeadlineSeconds" not in pod["spec"]
+
+
+def test_a_write_of_the_object_leaves_the_status_as_it_is(side: Side) -> None:
+    side.pod()
+    side.patch(PODS, "p", {"status": {"phase": "Running"}}, subresource="status")
+    side.patch(PODS, "p", {"metadata": {"labels": {"a": "b"}}, "status": {"phase": "Failed"}})
+    pod = side.get(PODS, "p")
+    assert (pod["metadata"]["labels"], pod["status"]["phase"]) == ({"a": "b"}, "Running")
+
+
+# --- deletion -----------------------------------------------------------------------------------
+
+
+def test_a_deletion_with_another_uid_is_a_conflict(side: Side) -> None:
+    side.config()
+    wrong = "00000000-0000-0000-0000-000000000000"
+    with pytest.raises(errors.Conflict):
+        side.api.delete(CONFIG_MAPS, "a", side.namespace, uid=wrong)
+    assert side.names(CONFIG_MAPS) == {"a"}
+
+
+def test_an_object_with_a_finalizer_is_being_deleted_until_it_is_removed(side: Side) -> None:
+    side.config(finalizers=["example.com/hold"])
+    side.api.delete(CONFIG_MAPS, "a", side.namespace)
+    going = side.get(CONFIG_MAPS, "a")["metadata"]
+    assert going["deletionTimestamp"]
+    side.api.delete(CONFIG_MAPS, "a", side.namespace)
+    assert side.get(CONFIG_MAPS, "a")["metadata"]["deletionTimestamp"] == going["deletionTimestamp"]
+    side.patch(CONFIG_MAPS, "a", {"metadata": {"finalizers": None}})
+    assert side.names(CONFIG_MAPS) == set()
+
+
+def test_a_pod_that_no_node_has_is_gone_at_once(side: Side) -> None:
+    side.pod()
+    side.api.delete(PODS, "p", side.namespace)
+    assert side.names(PODS) == set()
+
+
+# --- bindings, gates and evictions ----------------------------------------------------------------
+
+
+def bind(side: Side, pod: dict, **more: Any) -> None:
+    metadata = pod["metadata"]
+    values = {"uid": metadata["uid"]} | more
+    side.api.bind(side.namespace, metadata["name"], "node-x", **values)
+
+
+def test_a_binding_sets_the_node_and_the_annotations_in_one_update(side: Side) -> None:
+    pod, seen = side.pod(), []
+    done = threading.Event()
+
+    def take(_: Any, item: dict) -> None:
+        notes = item["metadata"].get("annotations") or {}
+        seen.append((item["spec"].get("nodeName"), notes.get("example.com/gpus")))
+        if seen[-1][0]:
+            done.set()
+
+    stop = side.watch(PODS, take)
+    bind(side, pod, resource_version=version(pod), annotations={"example.com/gpus": "a"})
+    assert done.wait(60)
+    stop()
+    assert set(seen) == {(None, None), ("node-x", "a")}
+
+
+@pytest.mark.parametrize("wrong", ["uid", "resource_version"])
+def test_a_binding_with_a_precondition_that_does_not_hold_is_a_conflict(
+    side: Side, wrong: str
+) -> None:
+    pod = side.pod()
+    side.patch(PODS, "p", {"metadata": {"labels": {"touched": "yes"}}})
+    stale = {"uid": "00000000-0000-0000-0000-000000000000", "resource_version": version(pod)}
+    with pytest.raises(errors.Conflict):
+        bind(side, pod, **{wrong: stale[wrong]})
+    assert "nodeName" not in side.get(PODS, "p")["spec"]
+
+
+def test_a_pod_is_bound_once(side: Side) -> None:
+    pod = side.pod()
+    bind(side, pod)
+    with pytest.raises(errors.Conflict):
+        bind(side, pod)
+
+
+def test_a_pod_with_a_gate_is_not_bound(side: Side) -> None:
+    pod = side.pod(schedulingGates=[GATE])
+    with pytest.raises(errors.Conflict, match=r"chedulingGates|scheduling gates"):
+        bind(side, pod)
+
+
+def test_a_pod_that_is_being_deleted_is_not_bound(side: Side) -> None:
+    pod = side.pod()
+    side.patch(PODS, "p", {"metadata": {"finalizers": ["example.com/hold"]}})
+    side.api.delete(PODS, "p", side.namespace)
+    with pytest.raises(errors.Conflict, match="deleted"):
+        bind(side, pod)
+    side.patch(PODS, "p", {"metadata": {"finalizers": None}})
+
+
+def test_a_binding_of_a_pod_that_is_not_there_is_refused(side: Side) -> None:
+    pod = side.pod()
+    side.api.delete(PODS, "p", side.namespace)
+    with pytest.raises(errors.NotFound):
+        bind(side, pod)
+
+
+def test_gates_are_removed_and_never_added(side: Side) -> None:
+    side.pod(schedulingGates=[GATE, OTHER_GATE])
+    side.patch(PODS, "p", {"spec": {"schedulingGates": [OTHER_GATE]}})
+    with pytest.raises(errors.Invalid):
+        side.patch(PODS, "p", {"spec": {"schedulingGates": [OTHER_GATE, GATE]}})
+    side.patch(PODS, "p", {"spec": {"schedulingGates": None}})
+    assert not side.get(PODS, "p")["spec"].get("schedulingGates")
+    with pytest.raises(errors.Invalid):
+        side.patch(PODS, "p", {"spec": {"schedulingGates": [GATE]}})
+
+
+def test_a_node_is_set_by_a_binding_alone(side: Side) -> None:
+    side.pod()
+    with pytest.raises(errors.Invalid):
+        side.patch(PODS, "p", {"spec": {"nodeName": "node-x"}})
+
+
+def test_an_eviction_is_of_the_pod_that_was_meant(side: Side) -> None:
+    pod = side.pod()
+    with pytest.raises(errors.Conflict):
+        side.api.evict(side.namespace, "p", uid="00000000-0000-0000-0000-000000000000")
+    side.api.evict(side.namespace, "p", uid=pod["metadata"]["uid"], grace_period_s=0)
+    assert side.names(PODS) == set()
+
+
+def test_annotations_have_a_limit_that_a_binding_passes(side: Side) -> None:
+    full = {"example.com/notes": "x" * (names.ANNOTATION_BYTES - len("example.com/notes"))}
+    pod = side.pod()
+    side.patch(PODS, "p", {"metadata": {"annotations": full}})
+    with pytest.raises(errors.Invalid):
+        side.patch(PODS, "p", {"metadata": {"annotations": {"a/b": "c"}}})
+    bind(side, pod, annotations={"example.com/gpus": "a"})
+    assert side.get(PODS, "p")["metadata"]["annotations"]["example.com/gpus"] == "a"
+
+
+# --- selectors, watches, suspension ---------------------------------------------------------------
+
+
+def test_fields_select_by_node_scheduler_and_name(side: Side) -> None:
+    bound = side.pod("bound")
+    side.pod("free")
+    side.pod("other", schedulerName="another")
+    bind(side, bound)
+    assert side.names(PODS, field_selector="spec.nodeName=") == {"free", "other"}
+    assert side.names(PODS, field_selector="spec.nodeName=node-x") == {"bound"}
+    assert side.names(PODS, field_selector="spec.schedulerName=none,spec.nodeName=") == {"free"}
+    assert side.names(PODS, field_selector="metadata.name=other") == {"other"}
+
+
+def test_labels_select_by_equality(side: Side) -> None:
+    for name, labels in (("a", {"k": "1", "z": "1"}), ("b", {"k": "2"}), ("c", {})):
+        side.config(name, labels=labels)
+    assert side.names(CONFIG_MAPS, label_selector="k=1") == {"a"}
+    assert side.names(CONFIG_MAPS, label_selector="k=1,z=1") == {"a"}
+    assert side.names(CONFIG_MAPS, label_selector="k=2,z=1") == set()
+    assert side.names(CONFIG_MAPS, label_selector="k") == {"a", "b"}
+
+
+def test_a_watch_tells_each_change_in_order_and_nothing_of_writes_without_one(side: Side) -> None:
+    seen: list[tuple[str, str]] = []
+    ended = threading.Event()
+    side.config("before")
+
+    def take(kind: Any, item: dict) -> None:
+        if item["metadata"]["name"] != "kube-root-ca.crt":
+            seen.append((str(kind.value), item["metadata"]["name"]))
+        if kind == "DELETED":
+            ended.set()
+
+    stop = side.watch(CONFIG_MAPS, take)
+    side.config("a")
+    side.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}})
+    side.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}})
+    side.api.delete(CONFIG_MAPS, "a", side.namespace)
+    assert ended.wait(60)
+    stop()
+    assert seen == [("ADDED", "before"), ("ADDED", "a"), ("MODIFIED", "a"), ("DELETED", "a")]
+
+
+def test_what_is_handed_out_is_a_copy(side: Side) -> None:
+    side.config()
+    side.get(CONFIG_MAPS, "a")["data"]["x"] = "spoilt"
+    assert side.get(CONFIG_MAPS, "a")["data"] == {"x": "1"}
+
+
+def test_a_job_is_suspended_by_a_patch_that_names_its_uid(side: Side) -> None:
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    body = {"metadata": {"name": "j"}, "spec": {"suspend": False, "template": template}}
+    made = side.api.create(JOBS, body, side.namespace)
+    wrong = {"metadata": {"uid": "00000000-0000-0000-0000-000000000000"}, "spec": {"suspend": True}}
+    with pytest.raises(errors.Replaced):
+        side.patch(JOBS, "j", wrong)
+    side.patch(JOBS, "j", {"metadata": {"uid": made["metadata"]["uid"]}, "spec": {"suspend": True}})
+    assert side.get(JOBS, "j")["spec"]["suspend"] is True
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def page() -> str:
+    """The table of docs/memory-cluster.md."""
+    tests = [name for name in globals() if name.startswith("test_") and name != "test_the_page"]
+    lines = [
+        "# The API server in memory, compared with the real one",
+        "",
+        "The fast tests and the demo run on `tandem.kube.memory.MemoryCluster`. Each behaviour in "
+        "the table is one test",
+        "of `tests/kube/test_kube_contract.py`, which runs on both.",
+        "",
+        "| behaviour | in memory | real |",
+        "|---|---|---|",
+    ]
+    for name in tests:
+        said = name.removeprefix("test_").replace("_", " ")
+        lines.append(f"| {said[0].upper()}{said[1:]} | yes | yes |")
+    lines += [f"| {said} | no: {why} | yes |" for said, why in DIFFERENCES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page() -> None:
+    assert PAGE.read_text() == page()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
