@@ -213,7 +213,9 @@ class Binder:
         return Claim(node, tuple(ids[row] for row in sorted(chosen.tolist())), job), ""
 
     async def _settle(self, pod: PodInfo) -> PodRecord | None:
-        """Find out what became of a Binding, however long that takes; None if the pod is gone.
+        """Find out what became of a Binding, however long that takes.
+
+        Returns the pod, or another one that has its name by now; None if neither is there.
 
         Touching the pod moves its resourceVersion, so that a Binding still on its way conflicts;
         the answer to the touch shows whether it had come through before. Until then the GPUs stay
@@ -227,15 +229,13 @@ class Binder:
                     record = await self._touch(pod)
                 else:
                     record = await self._read(pod.namespace, pod.name)
-                    if record is not None and record.uid != pod.uid:
-                        record = None
                 break
             except KubeError as error:
                 log.warning("bind outcome unknown pod=%s/%s error=%s", *pod.key, error)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _SETTLE_MAX_S)
-        if record is None or not record.pod.node_name:
-            self._state.release(pod.uid)
+        # The state has what was read: a pod that is bound holds its GPUs by that.
+        self._state.release(pod.uid)
         return record
 
     async def _touch(self, pod: PodInfo) -> PodRecord | None:
@@ -254,9 +254,7 @@ class Binder:
             return None
         except (Conflict, Invalid):
             record = await self._read(pod.namespace, pod.name)
-            if record is None or record.uid != pod.uid:
-                return None
-            if record.resource_version != pod.resource_version:
+            if record is None or record.resource_version != pod.resource_version:
                 return record
             raise
 

@@ -100,6 +100,27 @@ def test_only_pods_that_request_gpus_and_could_be_bound_are_stamped() -> None:
     assert before == after
 
 
+def test_a_pod_that_took_the_name_of_a_listed_one_is_not_stamped() -> None:
+    takeover = Takeover()
+    takeover.create("p")
+    asked: list[str] = []
+
+    def replaced(verb: str, name: str, _: object) -> None:
+        """Replace the pod when the fence is about to write the one that it has listed."""
+        asked.append(verb)
+        if len(asked) == 1:
+            takeover.api.delete(PODS, name, "ml")
+            takeover.create(name)
+
+    takeover.api.refuses = replaced
+    takeover.take_over()
+    (heir,) = takeover.pods()
+    assert names.EPOCH not in heir["metadata"].get("annotations", {})
+    assert names.EPOCH not in heir["metadata"].get("labels", {})
+    assert asked == ["patch"]
+    assert takeover.fence.open == {}
+
+
 @pytest.mark.parametrize(
     "error", [Invalid(422, "no"), Forbidden(403, "no"), KubeError(413, "too large")]
 )

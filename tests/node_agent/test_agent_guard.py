@@ -35,6 +35,10 @@ def test_the_pod_that_holds_most_is_not_named_where_it_keeps_to_its_prediction()
     assert named(("large", 70, 70), ("small", 6, 5)) == "small"
 
 
+def test_of_two_that_outgrew_the_larger_one_is_not_named_for_its_size():
+    assert named(("large", 50, 45), ("small", 30, 10)) == "small"
+
+
 @pytest.mark.parametrize(
     ("memory", "guilty"), [(100, False), (101, False), (110, False), (111, True), (200, True)]
 )
