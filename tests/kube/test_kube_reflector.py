@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -20,6 +21,9 @@ QUICK = Pace(
     backoff_max_s=0.05,
     request_interval_s=0.0,
 )
+
+#: Where silence is not what a test is about: a loaded machine may answer late.
+PATIENT = replace(QUICK, read_timeout_s=60.0)
 
 
 class Mirror:
@@ -197,7 +201,7 @@ def test_errors_of_the_server_neither_stop_nor_empty_the_mirror(serve):
         Watch(event("MODIFIED", pod("a", 6)), silent=True),
     ]
     api = serve(script(*answers, then=SILENCE))
-    with Mirror(api.host) as mirror:
+    with Mirror(api.host, pace=PATIENT) as mirror:
         mirror.wait_for(("ADDED", "a"), ("MODIFIED", "a"))
         assert mirror.reflector.failures == 5
         assert mirror.reflector.lists == 2
