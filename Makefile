@@ -107,7 +107,7 @@ generate: $(READY) ## Write what follows from code and chart: values schema, man
 fuzz: $(READY) ## 10,000 requests made of the services' own OpenAPI documents: none may end in a 5xx
 	@TANDEM_FUZZ_CASES=$${CASES:-10000} $(BIN)/pytest -n0 -s tests/contracts/test_contracts_openapi.py
 
-mutants: $(READY) ## docs/mutants.md: which small changes of the code no test notices (hours the first time, then minutes)
+mutants: $(READY) ## docs/mutants.md: which small changes of the code no test notices (half an hour the first time, then minutes)
 	@$(BIN)/python -m benchmarks.mutants --page docs/mutants.md
 
 lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
@@ -122,4 +122,4 @@ audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI; fai
 	@$(BIN)/uv tool run pip-audit==2.10.1 --strict --require-hashes --disable-pip -r requirements-run.lock
 
 clean: ## Remove the virtual environment and the caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out mutants
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out
