@@ -65,6 +65,14 @@ models. The ClusterRole `tandem-edit` (create, update and delete of `modelprofil
 `edit` and `admin`: whoever may edit a namespace pushes and deletes its models through the
 predictor, which asks the API server for these rights. An admission policy refuses every other write
 of the three kinds.
+
+The group `system:authenticated` (`access.groups`) gets the roles `tandem-api`: `get` of
+`services/proxy` of the Service `tandem-api`, and `get` of the MutatingWebhookConfiguration
+`tandem`. They open a connection to the read-only API and tell by which authority the extender is
+known. What a caller sees there is decided by the caller's own rights on `gpujobs` and `gpunodes`.
+The account
+`tandem-reader` has the role `tandem-view` in the whole cluster and no pod: its tokens are for those
+who may make one (`create` of `serviceaccounts/token`), such as administrators.
 """
 
 

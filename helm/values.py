@@ -30,6 +30,7 @@ SET_BY_THE_CHART = {
         "verbs",
         "public",
         "probes",
+        "tunnel",
         "leader",
         "predictor_url",
         "predictor_token_file",
@@ -135,6 +136,10 @@ class _Webhook(_Section):
     cert_manager: _CertManager
 
 
+class _Access(_Section):
+    groups: list[str]
+
+
 class _PriorityClass(_Section):
     # Above this Kubernetes keeps the values for its own classes.
     value: Annotated[int, Field(ge=-2147483648, le=1000000000)]
@@ -169,6 +174,7 @@ class Values(_Section):
     predictor: _Predictor
     agent: _Agent
     webhook: _Webhook
+    access: _Access
     priority_class: _PriorityClass
     policies: _Policies
     network_policies: _NetworkPolicies

@@ -181,6 +181,7 @@ class ExtenderConfig(Section):
     verbs: Listen = Listen()
     public: Public = Public()
     probes: Listen | None = None
+    tunnel: Listen | None = None
     profile: Annotated[Profile, BeforeValidator(_by_name)] = Field(
         default_factory=lambda: load_profile("tandem"),
         description="the name of a shipped profile, or one spelt out",

@@ -35,6 +35,7 @@ from scheduler_extender.serving.status.sources import (
     local_profiles,
 )
 from scheduler_extender.serving.tls import Tls, read_files
+from tandem.contracts.names import API_AUDIENCE
 from tandem.kube.memory import MemoryCluster
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def public_app(service: Service) -> FastAPI:
     app = FastAPI(title="Tandem", docs_url=None, redoc_url=None)
     app.include_router(health_router(service.feed, service.metrics))
     in_memory = isinstance(service.api, MemoryCluster)
-    readers = everybody if in_memory else Readers(service.api).check
+    readers = everybody if in_memory else Readers(service.api, audience=API_AUDIENCE).check
     app.include_router(read_router(service.state, service.config.profile.pipeline(), readers))
     app.include_router(
         admission_router(
@@ -166,6 +167,7 @@ def _front(service: Service, path: str) -> FrontProcess:
         kubeconfig=config.kubeconfig,
         public=config.public,
         probes=config.probes,
+        tunnel=config.tunnel,
         certificate=config.certificate,
         admission=config.admission,
         log_level=config.log_level,

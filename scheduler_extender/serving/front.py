@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from scheduler_extender.admission.patch import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import Judge, admission_router
 from scheduler_extender.config import Listen, Public, Rotation
+from scheduler_extender.serving import tunnel
 from scheduler_extender.serving.fair import BusyError, FairWorker
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile
 from scheduler_extender.serving.limits import Limited, client_name
@@ -49,6 +51,7 @@ from scheduler_extender.serving.status.sources import (
     remote_profiles,
 )
 from scheduler_extender.serving.tls import Tls, read_files
+from tandem.contracts.names import API_AUDIENCE
 from tandem.contracts.prediction import ErrorBody
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
@@ -82,6 +85,7 @@ class FrontConfig(BaseModel):
     kubeconfig: Path | None
     public: Public
     probes: Listen | None
+    tunnel: Listen | None = None
     certificate: Rotation
     admission: AdmissionConfig
     log_level: str
@@ -166,7 +170,7 @@ def front_app(
         admission_router(config.admission, lambda: line.has_runtime_class, line.count, judged)
     )
     app.include_router(_health(line))
-    readers = Readers(api)
+    readers = Readers(api, audience=API_AUDIENCE)
     app.include_router(_handed_on(readers, extender))
     app.include_router(
         status_router(
@@ -333,6 +337,11 @@ async def serve(config: FrontConfig, line: Line) -> None:
         server = uvicorn.Server(settings)
 
         def make(turnstile: Turnstile, entry: Entry) -> asyncio.Protocol:
+            return guarded(settings, turnstile, entry)
+
+        def guarded(
+            settings: uvicorn.Config, turnstile: Turnstile, entry: Entry
+        ) -> asyncio.Protocol:
             made = Guarded(settings, server.server_state, {})
             made.turnstile, made.entry = turnstile, entry
             return made
@@ -341,7 +350,19 @@ async def serve(config: FrontConfig, line: Line) -> None:
             probes = await _bound(config.probes)
             run = lambda: asyncio.run(_serve_probes(probes, line))  # noqa: E731 - the thread's work
             threading.Thread(target=run, name="probes", daemon=True).start()
-        gate = Gate(await _bound(config.public), PUBLIC_LIMITS, make, lambda: tls.context)
+        gates = [Gate(await _bound(config.public), PUBLIC_LIMITS, make, lambda: tls.context)]
+        if config.tunnel is not None:
+            reads = uvicorn.Config(
+                tunnel.reads_only(app),
+                http="httptools",
+                access_log=False,
+                log_config=None,
+                lifespan="off",
+                ws="none",
+            )
+            reads.load()
+            enter = partial(tunnel.Entrance, partial(guarded, reads), lambda: tls.context)
+            gates.append(Gate(await _bound(config.tunnel), tunnel.LIMITS, enter))
         ending = asyncio.Event()
         loop = asyncio.get_running_loop()
         line.end = lambda: loop.call_soon_threadsafe(ending.set)  # type: ignore[assignment]
@@ -351,7 +372,8 @@ async def serve(config: FrontConfig, line: Line) -> None:
             line.turned_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ending.wait(), BEAT_S)
-        gate.close()
+        for gate in gates:
+            gate.close()
         for connection in list(server.server_state.connections):
             connection.shutdown()
         until = time.monotonic() + ENDS_S

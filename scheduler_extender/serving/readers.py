@@ -20,10 +20,19 @@ async def everybody(request: Request, verb: str, resource: str, namespace: str |
 
 
 class Readers:
-    """Asks the API server who a token is, and whether they may read."""
+    """Asks the API server who a token is, and whether they may read.
 
-    def __init__(self, api: ClusterApi, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reviews = Reviews(api, clock=clock)
+    Tokens for `audience` are accepted next to those for the API server itself.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        audience: str = "",
+    ) -> None:
+        self._reviews = Reviews(api, audience=audience, clock=clock)
 
     async def check(
         self, request: Request, verb: str, resource: str, namespace: str | None

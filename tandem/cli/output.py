@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,8 @@ from rich.text import Text
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
+
+PIPE_WIDTH = 160
 
 #: Of Unicode: control characters, formats (which reorder text), surrogates, separators of lines.
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -50,10 +53,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     table = Table(title=title or None, header_style="bold")
     for index, name in enumerate(columns):
         numeric = bool(rows) and isinstance(rows[0][index], int | float)
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    out.print(table)
+    # A pipe has no width: a narrow table would only break its cells.
+    wide = not out.is_terminal and "COLUMNS" not in os.environ
+    out.print(table, width=PIPE_WIDTH if wide else None)
 
 
 def _cell(value: object) -> Text:

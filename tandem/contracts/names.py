@@ -66,6 +66,14 @@ AGENT_PORT = 9405
 AGENT_AUDIENCE = "tandem-agent"
 #: The audience of a token by which a service of ours is known to the predictor alone.
 PREDICTOR_AUDIENCE = "tandem-predictor"
+#: Behind this Service the read-only API is reached through the API server's proxy.
+API_SERVICE = "tandem-api"
+#: The audience of a token that is worth something at the read-only API alone.
+API_AUDIENCE = "tandem-api"
+#: Its token shows all that is to be read: it is for those who may make one.
+READER_ACCOUNT = "tandem-reader"
+#: What a stream through the API server's proxy is upgraded to: TLS, to the extender itself.
+UPGRADE = "tandem-tls"
 AGENT_URL_ENV = "TANDEM_AGENT_URL"
 HOST_IP_ENV = "TANDEM_HOST_IP"
 TOKEN_FOLDER = "/var/run/secrets/tandem.gpu"  # noqa: S105 - a path

@@ -175,6 +175,8 @@ class Installation:
         given = self.settings("scheduler", "extender")
         # The volume of a pod; this process shows the token of its account, which stays on loopback.
         given.pop("predictor_token_file", None)
+        # Fixed in a pod; several extenders run on this machine. `settings` may name a free one.
+        given.pop("tunnel", None)
         public = {"host": "127.0.0.1", "port": self._ports["public"]}
         config = {
             **given,

@@ -80,6 +80,11 @@ class KubeClient:
         """Return a client of the same API server with nothing but the rights of `token`."""
         return KubeClient(CallerCredentials(self._credentials, token), self._user_agent)
 
+    @property
+    def credentials(self) -> Credentials:
+        """Which API server, over which connections, and as whom."""
+        return self._credentials
+
     def bearer_token(self) -> str:
         """Return the token that is sent at present, '' where another credential is used."""
         return bearer_token(self._credentials)

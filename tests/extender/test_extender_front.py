@@ -42,13 +42,13 @@ MIB = 2**20
 class Site:
     """An extender in this process, and the real process in front of it."""
 
-    def __init__(self, service: Service, front: FrontProcess, ports: tuple[int, int]) -> None:
+    def __init__(self, service: Service, front: FrontProcess, ports: tuple[int, int, int]) -> None:
         self.service, self.front = service, front
         self.public, self.probes = (
             f"https://127.0.0.1:{ports[0]}",
             f"http://127.0.0.1:{ports[1]}",
         )
-        self.port = ports[0]
+        self.port, self.tunnel = ports[0], ports[2]
         self.holds = asyncio.Event()
         self.holds.set()
 
@@ -83,7 +83,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
              "users": [{"name": "u", "user": {"token": "t"}}]}
         )
     )  # fmt: skip
-    ports = free_port(), free_port()
+    ports = free_port(), free_port(), free_port()
     config = ExtenderConfig.model_validate({"api": "memory"})
     listen = {"host": "127.0.0.1", "tls_cert": certificate, "tls_key": key}
     async with running(config, MemoryCluster(), clock=lambda: NOW) as service:
@@ -97,6 +97,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
                 "kubeconfig": kubeconfig,
                 "public": {**listen, "port": ports[0]},
                 "probes": {"host": "127.0.0.1", "port": ports[1]},
+                "tunnel": {"host": "127.0.0.1", "port": ports[2]},
                 "certificate": config.certificate,
                 "admission": config.admission,
                 "log_level": "INFO",

@@ -108,6 +108,7 @@ affinity:
 {{- $_ := set $ours "public" (merge $ours.public $files) }}
 {{- end }}
 {{- $_ := set $ours "probes" (dict "host" "0.0.0.0" "port" 8881) }}
+{{- $_ := set $ours "tunnel" (dict "host" "0.0.0.0" "port" 8444) }}
 {{- if not .Values.scheduler.attach.enabled }}
 {{- $_ := set $ours "verbs" (dict "shared_with_scheduler" "/run/tandem-verbs") }}
 {{- else }}

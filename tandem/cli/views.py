@@ -1,0 +1,207 @@
+"""`tandem gpus | jobs | explain`: what the extender knows, for people and programs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from tandem.cli.output import clean, out, print_json, print_table
+from tandem.cli.reach import JsonOption, Reader, reads
+from tandem.errors import UsageError
+
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Only this namespace. [all that you may list]"),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=0, help="Rows at most, 0 for all. [200 on a terminal, else all]"),
+]
+_ROWS = 200
+
+
+def say(line: str) -> None:
+    """Print a line in which others may have written."""
+    out.print(clean(line), highlight=False, markup=False)
+
+
+def shown(rows: list[Any], limit: int | None, more: str) -> list[Any]:
+    """Return the rows to print; how many others there are is said at the end, with `more`."""
+    if limit is None:
+        limit = _ROWS if out.is_terminal else 0
+    if limit and len(rows) > limit:
+        out.print(f"{len(rows) - limit:,} more not shown: {more}", highlight=False)
+        return rows[:limit]
+    return rows
+
+
+@reads
+def gpus(
+    read: Reader,
+    node: Annotated[str | None, typer.Option("--node", help="Only the GPUs of this node.")] = None,
+    idle: Annotated[bool, typer.Option("--idle", help="Only GPUs that nothing holds.")] = False,
+    limit: LimitOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List GPUs, what holds them and what is promised of them."""
+    found = read.get("/v1/gpus", {"node": node} if node else {})
+    if idle:
+        found["gpus"] = [gpu for gpu in found["gpus"] if state(gpu) == "ready" and not gpu["held"]]
+    if json:
+        print_json(found)
+        return
+    rows = shown(found["gpus"], limit, "--limit 0, --node NODE or --idle")
+    print_table(
+        "GPUs",
+        ("node", "GPU", "model", "shares", "memory promised", "utilisation", "jobs", "state"),
+        [
+            (
+                gpu["node"],
+                gpu["gpu"],
+                gpu["model"],
+                f"{gpu['held']}/{gpu['shares']}",
+                f"{gpu['memoryPromisedGib']:.1f} of {gpu['memoryCapacityGib']:.1f} GiB",
+                f"{gpu['utilisationPromisedPercent']:.0f} %",
+                ", ".join(gpu["jobs"]) or "-",
+                state(gpu),
+            )
+            for gpu in rows
+        ],
+    )
+
+
+@reads
+def jobs(
+    read: Reader,
+    namespace: NamespaceOption = None,
+    limit: LimitOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List jobs: where they are in the queue, where they run, and why they wait."""
+    found = read.of_namespace("/v1/jobs", namespace)
+    if json:
+        print_json(found)
+        return
+    rows = shown(found["jobs"], limit, "--limit 0 or -n NAMESPACE")
+    print_table(
+        "Jobs",
+        ("namespace", "job", "phase", "position", "expected start", "places", "message"),
+        [
+            (
+                job["namespace"],
+                job["name"],
+                job["phase"],
+                job["position"],
+                expected(job),
+                ", ".join(sorted({place["node"] for place in job["places"]})) or "-",
+                job["message"],
+            )
+            for job in rows
+        ],
+    )
+
+
+@reads
+def explain(
+    read: Reader,
+    pod: Annotated[str, typer.Argument(metavar="[NAMESPACE/]POD", help="The pod in question.")],
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Its namespace. [that of the context]")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say where a pod is, or what keeps it off each node."""
+    where, _, name = pod.rpartition("/")
+    if not name or "/" in where:
+        raise UsageError(f"{pod!r} names no pod", "write NAMESPACE/POD, such as default/train-0")
+    where = where or namespace or read.own_namespace
+    found = read.get(f"/v1/explain/{quote(where, safe='')}/{quote(name, safe='')}")
+    if json:
+        print_json(found)
+        return
+    worker = found["worker"]
+    needs = (
+        f"{worker['gpus']} GPU(s)"
+        + (" of its own" if worker["exclusive"] else "")
+        + f", {worker['memoryPeakGib']:.1f} GiB each at its peak, "
+        f"{worker['utilisationPercent']:.0f} % utilisation"
+    )
+    say(f"{where}/{name} of job {found['job']}: needs {needs}")
+    if found["node"]:
+        say(f"runs on {found['node']}: {', '.join(found['gpus']) or 'no GPUs known'}")
+    elif found["message"]:
+        say(f"{found['phase']}: {found['message']}")
+    if found.get("expectedStart"):
+        say(f"expected to start {expected(found)} (as of {found['expectedStart']['asOf']})")
+    _print_sharing(found)
+    if found["nodes"]:
+        print_table(
+            "Nodes",
+            ("node", "GPU type", "fits", "GPUs that could take it", "reason"),
+            [
+                (
+                    each["node"],
+                    ", ".join(each["models"]) or "-",
+                    "yes" if each["fits"] else "no",
+                    ", ".join(each["gpus"]) or "-",
+                    each["reason"] or "-",
+                )
+                for each in found["nodes"]
+            ],
+        )
+    if found["nodesNotShown"]:
+        out.print(f"{found['nodesNotShown']} more node(s) not shown", highlight=False)
+
+
+def _print_sharing(found: dict[str, Any]) -> None:
+    """Print what is predicted, what was measured since, and the latest decisions with their why."""
+    predicted, seen = found.get("prediction"), found.get("observed")
+    lines = []
+    if predicted:
+        lines.append(
+            f"predicted: {predicted['memoryUpperGib']:.1f} GiB at most"
+            f" ({predicted['memorySource']}), {predicted['utilisationPercent']:.0f} % utilisation"
+            f" ({predicted['utilisationSource']})"
+        )
+    if seen:
+        slower = seen.get("slowdown")
+        said = f"measured: {seen.get('memoryPeakBytes', 0) / 2**30:.1f} GiB at most"
+        if slower:
+            said += (
+                f"; {slower['value']:.0%} slower than alone (by {slower['means']},"
+                f" against {slower['reference']}{', an estimate' if slower['estimated'] else ''})"
+            )
+        lines.append(said)
+    lines += [f"{each['at']} {each['what']}: {each['why']}" for each in found.get("decisions", ())]
+    for line in lines:
+        say(line)
+    for gpu in found.get("here", ()):
+        print_table(
+            gpu["gpu"],
+            ("constraint", "allows", "figures"),
+            [
+                (each["constraint"], "yes" if each["allows"] else "no", each["says"] or "-")
+                for each in gpu["constraints"]
+            ]
+            + [(kind, "score", f"{score:.2f}") for kind, score in gpu["scores"].items()],
+        )
+
+
+def expected(found: dict[str, Any]) -> str:
+    """Say between which times a start is expected."""
+    expected = found.get("expectedStart")
+    if not expected:
+        return "-"
+    latest = expected.get("latest")
+    return f"{expected['earliest']} .. {latest}" if latest else f"{expected['earliest']} or later"
+
+
+def state(gpu: dict[str, Any]) -> str:
+    """Return in words whether new work may go to a GPU."""
+    if not gpu["healthy"]:
+        return f"quarantined: {gpu['reason']}" if gpu["reason"] else "quarantined"
+    if not gpu["shares"]:
+        return f"not offered: {gpu['reason']}" if gpu["reason"] else "not offered"
+    return "ready" if gpu["fresh"] else "stale report"

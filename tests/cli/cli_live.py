@@ -1,0 +1,65 @@
+"""Tandem on a control plane, with an extender that the API server's proxy reaches."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tandem.contracts import names
+from tandem.controlplane import ControlPlane
+from tandem.controlplane.installation import Installation
+
+
+class Live:
+    """One installation; `address` is where the API server finds this machine."""
+
+    def __init__(
+        self, plane: ControlPlane, installation: Installation, address: str, port: int
+    ) -> None:
+        self.plane, self.installation = plane, installation
+        self.address, self.port = address, port
+
+    def lead_to(self, port: int) -> None:
+        """Let the Service of the read-only API lead to a port of this machine."""
+        service = {"name": names.API_SERVICE, "namespace": names.NAMESPACE}
+        self.plane.kubectl(
+            "delete", "service", names.API_SERVICE, "-n", names.NAMESPACE, "--ignore-not-found"
+        )
+        for kind in ("endpoints", "endpointslices"):
+            self.plane.kubectl(
+                "delete", kind, "-n", names.NAMESPACE, "--ignore-not-found",
+                *((names.API_SERVICE,) if kind == "endpoints" else
+                  ("-l", f"kubernetes.io/service-name={names.API_SERVICE}")),
+            )  # fmt: skip
+        self.plane.apply(
+            [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Service",
+                    "metadata": service,
+                    "spec": {"ports": [{"port": 80, "targetPort": port}]},
+                },
+                {
+                    "apiVersion": "v1",
+                    "kind": "Endpoints",
+                    "metadata": service,
+                    "subsets": [{"addresses": [{"ip": self.address}], "ports": [{"port": port}]}],
+                },
+            ]
+        )
+
+    def account(self, namespace: str, name: str, role: str = "view") -> Path:
+        """Make a service account with a role in its namespace; return its kubeconfig."""
+        self.plane.kubectl("create", "serviceaccount", name, "-n", namespace)
+        self.plane.kubectl(
+            "create", "rolebinding", name, "-n", namespace,
+            f"--clusterrole={role}", f"--serviceaccount={namespace}:{name}",
+        )  # fmt: skip
+        return self.plane.service_account_kubeconfig(namespace, name)
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not loopback: an API server proxies to no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent
+        return str(probe.getsockname()[0])
