@@ -221,6 +221,7 @@ def test_each_gpu_has_one_state_and_the_states_add_up(site: Site) -> None:
 
 def test_every_count_of_the_overview_is_the_length_of_the_list_it_links_to(site: Site) -> None:
     site.run("r", "n0", "a")
+    site.run("s", "n0", "a")
     for name, phase, message in (
         ("q1", "Queued", "n0/a: memory peaks would collide with probability 0.16, bound 0.10"),
         ("q2", "Queued", "waits behind another job of another namespace"),
@@ -240,8 +241,19 @@ def test_every_count_of_the_overview_is_the_length_of_the_list_it_links_to(site:
     for row in overview["attention"]:
         assert view(site.cluster, row["view"], **row["filter"])["total"] == row["count"]
     for row in overview["namespaces"]["rows"]:
-        found = view(site.cluster, "jobs", namespace=row["namespace"], phase="Running")
-        assert found["total"] == row["running"]
+        name = row["namespace"]
+        for phase in ("Running", "Waiting"):
+            found = view(site.cluster, "jobs", namespace=name, phase=phase)
+            assert found["total"] == row[phase.lower()]
+        assert view(site.cluster, "gpus", namespace=name)["total"] == row["gpus"]
+    shared = overview["sharing"]
+    assert view(site.cluster, "gpus", state="sharing")["total"] == shared["gpus"] == 1
+    assert view(site.cluster, "jobs", sharing="true")["total"] == shared["jobs"] == 2
+    for row in view(site.cluster, "nodes")["rows"]:
+        assert view(site.cluster, "gpus", node=row["node"])["total"] == row["gpus"]
+        assert view(site.cluster, "jobs", node=row["node"])["total"] == row["jobs"]
+        for state, count in row["byState"].items():
+            assert view(site.cluster, "gpus", node=row["node"], state=state)["total"] == count
 
 
 def test_the_gain_of_sharing_is_what_the_measured_speeds_add_up_to(site: Site) -> None:

@@ -167,7 +167,7 @@ def _overview(cluster: Cluster, scope: Scope, query: Query) -> Document:
             "next": [_job_row(cluster, scope, job) for job in waiting[:_NEXT]],
         },
         "sharing": _sharing(cluster, scope, gpus),
-        "namespaces": _namespaces(cluster, scope, jobs),
+        "namespaces": _namespaces(cluster, scope, jobs, gpus),
         "attention": _attention(cluster, scope, jobs, states),
     }
 
@@ -211,7 +211,10 @@ def _sharing(cluster: Cluster, scope: Scope, gpus: Sequence[Gpu]) -> Document:
     }
 
 
-def _namespaces(cluster: Cluster, scope: Scope, jobs: Sequence[Job]) -> Document:
+def _namespaces(
+    cluster: Cluster, scope: Scope, jobs: Sequence[Job], gpus: Sequence[Gpu]
+) -> Document:
+    """Return each namespace; a share of a GPU counts as one GPU held, as it does for quotas."""
     quotas = {
         quota["namespace"]: quota for quota in cluster.quotas if scope.sees(quota["namespace"])
     }
@@ -221,6 +224,7 @@ def _namespaces(cluster: Cluster, scope: Scope, jobs: Sequence[Job]) -> Document
     for job in jobs:
         if job.places:
             held[job.namespace] += len(job.places)
+    on = Counter(name for gpu in gpus for name in {holder.job[0] for holder in gpu.holders})
     names = sorted(
         {*waiting, *running, *held, *quotas}, key=lambda name: (-held[name], -waiting[name], name)
     )
@@ -234,6 +238,7 @@ def _namespaces(cluster: Cluster, scope: Scope, jobs: Sequence[Job]) -> Document
                 "namespace": name,
                 "waiting": waiting[name],
                 "running": running[name],
+                "gpus": on[name],
                 "gpusHeld": held[name],
                 "quotaGpus": share,
                 "maxGpus": quota.get("maxGpus"),
@@ -342,8 +347,8 @@ def _out_of_memory(report: Raw, scope: Scope, gpu: str = "") -> list[Document]:
 
 def _gpus(cluster: Cluster, scope: Scope, query: Query) -> Document:
     state, sort = query.get("state"), query.get("sort") or "node"
-    if state and state not in (*GPU_STATES, "busy"):
-        raise BadQueryError(f"state: one of {', '.join(GPU_STATES)}, busy")
+    if state and state not in (*GPU_STATES, "busy", "sharing"):
+        raise BadQueryError(f"state: one of {', '.join(GPU_STATES)}, busy, sharing")
     keys: dict[str, Callable[[Gpu], Any] | None] = {
         "node": None,
         "utilisation": lambda gpu: -(-1.0 if gpu.utilisation is None else gpu.utilisation),
@@ -361,6 +366,8 @@ def _gpus(cluster: Cluster, scope: Scope, query: Query) -> Document:
     states = Counter(gpu.state for gpu in found)
     if state == "busy":
         found = [gpu for gpu in found if gpu.holders]
+    elif state == "sharing":
+        found = [gpu for gpu in found if len(gpu.holders) > 1]
     elif state:
         found = [gpu for gpu in found if gpu.state == state]
     if model:
@@ -520,10 +527,15 @@ def _jobs(cluster: Cluster, scope: Scope, query: Query) -> Document:
         jobs = [job for job in jobs if job.kind == reason]
     if query.get("model"):
         jobs = [job for job in jobs if job.model == query.get("model")]
-    for name, index in (("node", 0), ("gpu", 1)):
-        if query.get(name):
-            wanted = query.get(name)
-            jobs = [job for job in jobs if any(place[index] == wanted for place in job.places)]
+    if query.get("node") or query.get("gpu"):
+        uuid = query.get("gpu")
+        there = {
+            holder.job
+            for gpu in cluster.gpus_of(scope, query.get("node"))
+            if uuid in ("", gpu.uuid)
+            for holder in gpu.holders
+        }
+        jobs = [job for job in jobs if job.key in there]
     if query.get("sharing") == "true":
         sharing = {
             holder.job

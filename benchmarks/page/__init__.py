@@ -1,0 +1,1 @@
+"""The status page on a made-up cluster: measurements, pictures, tests in a browser."""
