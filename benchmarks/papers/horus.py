@@ -61,7 +61,7 @@ class BySum(Truth):
         """True: sharing costs."""
         return True
 
-    def speed(self, job: int, neighbours: Sequence[int]) -> float:
+    def speed(self, job: int, neighbours: Sequence[int], row: int = 0) -> float:
         """Return the speed beside `neighbours` as a share of solo speed."""
         total = float(self.gpu_utilisation[[job, *neighbours]].sum())
         if self.fitted:

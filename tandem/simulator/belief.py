@@ -16,7 +16,8 @@ class Prediction:
     """Predicted slowdowns, and how far off they are."""
 
     slowdown: Floats  # (models, models) of row beside column
-    mean_relative_error: float  # of the time beside the neighbour, over pairs not trained on
+    # Of the time next to the neighbour, over pairs not trained on; None where none was measured.
+    mean_relative_error: float | None
 
 
 def cross_fitted(slowdown: Floats, families: Ints, *, folds: int = 5, seed: int = 0) -> Prediction:
@@ -46,7 +47,7 @@ def cross_fitted(slowdown: Floats, families: Ints, *, folds: int = 5, seed: int 
         predicted[held_out] = features[held_out] @ weights
     error = np.abs(np.exp(predicted - target) - 1)[measured.ravel()]
     out = np.maximum(np.expm1(predicted), 0.0).reshape(count, count)
-    return Prediction(out, float(error.mean()))
+    return Prediction(out, float(error.mean()) if len(error) else None)
 
 
 def noisy(slowdown: Floats, relative_error: float, rng: np.random.Generator) -> Prediction:

@@ -13,7 +13,7 @@ from tandem.policy.cluster import GpuArrays
 
 #: Memory of the GPU types that may be named, GiB.
 MEMORY_GIB = {"V100": 16.0, "P100": 16.0, "RTX2080TI": 11.0, "GTX1080": 8.0, "RTX2080": 8.0,
-              "T4": 16.0, "A100": 40.0, "H100": 80.0, "H200": 141.0}  # fmt: skip
+              "T4": 16.0, "K80": 12.0, "A100": 40.0, "H100": 80.0, "H200": 141.0}  # fmt: skip
 _SPEC = re.compile(r"(\d+)x(\d+)(?::([A-Za-z0-9-]+?)(?:-(\d+)GB?)?)?")
 
 
@@ -48,12 +48,17 @@ def parse_cluster(spec: str) -> Nodes:
     return Nodes(int(match[1]), int(match[2]), kind, memory)
 
 
+def gpu_types(nodes: Sequence[Nodes]) -> tuple[str, ...]:
+    """Return the GPU types of a cluster: `gpu_type` of its rows is an index of this."""
+    return tuple(dict.fromkeys(n.gpu_type for n in nodes))
+
+
 def gpu_arrays(nodes: Sequence[Nodes], *, shares: int = 2) -> GpuArrays:
     """Return empty GPUs, node by node; `shares` jobs may be on one GPU."""
     node: list[int] = []
     memory: list[float] = []
     kinds: list[int] = []
-    types = {kind: i for i, kind in enumerate(dict.fromkeys(n.gpu_type for n in nodes))}
+    types = {kind: i for i, kind in enumerate(gpu_types(nodes))}
     at = 0
     for group in nodes:
         for _ in range(group.count):

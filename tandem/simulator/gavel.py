@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tandem.policy.equations.horus import slowdown
 from tandem.policy.units import Bools, Floats
 from tandem.simulator.truth import MemoryCourse
 
+_WANTED = 'Wanted: {"v100": {"model a": {"null": solo, "model b": [a\'s, b\'s]}}}, steps/s.'
 #: Room that pairs without a measurement lack at least, and measured ones have, GiB.
 _MARGIN_GIB = 0.2
 
@@ -29,14 +31,33 @@ class PairMatrix:
         """True where the pair has been measured, (models, models)."""
         return np.isfinite(self.slowdown)
 
+    def only(self, names: Sequence[str]) -> PairMatrix:
+        """Return the matrix of some of its models, in the order of `names`."""
+        at = [self.names.index(name) for name in names]
+        return PairMatrix(tuple(names), self.slowdown[np.ix_(at, at)])
+
 
 def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
     """Read `{gpu: {a: {"null": solo, b: [a's, b's]}}}`, rates in steps/s; 0 is out of memory.
 
-    Raises TandemError, naming file and field, where the file is something else.
+    `gpu` is the GPU type, whatever its case. Raises TandemError: where the file has no figures for
+    that type, naming the types that it has; where the file is something else, naming file and
+    field.
     """
     try:
-        table = json.loads(path.read_text())[gpu]
+        tables = {str(kind).lower(): table for kind, table in json.loads(path.read_text()).items()}
+    except OSError as error:
+        raise TandemError(f"cannot read {path}: {error.strerror}", "Check --truth.") from error
+    except (AttributeError, ValueError) as error:
+        raise TandemError(f"{path} is no table of pair throughputs: {error!r}", _WANTED) from error
+    if gpu.lower() not in tables:
+        available = ", ".join(sorted(tables)) or "none"
+        raise TandemError(
+            f"{path} has no pair throughputs for the GPU type {gpu!r}; it has: {available}",
+            "Name one of these types in --cluster, such as 4x8:V100 or 4x8:K80-12G.",
+        )
+    try:
+        table = tables[gpu.lower()]
         names = tuple(name for name in table if not name.startswith("(") or name.endswith(", 1)"))
         found = np.full((len(names), len(names)), np.inf)
         for i, name in enumerate(names):
@@ -47,16 +68,30 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
                     # Rates, so times are upside down. They are capped in the file, and noisy:
                     # nobody is sped up by a neighbour.
                     found[i, j] = slowdown(np.array(solo), np.array(own))
-    except OSError as error:
-        raise TandemError(f"cannot read {path}: {error.strerror}", "Check --truth.") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TandemError(
-            f"{path} is no table of pair throughputs for {gpu!r}: {error!r}",
-            'Wanted: {"v100": {"model a": {"null": solo, "model b": [a\'s, b\'s]}}}, steps/s.',
+            f"{path} is no table of pair throughputs for {gpu!r}: {error!r}", _WANTED
         ) from error
+    if not names:
+        raise TandemError(f"{path} names no model for {gpu!r}", _WANTED)
     # A pair is out of memory on both sides or on none.
     found[np.isinf(found.T)] = np.inf
     return PairMatrix(names, found)
+
+
+def load_matrices(path: Path, gpu_types: Sequence[str]) -> list[PairMatrix]:
+    """Read the matrix of each GPU type, with the models that all of them have, in one order.
+
+    Raises TandemError as `load_matrix` does, and where no model has been measured on all types.
+    """
+    found = [load_matrix(path, kind) for kind in gpu_types]
+    common = [name for name in found[0].names if all(name in other.names for other in found)]
+    if not common:
+        raise TandemError(
+            f"{path} has no model that was measured on all of {', '.join(gpu_types)}",
+            "Simulate one GPU type at a time.",
+        )
+    return [matrix.only(common) for matrix in found]
 
 
 def draw_memory(
@@ -104,8 +139,11 @@ def draw_utilisation(matrix: PairMatrix, rng: np.random.Generator) -> Floats:
     Synthetic: what a model does to its neighbours on average, ranked, spread over 25-95 %, with
     noise of 5 points. A model that disturbs much is one that uses the GPU much.
     """
-    caused = np.where(matrix.fits, matrix.slowdown, np.nan)
-    harm = np.nanmean(caused, axis=0)
+    fits = matrix.fits
+    measured = fits.sum(axis=0)
+    caused = np.where(fits, matrix.slowdown, 0.0).sum(axis=0)
+    # A model that fits beside none is a large one: it ranks last.
+    harm = np.where(measured > 0, caused / np.maximum(measured, 1), np.inf)
     rank = np.argsort(np.argsort(harm)) / max(len(harm) - 1, 1)
     drawn: Floats = (25 + 70 * rank + rng.normal(0, 5, size=len(harm))).clip(5, 100)
     return drawn

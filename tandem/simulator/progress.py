@@ -226,7 +226,7 @@ class Progress:
         rows, truth, still = self.rows[job], self._truth, self._starting
         speed = min(
             (
-                truth.speed(job, [j for j in beside if j not in still] if still else beside)
+                truth.speed(job, [j for j in beside if j not in still] if still else beside, row)
                 for row in rows
                 if len(residents := self._board.residents_of[row]) > 1
                 and (beside := besides(residents, job))

@@ -8,12 +8,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tandem.errors import TandemError
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
-from tandem.simulator.cluster import Nodes, gpu_arrays
+from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types
 from tandem.simulator.engine import Engine
-from tandem.simulator.gavel import load_matrix
+from tandem.simulator.gavel import load_matrices
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
 from tandem.simulator.report import Report, report
@@ -41,10 +43,12 @@ class Setup:
         """Return what is true and what is believed."""
         if self.truth_file is None:
             return plain_world(self.trace, gpus)
+        matrices = load_matrices(self.truth_file, gpu_types(self.nodes))
         return measured_world(
             self.trace,
             gpus,
-            load_matrix(self.truth_file),
+            matrices[int(np.bincount(gpus.gpu_type).argmax())],
+            by_type=matrices if len(matrices) > 1 else (),
             seed=self.seed,
             preemption_cost_s=self.preemption_cost_s,
             belief_error=self.belief_error,

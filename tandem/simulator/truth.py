@@ -49,6 +49,8 @@ class Truth:
 
     class_names: tuple[str, ...] = ("nobody", "undisturbed")
     slowdown: Floats  # (classes, classes) of row beside column
+    slowdown_by_type: Floats | None = None  # (GPU types, classes, classes), where types differ
+    gpu_type: Ints | None = None  # (gpus,) index of the first axis of `slowdown_by_type`
     job_class: Ints  # (jobs,)
     memory: Sequence[MemoryCourse]  # by job
     memory_gib: Floats  # (gpus,)
@@ -64,9 +66,15 @@ class Truth:
         """False where sharing costs nothing, as in `--truth none`."""
         return bool((self.slowdown > 0).any())
 
-    def speed(self, job: int, neighbours: Sequence[int]) -> float:
-        """Return the speed of a job beside others on one GPU, as a share of its solo speed."""
-        own = self.slowdown[self.job_class[job]]
+    def table(self, row: int) -> Floats:
+        """Return the slowdowns on GPU `row`, (classes, classes)."""
+        if self.slowdown_by_type is None or self.gpu_type is None:
+            return self.slowdown
+        return self.slowdown_by_type[self.gpu_type[row]]
+
+    def speed(self, job: int, neighbours: Sequence[int], row: int = 0) -> float:
+        """Return the speed of a job next to others on GPU `row`, as a share of its solo speed."""
+        own = self.table(row)[self.job_class[job]]
         total = sum(float(own[self.job_class[other]]) for other in neighbours)
         return 1 / (1 + total) if np.isfinite(total) else 1e-3
 
@@ -90,9 +98,10 @@ class Truth:
 
         1 where they cannot be together at all.
         """
+        table = self.table(row)
         for i, job in enumerate(jobs):
             for other in jobs[:i]:
-                if np.isinf(self.slowdown[self.job_class[job], self.job_class[other]]):
+                if np.isinf(table[self.job_class[job], self.job_class[other]]):
                     return 1.0
         courses = [self.memory[job] for job in jobs]
         room = self.memory_gib[row] - sum(course.base_gib for course in courses)

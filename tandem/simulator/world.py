@@ -49,6 +49,7 @@ def measured_world(
     preemption_cost_s: float = 60.0,
     belief_error: float | None = None,
     memory_margin: float = 0.05,
+    by_type: Sequence[PairMatrix] = (),
 ) -> World:
     """Return a world in which pairs slow each other down as measured.
 
@@ -56,6 +57,9 @@ def measured_world(
     utilisation are synthetic, drawn with the same seed where the trace has none. The policies are
     told slowdowns by a model trained without the pair concerned, or the truth with a mean relative
     error of `belief_error`, and memory with `memory_margin` on top, as an upper estimate has.
+
+    `by_type` has the matrix of each GPU type where the cluster has several, with the models of
+    `matrix`: slowdowns are then those of the GPU. The policies see the predictions of `matrix`.
     """
     rng = np.random.default_rng(seed)
     names = {name: i for i, name in enumerate(matrix.names)}
@@ -89,6 +93,12 @@ def measured_world(
     truth = Truth(
         class_names=("nobody", "undisturbed", *matrix.names),
         slowdown=with_reserved_classes(matrix.slowdown, unknown=0.0),
+        slowdown_by_type=np.stack(
+            [with_reserved_classes(one.slowdown, unknown=0.0) for one in by_type]
+        )
+        if by_type
+        else None,
+        gpu_type=gpus.gpu_type,
         job_class=model + _KNOWN,
         memory=memory,
         memory_gib=np.array(gpus.memory_capacity_gib),

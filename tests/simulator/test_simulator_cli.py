@@ -127,3 +127,94 @@ def test_profiles_in_parallel_and_pictures(
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert names == ["completion_times.png", "in_use.png", "table.png", "waiting.png"]
+
+
+# A model that runs at half its speed next to itself on a K80, and at 0.8 of it on a V100.
+PAIRS = {
+    "k80": {"a": {"null": 10.0, "a": [5.0, 5.0]}},
+    "v100": {"a": {"null": 10.0, "a": [8.0, 8.0]}},
+}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    path = tmp_path / "pair.csv"
+    path.write_text(f"{HEAD}\na,0,1,100\nb,0,1,100\n")
+    return path
+
+
+def truth_file(tmp_path: Path, pairs: dict) -> Path:
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(pairs))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cluster", "mean_jct_s"),
+    [
+        (["k80", "v100"], "1x1:K80-12G", 200),
+        (["k80", "v100"], "1x1:V100", 125),
+        (["k80"], "1x1:k80-12G", 200),
+    ],
+)
+def test_interference_is_that_of_the_gpu_type_of_the_cluster(
+    tandem: Callable[..., Done],
+    pair: Path,
+    tmp_path: Path,
+    kinds: list[str],
+    cluster: str,
+    mean_jct_s: float,
+) -> None:
+    truth = truth_file(tmp_path, {kind: PAIRS[kind] for kind in kinds})
+    done = tandem(
+        "--trace", pair, "--cluster", cluster, "--truth", truth,
+        "--profile", "xonar-fifo-pairs", "--json", "-",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["profiles"]["xonar-fifo-pairs"]
+    assert figures["avg_jct_s"] == pytest.approx(mean_jct_s)
+
+
+def test_on_a_cluster_of_two_gpu_types_each_pair_has_the_slowdown_of_its_gpu(
+    tandem: Callable[..., Done], tmp_path: Path
+) -> None:
+    four = tmp_path / "four.csv"
+    four.write_text(f"{HEAD}\n" + "".join(f"{name},0,1,100\n" for name in "abcd"))
+    done = tandem(
+        "--trace", four, "--cluster", "1x1:V100", "--cluster", "1x1:K80-12G",
+        "--truth", truth_file(tmp_path, PAIRS), "--profile", "xonar-fifo-pairs", "--json", "-",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["profiles"]["xonar-fifo-pairs"]
+    assert figures["avg_jct_s"] == pytest.approx((125 + 125 + 200 + 200) / 4)
+
+
+def test_a_gpu_type_that_was_not_measured_is_refused_with_those_that_were(
+    tandem: Callable[..., Done], pair: Path, tmp_path: Path
+) -> None:
+    done = tandem(
+        "--trace", pair, "--cluster", "1x1:A100", "--truth", truth_file(tmp_path, PAIRS)
+    )  # fmt: skip
+    assert done.returncode == 1
+    said = done.stderr.replace("\n", " ")
+    assert "'A100'" in said
+    assert "k80, v100" in said
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"a": {"null": 10.0}},  # no pair was measured
+        {"a": {"null": 10.0, "a": [5, 5], "b": [0, 0]}, "b": {"null": 4.0, "a": [0, 0]}},
+    ],
+)
+@pytest.mark.parametrize("profile", ["tandem", "ojpap", "sjf-bsbf", "xonar"])
+def test_models_that_fit_next_to_no_other_raise_no_warning(
+    tandem: Callable[..., Done], pair: Path, tmp_path: Path, table: dict, profile: str
+) -> None:
+    truth = truth_file(tmp_path, {"v100": table})
+    done = tandem(
+        "--trace", pair, "--cluster", "1x2:V100", "--truth", truth, "--profile", profile
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
