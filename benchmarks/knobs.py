@@ -32,15 +32,15 @@ def with_dispatch(name: str, **changes: object) -> Profile:
 
 def rows() -> Iterator[tuple[str, Profile]]:
     """Yield what is compared."""
-    for name in ("fifo", "best-effort", "horus-f", "tiresias-l", "tiresias-g", "tandem"):
+    for name in ("fifo", "best-effort", "horus-f", "tiresias-l-list", "tiresias-g", "tandem"):
         yield name, load_profile(name)
     for threshold in (1600.0, 12800.0):
         yield (
-            f"tiresias-l, thresholds_gpu_s [{threshold:g}]",
-            with_order("tiresias-l", thresholds_gpu_s=(threshold,)),
+            f"tiresias-l-list, thresholds_gpu_s [{threshold:g}]",
+            with_order("tiresias-l-list", thresholds_gpu_s=(threshold,)),
         )
-    yield "tiresias-l, promote_knob 2", with_order("tiresias-l", promote_knob=2.0)
-    yield "tiresias-l, within first_start", with_order("tiresias-l", within="first_start")
+    yield "tiresias-l-list, promote_knob 2", with_order("tiresias-l-list", promote_knob=2.0)
+    yield "tiresias-l", load_profile("tiresias-l")
     for factor in (None, 4.0):
         yield f"tandem, preempt_factor {factor}", with_dispatch("tandem", preempt_factor=factor)
     yield "tandem, share false", with_dispatch("tandem", share=False)

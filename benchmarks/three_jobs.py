@@ -1,4 +1,4 @@
-"""[Tiresias]' three jobs (Fig. 6) on a real control plane: (GPUs, units) (2,2) (1,8) (2,6).
+"""[Tiresias]' three jobs (Fig. 7) on a real control plane: (GPUs, units) (2,2) (1,8) (2,6).
 
 Two GPUs; two readings of the order, plain 2D-LAS with slices of a unit and the discretised one with
 its boundary at four units. Sharing, minimum run and preemption caps are off. The longer a unit is,

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.papers.page import made_by, simulate, write
 from benchmarks.tables import load_trace, markdown
 from tandem.policy.catalog import load_profile
-from tandem.policy.equations.horus import RTX_2080, slowdown_over_commit
+from tandem.policy.equations.horus import over_commit_curve, slowdown_over_commit
 from tandem.policy.job import UNKNOWN, Job
 from tandem.policy.units import Floats
 from tandem.simulator.cluster import Nodes
@@ -55,6 +55,7 @@ class BySum(Truth):
     """
 
     fitted: bool
+    curve: tuple[float, float, float]  # of the GPU type
 
     @property
     def interferes(self) -> bool:
@@ -65,8 +66,8 @@ class BySum(Truth):
         """Return the speed beside `neighbours` as a share of solo speed."""
         total = float(self.gpu_utilisation[[job, *neighbours]].sum())
         if self.fitted:
-            return 1 / float(slowdown_over_commit(np.array([total]))[0])
-        c0, c1, c2 = RTX_2080
+            return 1 / float(slowdown_over_commit(np.array([total]), self.curve)[0])
+        c0, c1, c2 = self.curve
         at_100 = c0 + c1 * 100 + c2 * 100**2
         return 1 / (1 + (at_100 - 1) * total / 100)
 
@@ -111,6 +112,7 @@ def draw(trace: tuple[TraceJob, ...], nodes: Nodes, *, fitted: bool, seed: int) 
         memory_gib=np.full(nodes.count * nodes.gpus, nodes.memory_gib),
         gpu_utilisation=busy,
         fitted=fitted,
+        curve=over_commit_curve(nodes.gpu_type),
     )
     return Workload(trace, believed, truth)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+import numpy as np
+
 from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source, SubBatch
+from tandem.policy.equations.tiresias import spread_price
 from tandem.policy.job import Job, gib
 from tandem.policy.job import SubBatch as PolicySubBatch
 
@@ -15,9 +18,16 @@ _HEADROOM = 1.1  # of the highest level seen: what may still come
 
 
 def kind_of_model(spec: GPUJobSpec, load: Load | None) -> str:
-    """Return what a job is known by from run to run: its graph and batch, else its fingerprint."""
-    if load is not None and load.feature_hash and spec.demand.batch_size:
-        return f"{load.feature_hash}@{spec.demand.batch_size}"
+    """Return what a job is known by from run to run: its graph and batch, else its fingerprint.
+
+    With the precision, the optimizer and the sequence length where its annotations say them: runs
+    that differ in one of these need other memory and time.
+    """
+    demand = spec.demand
+    if load is not None and load.feature_hash and demand.batch_size:
+        said = (demand.precision, demand.optimizer, demand.sequence_length)
+        how = "".join(f"+{value}" for value in said if value is not None)
+        return f"{load.feature_hash}@{demand.batch_size}{how}"
     return f"image:{spec.fingerprint}" if spec.fingerprint else ""
 
 
@@ -117,7 +127,7 @@ def _outgrown(status: GPUJobStatus) -> float:
     return max(1.0, seen.memory_peak_bytes / said) if said else 1.0
 
 
-#: Above this skew a gang is kept on few machines ([Tiresias] 3.4; the figure is ours).
+#: Above this skew a gang is kept on few machines ([Tiresias] 3.3.2; the figure is ours).
 PACK_LIMIT = 0.5
 
 
@@ -177,6 +187,13 @@ def policy_job(
         attained_gpu_seconds=attained_gpu_seconds,
         model=kind,
         skewed=load.tensor_skew is None or load.tensor_skew > PACK_LIMIT,
+        # An unknown skew has the price of the limit: it neither is ignored nor decides alone.
+        spread_slowdown=float(
+            spread_price(
+                np.array(PACK_LIMIT if load.tensor_skew is None else load.tensor_skew),
+                demand.gang_size * demand.gpus_per_pod,
+            )
+        ),
         sub_batches=tuple(
             PolicySubBatch(
                 each.steps,

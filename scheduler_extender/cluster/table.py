@@ -10,6 +10,7 @@ import numpy as np
 
 from scheduler_extender.cluster.lines import NodeLines
 from tandem.policy.cluster import GpuArrays, Snapshot, reset_rows
+from tandem.policy.equations.horus import over_commit_curve
 from tandem.policy.units import Bools, Floats, Ints
 
 _FIRST_CAPACITY = 64
@@ -175,7 +176,8 @@ class GpuTable:
         ]:
             self.remove_node(name)
             added = rows = self._allocate(name, [gpu.uuid for gpu in gpus])
-        facts: dict[str, Sequence[float]] = {
+        facts: dict[str, Sequence[float | Sequence[float]]] = {
+            "over_commit": [over_commit_curve(gpu.kind.model) for gpu in gpus],
             "gpu_type": [self._kinds.setdefault(g.kind, len(self._kinds)) for g in gpus],
             "memory_capacity_gib": [gpu.capacity_gib for gpu in gpus],
             "shares": [gpu.shares for gpu in gpus],

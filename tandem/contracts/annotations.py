@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from typing import Any
 
 from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
-from tandem.contracts.resources import Demand
+from tandem.contracts.resources import Demand, Optimizer, Precision
 
 #: Errors that one answer names. To name all would let a small request cause a large answer.
 MAX_ERRORS = 10
@@ -189,6 +190,14 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
+def _one_of(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    return lambda text: kind(text)
+
+
+def _choices(kind: type[StrEnum]) -> str:
+    return "must be one of " + ", ".join(member.value for member in kind)
+
+
 _NAME_ALLOWED = (
     "lower-case letters, digits, '-' and '.', beginning and ending with one of the first two"
 )
@@ -213,6 +222,13 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         "declared_utilisation_percent",
         _percent,
         "must be a number of percent from 0 to 100 without a sign, such as 35",
+    ),
+    names.PRECISION: ("precision", _one_of(Precision), _choices(Precision)),
+    names.OPTIMIZER: ("optimizer", _one_of(Optimizer), _choices(Optimizer)),
+    names.SEQUENCE_LENGTH: (
+        "sequence_length",
+        _whole(2**20),
+        f"must be a whole number of tokens or frames, from 1 to {2**20}",
     ),
     names.EXCLUSIVE: ("exclusive", _boolean, _BOOLEAN_ALLOWED),
     names.CHECKPOINT: ("checkpoint", _boolean, _BOOLEAN_ALLOWED),

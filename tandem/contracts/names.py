@@ -26,6 +26,9 @@ BATCH_SIZE = f"{GROUP}/batch-size"
 ITERATIONS = f"{GROUP}/iterations"
 MEMORY = f"{GROUP}/memory"
 UTILIZATION = f"{GROUP}/utilization"
+PRECISION = f"{GROUP}/precision"
+OPTIMIZER = f"{GROUP}/optimizer"
+SEQUENCE_LENGTH = f"{GROUP}/sequence-length"
 EXCLUSIVE = f"{GROUP}/exclusive"
 CHECKPOINT = f"{GROUP}/checkpoint"
 ACCUMULATION = f"{GROUP}/accumulation"
@@ -37,6 +40,9 @@ USER_ANNOTATIONS = (
     ITERATIONS,
     MEMORY,
     UTILIZATION,
+    PRECISION,
+    OPTIMIZER,
+    SEQUENCE_LENGTH,
     EXCLUSIVE,
     CHECKPOINT,
     ACCUMULATION,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -19,36 +18,14 @@ from tandem.contracts.resources import (
     Source,
 )
 
+# Named here as well: they are fields of the messages.
+from tandem.contracts.resources import Optimizer as Optimizer
+from tandem.contracts.resources import Precision as Precision
+
 #: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
 Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Candidates = Annotated[list[Load], Field(max_length=4096)]
-
-
-class Precision(StrEnum):
-    """How a job computes: the framework's default, or autocast to 16 bits over 32-bit weights."""
-
-    FP32 = "fp32"
-    AMP = "amp"
-    BF16 = "bf16"
-
-    @property
-    def half(self) -> bool:
-        """Whether activations take 16 bits."""
-        return self is not Precision.FP32
-
-
-class Optimizer(StrEnum):
-    """What is kept of each weight between steps: nothing, one more copy of it, or two."""
-
-    SGD = "sgd"
-    MOMENTUM = "momentum"
-    ADAM = "adam"
-
-    @property
-    def copies(self) -> int:
-        """Copies of the weights that it keeps."""
-        return {"sgd": 0, "momentum": 1, "adam": 2}[self.value]
 
 
 class ModelSummary(Message):

@@ -74,8 +74,11 @@ class Board:
     changed: Bools = field(init=False)  # (gpus,) where jobs came or went since a dispatcher looked
     seen_rate: Floats = field(init=False)  # (jobs,) worth when a dispatcher looked; NaN: not yet
     rate: Floats = field(init=False)  # (jobs,) worth now of those it looks at
+    # (jobs,) speed of running jobs as a share of that on the fewest nodes: 1 where not spread
+    spread_speed: Floats = field(init=False)
     on_gpus: Bools = field(init=False)  # (jobs,) those in `rows_of`
     _loads: JobColumns | None = None
+    _widest: int | None = None  # GPUs of the widest node
 
     def __post_init__(self) -> None:
         """Nobody runs yet, so nobody is slowed down."""
@@ -84,8 +87,13 @@ class Board:
         self.changed = np.ones(len(self.gpus), dtype=np.bool_)
         self.seen_rate = np.full(len(self.jobs), np.nan)
         self.rate = np.zeros(len(self.jobs))
+        self.spread_speed = np.ones(len(self.jobs))
         self.on_gpus = np.zeros(len(self.jobs), dtype=np.bool_)
         self.on_gpus[list(self.rows_of)] = True
+        for job, rows in self.rows_of.items():
+            self._note_spread(job, rows)
+            if self.spread_speed[job] < 1:
+                self.stale.add(job)
 
     @classmethod
     def of(cls, jobs: list[Job], arrays: JobArrays, gpus: GpuArrays) -> Board:
@@ -146,6 +154,7 @@ class Board:
                 add_worker(self.columns, self.jobs[job], np.array([row]), job)
         self.rows_of[job] = rows
         self.on_gpus[job] = True
+        self._note_spread(job, rows)
         self.changed[rows] = True
         for row in listed:
             residents = self.residents_of[row]
@@ -195,12 +204,32 @@ class Board:
             self.columns[name][aside.rows] = values
         self.rows_of[aside.job] = aside.rows
         self.on_gpus[aside.job] = True
+        self._note_spread(aside.job, aside.rows)
         for row, residents in aside.residents_of.items():
             self.residents_of[row] = residents
         self.empty = aside.empty
         self.predicted_speed[aside.concerned] = aside.predicted_speed
         self.stale.difference_update(aside.concerned.tolist())
         self.stale |= aside.stale
+
+    def fewest_nodes(self, job: int) -> int:
+        """Return on how many nodes the gang must be at least, nodes being as large as the widest.
+
+        A gang on no more nodes than that is not spread.
+        """
+        of = self.jobs[job]
+        if self._widest is None:
+            self._widest = int(np.bincount(self.gpus.node).max(initial=1))
+        return -(-of.pods // max(self._widest // of.gpus_per_pod, 1))
+
+    def _note_spread(self, job: int, rows: Ints) -> None:
+        slowdown = self.jobs[job].spread_slowdown
+        spread = (
+            slowdown > 0
+            and len(rows) > 1
+            and len(np.unique(self.gpus.node[rows])) > self.fewest_nodes(job)
+        )
+        self.spread_speed[job] = 1 / (1 + slowdown) if spread else 1.0
 
     def partners(self, job: int) -> set[int]:
         """Return the jobs that share a GPU with `job`."""

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from tandem.policy.equations.horus import OTHER_GPU
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -16,8 +17,8 @@ _NO_RESIDENT = -1
 #: The columns that say who is there; the others describe the GPU itself.
 LOAD_COLUMNS = (
     "memory_base_gib", "memory_peak_extra_gib", "memory_peak_sum_gib", "none_in_peak",
-    "one_in_peak", "gpu_utilisation", "jobs", "exclusive", "residents", "resident_class",
-    "resident_slowdown",
+    "one_in_peak", "peaks_measured", "gpu_utilisation", "jobs", "exclusive", "residents",
+    "resident_class", "resident_slowdown",
 )  # fmt: skip
 
 
@@ -31,13 +32,17 @@ class GpuArrays:
     """
 
     node: Ints  # (gpus,) index of the node
+    rack: Ints  # (gpus,) index of the rack; equal where no label tells racks apart
     gpu_type: Ints  # (gpus,) index of the GPU's type
+    over_commit: Floats  # (gpus, 3) coefficients of [Horus] Eq. (9) for the GPU's type
     memory_capacity_gib: Floats  # (gpus,) what may be given out: total less reserved and foreign
     memory_base_gib: Floats  # (gpus,) sum over residents, predicted or observed
     memory_peak_extra_gib: Floats  # (gpus,) largest over residents
     memory_peak_sum_gib: Floats  # (gpus,) what the peaks of all residents add together
     none_in_peak: Floats  # (gpus,) probability
     one_in_peak: Floats  # (gpus,) probability
+    peaks_measured: Bools  # (gpus,) the peak probability of every resident is measured
+    guarded: Bools  # (gpus,) an agent evicts a worker before memory runs over
     gpu_utilisation: Floats  # (gpus,) sum over residents, percent; may exceed 100
     jobs: Ints  # (gpus,) residents
     shares: Ints  # (gpus,) residents allowed
@@ -71,13 +76,17 @@ class GpuArrays:
         rows, slots = len(node), slots or max(shares, 1)
         return cls(
             node=np.array(node, dtype=np.int64),
+            rack=np.zeros(rows, dtype=np.int64),
             gpu_type=np.zeros(rows, dtype=np.int64),
+            over_commit=np.tile(OTHER_GPU, (rows, 1)),
             memory_capacity_gib=np.array(memory_capacity_gib, dtype=np.float64),
             memory_base_gib=np.zeros(rows),
             memory_peak_extra_gib=np.zeros(rows),
             memory_peak_sum_gib=np.zeros(rows),
             none_in_peak=np.ones(rows),
             one_in_peak=np.zeros(rows),
+            peaks_measured=np.ones(rows, dtype=np.bool_),
+            guarded=np.zeros(rows, dtype=np.bool_),
             gpu_utilisation=np.zeros(rows),
             jobs=np.zeros(rows, dtype=np.int64),
             shares=np.full(rows, shares, dtype=np.int64),
@@ -133,6 +142,8 @@ def add_worker(
     extra[at] = np.maximum(extra[at], job.memory_peak_extra_gib)
     columns["memory_peak_sum_gib"][at] += job.memory_peak_extra_gib
     columns["gpu_utilisation"][at] += job.gpu_utilisation
+    if not job.peak_measured:
+        columns["peaks_measured"][at] = False
     if job.exclusive:
         columns["exclusive"][at] = True
     residents, classes = columns["residents"], columns["resident_class"]
@@ -171,6 +182,7 @@ def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
     ):  # fmt: skip
         columns[name][rows] = 0.0
     columns["none_in_peak"][rows] = 1.0
+    columns["peaks_measured"][rows] = True
     columns["jobs"][rows] = 0
     columns["exclusive"][rows] = False
     columns["residents"][rows] = _NO_RESIDENT

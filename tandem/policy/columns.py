@@ -22,6 +22,7 @@ class Demands:
     memory_peak_extra_gib: Floats
     memory_peak_gib: Floats
     peak_probability: Floats
+    peak_measured: Bools
     gpu_utilisation: Floats
     exclusive: Bools
 
@@ -40,7 +41,9 @@ class JobColumns:
         self.base_gib = np.zeros(count)
         self.extra_gib = np.zeros(count)
         self.peak_probability = np.zeros(count)
+        self.peak_measured = np.zeros(count, dtype=np.bool_)
         self.gpu_utilisation = np.zeros(count)
+        self.spread_slowdown = np.zeros(count)
         self.exclusive = np.zeros(count, dtype=np.bool_)
         self.checkpointable = np.zeros(count, dtype=np.bool_)
         self.gpus = np.zeros(count, dtype=np.int64)
@@ -61,7 +64,9 @@ class JobColumns:
         self.base_gib[row] = job.memory_base_gib
         self.extra_gib[row] = job.memory_peak_extra_gib
         self.peak_probability[row] = job.peak_probability
+        self.peak_measured[row] = job.peak_measured
         self.gpu_utilisation[row] = job.gpu_utilisation
+        self.spread_slowdown[row] = job.spread_slowdown
         self.exclusive[row] = job.exclusive
         self.checkpointable[row] = job.checkpointable
         self.gpus[row] = job.gpus
@@ -103,6 +108,7 @@ class JobColumns:
             memory_peak_extra_gib=extra,
             memory_peak_gib=base + extra,
             peak_probability=self.peak_probability[rows, None],
+            peak_measured=self.peak_measured[rows, None],
             gpu_utilisation=self.gpu_utilisation[rows, None],
             exclusive=self.exclusive[rows, None],
         )

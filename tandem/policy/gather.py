@@ -69,13 +69,17 @@ class FewestNodes(Policy):
     The smallest sufficient node is taken; if there is none, the nodes with most room first. With
     `hard`, every job waits until it need not be spread further than its size demands, as in
     [Tiresias]' YARN-CS; without, as in Tiresias itself, it takes what there is.
-    Jobs of at least `from_gpus` GPUs alone are gathered ([Horus]: 8).
+    Jobs of at least `from_gpus` GPUs alone are gathered ([Horus] 4.2.3: 8, `whatever_skew`).
 
-    Source: [Tiresias] 3.4.
+    One rack goes before several: nodes of the rack that holds the gang with the least room to
+    spare, or those of the racks with most room.
+
+    Source: [Tiresias] 3.3.2.
     """
 
     kind: Literal["fewest_nodes"] = "fewest_nodes"
     hard: bool = False
+    whatever_skew: bool = False
     from_gpus: Annotated[int, Field(ge=1)] = 2
 
     def __call__(self, job: Job, gpus: GpuArrays, allowed: Bools, score: Floats) -> Ints | None:
@@ -84,20 +88,20 @@ class FewestNodes(Policy):
         if len(rows) < job.gpus:
             return None
         rows = rows[np.argsort(-score[rows], kind="stable")]
-        together = job.gpus >= self.from_gpus and (self.hard or job.skewed)
+        together = job.gpus >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
         if not together and job.gpus >= self.from_gpus:
             # Nodes with least room first: fragments are used up before whole nodes are broken.
             room = np.bincount(gpus.node[rows])[gpus.node[rows]]
             return whole_pods(job, gpus.node, rows[np.argsort(room, kind="stable")])
         if not together:
             return whole_pods(job, gpus.node, rows)
-        node, room = np.unique(gpus.node[rows], return_counts=True)
+        node, first, room = np.unique(gpus.node[rows], return_index=True, return_counts=True)
         room -= room % job.gpus_per_pod
         enough = room >= job.gpus
         if enough.any():
             chosen = node[enough][np.argmin(room[enough])]
             return whole_pods(job, gpus.node, rows[gpus.node[rows] == chosen])
-        by_room = node[np.argsort(-room, kind="stable")]
+        by_room = node[_by_rack_then_room(gpus.rack[rows[first]], room, job.gpus)]
         place = np.empty(int(node.max()) + 1, dtype=np.int64)
         place[by_room] = np.arange(len(by_room))
         spread = rows[np.argsort(place[gpus.node[rows]], kind="stable")]
@@ -107,3 +111,14 @@ class FewestNodes(Policy):
             fewest = -(-job.gpus // (widest - widest % job.gpus_per_pod))
             return gang if len(np.unique(gpus.node[gang])) <= fewest else None
         return gang
+
+
+def _by_rack_then_room(rack: Ints, room: Ints, wanted: int) -> Ints:
+    """Return the order of nodes for a gang: (nodes,) their racks and room -> (nodes,) indices.
+
+    The smallest rack that holds `wanted` comes first, then the racks with most room; inside a
+    rack the nodes with most room.
+    """
+    total = np.bincount(rack, weights=room)[rack]
+    enough = total >= wanted
+    return np.lexsort((-room, rack, np.where(enough, total, -total), ~enough))

@@ -19,6 +19,26 @@ class SubBatch:
     memory_base_gib: float
     memory_peak_extra_gib: float
     stretch: float  # time of an iteration, as a multiple of that with the batch as submitted
+    # Interference of its own, as in `Job`: a smaller sub-batch may disturb less. None: the job's.
+    interference_class: int | None = None
+    own_slowdown: Floats | None = field(default=None, compare=False, repr=False)
+    caused_slowdown: Floats | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """What the time and the memory of one iteration depend on: [SJF-BSBF] Eq. (3), (4), (7)."""
+
+    batch: int  # items a GPU and iteration
+    compute_fixed_s: float  # a of Eq. (3)
+    compute_per_item_s: float  # b of Eq. (3)
+    message_bytes: float = 0.0  # M of Eq. (4)
+    communication_fixed_s: float = 0.0  # a' of Eq. (4)
+    communication_per_byte_s: float = 0.0  # b' of Eq. (4)
+    overlap: float = 1.0  # delta of Eq. (7): 1 for none
+    memory_fixed_gib: float = 0.0  # whatever the batch is: weights, gradients, optimizer
+    memory_per_item_gib: float = 0.0
+    memory_peak_extra_gib: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,7 @@ class Job:
     memory_base_gib: float = 0.0  # level outside peaks; [OJPP] gamma
     memory_peak_extra_gib: float = 0.0  # what a peak adds; [OJPP] delta
     peak_probability: float = 0.0  # chance of being in the peak; [OJPP] p
+    peak_measured: bool = False  # p, and what a peak adds, are measured and not assumed
     gpu_utilisation: float = 100.0  # percent of one GPU
     exclusive: bool = False
     checkpointable: bool = False
@@ -51,6 +72,7 @@ class Job:
     model: str = ""
     remaining_s: float | None = None  # time left when run alone, only where it is known
     skewed: bool = True  # one tensor dominates the model, so spreading costs; unknown counts so
+    spread_slowdown: float = 0.0  # predicted of a gang on more nodes than it needs
     # Predicted interference. The class is a row of the table of predictions; the vectors are that
     # row and that column: (classes,) slowdown of this job beside each class, and of each beside
     # it. Class 0 is nobody (slowdown 0), class 1 an unknown model (infinite). None: no predictions.
@@ -60,6 +82,7 @@ class Job:
     experience: str = ""  # whose own, where the predictions are not everybody's
     # What gradient accumulation offers, fewest steps first; memory falls, the stretch does not.
     sub_batches: tuple[SubBatch, ...] = ()
+    iteration: Iteration | None = None  # from which sub-batches follow where none are given
     accumulation_steps: int = 1  # as it runs
     stretch: float = 1.0
     placing: Placing | None = field(default=None, compare=False, repr=False)
@@ -83,6 +106,15 @@ class Job:
             memory_peak_extra_gib=chosen.memory_peak_extra_gib,
             accumulation_steps=chosen.steps,
             stretch=chosen.stretch,
+            interference_class=(
+                self.interference_class
+                if chosen.interference_class is None
+                else chosen.interference_class
+            ),
+            own_slowdown=self.own_slowdown if chosen.own_slowdown is None else chosen.own_slowdown,
+            caused_slowdown=(
+                self.caused_slowdown if chosen.caused_slowdown is None else chosen.caused_slowdown
+            ),
         )
 
     @property
@@ -90,8 +122,10 @@ class Job:
         """All that decides where the job may go: equal demands get equal answers."""
         return (
             self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
-            self.peak_probability, self.gpu_utilisation, self.exclusive, self.skewed,
-            self.interference_class, self.sub_batches, self.experience, self.where,
+            self.peak_probability, self.peak_measured, self.gpu_utilisation, self.exclusive,
+            self.skewed,
+            self.spread_slowdown, self.interference_class, self.sub_batches, self.iteration,
+            self.experience, self.where,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tandem.errors import UsageError
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.equations.horus import over_commit_curve
 
 #: Memory of the GPU types that may be named, GiB.
 MEMORY_GIB = {"V100": 16.0, "P100": 16.0, "RTX2080TI": 11.0, "GTX1080": 8.0, "RTX2080": 8.0,
@@ -53,11 +54,17 @@ def gpu_types(nodes: Sequence[Nodes]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n.gpu_type for n in nodes))
 
 
-def gpu_arrays(nodes: Sequence[Nodes], *, shares: int = 2) -> GpuArrays:
-    """Return empty GPUs, node by node; `shares` jobs may be on one GPU."""
+def gpu_arrays(
+    nodes: Sequence[Nodes], *, shares: int = 2, nodes_per_rack: int | None = None
+) -> GpuArrays:
+    """Return empty GPUs, node by node; `shares` jobs may be on one GPU.
+
+    `nodes_per_rack` nodes that follow one another are one rack; None: one rack for all.
+    """
     node: list[int] = []
     memory: list[float] = []
     kinds: list[int] = []
+    racks: list[int] = []
     types = {kind: i for i, kind in enumerate(gpu_types(nodes))}
     at = 0
     for group in nodes:
@@ -65,9 +72,16 @@ def gpu_arrays(nodes: Sequence[Nodes], *, shares: int = 2) -> GpuArrays:
             node += [at] * group.gpus
             memory += [group.memory_gib] * group.gpus
             kinds += [types[group.gpu_type]] * group.gpus
+            racks += [at // nodes_per_rack if nodes_per_rack else 0] * group.gpus
             at += 1
     empty = GpuArrays.empty(np.array(node), np.array(memory), shares=shares, slots=shares)
     return GpuArrays(
-        **{name: getattr(empty, name) for name in empty.__slots__ if name != "gpu_type"},
+        **{
+            name: getattr(empty, name)
+            for name in empty.__slots__
+            if name not in ("gpu_type", "over_commit", "rack")
+        },
+        rack=np.array(racks, dtype=np.int64),
         gpu_type=np.array(kinds, dtype=np.int64),
+        over_commit=np.array([over_commit_curve(kind) for kind in types])[kinds],
     )

@@ -19,6 +19,7 @@ from tandem.simulator.gavel import load_matrices
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
 from tandem.simulator.report import Report, report
+from tandem.simulator.spread import load_spread
 from tandem.simulator.world import World, measured_world, plain_world
 
 Progress = Callable[[str, int], None]
@@ -44,10 +45,12 @@ class Setup:
         if self.truth_file is None:
             return plain_world(self.trace, gpus)
         matrices = load_matrices(self.truth_file, gpu_types(self.nodes))
+        kind = int(np.bincount(gpus.gpu_type).argmax())
         return measured_world(
             self.trace,
             gpus,
-            matrices[int(np.bincount(gpus.gpu_type).argmax())],
+            matrices[kind],
+            spread=load_spread(self.truth_file, gpu_types(self.nodes)[kind]),
             by_type=matrices if len(matrices) > 1 else (),
             seed=self.seed,
             preemption_cost_s=self.preemption_cost_s,

@@ -70,7 +70,8 @@ class Truth:
         """Return the slowdowns on GPU `row`, (classes, classes)."""
         if self.slowdown_by_type is None or self.gpu_type is None:
             return self.slowdown
-        return self.slowdown_by_type[self.gpu_type[row]]
+        table: Floats = self.slowdown_by_type[self.gpu_type[row]]
+        return table
 
     def speed(self, job: int, neighbours: Sequence[int], row: int = 0) -> float:
         """Return the speed of a job next to others on GPU `row`, as a share of its solo speed."""
@@ -91,7 +92,10 @@ class Truth:
         )
         stretch = np.ones(len(memory)) if self.stretch is None else self.stretch.copy()
         stretch[job] = chosen.stretch
-        return replace(self, memory=memory, stretch=stretch)
+        classes = self.job_class.copy()
+        if chosen.interference_class is not None:
+            classes[job] = chosen.interference_class
+        return replace(self, memory=memory, stretch=stretch, job_class=classes)
 
     def overflow(self, row: int, jobs: Sequence[int]) -> float:
         """Return the chance per window that `jobs` together exceed the memory of GPU `row`.

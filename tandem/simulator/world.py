@@ -13,6 +13,7 @@ from tandem.policy.units import Floats, Ints
 from tandem.simulator.belief import cross_fitted, noisy
 from tandem.simulator.gavel import PairMatrix, draw_memory, draw_utilisation
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.spread import SpreadTable, spread_slowdowns, stem
 from tandem.simulator.truth import MemoryCourse, Truth, no_truth
 
 _KNOWN = 2  # classes before the first model: nobody, unknown
@@ -50,6 +51,7 @@ def measured_world(
     belief_error: float | None = None,
     memory_margin: float = 0.05,
     by_type: Sequence[PairMatrix] = (),
+    spread: SpreadTable | None = None,
 ) -> World:
     """Return a world in which pairs slow each other down as measured.
 
@@ -60,6 +62,8 @@ def measured_world(
 
     `by_type` has the matrix of each GPU type where the cluster has several, with the models of
     `matrix`: slowdowns are then those of the GPU. The policies see the predictions of `matrix`.
+    With `spread`, gangs on more nodes than they need are slowed down as measured, and the policies
+    see what other batch sizes of the model say; without, it costs nothing where a gang is.
     """
     rng = np.random.default_rng(seed)
     names = {name: i for i, name in enumerate(matrix.names)}
@@ -89,6 +93,11 @@ def measured_world(
         prediction = cross_fitted(matrix.slowdown, _families(matrix.names), seed=seed)
     else:
         prediction = noisy(matrix.slowdown, belief_error, rng)
+    true_spread = told_spread = np.zeros(len(trace))
+    if spread is not None:
+        true_spread, told_spread = spread_slowdowns(
+            spread, [matrix.names[of] for of in model], [job.gpus for job in trace]
+        )
     told = with_reserved_classes(prediction.slowdown, unknown=np.inf)
     truth = Truth(
         class_names=("nobody", "undisturbed", *matrix.names),
@@ -99,6 +108,7 @@ def measured_world(
         if by_type
         else None,
         gpu_type=gpus.gpu_type,
+        spread_slowdown=None if spread is None else true_spread,
         job_class=model + _KNOWN,
         memory=memory,
         memory_gib=np.array(gpus.memory_capacity_gib),
@@ -115,6 +125,7 @@ def measured_world(
             gpu_utilisation=float(busy[i]),
             checkpointable=True,
             queued_at_s=job.submit_s,
+            spread_slowdown=float(told_spread[i]),
             model=matrix.names[model[i]],
             remaining_s=job.duration_s,
             interference_class=int(model[i]) + _KNOWN,
@@ -139,6 +150,6 @@ def with_reserved_classes(slowdown: Floats, *, unknown: float) -> Floats:
 
 def _families(names: Sequence[str]) -> Ints:
     """Return an index for each name without its batch size: ResNet-50 (batch size 16) and (32)."""
-    stems = [name.strip("('").split(" (")[0] for name in names]
+    stems = [stem(name) for name in names]
     index = {stem: i for i, stem in enumerate(dict.fromkeys(stems))}
     return np.array([index[stem] for stem in stems], dtype=np.int64)

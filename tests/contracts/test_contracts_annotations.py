@@ -12,7 +12,7 @@ from tandem.contracts.annotations import (
     parse_demand,
     parse_visible_devices,
 )
-from tandem.contracts.resources import Demand
+from tandem.contracts.resources import Demand, Optimizer, Precision
 
 
 def test_nothing_said_is_whole_gpus():
@@ -27,6 +27,9 @@ def test_everything_said():
             names.ITERATIONS: "90000",
             names.MEMORY: "12.5Gi",
             names.UTILIZATION: "35.5",
+            names.PRECISION: "bf16",
+            names.OPTIMIZER: "adam",
+            names.SEQUENCE_LENGTH: "512",
             names.EXCLUSIVE: "false",
             names.CHECKPOINT: "true",
             names.ACCUMULATION: "true",
@@ -45,6 +48,9 @@ def test_everything_said():
         iterations=90000,
         declared_memory_bytes=int(12.5 * 2**30),
         declared_utilisation_percent=35.5,
+        precision=Precision.BF16,
+        optimizer=Optimizer.ADAM,
+        sequence_length=512,
         exclusive=False,
         checkpoint=True,
         accumulation=True,
@@ -86,6 +92,11 @@ def test_memory_is_exact(text, memory_bytes):
         (names.UTILIZATION, "101", "from 0 to 100"),
         (names.UTILIZATION, "35%", "such as 35"),
         (names.UTILIZATION, "nan", "from 0 to 100"),
+        (names.PRECISION, "fp8", "fp32, amp, bf16"),
+        (names.PRECISION, "", "fp32, amp, bf16"),
+        (names.OPTIMIZER, "Adam", "sgd, momentum, adam"),
+        (names.SEQUENCE_LENGTH, "0", "from 1"),
+        (names.SEQUENCE_LENGTH, "1048577", "to 1048576"),
         (names.EXCLUSIVE, "yes", '"true" or "false"'),
         (names.CHECKPOINT, "True", '"true" or "false"'),
         (names.ACCUMULATION, "1", '"true" or "false"'),

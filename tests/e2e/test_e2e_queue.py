@@ -77,7 +77,7 @@ def in_second_queue(pod: dict[str, Any]) -> None:
 
 
 def test_the_papers_three_jobs_take_2_12_and_16_units(cluster: TandemCluster) -> None:
-    """[Tiresias] Fig. 6: (GPUs, units) (2,2) (1,8) (2,6) on two GPUs, mean completion 10 units."""
+    """[Tiresias] Fig. 7: (GPUs, units) (2,2) (1,8) (2,6) on two GPUs, mean completion 10 units."""
     namespace = cluster.namespace()
     with Trainer(cluster.plane, namespace) as trainer:
         for name, gpus, units in (("one", 2, 2), ("two", 1, 8), ("three", 2, 6)):

@@ -59,7 +59,7 @@ def test_what_was_raised_or_declared_is_not_lowered() -> None:
 
 def test_a_gpu_that_no_longer_meets_its_collision_bound_takes_no_new_job() -> None:
     demand, bound = Demand(gpus_per_pod=1), MemoryCollision(max_collision_probability=0.1)
-    newcomer = Job(id="ml/new", peak_probability=0.2)
+    newcomer = Job(id="ml/new", memory_base_gib=55, peak_probability=0.2)
     gpus = GpuArrays.empty(np.zeros(1, dtype=np.int64), np.array([80.0]))
     predicted = load(10, Source.MODEL)
     for observed, allowed in (

@@ -1,11 +1,14 @@
 """[SJF-BSBF] scenarios: who shares with whom, with which sub-batch, and who waits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tandem.policy.board import Board
 from tandem.policy.catalog import load_profile
-from tandem.policy.job import Job, SubBatch
+from tandem.policy.equations.accumulation import halved
+from tandem.policy.job import Iteration, Job, SubBatch
 from tandem.policy.jobs import JobArrays
 from tandem.simulator.cluster import Nodes, gpu_arrays
 from tandem.simulator.engine import Engine
@@ -136,3 +139,72 @@ def test_a_job_that_accumulates_is_slower_to_its_end() -> None:
     outcome = Engine(trace, jobs, gpus, load_profile("sjf-bsbf"), truth).run()
     assert outcome.end_s[1] == pytest.approx(1 + 4 * 1.4 * 1.2)
     assert outcome.ooms.sum() == 0
+
+
+# --- Eq. (3), (4), (7) ---------------------------------------------------------------------------
+
+# 0.1 s and 0.01 s an item, 20 items; 0.1 s and 1e-9 s a byte, 2e8 bytes: 0.3 s of each. Memory:
+# 2 GiB and 0.2 GiB an item.
+TALKS = Iteration(
+    batch=20, compute_fixed_s=0.1, compute_per_item_s=0.01, message_bytes=2e8,
+    communication_fixed_s=0.1, communication_per_byte_s=1e-9, memory_fixed_gib=2.0,
+    memory_per_item_gib=0.2,
+)  # fmt: skip
+SILENT = replace(TALKS, message_bytes=0.0, communication_fixed_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "stretch"),
+    [
+        (TALKS, [0.7 / 0.6, 0.9 / 0.6]),
+        (SILENT, [0.4 / 0.3, 0.6 / 0.3]),
+        # Overlapped by far, only the longer of the two counts: 0.3; 0.2 + 0.3; 0.45 + 0.3.
+        (replace(TALKS, overlap=400.0), [0.5 / 0.3, 0.75 / 0.3]),
+    ],
+)
+def test_the_stretch_of_a_sub_batch_is_that_of_compute_and_communication(
+    iteration: Iteration, stretch: list[float]
+) -> None:
+    found = halved(iteration)
+    assert [each.steps for each in found] == [2, 4]
+    assert [each.stretch for each in found] == pytest.approx(stretch, rel=2e-3)
+    assert [each.memory_base_gib for each in found] == pytest.approx([4.0, 3.0])
+
+
+def test_a_batch_is_halved_down_to_one_item() -> None:
+    assert [each.steps for each in halved(replace(TALKS, batch=16))] == [2, 4, 8, 16]
+    assert halved(replace(TALKS, batch=1)) == ()
+
+
+@pytest.mark.parametrize(("iteration", "shares"), [(TALKS, True), (SILENT, False)])
+def test_communication_decides_whether_a_smaller_batch_pays(
+    iteration: Iteration, shares: bool
+) -> None:
+    # 3.5 GiB are left, so four micro-batches. L 10 and 10, both ratios 1.2: 10 (1 - 1.2 + 0.5) = 3
+    # is gained, and half of what the newcomer's stretch costs is lost: 2.5 at 1.5, 5 at 2.
+    slow = {2: 0.2}
+    new = replace(job("b", 10, memory=6.0, slowdown=slow), iteration=iteration)
+    board = round_of("sjf-bsbf", [(job("a", 10, memory=7.5, slowdown=slow), 0)], [new], 1)
+    assert ("b" in places(board)) is shares
+    if shares:
+        assert (board.jobs[1].accumulation_steps, board.jobs[1].memory_base_gib) == (4, 3.0)
+
+
+def test_of_the_sub_batches_that_fit_the_one_that_disturbs_least_is_run() -> None:
+    # As submitted both are stretched by 2: 10 (1 - 2 + 0.5) = -5. In two micro-batches by 1.1:
+    # 10 (1 - 1.1 + 0.5) - 10 x 0.1 / 2 = 3.5. In four the stretch of 3 loses: 4 - 10.
+    mild = np.array([0.0, np.inf, 0.1, 0.1, 0.1])
+    options = tuple(
+        SubBatch(steps, 3.0, 0.0, stretch, interference_class=3, own_slowdown=mild,
+                 caused_slowdown=mild)
+        for steps, stretch in ((2, 1.1), (4, 3.0))
+    )  # fmt: skip
+    new = job("b", 10, sub_batches=options, slowdown={2: 1.0})
+    board = round_of("sjf-bsbf", [(job("a", 10, slowdown={2: 1.0}), 0)], [new], 1)
+    assert places(board)["b"] == [0]
+    assert board.jobs[1].accumulation_steps == 2
+    assert board.gpus.resident_class[0].tolist() == [2, 3]
+    assert "b" not in places(
+        round_of("sjf-bsbf", [(job("a", 10, slowdown={2: 1.0}), 0)],
+                 [job("b", 10, slowdown={2: 1.0})], 1)
+    )  # fmt: skip

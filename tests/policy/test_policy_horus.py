@@ -5,8 +5,10 @@ import pytest
 
 from tandem.policy.board import Board
 from tandem.policy.catalog import load_profile
+from tandem.policy.equations.horus import over_commit_curve, slowdown_over_commit
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
+from tandem.policy.ordering.base import NO_HISTORY
 from tandem.policy.ordering.fair import WeightedFair
 from tandem.simulator.cluster import Nodes, gpu_arrays
 from tandem.simulator.engine import Engine
@@ -119,3 +121,91 @@ def test_a_newcomer_that_runs_too_slowly_goes_back_after_its_warm_up(
     profile.adjust(board, profile.pipeline())
     assert (1 not in board.rows_of) is goes
     assert 0 in board.rows_of
+
+
+# --- Eq. (5), the over-commit curves, gangs of eight, beta ----------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["horus", "horus-f", "obp", "pab"])
+def test_memory_is_summed_with_all_peaks_and_not_with_one(profile: str) -> None:
+    # Eq. (5) on 8 GiB: 3 + 2 and 2 + 2 sum to 9. OJPP's Eq. (3) needs 3 + 2 + 2 = 7 only.
+    running = job("a", 3, 10, memory_peak_extra_gib=2, peak_probability=0.2)
+    new = job("b", 2, 10, memory_peak_extra_gib=2, peak_probability=0.2)
+    assert beside(profile, [running], new) == []
+    assert beside("best-fit", [running], new) == [0]
+    smaller = job("c", 2, 10, memory_peak_extra_gib=1, peak_probability=0.2)
+    assert beside(profile, [running], smaller) == [0]
+
+
+@pytest.mark.parametrize(
+    ("busy", "kinds", "row"),
+    [
+        # At 180 %: 1.32198 - 1.3104 + 1.944 = 1.956 on a GTX 1080, 1.16664 - 0.5436 + 1.296 = 1.919
+        # on an RTX 2080. At 110 %: 1.247 and 1.318.
+        (90, ("GTX1080", "RTX2080"), 1),
+        (20, ("RTX2080", "GTX1080"), 1),
+    ],
+)
+def test_the_cost_of_over_commit_is_that_of_the_gpu_type(
+    busy: float, kinds: tuple[str, str], row: int
+) -> None:
+    gpus = gpu_arrays([Nodes(1, 1, kind, 8.0) for kind in kinds])
+    jobs = [job("a", 1, 90), job("b", 1, 90), job("new", 1, busy)]
+    board = Board.of(jobs, JobArrays.of(jobs), gpus)
+    for index in (0, 1):
+        board.place(index, np.array([index]))
+    chosen = load_profile("horus")
+    chosen.dispatch(board, np.array([2]), chosen.pipeline(), False)
+    assert board.rows_of[2].tolist() == [row]
+
+
+@pytest.mark.parametrize(
+    ("model", "at_200"),
+    [
+        ("NVIDIA GeForce RTX 2080", 2.1626), ("gtx1080", 2.2660), ("V100", 2.2143),
+        ("NVIDIA GeForce RTX 2080 Ti", 2.2143), ("GTX 1080 Ti", 2.2143),
+    ],
+)  # fmt: skip
+def test_a_gpu_type_that_was_not_measured_has_the_mean_of_the_two_curves(
+    model: str, at_200: float
+) -> None:
+    curve = over_commit_curve(model)
+    assert slowdown_over_commit(np.array([200.0]), curve)[0] == pytest.approx(at_200, abs=5e-5)
+
+
+def test_a_gang_of_eight_takes_one_node_though_its_model_is_not_skewed() -> None:
+    gpus = gpu_arrays([Nodes(3, 8, "X", 8.0)])
+    allowed = np.ones(24, dtype=np.bool_)
+    allowed[:5] = allowed[16:19] = False  # 3, 8 and 5 GPUs are left
+    gang = job("gang", 1, 50, pods=8, skewed=False)
+    for name in ("horus", "horus-f"):
+        rows = load_profile(name).gather(gang, gpus, allowed, np.zeros(24))
+        assert sorted(rows.tolist()) == list(range(8, 16))
+
+
+def test_a_gang_of_two_nodes_takes_them_in_one_rack() -> None:
+    gpus = gpu_arrays([Nodes(4, 4, "X", 8.0)], nodes_per_rack=2)
+    allowed = np.ones(16, dtype=np.bool_)
+    allowed[4:6] = False  # the first rack has 6 GPUs left
+    gang = job("gang", 1, 50, pods=8, skewed=False)
+    rows = load_profile("horus").gather(gang, gpus, allowed, np.zeros(16))
+    assert sorted(rows.tolist()) == list(range(8, 16))
+
+
+@pytest.mark.parametrize(("large", "starts"), [(14, True), (15, False)])
+def test_a_round_considers_fifteen_jobs(large: int, starts: bool) -> None:
+    jobs = [job(f"gang{i:02}", 1, 10 + i, pods=2, queued_at_s=float(i)) for i in range(large)]
+    jobs.append(job("one", 1, 10, queued_at_s=50.0))
+    board = Board.of(jobs, JobArrays.of(jobs), gpu_arrays([Nodes(1, 1, "X", 8.0)]))
+    chosen = load_profile("horus")
+    ranked = chosen.order.rank(board.arrays, np.arange(len(jobs)), 100.0, NO_HISTORY)
+    chosen.dispatch(board, ranked, chosen.pipeline(), chosen.order.blocks)
+    assert (large in board.rows_of) is starts
+
+
+def test_the_next_round_follows_where_a_job_started() -> None:
+    jobs = [job(f"j{i:02}", 1, 10, queued_at_s=float(i)) for i in range(40)]
+    board = Board.of(jobs, JobArrays.of(jobs), gpu_arrays([Nodes(1, 20, "X", 8.0)]))
+    chosen = load_profile("horus")
+    chosen.dispatch(board, np.arange(40), chosen.pipeline(), False)
+    assert len(board.rows_of) == 40

@@ -1,5 +1,7 @@
 """Scenarios: each reads like the sentence it proves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,7 +47,9 @@ def test_a_job_that_fits_beside_another_shares_its_gpu() -> None:
 def test_would_collide_with_its_neighbours_so_waits_and_names_them() -> None:
     decision = PIPELINE.place(
         job("gpt2", 40, 50, 0.5),
-        cluster(("n0", "a", 160, [job("bert", 50, 8, 0.3)]), ("n1", "b", 160, [job("r", p=0.5)])),
+        cluster(
+            ("n0", "a", 145, [job("bert", 50, 8, 0.3)]), ("n1", "b", 145, [job("r", 50, 8, 0.5)])
+        ),
     )
     assert isinstance(decision, Waits)
     (refusal,) = decision.refusals
@@ -124,3 +128,44 @@ def test_collision_agrees_with_summing_over_all_outcomes(ps: list[float]) -> Non
 def test_an_unknown_profile_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(UnknownProfileError, match="nearest: tandem"):
         load_profile("tandme")
+
+
+@pytest.mark.parametrize("profile", ["tandem", "tandem-guarded", "ojpp", "c-greedy"])
+def test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision(profile: str) -> None:
+    # Both in their peak with 0.4 x 0.4 = 0.16, over the bound of 0.1: 8 GiB of 80 whatever happens.
+    gpus = GpuArrays.empty(np.array([0]), np.array([80.0]))
+    one = Job(id="a", memory_base_gib=2, memory_peak_extra_gib=2, peak_probability=0.4,
+              gpu_utilisation=10)  # fmt: skip
+    collision = next(c for c in load_profile(profile).constraints if c.kind == "memory_collision")
+    assert collision(one, gpus.with_job(one, [0]))[0]
+    # 30 + 20 beside 20 + 20: one peak fits into 80 GiB, two do not.
+    large = replace(one, memory_base_gib=30, memory_peak_extra_gib=20)
+    second = replace(one, memory_base_gib=20, memory_peak_extra_gib=20)
+    tight = gpus.with_job(large, [0])
+    assert not collision(second, tight)[0]
+    assert "0.16" in collision.sentence(second, tight, 0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "resident_measured", "guarded", "allowed"),
+    [
+        (True, True, True, True), (False, True, True, False), (True, False, True, False),
+        (True, True, False, False),
+    ],
+)  # fmt: skip
+def test_one_peak_suffices_where_peaks_are_measured_and_the_memory_is_guarded(
+    measured: bool, resident_measured: bool, guarded: bool, allowed: bool
+) -> None:
+    # 30 + 20 beside 20 + 20 on 80 GiB: 70 with one peak, 90 with both; p = 0.2 each, 0.04 together.
+    gpus = GpuArrays.empty(np.array([0]), np.array([80.0]))
+    gpus = replace(gpus, guarded=np.array([guarded]))
+    first = Job(id="a", memory_base_gib=30, memory_peak_extra_gib=20, peak_probability=0.2,
+                peak_measured=resident_measured)  # fmt: skip
+    second = Job(id="b", memory_base_gib=20, memory_peak_extra_gib=20, peak_probability=0.2,
+                 peak_measured=measured)  # fmt: skip
+    pipeline = load_profile("tandem").pipeline()
+    assert bool(pipeline.allowed(second, gpus.with_job(first, [0]))[0]) is allowed
+    # A third job's peak has no room.
+    wide = replace(gpus, shares=np.array([3]))
+    full = wide.with_job(first, [0]).with_job(second, [0])
+    assert not pipeline.allowed(replace(second, memory_base_gib=11), full)[0]

@@ -178,7 +178,7 @@ def test_a_round_of_the_controller_is_a_round_of_the_simulator(name: str, most: 
 
 
 UNIT_S = 20.0
-PAPER = (("one", 2, 2), ("two", 1, 8), ("three", 2, 6))  # [Tiresias] Fig. 6: GPUs, units
+PAPER = (("one", 2, 2), ("two", 1, 8), ("three", 2, 6))  # [Tiresias] Fig. 7: GPUs, units
 
 
 def test_the_papers_three_jobs_under_plain_2d_las_end_as_in_the_simulator() -> None:

@@ -11,7 +11,7 @@ from scheduler_extender.config import QueueConfig
 from tandem.kube.resource import JOBS, PODS
 
 UNIT_S = 10.0
-PAPER = {"one": (2, 2), "two": (1, 8), "three": (2, 6)}  # [Tiresias] Fig. 6: GPUs, units
+PAPER = {"one": (2, 2), "two": (1, 8), "three": (2, 6)}  # [Tiresias] Fig. 7: GPUs, units
 
 
 class Drawn(Training):

@@ -124,7 +124,7 @@ def test_whoever_had_more_than_the_threshold_gives_way_to_who_had_nothing() -> N
 
 
 def test_the_papers_three_jobs_give_way_in_turn() -> None:
-    """[Tiresias] Fig. 6, boundary at four units of 25 s: two runs, three, two again, three."""
+    """[Tiresias] Fig. 7, boundary at four units of 25 s: two runs, three, two again, three."""
     cluster = Training(profile=tiresias(100.0))
     ran: list[tuple[float, str]] = []
 
@@ -229,7 +229,7 @@ def test_a_job_is_preempted_so_often_an_hour_at_most() -> None:
 
 
 def test_one_that_starved_goes_back_to_the_first_queue() -> None:
-    """[Tiresias] 3.3: it waits as long as it ran, then its priority service begins anew."""
+    """[Tiresias] 3.2.3: it waits as long as it ran, then its priority service begins anew."""
     cluster = Training(profile=tiresias(100.0, promote_knob=1.0))
 
     async def scenario() -> None:

@@ -195,7 +195,7 @@ def test_a_plan_that_was_refused_is_made_elsewhere_and_then_less_and_less_often(
 
 
 def test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps() -> None:
-    """[Tiresias] 3.4, from the graph: what the largest tensor holds of the model."""
+    """[Tiresias] 3.3.1, from the graph: what the largest tensor holds of the model."""
 
     class Graphs(Cluster):
         async def predict(self, namespace: str, demand: Any, gpu: Any) -> Prediction:

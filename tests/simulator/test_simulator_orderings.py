@@ -33,7 +33,7 @@ def test_three_jobs_by_plain_gittins_index() -> None:
     assert np.mean(completion(run_order(values, SERVICES))) == pytest.approx(9.33, abs=0.005)
 
 
-@pytest.mark.parametrize("within", ["list", "gittins"])
+@pytest.mark.parametrize("within", ["list", "first_start", "gittins"])
 def test_three_jobs_by_two_queues_with_their_boundary_at_4(within: str) -> None:
     values = {"kind": "queues", "thresholds_gpu_s": (4.0,), "within": within}
     assert completion(run_order(values, SERVICES)) == [2, 12, 16]
@@ -66,7 +66,7 @@ AT_ONCE = [
 
 @pytest.mark.parametrize(
     ("profile", "policy"),
-    [("fifo", "fifo"), ("srtf", "srtf"), ("srsf", "srsf"), ("tiresias-l", "las")],
+    [("fifo", "fifo"), ("srtf", "srtf"), ("srsf", "srsf"), ("tiresias-l-list", "las")],
 )
 @given(rows=jobs_strategy)
 @example(rows=AT_ONCE)
@@ -89,6 +89,36 @@ def test_a_job_is_not_preempted_for_a_rounding_error(profile: str) -> None:
     assert outcome.preemptions.tolist() == [0, 0]
 
 
+# The larger job starts later and is demoted earlier: at 2 + 10/2 = 7 s, the other one at 10 s. When
+# a third job takes one of the three GPUs at 12 s, the paper keeps the job that started first.
+TWO_DEMOTED = trace((0, 1, 100), (2, 2, 100), (12, 1, 5))
+
+
+@pytest.mark.parametrize(
+    ("profile", "ends"),
+    [("tiresias-l", [100, 107, 17]), ("tiresias-l-list", [105, 102, 17])],
+)
+def test_inside_a_queue_the_job_that_started_first_goes_first(
+    profile: str, ends: list[float]
+) -> None:
+    outcome = run(TWO_DEMOTED, "1x3", profile, thresholds_gpu_s=(10.0,))
+    assert outcome.end_s == pytest.approx(ends)
+
+
+def test_round_robin_gives_whole_slices_in_turn_and_newcomers_wait_for_theirs() -> None:
+    # A, B and from 130 s on D: slices of 60 s go to A B A B D A B D; D's would-be first one at
+    # 130 s falls into A's second.
+    outcome = run(trace((0, 1, 180), (0, 1, 180), (130, 1, 120)), "1x1", "gandiva")
+    assert outcome.end_s == pytest.approx([360, 420, 480])
+
+
+def test_round_robin_skips_a_gang_that_does_not_fit_and_it_keeps_its_turn() -> None:
+    # Two GPUs: A (1) and B (1) run. The gang C (2) waits from 1 s on, so the first slice ends at
+    # 61 s; C is first in line then, and A and B have 59 s left after it.
+    outcome = run(trace((0, 1, 120), (0, 1, 120), (1, 2, 60)), "1x2", "gandiva")
+    assert outcome.end_s == pytest.approx([180, 180, 121])
+
+
 def test_a_starving_job_is_promoted_to_the_first_queue() -> None:
     # Ten jobs of 90 GPU-s each keep the one GPU busy while the first, demoted at 100, waits.
     jobs = trace((0, 1, 200), *((100 + 90 * i, 1, 95) for i in range(10)))
@@ -102,7 +132,7 @@ def test_a_promoted_job_starts_before_the_backlog_of_the_first_queue() -> None:
     # Demoted at 100 s; twenty jobs of 90 s come at once. It starved after another 100 s, and starts
     # when the job that runs then has ended, at 280 s.
     jobs = trace((0, 1, 200), *((50, 1, 90) for _ in range(20)))
-    promoted = run(jobs, "1x1", "tiresias-l", thresholds_gpu_s=(100.0,), promote_knob=1.0)
+    promoted = run(jobs, "1x1", "tiresias-l-list", thresholds_gpu_s=(100.0,), promote_knob=1.0)
     assert promoted.end_s[0] == pytest.approx(380, abs=1)
 
 
@@ -122,7 +152,7 @@ def test_real_traces_give_the_independent_simulator_s_means(
 ) -> None:
     jobs = load_trace(name)
     for profile, expected, changes in (
-        ("fifo", fifo, {}), ("srtf", srtf, {}), ("srsf", srsf, {}), ("tiresias-l", las, LAS),
+        ("fifo", fifo, {}), ("srtf", srtf, {}), ("srsf", srsf, {}), ("tiresias-l-list", las, LAS),
     ):  # fmt: skip
         outcome = run(list(jobs), cluster, profile, **changes)
         mean = float(np.mean(outcome.end_s - outcome.submit_s))

@@ -35,3 +35,29 @@ class Source(StrEnum):
     FORMULA = "formula"
     DECLARED = "declared"
     WHOLE_GPU = "whole-gpu"
+
+
+class Precision(StrEnum):
+    """How a job computes: the framework's default, or autocast to 16 bits over 32-bit weights."""
+
+    FP32 = "fp32"
+    AMP = "amp"
+    BF16 = "bf16"
+
+    @property
+    def half(self) -> bool:
+        """Whether activations take 16 bits."""
+        return self is not Precision.FP32
+
+
+class Optimizer(StrEnum):
+    """What is kept of each weight between steps: nothing, one more copy of it, or two."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+
+    @property
+    def copies(self) -> int:
+        """Copies of the weights that it keeps."""
+        return {"sgd": 0, "momentum": 1, "adam": 2}[self.value]

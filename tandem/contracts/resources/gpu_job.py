@@ -13,7 +13,9 @@ from tandem.contracts.resources.fields import (
     Bytes,
     Condition,
     Count,
+    Optimizer,
     Percent,
+    Precision,
     Probability,
     Source,
     Time,
@@ -39,6 +41,9 @@ class Demand(Message):
     iterations: Annotated[int, Field(ge=1)] | None = None
     declared_memory_bytes: Bytes | None = None
     declared_utilisation_percent: Percent | None = None
+    precision: Precision | None = None
+    optimizer: Optimizer | None = None
+    sequence_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
     exclusive: bool = False
     checkpoint: bool = False
     accumulation: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
@@ -42,18 +43,23 @@ class MemoryCapacity(Policy):
 
 
 class MemoryCollision(Policy):
-    """A bounded chance that two memory peaks fall together. Source: [OJPP] Eq. (4), (5)."""
+    """A bounded chance that two memory peaks fall together and memory runs over.
+
+    Where all peaks fit together there is nothing that a collision could run over, so no chance of
+    one refuses the GPU. Source: [OJPP] Eq. (4), (5). Differs: the paper bounds the chance also
+    where the peaks fit together.
+    """
 
     kind: Literal["memory_collision"] = "memory_collision"
     max_collision_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
-        """Return (gpus,), True where the chance of a collision stays within the bound."""
-        return self._probability(job, gpus) <= self.max_collision_probability
+        """Return (gpus,), True where the chance stays within the bound, or every peak fits."""
+        return self._within(job, gpus)
 
     def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
         """Return the same for many jobs, (jobs, gpus)."""
-        return self._probability(jobs, gpus) <= self.max_collision_probability
+        return self._within(jobs, gpus)
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
@@ -63,17 +69,33 @@ class MemoryCollision(Policy):
             f"bound {self.max_collision_probability:.2f}"
         )
 
+    def _within(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
+        within: Bools = self._probability(job, gpus) <= self.max_collision_probability
+        fits: Bools = all_peaks_gib(job, gpus) <= gpus.memory_capacity_gib
+        return within | fits
+
     def _probability(self, job: Job | Demands, gpus: GpuArrays) -> Floats:
         return collision_probability(gpus.none_in_peak, gpus.one_in_peak, job.peak_probability)
+
+
+def all_peaks_gib(job: Job | Demands, gpus: GpuArrays) -> Floats:
+    """Return what all residents and one worker of `job` need if all are in their peaks."""
+    return gpus.memory_base_gib + gpus.memory_peak_sum_gib + job.memory_peak_gib
 
 
 class PeakFits(Policy):
     """Room for the peaks of all: memory cannot run over whatever falls together.
 
-    Source: [Xonar] 3.2, which pairs jobs only where both peaks fit.
+    With `opportunistic`, room for one peak suffices where the peaks of all are measured and an
+    agent guards the GPU's memory ([OJPP] Eq. 3); `memory_collision` bounds the chance of two.
+
+    Source: [Xonar] III-B, which pairs jobs only where both peaks fit; [Horus] Eq. (5), whose
+    estimate of a job's memory is its peak. Differs: a job that has the GPU alone is allowed also
+    where its estimate exceeds the memory.
     """
 
     kind: Literal["peak_fits"] = "peak_fits"
+    opportunistic: bool = False
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where every peak fits at once, or the GPU is empty."""
@@ -96,4 +118,15 @@ class PeakFits(Policy):
         return fits | alone
 
     def _needed(self, job: Job | Demands, gpus: GpuArrays) -> Floats:
-        return gpus.memory_base_gib + gpus.memory_peak_sum_gib + job.memory_peak_gib
+        needed = all_peaks_gib(job, gpus)
+        if not self.opportunistic:
+            return needed
+        known = gpus.guarded & gpus.peaks_measured & job.peak_measured
+        one_peak = memory_needed_gib(
+            gpus.memory_base_gib,
+            gpus.memory_peak_extra_gib,
+            job.memory_base_gib,
+            job.memory_peak_extra_gib,
+        )
+        chosen: Floats = np.where(known, one_peak, needed)
+        return chosen

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from tandem.policy.board import Board
 from tandem.policy.pipeline import Pipeline
@@ -11,9 +13,15 @@ from tandem.policy.units import Ints
 
 
 class Admit(Policy):
-    """Place waiting jobs in order. Where the order blocks, the first that does not fit ends it."""
+    """Place waiting jobs in order. Where the order blocks, the first that does not fit ends it.
+
+    With `jobs_a_round`, beta of [Horus] Alg. 1, a round considers so many jobs; the next round
+    follows at once where one of them started, else when something has changed. Jobs behind them
+    are not considered before.
+    """
 
     kind: Literal["admit"] = "admit"
+    jobs_a_round: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def preempts(self) -> bool:
@@ -27,12 +35,19 @@ class Admit(Policy):
         tried again: a long queue of alike jobs costs one evaluation.
         """
         refused = board.refused
+        in_round, started = 0, False
         for index in ranked.tolist():
+            if in_round == self.jobs_a_round:
+                if not started:
+                    return
+                in_round, started = 0, False
+            in_round += 1
             job = board.jobs[index]
             demand = job.demand
             rows = None if demand in refused else pipeline.choose(job, board.gpus)
             if rows is not None:
                 board.start(index, rows)
+                started = True
             elif blocks:
                 return
             else:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from tandem.policy.board import Board
+from tandem.policy.equations.accumulation import halved
 from tandem.policy.equations.pair import mean_completion_s
 from tandem.policy.equations.sharing import sharing_benefit_s
 from tandem.policy.gather import whole_pods
@@ -19,11 +20,13 @@ from tandem.policy.units import Floats, Ints
 class BestSharing(Policy):
     """Enough free GPUs: take them, packed; else shared ones by Theorem 1, topped up with free ones.
 
-    It waits otherwise, and blocks nobody. Beside a partner the newcomer runs with the largest
-    sub-batch that the constraints allow there: iterations do not get shorter by smaller ones, so
-    that one is Alg. 2's best. A gang runs with the smallest that one of its GPUs asks for. Without
-    `benefit`, first fit (SJF-FFS): the first GPUs held by one job will do. Remaining times must be
-    known.
+    It waits otherwise, and blocks nobody. Next to a partner the newcomer runs with the sub-batch
+    that the constraints allow there and that makes the pair's mean completion time least, each
+    with the interference and the stretch of its own; ties go to the largest. A gang runs with the
+    smallest that one of its GPUs asks for. Sub-batches are those of the job or, where none are
+    given, follow from its model of an iteration (Eq. 3, 4, 7). Without `benefit`, first fit
+    (SJF-FFS): the first GPUs held by one job will do, with the largest sub-batch that fits.
+    Remaining times must be known.
 
     Source: [SJF-BSBF] Alg. 1, 2. Differs: the listing of Alg. 2 returns inside its loop, a slip.
     """
@@ -61,7 +64,7 @@ class BestSharing(Policy):
                 return False
             smallest = int(chosen[np.isin(shared, rows)].max(initial=0))
             if smallest:
-                board.change(index, job.with_sub_batch(job.sub_batches[smallest - 1]))
+                board.change(index, job.with_sub_batch(_sub_batches(job)[smallest - 1]))
         board.start(index, rows)
         return True
 
@@ -74,41 +77,46 @@ class BestSharing(Policy):
         held_by_one = np.flatnonzero(gpus.jobs == 1)
         beside = gpus.take(held_by_one)
         choice = np.full(len(held_by_one), -1)
-        for option in range(len(job.sub_batches) + 1):
-            sub_batch = job.sub_batches[option - 1] if option else None
-            allowed = pipeline.evaluate(_as_run(job, sub_batch), beside).allowed
-            choice[allowed & (choice < 0)] = option
-            if (choice >= 0).all():
-                break
-        rows, choice = held_by_one[choice >= 0], choice[choice >= 0]
-        if not self.benefit:
-            return rows, choice
-        together, gain = self._pair_s(board, index, rows, choice)
-        order = np.argsort(together, kind="stable")
-        order = order[gain[order] > 0]
-        return rows[order], choice[order]
+        together = np.full(len(held_by_one), np.inf)
+        for option, sub_batch in enumerate((None, *_sub_batches(job))):
+            as_run = _as_run(job, sub_batch)
+            allowed = pipeline.evaluate(as_run, beside).allowed
+            if not self.benefit:
+                choice[allowed & (choice < 0)] = option
+                continue
+            pair_s, gain = self._pair_s(board, index, held_by_one, as_run)
+            better = allowed & (gain > 0) & (pair_s < together)
+            choice[better], together[better] = option, pair_s[better]
+        rows = held_by_one[choice >= 0]
+        order = np.argsort(together[choice >= 0], kind="stable")
+        return rows[order], choice[choice >= 0][order]
 
-    def _pair_s(self, board: Board, index: int, rows: Ints, choice: Ints) -> tuple[Floats, Floats]:
+    def _pair_s(self, board: Board, index: int, rows: Ints, as_run: Job) -> tuple[Floats, Floats]:
         """Return the mean completion time with the holder of each of `rows`, (rows,), in seconds.
 
         And by how much that is less than to wait for its end: Theorem 1 compares the two ends.
         """
-        job = board.jobs[index]
-        if job.own_slowdown is None or job.caused_slowdown is None:
+        if as_run.own_slowdown is None or as_run.caused_slowdown is None:
             return np.full(len(rows), np.inf), np.full(len(rows), -np.inf)
         holder = board.gpus.residents[rows, 0]
         classes = board.gpus.resident_class[rows, 0]
         slower = np.array([board.jobs[h].stretch for h in holder.tolist()])
         first = board.arrays.remaining_s(holder, board.now_s) * slower
         alone = np.full(len(rows), board.arrays.remaining_s(np.array([index]), board.now_s)[0])
-        stretch = np.array([1.0, *(s.stretch for s in job.sub_batches)])[choice]
-        caused, own = 1 + job.caused_slowdown[classes], 1 + job.own_slowdown[classes]
+        stretch = as_run.stretch
+        caused, own = 1 + as_run.caused_slowdown[classes], 1 + as_run.own_slowdown[classes]
         known = np.isfinite(caused) & np.isfinite(own)
         caused, own = np.where(known, caused, 1.0), np.where(known, own, 1.0)
         together = mean_completion_s(np.zeros(len(rows)), first, alone * stretch, caused, own)
         # Who waits runs the batch as submitted afterwards: half of what that saves is lost here.
         gain = sharing_benefit_s(first, alone * stretch, caused, own) - alone * (stretch - 1) / 2
         return np.where(known, together, np.inf), np.where(known, gain, -np.inf)
+
+
+def _sub_batches(job: Job) -> tuple[SubBatch, ...]:
+    if job.sub_batches or job.iteration is None:
+        return job.sub_batches
+    return halved(job.iteration)
 
 
 def _as_run(job: Job, sub_batch: SubBatch | None) -> Job:

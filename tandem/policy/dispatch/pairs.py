@@ -21,7 +21,7 @@ class Pairs(Policy):
     allow on the GPUs of the one that picks; a job that is never idle is nobody's. A job for which
     there is none runs alone. The survivor of a pair picks again (ours: the paper does not say).
 
-    Source: [Xonar] 3.2, Eq. (1).
+    Source: [Xonar] III-B, Eq. (1).
     """
 
     kind: Literal["pairs"] = "pairs"

@@ -28,7 +28,8 @@ class Share(Policy):
     A job's worth is its expected rate of completion given its attained service ([Tiresias]'
     Gittins index, learned from finished jobs). Joining a neighbour gains the newcomer's worth at
     its predicted speed and costs the neighbour's slowdown. A job joins others only where that beats
-    taking turns: Theorem 1 of [SJF-BSBF] with rates in place of known remaining times. In each
+    taking turns: Theorem 1 of [SJF-BSBF] with rates in place of known remaining times. A gang on
+    more nodes than it needs runs slower, as predicted of it ([Tiresias] 3.3). In each
     round, which looks only at what has changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
@@ -45,6 +46,7 @@ class Share(Policy):
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this
     share: bool = True  # false: whole GPUs only
+    locality: bool = True  # false: where the workers of a gang are has no price
     learn: bool = True  # false: least attained service
     best_pair: bool = True  # false: in the order of worth, whatever the partner
     demands_tried: Annotated[int, Field(ge=1)] = 64  # different demands looked at in a round
@@ -57,8 +59,10 @@ class Share(Policy):
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Act on all jobs, `ranked`; the order says only when to look again."""
         running = board.arrays.running[ranked]
-        if running.all() and not (board.changed.any() and (board.gpus.jobs > 1).any()):
-            return  # nobody waits, and nobody can move to a better place than before
+        spread = self.locality and bool((board.spread_speed[board.on_gpus] < 1).any())
+        movable = spread or bool((board.gpus.jobs > 1).any())
+        if running.all() and not (movable and board.changed.any()):
+            return  # no job waits, and none can move to a better place than before
         rate = board.rate
         rate[ranked] = completion_rate(
             board.arrays.service_gpu_s(ranked, board.now_s),
@@ -76,7 +80,10 @@ class Share(Policy):
         fresh = moved & ~running
         if not (changed.any() or fresh.any()):
             return
-        valuation = Valuation(board, rate, pipeline, shares=self.share, min_speed=self.min_speed)
+        valuation = Valuation(
+            board, rate, pipeline,
+            shares=self.share, min_speed=self.min_speed, locality=self.locality,
+        )  # fmt: skip
         waiting = ranked[~running]
         fresh = fresh[~running]
         in_order = np.argsort(-rate[waiting], kind="stable")

@@ -21,18 +21,27 @@ class Valuation:
 
     A job with rate of completion `rate` per GPU-second yields rate x GPUs x speed. A newcomer
     yields that at the speed of its slowest worker, and costs each neighbour what it slows it down;
-    a neighbour that another GPU holds back already loses nothing more. Any number of jobs may be
+    a neighbour that another GPU holds back already loses nothing more. A gang on more nodes than it
+    needs is slowed down as predicted ([Tiresias] 3.3), with `locality`. Any number of jobs may be
     on a GPU: slowdowns of several neighbours add up.
     """
 
     def __init__(
-        self, board: Board, rate: Floats, pipeline: Pipeline, *, shares: bool, min_speed: float
+        self,
+        board: Board,
+        rate: Floats,
+        pipeline: Pipeline,
+        *,
+        shares: bool,
+        min_speed: float,
+        locality: bool = True,
     ) -> None:
         self.board = board
         self.rate = rate  # (jobs,) completions per GPU-second
         self.loads: JobColumns = board.loads
         self.pipeline = pipeline
         self.min_speed = min_speed
+        self.locality = locality
         self._most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
         self.refresh()
 
@@ -46,14 +55,26 @@ class Valuation:
         residents, jobs = board.gpus.residents, board.gpus.jobs
         for job in board.stale:
             rows = board.rows_of[job]
+            spread = self.spread_speed(job)
             if jobs[rows].max() <= 1:
-                board.predicted_speed[job] = 1.0
+                board.predicted_speed[job] = spread
                 continue
             there = residents[rows]
             beside = np.where(there == job, NOBODY, board.gpus.resident_class[rows])
             slowdown = self.loads.own[self.loads.table[job]][beside].sum(axis=1)
-            board.predicted_speed[job] = 1 / (1 + slowdown.max())
+            board.predicted_speed[job] = 1 / (1 + slowdown.max()) * spread
         board.stale.clear()
+
+    def spread_speed(self, jobs: Ints | int) -> Floats | float:
+        """Return the speed of running jobs where they are, over that on the fewest nodes."""
+        if not self.locality:
+            return 1.0
+        speed: Floats | float = self.board.spread_speed[jobs]
+        return speed
+
+    def spread_slowdown(self, job: int) -> float:
+        """Return the slowdown of a job on more nodes than it needs; 0 where it has no price."""
+        return float(self.loads.spread_slowdown[job]) if self.locality else 0.0
 
     def speed(self, jobs: Ints) -> Floats:
         """Return the predicted speed of running jobs, as a share of their solo speed, (jobs,)."""
@@ -108,7 +129,7 @@ class Valuation:
         index = np.where(residents >= 0, marked[residents], -1)
         most = np.zeros(len(jobs))
         np.maximum.at(most, index[index >= 0], slowdown[index >= 0])
-        return 1 / (1 + most)
+        return 1 / (1 + most) * self.spread_speed(jobs)
 
     def in_place_of(self, job: int, victims: Ints) -> tuple[int, int] | None:
         """Return whose place, and which GPU of it, is best for `job`, of one GPU; None: nobody's.
@@ -172,7 +193,8 @@ class Valuation:
         gpus, rows = self.board.gpus, self.board.rows_of[job]
         there = gpus.residents[rows]
         beside = np.where((there == job) | (there == leaving), NOBODY, gpus.resident_class[rows])
-        return float(1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1).max()))
+        alone = 1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1).max())
+        return float(alone * self.spread_speed(job))
 
     def gains_at(self, job: int, rows: Ints) -> bool:
         """Say whether `job` may and should be put on exactly `rows`."""
@@ -180,9 +202,18 @@ class Valuation:
         if not offers.allowed.all():
             return False
         floor = offers.speed[0].min()
+        there = floor * self.speed_at(job, rows)
         return bool(offers.worthwhile(0, floor).all()) and bool(
-            self.rate[job] * floor * len(rows) > offers.loss[0].sum()
+            self.rate[job] * there * len(rows) > offers.loss[0].sum()
         )
+
+    def speed_at(self, job: int, rows: Ints) -> float:
+        """Return the speed of a gang on `rows` over that on the fewest nodes, neighbours aside."""
+        slowdown = self.spread_slowdown(job)
+        if not slowdown or len(rows) < 2:
+            return 1.0
+        nodes = len(np.unique(self.board.gpus.node[rows]))
+        return 1 / (1 + slowdown) if nodes > self.board.fewest_nodes(job) else 1.0
 
 
 class Offers:
@@ -264,7 +295,8 @@ class Offers:
                 at = classes[:, slot]
                 slowdown += own[:, at]
                 theirs = 1 / (1 + gpus.resident_slowdown[:, slot] + caused[:, at])
-                lost = np.maximum(now[:, slot] - theirs, 0.0)
+                spread = valuation.spread_speed(residents[:, slot])
+                lost = np.maximum(now[:, slot] - theirs * spread, 0.0)
                 of_gang = size[:, slot] / np.minimum(size[:, slot], self.wanted[:, None])
                 loss += np.where(there[:, slot], rate[:, slot] * lost * of_gang, 0.0)
                 slowed += lost
@@ -294,8 +326,9 @@ class Offers:
     ) -> tuple[Ints | None, float]:
         """Return the rows where job `index` gains most, and the gain; None where it gains nothing.
 
-        For a gang: for each speed that it could run at, the cheapest rows that allow it. `more`
-        (places,) are rows besides, with what it would do there.
+        For a gang: for each speed that it could run at, the cheapest rows that allow it, and where
+        being spread has a price also those of the fewest nodes. `more` (places,) are rows besides,
+        with what it would do there.
         """
         may = self.allowed[index]
         if self.present.any():
@@ -323,6 +356,55 @@ class Offers:
             return None, 0.0
         in_order = np.lexsort((rows, -speed, loss))  # the cheapest first, of those the fastest
         rows, speed, loss = rows[in_order], speed[in_order], loss[in_order]
+        chosen, most = self._best_gang(index, rows, speed, loss)
+        valuation, job = self.valuation, int(self.jobs[index])
+        if chosen is None or valuation.speed_at(job, chosen) == 1.0:
+            return chosen, most
+        # Spread, it earns less; the revenue is what the gain and the losses add up to.
+        cost = float(loss[np.isin(rows, chosen)].sum())
+        gain = (most + cost) * valuation.speed_at(job, chosen) - cost
+        near = self._on_fewest_nodes(index, rows, speed, loss)
+        together, kept = self._best_gang(index, rows[near], speed[near], loss[near])
+        if together is not None and kept >= gain:
+            return together, kept
+        return (chosen, gain) if gain > 0 else (None, 0.0)
+
+    def _on_fewest_nodes(self, index: int, rows: Ints, speed: Floats, loss: Floats) -> Bools:
+        """Return which of the places, cheapest first, are on the best of the fewest nodes.
+
+        A node is as good as its cheapest places for as many workers as it can take are.
+        """
+        board, job = self.valuation.board, int(self.jobs[index])
+        fewest = board.fewest_nodes(job)
+        size = int(self.valuation.loads.gpus_per_pod[job])
+        wanted, rate = int(self.wanted[index]), float(self.rate[index])
+        node = board.gpus.node[rows]
+        order = np.argsort(node, kind="stable")  # on each node still the cheapest first
+        names, start, room = np.unique(node[order], return_index=True, return_counts=True)
+        room = np.minimum(room - room % size, wanted)
+        place = np.arange(len(rows)) - np.repeat(start, np.diff([*start, len(rows)]))
+        taken = place < np.repeat(room, np.diff([*start, len(rows)]))
+        owner = np.repeat(np.arange(len(names)), np.diff([*start, len(rows)]))[taken]
+        floor = np.full(len(names), np.inf)
+        np.minimum.at(floor, owner, speed[order][taken])
+        cost = np.bincount(owner, weights=loss[order][taken], minlength=len(names))
+        worth = np.where(room > 0, rate * np.minimum(floor, 1.0) * room - cost, -np.inf)
+        most_room = np.lexsort((names, -worth, -room))
+        chosen = names[most_room[:fewest]]
+        if fewest == 1:
+            enough = np.flatnonzero(room >= wanted)
+            chosen = names[enough[np.argsort(-worth[enough], kind="stable")[:1]]]
+        near: Bools = np.isin(node, chosen)
+        return near
+
+    def _best_gang(
+        self, index: int, rows: Ints, speed: Floats, loss: Floats
+    ) -> tuple[Ints | None, float]:
+        """Return the rows of a gang and its gain, wherever the rows are; they come cheapest first.
+
+        None where too few are there or it gains nothing.
+        """
+        wanted, rate = int(self.wanted[index]), float(self.rate[index])
         if self.valuation.loads.gpus_per_pod[self.jobs[index]] > 1:
             return self._best_pods(index, rows, speed, loss)
         chosen, most = None, 0.0
@@ -373,6 +455,7 @@ def without(gpus: GpuArrays, loads: JobColumns, keep: Bools) -> GpuArrays:
         "memory_base_gib": base.sum(axis=1),
         "memory_peak_extra_gib": extra.max(axis=1),
         "memory_peak_sum_gib": extra.sum(axis=1),
+        "peaks_measured": (~keep | loads.peak_measured[residents]).all(axis=1),
         "gpu_utilisation": np.where(keep, loads.gpu_utilisation[residents], 0.0).sum(axis=1),
         "exclusive": (keep & loads.exclusive[residents]).any(axis=1),
         "jobs": gpus.jobs - ((gpus.residents >= 0) & ~keep).sum(axis=1),

@@ -82,7 +82,7 @@ def fixed_quantum_index(samples: Floats, attained: Floats, quantum: Floats) -> F
 
     Worked: samples 4, 8 and 12, attained 4, quantum 6: one of two ends, for 4 + 6 GPU-seconds: 0.1.
 
-    Source: [Tiresias] 3.3: in the discretised policy a queue's quantum is its upper bound.
+    Source: [Tiresias] 3.2.3: in the discretised policy a queue's quantum is its upper bound.
     """
     n = len(samples)
     total = np.concatenate(([0.0], np.cumsum(samples)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tandem.policy.units import Floats
@@ -11,6 +13,32 @@ from tandem.policy.units import Floats
 # order x = 200 gives 2.27 and 2.16, inside the 1.5x-3x that the paper reports.
 GTX_1080 = (1.32198, -0.00728, 6e-5)
 RTX_2080 = (1.16664, -0.00302, 4e-5)
+# Ours, for GPU types that the paper did not measure: the mean of its two curves, coefficient by
+# coefficient, which is their interpolation half way at each utilisation.
+OTHER_GPU = (1.24431, -0.00515, 5e-5)
+
+_CURVES = {"GTX1080": GTX_1080, "RTX2080": RTX_2080}
+
+
+def over_commit_curve(gpu_model: str) -> tuple[float, float, float]:
+    """Return the coefficients of the over-commit curve of a GPU type, by its name.
+
+    Symbols: f_tau^+ of Eq. (9), tau = `gpu_model`, as NVML or a cluster specification names it.
+    Shapes: three coefficients, of 1, x and x^2, x in percent.
+
+    Worked: "NVIDIA GeForce RTX 2080" has the paper's RTX 2080; "NVIDIA A100-SXM4-40GB" has the mean
+    of its two curves, 1.24431 - 0.00515 x + 0.00005 x^2: 1.229 at 100 %, 2.214 at 200 %.
+
+    Source: [Horus] Eq. (9), Fig. 4, whose functions depend on the GPU type. Differs: the paper
+    measured two types; all others take the mean of the two.
+    """
+    name = "".join(part for part in gpu_model.upper() if part.isalnum())
+    for kind, curve in _CURVES.items():
+        at = name.find(kind)
+        # A 2080 Ti or a 1080 Ti is another GPU.
+        if at >= 0 and not name[at + len(kind) :].startswith("TI"):
+            return curve
+    return OTHER_GPU
 
 
 def slowdown(together_s: Floats, alone_s: Floats) -> Floats:
@@ -40,23 +68,24 @@ def gpu_memory_bytes(
 
 
 def slowdown_over_commit(
-    total_utilisation: Floats, coefficients: tuple[float, float, float] = RTX_2080
+    total_utilisation: Floats, coefficients: Sequence[float] | Floats = RTX_2080
 ) -> Floats:
     """Return the ratio of execution times (>= 1) at a GPU's total utilisation, in percent.
 
     Above 100 % the fitted quadratic; below, a line from 1 at idle to the quadratic's value at
     100 % (about linear in the paper, which does not publish it). The quadratic is never used below
-    its minimum. Shapes: (gpus,) -> (gpus,).
+    its minimum. Shapes: (gpus,) -> (gpus,); `coefficients` (3,), or (gpus, 3) where types differ.
 
     Worked: at 200 %, 2.27 on a GTX 1080 and 2.16 on an RTX 2080; at 100 %, 1.194 and 1.265.
 
     Source: [Horus] Eq. (9)-(10). Differs: the coefficients are read in the reverse of their printed
     order, which is impossible.
     """
-    c0, c1, c2 = coefficients
+    c0, c1, c2 = np.asarray(coefficients, dtype=np.float64).T
     at_100 = c0 + c1 * 100 + c2 * 100**2
     x = total_utilisation
-    return np.where(x > 100, c0 + c1 * x + c2 * x * x, 1 + (at_100 - 1) * x / 100)
+    ratio: Floats = np.where(x > 100, c0 + c1 * x + c2 * x * x, 1 + (at_100 - 1) * x / 100)
+    return ratio
 
 
 def placement_cost(
@@ -64,7 +93,7 @@ def placement_cost(
     total_utilisation_after: Floats,
     memory_weight: float = 0.5,
     utilisation_weight: float = 0.5,
-    coefficients: tuple[float, float, float] = RTX_2080,
+    coefficients: Sequence[float] | Floats = RTX_2080,
 ) -> Floats:
     """Return w1 * memory used / capacity + w2 * f(total utilisation), after the job is added.
 

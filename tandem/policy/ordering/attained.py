@@ -9,7 +9,8 @@ from pydantic import Field
 
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
-from tandem.policy.units import Floats, Ints
+from tandem.policy.ports import OrderState
+from tandem.policy.units import Bools, Floats, Ints
 
 _DIGITS = 6  # services that differ by rounding alone are a tie
 
@@ -47,9 +48,12 @@ class Gittins2D(KeyOrder):
 
 
 class RoundRobin(KeyOrder):
-    """Time slices: who has had the fewest goes next.
+    """Time slices in turn: a job that has had its slice goes behind all others, newcomers as well.
 
-    Source: [Gandiva], as [Tiresias] 5.3 simulates it.
+    A job that is looked at within its slice keeps its place, so that an arrival preempts no job.
+    Without a memory of the turns (`keys`), the job that has had the fewest slices goes first.
+
+    Source: [Gandiva], the time-sharing that [Tiresias] 5.1 compares with and 5.3 simulates.
     """
 
     kind: Literal["round_robin"] = "round_robin"
@@ -59,5 +63,49 @@ class RoundRobin(KeyOrder):
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History
     ) -> tuple[Floats | Ints, ...]:
         """Return the number of slices had so far."""
+        return (self.slices_had(jobs, rows, now_s),)
+
+    def slices_had(self, jobs: JobArrays, rows: Ints, now_s: float) -> Floats:
+        """Return how many whole slices each job has run, (rows,)."""
         run_s = jobs.service_gpu_s(rows, now_s) / jobs.gpus[rows]
-        return (np.floor(run_s / self.slice_s + 1e-9),)
+        slices: Floats = np.floor(run_s / self.slice_s + 1e-9)
+        return slices
+
+    def state(self) -> OrderState:
+        """Return the line in which the jobs stand."""
+        return Line(self)
+
+
+class Line:
+    """The jobs in the order of their turns, kept from round to round."""
+
+    def __init__(self, order: RoundRobin) -> None:
+        self._order = order
+        self._slices_had: dict[int, float] = {}  # by row, in the order of the line
+
+    def add(self, row: int, level_service_gpu_s: float) -> None:
+        """Put a job that arrived at the end of the line."""
+        self._slices_had[row] = 0.0
+
+    def remove(self, row: int) -> None:
+        """Take a job out."""
+        del self._slices_had[row]
+
+    def cross(self, row: int, level_service_gpu_s: float) -> None:
+        """Note that a job's service has crossed a threshold: a line has none."""
+
+    def promote(self, row: int, running: Bools) -> None:
+        """Note that a job's priority service was reset: its turn comes by itself."""
+
+    def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
+        """Return the line, after the jobs that have had a slice since have gone to its end."""
+        rows = np.fromiter(self._slices_had, dtype=np.int64, count=len(self._slices_had))
+        had = self._order.slices_had(jobs, rows, now_s).tolist()
+        for row, slices in zip(rows.tolist(), had, strict=True):
+            if slices > self._slices_had[row]:
+                del self._slices_had[row]
+                self._slices_had[row] = slices
+        return np.fromiter(self._slices_had, dtype=np.int64, count=len(rows))
+
+    def settle(self, running: Bools) -> None:
+        """Note which jobs run after a round: the line shows it at the next one."""

@@ -20,7 +20,9 @@ class WeightedFair(KeyOrder):
     Features: GPUs, predicted utilisation, memory, standardised, L1 distance (a trace's task has one
     GPU, so tasks and GPUs per task are one). A queue weighs max(length, median wait x length) and
     gives its share of each batch, rounded by largest remainder, longest wait first. One queue:
-    Horus. Source: [Horus] Alg. 1.
+    Horus. How many batches a round considers is for the dispatch to say (`admit`, `jobs_a_round`).
+
+    Source: [Horus] Alg. 1.
     """
 
     kind: Literal["weighted_fair"] = "weighted_fair"

@@ -17,12 +17,15 @@ from tandem.policy.units import Bools, Floats, Ints
 
 
 class Queues(KeyOrder):
-    """K queues; a job is demoted when its service crosses a threshold. Source: [Tiresias] 3.3.
+    """K queues; a job is demoted when its service crosses a threshold.
 
-    Inside a queue: `list` appends arrivals and demotions, and after each round a stable partition
-    puts running jobs before waiting ones; a promoted job goes before the waiting ones of the first
-    queue, as by its first start ([Tiresias] 3.2.3) it would. `first_start` is FIFO by first start;
-    `gittins` is by the index whose quantum is the queue's upper bound, the last queue FIFO.
+    Inside a queue: `first_start` is the paper's Tiresias-L, FIFO by the time at which a job first
+    ran; jobs that never ran come last, by arrival. `gittins` is its Tiresias-G, by the index whose
+    quantum is the queue's upper bound, the last queue FIFO by first start. `list` is ours: arrivals
+    and demotions are appended, and after each round a stable partition puts running jobs before
+    waiting ones; a promoted job goes before the waiting ones of the first queue.
+
+    Source: [Tiresias] 3.2.3.
     """
 
     kind: Literal["queues"] = "queues"
@@ -48,7 +51,7 @@ class Queues(KeyOrder):
     def promote_after_s(self, executed_s: float) -> float:
         """Return how long a preempted job waits before it goes back to the first queue.
 
-        Source: [Tiresias] 3.3.3, waiting >= promote_knob x executed, but at least STARVELIMIT.
+        Source: [Tiresias] 3.2.3, waiting >= promote_knob x executed, but at least STARVELIMIT.
         """
         if self.promote_knob is None:
             return float("inf")

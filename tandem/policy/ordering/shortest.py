@@ -15,7 +15,7 @@ class Shortest(KeyOrder):
     """Least of `by` first.
 
     `remaining_time` is SRTF (or SJF, where running jobs are left alone); `remaining_service` is
-    SRSF, GPUs x remaining time; `gpus` is smallest first (SF). Source: [Tiresias] 3.2, Table 5.
+    SRSF, GPUs x remaining time; `gpus` is smallest first (SF). Source: [Tiresias] 3.2.1, Table 1.
     Jobs whose remaining time is not known come last.
     """
 

@@ -15,7 +15,10 @@ from tandem.policy.units import Floats
 
 
 class HorusCost(Policy):
-    """1 / (1 + cost), with the cost of [Horus] Eq. (7)-(10) after the job is added."""
+    """1 / (1 + cost), with the cost of [Horus] Eq. (7)-(10) after the job is added.
+
+    The over-commit curve is that of the GPU's type, (gpus, 3) in `GpuArrays.over_commit`.
+    """
 
     kind: Literal["horus_cost"] = "horus_cost"
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -32,6 +35,7 @@ class HorusCost(Policy):
             gpus.gpu_utilisation + job.gpu_utilisation,
             self.memory_weight,
             self.utilisation_weight,
+            gpus.over_commit,
         )
         score: Floats = 1 / (1 + cost)
         return score
