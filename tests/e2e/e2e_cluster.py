@@ -23,6 +23,8 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 MODELS = {
     "resnet50": LIGHT / "light_resnet50.onnx",
     "squeezenet": LIGHT / "light_squeezenet.onnx",
+    "alexnet": LIGHT / "light_bvlc_alexnet.onnx",
+    "inception-v1": LIGHT / "light_inception_v1.onnx",
 }
 #: Three may share a GPU here, so that it is the memory that keeps the third one out.
 SETTINGS = {"max_jobs_per_gpu": 3}

@@ -28,15 +28,15 @@ SETTINGS = {
     "profile": "tandem",
 }
 SAVES = {"tandem.gpu/checkpoint": "true"}
-RESNET = SAVES | {"tandem.gpu/model": "resnet50", "tandem.gpu/batch-size": "32"}
-SQUEEZENET = SAVES | {"tandem.gpu/model": "squeezenet", "tandem.gpu/batch-size": "64"}
+ALEXNET = SAVES | {"tandem.gpu/model": "alexnet", "tandem.gpu/batch-size": "32"}
+INCEPTION = SAVES | {"tandem.gpu/model": "inception-v1", "tandem.gpu/batch-size": "16"}
 WHOLE = {"tandem.gpu/exclusive": "true"}
 LONG_S = 240.0
 
 
 @pytest.fixture(scope="module")
 def physics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TandemCluster, Physics]]:
-    """Two nodes of one GPU each; `resnet` and `squeeze` slow each other down by 60 %.
+    """Two nodes of one GPU each; `alexnet` and `inception` slow each other down by 60 %.
 
     A third one, of four GPUs, is for those who tolerate it.
     """
@@ -48,7 +48,7 @@ def physics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TandemCl
     with ControlPlane.start(nodes=nodes) as plane:
         cluster = TandemCluster(plane, folder)
         cluster.installation.install(SETTINGS)
-        bad = {("resnet", "squeeze"): 0.6, ("squeeze", "resnet"): 0.6}
+        bad = {("alexnet", "inception"): 0.6, ("inception", "alexnet"): 0.6}
         with Physics(cluster, folder, {"n0": 1, "n1": 1, "apart": 4}, bad) as physics:
             yield cluster, physics
 
@@ -81,46 +81,46 @@ def uid_of(cluster: TandemCluster, namespace: str, name: str) -> str:
     return pod["metadata"]["uid"] if pod else ""
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="The test fails since pairs are priced and shared by new rules. On an A100, the second "
-    "job waited instead of sharing; on a P100, the cause has not been established.",
-)
 def test_bad_neighbours_are_parted_and_their_models_never_put_together_again(
     physics: tuple[TandemCluster, Physics], tenants: tuple[str, str]
 ) -> None:
+    """The pair and each model with itself are predicted to keep 80 % of their speed or more.
+
+    A newcomer that is predicted to be slower waits once its neighbour has run for some minutes
+    (`shares_well`), so the scenario would depend on the time that it takes.
+    """
     cluster, gpus = physics
     mine, other = tenants
     for namespace in (mine, other):
-        cluster.push(namespace, "resnet50", "squeezenet")
+        cluster.push(namespace, "alexnet", "inception-v1")
     # One GPU is taken, so that the two that are thought to get along share the other.
     started(cluster, mine, "whole", WHOLE)
-    started(cluster, mine, "resnet-1", RESNET)
-    gpus.is_known_alone(mine, "resnet-1")
-    started(cluster, mine, "squeeze-1", SQUEEZENET)
+    started(cluster, mine, "alexnet-1", ALEXNET)
+    gpus.is_known_alone(mine, "alexnet-1")
+    started(cluster, mine, "inception-1", INCEPTION)
     began = time.monotonic()
-    assert gpu_of(cluster, mine, "resnet-1") == gpu_of(cluster, mine, "squeeze-1")
+    assert gpu_of(cluster, mine, "alexnet-1") == gpu_of(cluster, mine, "inception-1")
     cluster.let_end(mine, "whole")
 
     def moves() -> list[str]:
-        said = gpus.decisions(mine, "resnet-1") + gpus.decisions(mine, "squeeze-1")
+        said = gpus.decisions(mine, "alexnet-1") + gpus.decisions(mine, "inception-1")
         return [line for line in said if "Moved" in line]
 
     wait_until(
-        lambda: gpus.slowdown_of(mine, "resnet-1") > 0.35 or moves(),
+        lambda: gpus.slowdown_of(mine, "alexnet-1") > 0.35 or moves(),
         "it is noticed",
         timeout_s=LONG_S,
     )
     noticed = time.monotonic() - began
 
     def parted() -> bool:
-        places = [gpu_of(cluster, mine, name) for name in ("resnet-1", "squeeze-1")]
+        places = [gpu_of(cluster, mine, name) for name in ("alexnet-1", "inception-1")]
         return all(places) and len(set(places)) == 2
 
     wait_until(parted, "the two are parted", timeout_s=LONG_S)
     moved = time.monotonic() - began
     assert any("slowed down by" in line for line in moves())
-    for name in ("resnet-1", "squeeze-1"):
+    for name in ("alexnet-1", "inception-1"):
         wait_until(
             lambda name=name: (
                 gpus.slowdown_of(mine, name) == 0.0
@@ -134,8 +134,8 @@ def test_bad_neighbours_are_parted_and_their_models_never_put_together_again(
 
     # Others profit, by what the agents have measured: no pod has told anything of itself.
     for name, asks, beside in (
-        ("squeeze-2", SQUEEZENET, "squeeze-1"),
-        ("resnet-2", RESNET, "resnet-1"),
+        ("inception-2", INCEPTION, "inception-1"),
+        ("alexnet-2", ALEXNET, "alexnet-1"),
     ):
         started(cluster, other, name, asks)
         assert gpu_of(cluster, other, name) == gpu_of(cluster, mine, beside)
