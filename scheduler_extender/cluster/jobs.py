@@ -118,6 +118,47 @@ def memory_of_steps(status: GPUJobStatus, steps: int) -> int | None:
     return next((b.memory_peak_bytes for b in status.sub_batches if b.steps == steps), None)
 
 
+def stretch_of_steps(status: GPUJobStatus, steps: int) -> float:
+    """Return the time of an iteration in so many steps, as a multiple of that in one."""
+    return next((each.stretch for each in status.sub_batches if each.steps == steps), 1.0)
+
+
+def alone_iteration_s(status: GPUJobStatus) -> float | None:
+    """Return the time of an iteration of the batch as submitted, without neighbours, in seconds.
+
+    As the pods of this run have told it, else as predicted; None where neither is known.
+    """
+    seen = status.observed
+    if seen is not None and seen.solo_iterations_per_second:
+        stretch = stretch_of_steps(status, seen.accumulation_steps)
+        return 1 / (seen.solo_iterations_per_second * stretch)
+    return status.load.iteration_s if status.load is not None else None
+
+
+def progress_of(demand: Demand, status: GPUJobStatus, ran_s: float) -> tuple[float, float]:
+    """Return the work that a job has left and its speed; the work is NaN where it is not known.
+
+    The work is in seconds of a run alone, the speed a share of that of a run alone. `ran_s` is how
+    long the job has run, in seconds, not counting runs that were lost. What counts is the
+    iterations that its pods have told; without them, the time that it ran less what it lost.
+
+    Worked: 1,000 iterations of 1 s, 1,000 s at a slowdown of 0.6: 375 s lost, so 375 s are left.
+    """
+    seen = status.observed
+    slowdown = seen.slowdown.value if seen is not None and seen.slowdown is not None else 0.0
+    steps = seen.accumulation_steps if seen is not None else 1
+    speed = 1 / ((1 + slowdown) * stretch_of_steps(status, steps))
+    iteration_s = alone_iteration_s(status)
+    if iteration_s is None or demand.iterations is None:
+        return float("nan"), speed
+    work_s = demand.iterations * iteration_s
+    if seen is not None and seen.iterations_done is not None:
+        done_s = seen.iterations_done * iteration_s
+    else:
+        done_s = max(0.0, ran_s - (seen.slowed_seconds if seen is not None else 0.0))
+    return work_s - done_s, speed
+
+
 def _outgrown(status: GPUJobStatus) -> float:
     """Return by how much a run needed more than was said of the way in which it ran; at least 1."""
     seen = status.observed

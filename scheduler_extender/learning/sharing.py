@@ -10,11 +10,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from scheduler_extender.cluster.jobs import kind_of_model, load_now, rfc3339
+from scheduler_extender.cluster.jobs import (
+    alone_iteration_s,
+    kind_of_model,
+    load_now,
+    rfc3339,
+    seconds,
+    stretch_of_steps,
+)
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.learning.adjusting import Resident
 from scheduler_extender.learning.observed import GpuKey, Rates, Watch, Watched
 from scheduler_extender.learning.remembering import Memory, in_steps_kind
+from scheduler_extender.queue.one_standing import kept_run_s
 from scheduler_extender.queue.registry import Gang
 from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
 from tandem.contracts.resources import GPUJobStatus, Source
@@ -112,7 +120,11 @@ class Sharing:
         if known.accumulation_steps != steps:
             # It ran its batch in another way before: of memory and speed that says nothing now.
             known = Observed(
-                at=rfc3339(now_s), accumulation_steps=steps, neighbours=known.neighbours
+                at=known.at,
+                accumulation_steps=steps,
+                neighbours=known.neighbours,
+                slowed_seconds=known.slowed_seconds,
+                iterations_done=known.iterations_done,
             )
         peak = _peak(most)
         solo = {m: v for w in every for m, v in w.solo.items()}
@@ -123,9 +135,12 @@ class Sharing:
             told, measured = self.slowdowns(gang, slowest)
             slowdown = told or measured
             neighbours = _with(neighbours, slowest, slowdown, kinds, predicted)
+        slowed_s, iterations = _progress(gang, record, known, steps, slowdown, every, now_s)
         return known.model_copy(
             update={
                 "at": rfc3339(now_s),
+                "slowed_seconds": slowed_s,
+                "iterations_done": iterations,
                 "kind": kind_of_model(record.spec, record.status.load),
                 "gpu_model": most.gpu_model,
                 "accumulation_steps": steps,
@@ -193,12 +208,47 @@ def _predicted(status: GPUJobStatus, steps: int) -> Rates:
     if load is None:
         return {}
     found: dict[Means, float] = {}
-    stretch = next((each.stretch for each in status.sub_batches if each.steps == steps), 1.0)
     if load.iteration_s:
-        found[Means.PROGRESS] = 1 / (load.iteration_s * stretch)
+        found[Means.PROGRESS] = 1 / (load.iteration_s * stretch_of_steps(status, steps))
     if load.utilisation_source in (Source.OBSERVED, Source.MODEL):
         found[Means.UTILISATION] = load.utilisation_percent
     return found
+
+
+def _progress(
+    gang: Gang,
+    record: GpuJobRecord,
+    known: Observed,
+    steps: int,
+    slowdown: ObservedSlowdown | None,
+    every: list[Watched],
+    now_s: float,
+) -> tuple[float, float | None]:
+    """Return the seconds that a gang has lost so far, and the iterations that it has done.
+
+    A gang is as fast as its slowest worker. Iterations are None until a pod has told how fast it
+    is; the run before that counts by its time.
+    """
+    status, checkpoints = record.status, record.spec.demand.checkpoint
+    since_s, known_s = now_s, seconds(known.at)
+    if status.running_since is not None:
+        since_s = seconds(status.running_since)
+    slowed_s, done = known.slowed_seconds, known.iterations_done
+    if since_s > known_s and not checkpoints:
+        slowed_s, done = 0.0, None if done is None else 0.0  # it has begun anew
+    passed_s = max(0.0, now_s - max(known_s, since_s))
+    speed = 1 / (1 + (slowdown.value if slowdown is not None else 0.0))
+    speed /= stretch_of_steps(status, steps)
+    slowed_s = round(slowed_s + passed_s * (1 - speed), 1)
+    rate = min((w.now[Means.PROGRESS] for w in every if Means.PROGRESS in w.now), default=None)
+    iteration_s = alone_iteration_s(status.model_copy(update={"observed": known}))
+    by_time = speed / iteration_s if iteration_s else 0.0
+    if done is not None:
+        done = round(done + passed_s * (by_time if rate is None else rate), 1)
+    elif rate is not None:
+        ran_s = max(0.0, kept_run_s(gang, record, now_s) - slowed_s)
+        done = round(ran_s / iteration_s, 1) if iteration_s else 0.0
+    return slowed_s, done
 
 
 def _outgrew(record: GpuJobRecord, here: Watched) -> bool:

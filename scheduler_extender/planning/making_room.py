@@ -20,6 +20,20 @@ _CANDIDATES = 64
 _PREEMPTORS = 16
 
 
+def preemption_gain_gpu_s(question: Question, drawn: Drawn, victim: int, index: int) -> float:
+    """Return what the order counts for a start rather than a running gang, in GPU-seconds.
+
+    The service that the running gang has had more or, in an order by the work that is left, the
+    work that it has left more. Rows of the board name both.
+    """
+    arrays = drawn.board.arrays
+    if question.by_work_left:
+        left = arrays.remaining_at_since * arrays.gpus
+        return float(left[victim] - left[index])
+    had = question.victims[drawn.keys[victim]].service_gpu_s
+    return had - float(arrays.service_at_since[index])
+
+
 class MakingRoom:
     """Goes on from what the dispatch did on the board; `starts` and `stops` are added to."""
 
@@ -77,14 +91,14 @@ class MakingRoom:
     def _make_room(self, index: int, lesser: list[int]) -> tuple[Ints | None, list[int]]:
         """Return a place after as few as need be of those behind have gone, and who they are."""
         board, job = self._board, self._board.jobs[index]
-        service = float(board.arrays.service_at_since[index])
         gone: list[int] = []
         rows: Ints | None = None
         for other in lesser[:_CANDIDATES]:
             if self._rank[other] < self._rank[index]:
                 break
             victim = self._q.victims[self._drawn.keys[other]]
-            if victim.service_gpu_s - service < victim.charge_gpu_s:
+            gain = preemption_gain_gpu_s(self._q, self._drawn, other, index)
+            if gain < victim.charge_gpu_s:
                 continue
             gone.append(other)
             board.remove(other)

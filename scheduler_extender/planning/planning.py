@@ -14,7 +14,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.capacity import Capacity, Impossible
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
 from scheduler_extender.planning.drawing import Drawn, draw
-from scheduler_extender.planning.making_room import MakingRoom
+from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
 from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
 from scheduler_extender.planning.refusals import Refusals
@@ -153,13 +153,12 @@ class _Round:
                 self._starts[action.job] = action.rows
 
     def too_dear(self) -> set[Key]:
-        """Return running gangs whose preemption costs more than it brings, by attained service.
+        """Return running gangs whose preemption costs more than it brings, as the order weighs it.
 
         Where the dispatch weighs that itself, nobody.
         """
         if not isinstance(self._profile.dispatch, Preempt):
             return set()
-        service = self._drawn.board.arrays.service_at_since
         found = set()
         for index, victims in self._needs().items():
             for victim in victims & self._stops:
@@ -167,7 +166,7 @@ class _Round:
                 known = self._q.victims[key]
                 # What costs nothing is the order's to decide, as in the simulator: in a list, who
                 # came first goes first, even where both have had the same.
-                gain = known.service_gpu_s - float(service[index])
+                gain = preemption_gain_gpu_s(self._q, self._drawn, victim, index)
                 if known.charge_gpu_s > 0 and gain < known.charge_gpu_s:
                     found.add(key)
         return found

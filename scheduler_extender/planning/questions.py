@@ -49,7 +49,8 @@ class Question:
     for one `Job.where` as if nothing else ran. `endless` are the running gangs that have no end of
     their own, such as services. `claims` has the holders by pod uid, `going` the uids of
     those that are giving up their GPUs, `victims` who may be asked to: nobody where jobs do not
-    compete anew. `starved` is who has waited for too long, if anybody has.
+    compete anew. `by_work_left`: the order compares the work that jobs have left, not their
+    service.
     """
 
     rank: Callable[[], list[Key]]
@@ -69,6 +70,7 @@ class Question:
     history: History = field(default_factory=History)
     now_s: float = 0.0
     needs_remaining: bool = False
+    by_work_left: bool = False
     capable: Callable[[int], Bools | None] = lambda _: None  # None: everywhere
 
 

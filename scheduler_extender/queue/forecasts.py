@@ -196,7 +196,7 @@ class Forecasts:
                 standing, gang = self._standings.of.get(key), self._registry.gangs.get(key)
                 if standing is None or gang is None or gang.record is None:
                     continue
-                if not np.isnan(standing.work_s):
+                if not np.isnan(standing.left_s):
                     certain.add(key)
                 if gang.record.spec.workload.kind in ENDLESS:
                     endless.add(key)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler_extender.cluster.jobs import job_of, seconds
+from scheduler_extender.cluster.jobs import job_of, progress_of, seconds
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
 from scheduler_extender.queue.registry import Gang
@@ -37,7 +37,8 @@ class Standing:
     leaving: tuple[str, ...]  # those of them that are on their way out
     ends: bool  # some of its pods have just done their work
     endless: bool  # of a kind that has no end of its own
-    work_s: float  # seconds that it takes on its own; NaN where it does not say
+    left_s: float  # work left as of `since_s`, in seconds of a run alone; NaN where not known
+    speed: float  # as measured, a share of that of a run alone
     next_level: float  # priority service at which its place changes
     queue_key: float  # orders the gangs of one queue; like a time in Unix seconds
 
@@ -67,8 +68,7 @@ def standing_of(
     """Return how a gang stands now, at a row; its `next_level` is the order's to say."""
     status, spec, holders = record.status, record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
-    step_s = status.load.iteration_s if status.load else None
-    known = step_s is not None and spec.demand.iterations is not None
+    left_s, speed = progress_of(spec.demand, status, kept_run_s(gang, record, now_s))
     return Standing(
         row=row,
         job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
@@ -85,10 +85,23 @@ def standing_of(
         leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
         ends=now_s < ends_until_s(gang),
         endless=spec.workload.kind in ENDLESS,
-        work_s=(step_s or 0.0) * (spec.demand.iterations or 0) if known else np.nan,
+        left_s=left_s,
+        speed=speed,
         next_level=np.inf,
         queue_key=queue_key_of(status),
     )
+
+
+def kept_run_s(gang: Gang, record: GpuJobRecord, now_s: float) -> float:
+    """Return for how long a gang has run, in seconds, without the runs whose work is lost.
+
+    A job that saves no checkpoint begins anew with new pods.
+    """
+    demand, since = record.spec.demand, record.status.running_since
+    ran_s = gang.attained_gpu_s(now_s) / (demand.gpus_per_pod * demand.gang_size)
+    if demand.checkpoint:
+        return ran_s
+    return min(ran_s, now_s - seconds(since)) if since else 0.0
 
 
 def queue_key_of(status: GPUJobStatus) -> float:

@@ -179,6 +179,7 @@ class Rounds:
                 history=history,
                 now_s=now,
                 needs_remaining=isinstance(self._profile.dispatch, BestSharing),
+                by_work_left=self._profile.order.by_work_left,
                 **picture,
             )
 

@@ -24,7 +24,7 @@ from tandem.policy.units import Bools, Floats
 _COLUMNS = (
     "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
     "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
-    "peak_probability", "work_s", "next_level", "gives_way_s", "queue_key",
+    "peak_probability", "left_s", "speed", "next_level", "gives_way_s", "queue_key",
 )  # fmt: skip
 _LEAST_LEFT_S = 1.0
 _KEY_STEP_S = 1e-3  # between the keys of two neighbours in a queue of which one got ahead
@@ -245,7 +245,9 @@ class Standings:
         attained = service + column["promoted"]
         gpus = column["gpus"].astype(np.int64)
         learned = expected_remaining_gpu_s(attained, history.sorted_service) / gpus
-        left = np.maximum(column["work_s"] - attained / gpus, _LEAST_LEFT_S)
+        speed = np.where(running, column["speed"], 0.0)
+        progress = np.where(column["rate"] > 0, speed * passed, 0.0)
+        left = np.maximum(column["left_s"] - progress, _LEAST_LEFT_S)
         if np.isfinite(self.order.slice_s):
             # Decisions are made once a slice: what differs by less than half of one (the time in
             # which pods start and stop, the clocks of nodes) is a tie.
@@ -255,7 +257,7 @@ class Standings:
             gpus=gpus,
             arrived_s=column["arrived_s"],
             running=running,
-            speed=running.astype(np.float64),
+            speed=speed,
             since_s=np.full(len(gpus), now_s),
             attained_at_since=attained,
             service_at_since=service,
@@ -299,8 +301,8 @@ class Standings:
             job.gpus, job.interference_class, standing.placed, job.queued_at_s, standing.attained,
             standing.promoted, standing.rate, standing.since_s, standing.waiting_since_s,
             standing.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
-            job.peak_probability, standing.work_s, standing.next_level, standing.gives_way_s,
-            standing.queue_key,
+            job.peak_probability, standing.left_s, standing.speed, standing.next_level,
+            standing.gives_way_s, standing.queue_key,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][standing.row] = value

@@ -23,6 +23,11 @@ class KeyOrder(Policy):
     blocks: bool = False  # a gang that does not fit holds up those behind it
     slice_s: Annotated[float, Field(gt=0)] = float("inf")  # look again though nothing happened
 
+    @property
+    def by_work_left(self) -> bool:
+        """True where jobs compete by the work that they have left, False where by their service."""
+        return False
+
     @abstractmethod
     def keys(
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History

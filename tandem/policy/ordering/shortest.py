@@ -22,6 +22,11 @@ class Shortest(KeyOrder):
     kind: Literal["shortest"] = "shortest"
     by: Literal["remaining_time", "remaining_service", "gpus"]
 
+    @property
+    def by_work_left(self) -> bool:
+        """True unless the size alone decides."""
+        return self.by != "gpus"
+
     def keys(
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History
     ) -> tuple[Floats | Ints, ...]:
