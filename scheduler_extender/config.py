@@ -186,7 +186,9 @@ class ExtenderConfig(Section):
         default_factory=lambda: load_profile("tandem"),
         description="the name of a shipped profile, or one spelt out",
     )
-    max_jobs_per_gpu: Annotated[int, Field(ge=1, le=64)] = 2
+    max_jobs_per_gpu: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        default=None, description="none: as many as the profile says"
+    )
     stale_after_s: Seconds = 150.0
     predictor_url: str | None = None
     predictor_token_file: Path | None = None
@@ -196,6 +198,45 @@ class ExtenderConfig(Section):
     learning: LearningConfig = LearningConfig()
     admission: AdmissionConfig = AdmissionConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def shares(self) -> int:
+        """How many jobs a GPU takes at most."""
+        return self.max_jobs_per_gpu or self.profile.max_jobs_per_gpu
+
+    @model_validator(mode="after")
+    def _can_be_honoured(self) -> Self:
+        """Refuse a profile that this cluster would run as another system under its name."""
+        profile = self.profile
+        if self.shares < profile.max_jobs_per_gpu:
+            raise ValueError(
+                f"max_jobs_per_gpu: profile {profile.name} puts up to {profile.max_jobs_per_gpu}"
+                f" jobs on a GPU, not {self.shares}; leave it out, or spell the profile out with"
+                " fewer"
+            )
+        if profile.adjust is not None and self.learning.mode != "act":
+            raise ValueError(
+                f"learning.mode: profile {profile.name} adjusts by what is measured"
+                f" ({profile.adjust.kind}), which needs act, not {self.learning.mode}"
+            )
+        if profile.adjust is not None and profile.adjust.kind == "learn":
+            raise ValueError(
+                f"profile.adjust: {profile.name} has kind learn, which is the simulator's; a"
+                " cluster learns by the section learning"
+            )
+        slice_s, most = profile.order.slice_s, self.queue.max_preemptions_per_hour
+        if math.isfinite(slice_s) and self.queue.min_run_s > slice_s:
+            raise ValueError(
+                f"queue.min_run_s: profile {profile.name} looks again every {slice_s:g} s, so that"
+                f" a run may be no longer than that before it gives way, not"
+                f" {self.queue.min_run_s:g} s"
+            )
+        if math.isfinite(slice_s) and most < min(100, 3600 / slice_s):
+            raise ValueError(
+                f"queue.max_preemptions_per_hour: slices of {slice_s:g} s need"
+                f" {min(100, math.ceil(3600 / slice_s))}, not {most}"
+            )
+        return self
 
 
 class ConfigError(TandemError):
@@ -226,6 +267,8 @@ def read_config(path: Path | None) -> ExtenderConfig:
 def _said(mistake: ErrorDetails) -> str:
     """Say a mistake with its path and, for an unknown key, the nearest known ones."""
     where = mistake["loc"]
+    if not where and mistake["type"] == "value_error":
+        return mistake["msg"].removeprefix("Value error, ")  # it names the field itself
     path = ".".join(map(str, where)) or "the file"
     if mistake["type"] != "extra_forbidden":
         shown = "" if mistake["type"] == "missing" else f", not {mistake['input']!r}"

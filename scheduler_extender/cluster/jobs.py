@@ -203,12 +203,13 @@ def policy_job(
     attained_gpu_seconds: float = 0.0,
     sub_batches: Sequence[SubBatch] = (),
     kind: str = "",
+    alone: bool = False,
 ) -> Job:
     """Return the job as policies see it; memory is the upper estimate, so that sharing is safe.
 
     `pods` is how many start now (a gang, or one replacement); by default the whole gang.
     `sub_batches` is what gradient accumulation offers, where the job allows it; `kind` is what the
-    job is known by from run to run.
+    job is known by from run to run, `alone` says that it shares with no other job any more.
     """
     base = gib(load.memory_base_bytes)
     peak = max(
@@ -222,7 +223,7 @@ def policy_job(
         memory_peak_extra_gib=peak - base,
         peak_probability=load.peak_probability,
         gpu_utilisation=load.utilisation_percent,
-        exclusive=demand.exclusive or load.memory_source is Source.WHOLE_GPU,
+        exclusive=demand.exclusive or alone or load.memory_source is Source.WHOLE_GPU,
         checkpointable=demand.checkpoint,
         queued_at_s=queued_at_s,
         attained_gpu_seconds=attained_gpu_seconds,
@@ -265,6 +266,7 @@ def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | N
         attained_gpu_seconds=status.attained_gpu_seconds,
         sub_batches=sub_batches_now(status),
         kind=kind_of_model(spec, status.load),
+        alone=status.alone,
     )
 
 

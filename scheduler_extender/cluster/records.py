@@ -188,6 +188,7 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
             pods=1,
             kind=kind,
             sub_batches=sub_batches_now(status),
+            alone=status.alone,
         ),
         plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
     )

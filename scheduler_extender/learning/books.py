@@ -27,6 +27,11 @@ class Books:
         return {"pairs": self.pairs, "runs": self.memory}
 
 
+def observing(profile: Profile, settings: LearningConfig) -> LearningConfig:
+    """Return the settings of the loop, which moves no job where the profile has an adjuster."""
+    return settings if profile.adjust is None else settings.model_copy(update={"mode": "off"})
+
+
 def believing(profile: Profile, settings: LearningConfig) -> Profile:
     """Return the profile with the constraints that hold for a live placement as well.
 
@@ -37,6 +42,6 @@ def believing(profile: Profile, settings: LearningConfig) -> Profile:
     if isinstance(profile.dispatch, Share) and profile.dispatch.min_speed > 0:
         most = 1 / profile.dispatch.min_speed - 1
         added.append(Interference(max_interference=most + _ROUNDING))
-    if settings.mode == "act":
+    if settings.mode == "act" and profile.adjust is None:
         added.append(Apart())
     return profile.model_copy(update={"constraints": (*profile.constraints, *added)})

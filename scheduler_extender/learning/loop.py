@@ -181,7 +181,7 @@ class Learning:
             gangs = {g.key: g for g in map(self._registry.gang_of, sorted(uids)) if g is not None}
             residents = tuple(
                 replace(
-                    self._sharing.resident(gang, at, self._stays(gang, gang.record)),
+                    self._sharing.resident(gang, at, self.stays(gang, gang.record)),
                     busy=self._is_busy(gang),
                 )
                 for _, gang in sorted(gangs.items())
@@ -191,7 +191,16 @@ class Learning:
                 found.append(SharedGpu(at, residents))
         return found
 
-    def _stays(self, gang: Gang, record: GpuJobRecord) -> str:
+    def slowdown_of(self, gang: Gang) -> tuple[float, bool]:
+        """Return how much a gang is slowed down now, and whether agents measured that."""
+        shared = [each for each in self._sharing.watched(gang) if each.others]
+        if not shared:
+            return 0.0, True
+        slowest = max(shared, key=lambda each: (each.busy_percent, each.at))
+        resident = self._sharing.resident(gang, slowest.at, "")
+        return resident.slowdown or 0.0, resident.measured
+
+    def stays(self, gang: Gang, record: GpuJobRecord) -> str:
         """Return why a gang that runs cannot be moved, or ''."""
         if not record.spec.demand.checkpoint:
             return "it saves no checkpoint"
@@ -259,7 +268,7 @@ class Learning:
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
             for key in move.beside:
                 self._avoiding.apart(move.key, key, now)
-            self._work.do(move.key, self._move(gang, words))
+            self._work.do(move.key, self.move(gang, words))
         self._said = said
 
     @property
@@ -307,10 +316,11 @@ class Learning:
             return float("inf")
         return float(one.own_slowdown[another.interference_class])
 
-    async def _move(self, gang: Gang, words: str) -> None:
+    async def move(self, gang: Gang, words: str) -> bool:
+        """Have a gang give up its GPUs and say why; False where a budget forbids it."""
         pods = gang.holders()
         if not await self._preempter.leave(gang, words):
-            return
+            return False
         self.outcomes[MOVED] += 1
         log.warning("moved gpujob=%s/%s why=%s", *gang.key, words)
         for pod in pods:
@@ -318,6 +328,7 @@ class Learning:
         if gang.record is not None:
             status = lifecycle.decided(gang.record.status, MOVED, words, self._clock())
             await self._writer.write_status(gang, status)
+        return True
 
     def _decide(self, key: Key, what: str, why: str, now: float) -> None:
         """Write a decision into a GPUJob."""

@@ -195,7 +195,8 @@ def _arrays(question: Question, rows: _Rows, held: Mapping[int, tuple[int, ...]]
         gpus[index] = len(at)
     classes = np.array([job.interference_class for job in rows.jobs], dtype=np.int64)
     whole["remaining_at_since"] = np.where(known, whole["remaining_at_since"], np.nan)
-    whole |= {"gpus": gpus, "running": running, "speed": running.astype(np.float64)}
+    speed = np.where(known & (whole["speed"] > 0), whole["speed"], 1.0)
+    whole |= {"gpus": gpus, "running": running, "speed": np.where(running, speed, 0.0)}
     return JobArrays(**(whole | {"interference_class": classes}))
 
 

@@ -105,6 +105,8 @@ class _Round:
         """Let the dispatch act on the board, and note what it did."""
         drawn, board, dispatch = self._drawn, self._drawn.board, self._profile.dispatch
         reserve.hold(self._q, drawn, self._pipeline, self._impossible)
+        if self._q.targets:
+            self._to_their_targets()
         if self._profile.order.blocks:
             self._pass_over_impossible()
         if isinstance(dispatch, Share):
@@ -119,6 +121,26 @@ class _Round:
         if isinstance(dispatch, Preempt):
             room = MakingRoom(self._q, drawn, self._pipeline, self._starts, self._stops)
             room.seek(self._waiting())
+
+    def _to_their_targets(self) -> None:
+        """Start gangs that are being moved where their move leads, if they may still go there."""
+        drawn, snapshot = self._drawn, self._q.snapshot
+        names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+        started = []
+        for index in self._waiting():
+            places = self._q.targets.get(drawn.keys[index], frozenset())
+            rows = np.array(
+                [r for r, gpu in enumerate(snapshot.gpu_ids) if (names[node[r]], gpu) in places],
+                dtype=np.int64,
+            )
+            job, gpus = drawn.board.jobs[index], drawn.board.gpus
+            if (
+                len(rows) == job.gpus
+                and self._pipeline.evaluate(job, gpus.take(rows)).allowed.all()
+            ):
+                drawn.board.start(index, rows)
+                started.append(index)
+        drawn.began(started)
 
     def _pass_over_impossible(self) -> None:
         """Put jobs that the cluster could not hold behind all others: they block no job then."""

@@ -49,7 +49,8 @@ class Question:
     for one `Job.where` as if nothing else ran. `endless` are the running gangs that have no end of
     their own, such as services. `claims` has the holders by pod uid, `going` the uids of
     those that are giving up their GPUs, `victims` who may be asked to: nobody where jobs do not
-    compete anew. `by_work_left`: the order compares the work that jobs have left, not their
+    compete anew. `targets` has the GPUs (node, UUID) on which gangs that are being moved start
+    again. `by_work_left`: the order compares the work that jobs have left, not their
     service.
     """
 
@@ -65,6 +66,7 @@ class Question:
     victims: Mapping[Key, Victim] = field(default_factory=dict)
     where_of: Mapping[Key, int] = field(default_factory=dict)
     avoids: Mapping[Key, Avoids] = field(default_factory=dict)
+    targets: Mapping[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
     front: frozenset[Key] = frozenset()
     endless: frozenset[Key] = frozenset()
     history: History = field(default_factory=History)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.config import LearningConfig, QueueConfig
-from scheduler_extender.learning.books import Books
+from scheduler_extender.learning.books import Books, observing
 from scheduler_extender.learning.history import Learned
 from scheduler_extender.learning.loop import Learning
 from scheduler_extender.planning.avoiding import Avoiding
@@ -34,6 +34,7 @@ from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.queue.preemption import Preempter
 from scheduler_extender.queue.reconcile import Reconciler
 from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.repairs import Repairs
 from scheduler_extender.queue.rounds import Rounds
 from scheduler_extender.queue.standing import Standings
 from scheduler_extender.queue.telling import Telling
@@ -94,7 +95,7 @@ class Controller:
         self._beliefs = state.beliefs
         self._books = books or Books(pairs=state.beliefs.pairs)
         self.learning = Learning(
-            settings=learning or LearningConfig(),
+            settings=observing(profile, learning or LearningConfig()),
             books=self._books,
             state=state,
             registry=self.registry,
@@ -145,6 +146,18 @@ class Controller:
             clock=clock,
             told=self.metrics.forecast,
         )
+        self.repairs = Repairs(
+            profile=profile,
+            state=state,
+            registry=self.registry,
+            standings=self.standings,
+            waiters=self._waiters,
+            work=self.work,
+            writer=self._writer,
+            learned=self._learned,
+            learning=self.learning,
+            clock=clock,
+        )
         self.rounds = Rounds(
             state=state,
             registry=self.registry,
@@ -162,6 +175,7 @@ class Controller:
             settings=settings,
             clock=clock,
             foresee=self._forecasts.look,
+            targets=self.repairs.targets,
         )
         self._clock = clock
         self._term = term
@@ -285,6 +299,7 @@ class Controller:
         # One request, pod or ConfigMap that cannot be dealt with must not end planning for all.
         await self._apart("evictions", self.evictions.step())
         await self._apart("learning", self.learning.step())
+        await self._apart("repairs", self.repairs.step())
         if self.learning.believe():
             self.rounds.forget_refusals()
             for key in list(self._waiters.starts):
@@ -390,6 +405,7 @@ class Controller:
         self._preempter.forget(key)
         self._telling.forget(key)
         self.learning.forget(key)
+        self.repairs.forget(key)
         self._waiters.forget(key)
         self._avoiding.forget(key)
 

@@ -65,6 +65,7 @@ class Rounds:
         settings: QueueConfig,
         clock: Callable[[], float],
         foresee: Callable[[Question, Answer], None] = lambda _question, _answer: None,
+        targets: Callable[[], dict[Key, frozenset[tuple[str, str]]]] = dict,
     ) -> None:
         self._state = state
         self._registry = registry
@@ -83,6 +84,7 @@ class Rounds:
         self._planner = Planner(profile, settings.reserve_after_s)
         self._settings = settings
         self._clock = clock
+        self._targets = targets  # where gangs that are being moved start again
         self._foresee = foresee  # with what each round has seen and decided
         self._slice_ends_s = 0.0
         self._ripe_s = np.inf  # when the next gang has had its minimum run
@@ -159,6 +161,7 @@ class Rounds:
             "victims": self._victims(now) if preempts and competes else {},
             "where_of": dict(self._waiters.where_of),
             "avoids": self._avoiding.all(now),
+            "targets": self._targets(),
         }
 
         nodes = self._state.nodes_picture(self._waiters.shapes())

@@ -91,7 +91,7 @@ async def running(
     pipeline = profile.pipeline()
     state = ClusterState(
         now_s=clock(),
-        max_jobs_per_gpu=config.max_jobs_per_gpu,
+        max_jobs_per_gpu=config.shares,
         stale_after_s=config.stale_after_s,
         pairs=books.pairs,
     )
@@ -162,7 +162,7 @@ async def running(
         forecasts=True,
     )
     reflectors = _start_feed(feed, api)
-    metrics.watch(state, feed, binder, reflectors, config.max_jobs_per_gpu)
+    metrics.watch(state, feed, binder, reflectors, config.shares)
     if not config.leader.always:
         lease.start()
     tasks = [

@@ -86,6 +86,7 @@ class Job:
     accumulation_steps: int = 1  # as it runs
     stretch: float = 1.0
     placing: Placing | None = field(default=None, compare=False, repr=False)
+    migration_s: float | None = None  # measured: to stop, save, load and start; None: never yet
     where: int = 0  # names the set of nodes that may run its pods; 0 is all of them
 
     @property

@@ -191,6 +191,19 @@ async def test_openapi_names_every_route_once() -> None:
         ("profile: tandme", "profile: no profile 'tandme'; nearest: tandem"),
         ("profile: {name: x}", "profile.constraints: Field required"),
         ("stale_after_s: -1", "stale_after_s: Input should be greater than 0, not -1"),
+        (
+            "{profile: ojpp, max_jobs_per_gpu: 2}",
+            "max_jobs_per_gpu: profile ojpp puts up to 16 jobs on a GPU, not 2",
+        ),
+        (
+            "{profile: ojpap, learning: {mode: report}}",
+            "learning.mode: profile ojpap adjusts by what is measured (migrate), which needs act",
+        ),
+        ("profile: gandiva", "queue.min_run_s: profile gandiva looks again every 60 s"),
+        (
+            "{profile: gandiva, queue: {min_run_s: 0}}",
+            "queue.max_preemptions_per_hour: slices of 60 s need 60, not 4",
+        ),
         ("[1]", "the file: Input should be"),
         ("a: [", "this is no YAML"),
     ],
@@ -209,6 +222,8 @@ def test_a_configuration_may_be_empty_missing_or_spelt_out(tmp_path: Path) -> No
     assert read_config(file) == read_config(None)
     file.write_text("profile: {name: mine, constraints: [{kind: shares}]}\nmax_jobs_per_gpu: 3")
     assert read_config(file).profile.name == "mine"
+    file.write_text("profile: ojpp")
+    assert read_config(file).shares == 16
     with pytest.raises(ConfigError, match="nowhere"):
         read_config(tmp_path / "nowhere")
 

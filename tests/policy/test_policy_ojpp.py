@@ -177,7 +177,7 @@ def test_a_short_disturbance_moves_nobody() -> None:
 
 
 def test_what_cannot_be_paid_or_saved_or_placed_stays() -> None:
-    assert look(disturbed(), max_migration_cost_gib=0.5) == []
+    assert look(disturbed(), max_migration_cost_s=0.5) == []
     assert look(disturbed(checkpointable=False)) == []
     board = disturbed()
     board.jobs[2] = replace(board.jobs[2], gpu_utilisation=90.0)

@@ -18,9 +18,11 @@ SAVES = MODEL | {"tandem.gpu/checkpoint": "true"}
 class Sharing(Training):
     """Training with agents that report how much of its GPU's time each pod gets."""
 
+    alone_percent = 90.0
+
     def __init__(self) -> None:
         super().__init__(profile=load_profile("tandem"))
-        self.percent: dict[str, float] = {}  # by job; when alone 90
+        self.percent: dict[str, float] = {}  # by job, next to others
         self.told: dict[str, float] = {}
         self.peak: dict[str, int] = {}
         self.out_of_memory: list[dict] = []
@@ -59,7 +61,9 @@ class Sharing(Training):
                     "memoryPeakBytes": self.peak.get(pod["job"], 12 * GIB),
                     "memoryBaseBytes": 10 * GIB,
                     "peakProbability": 0.1,
-                    "utilisationPercent": 90.0 if alone else self.percent.get(pod["job"], 90.0),
+                    "utilisationPercent": self.alone_percent
+                    if alone
+                    else self.percent.get(pod["job"], self.alone_percent),
                 }
                 if pod["job"] in self.told:
                     use["iterationsPerSecond"] = 2.0 if alone else self.told[pod["job"]]

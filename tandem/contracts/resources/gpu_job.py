@@ -180,6 +180,7 @@ class GPUJobStatus(Message):
     time at which it came to the end of the queue, or less where it has got ahead of others.
     `preempted_at` and `decisions` have the latest only. `load` is what is predicted, `observed` is
     what is measured since. `expected_start` is given of gangs that wait, where it can be forecast.
+    `alone`: it was too slow next to other jobs, and has its GPUs for itself from then on.
     """
 
     phase: Phase = Phase.QUEUED
@@ -205,5 +206,6 @@ class GPUJobStatus(Message):
     preemption: Preemption | None = None
     preempted_at: list[Time] = []
     observed: Observed | None = None
+    alone: bool = False
     decisions: Annotated[list[Decision], Field(max_length=8)] = []
     conditions: list[Condition] = []

@@ -11,7 +11,7 @@ from pydantic import Field
 from tandem.policy.board import Board
 from tandem.policy.equations.horus import slowdown
 from tandem.policy.equations.ojpp import device_interference, ewma
-from tandem.policy.job import Placing
+from tandem.policy.job import Job, Placing
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
 from tandem.policy.units import Floats
@@ -22,9 +22,10 @@ class Migrate(Policy):
 
     It goes to the GPU in use with the most room that meets every constraint. A look enters each
     GPU's interference into a moving average (Eq. 18), so that a short disturbance moves nobody. A
-    move costs the memory to save and load, the worker's level outside peaks; the moves of one look
-    stay within a budget (Eq. 19). Only jobs that save checkpoints move, and then rest for a while:
-    where a prediction is wrong, the next place may be no better.
+    move costs seconds: those of the job's last stop and start where they were measured, else
+    `seconds_per_gib` for each GiB to save and load, the worker's level outside peaks. The moves of
+    one look stay within a budget (Eq. 19). Only jobs that save checkpoints move, and then rest for
+    a while: where a prediction is wrong, the next place may be no better.
 
     Source: [OJPP] Alg. 4. Differs: GPUs within the bound are left alone, since a move stops a job;
     most room decides, as in the text (the listing says lowest interference); if the cheapest worker
@@ -35,7 +36,8 @@ class Migrate(Policy):
     every_s: Annotated[float, Field(gt=0)] = 300.0
     max_interference: Annotated[float, Field(gt=0)] = 0.2
     weight_of_past: Annotated[float, Field(ge=0, lt=1)] = 0.5  # [OJPP] a
-    max_migration_cost_gib: Annotated[float, Field(gt=0)] = 32.0
+    max_migration_cost_s: Annotated[float, Field(gt=0)] = 32.0
+    seconds_per_gib: Annotated[float, Field(gt=0)] = 1.0
     rest_s: Annotated[float, Field(gt=0)] = 7200.0
 
     @property
@@ -49,15 +51,13 @@ class Migrate(Policy):
         board.interference = level
         in_use = np.flatnonzero(board.gpus.jobs > 0)
         worse_half = in_use[np.argsort(-level[in_use], kind="stable")][: (len(in_use) + 1) // 2]
-        left = self.max_migration_cost_gib
+        left = self.max_migration_cost_s
         resting = {j for j, at in board.moved_s.items() if board.now_s < at + self.rest_s}
         for row in worse_half[level[worse_half] > self.max_interference].tolist():
             residents = board.residents_of[row]
             if len(residents) < 2:
                 continue  # its neighbour has moved already
-            costs = sorted(
-                (board.jobs[job].memory_base_gib, job) for job in set(residents) - resting
-            )
+            costs = sorted((self._cost_s(board.jobs[job]), job) for job in set(residents) - resting)
             for cost, job in costs:
                 if cost > left or not board.jobs[job].checkpointable:
                     continue
@@ -68,6 +68,11 @@ class Migrate(Policy):
                     left -= cost
                     break
         return False
+
+    def _cost_s(self, job: Job) -> float:
+        if job.migration_s is not None:
+            return job.migration_s
+        return self.seconds_per_gib * job.memory_base_gib
 
 
 def measured_interference(board: Board) -> Floats:

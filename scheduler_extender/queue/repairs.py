@@ -1,0 +1,266 @@
+"""The profile's own adjuster on live measurements: the policy that the simulator runs.
+
+The observations are the measured slowdowns, the results are moves: a gang gives up its GPUs and
+starts again where the adjuster has put it, or goes back to the queue for GPUs of its own. A move
+that this process does not live to see ends as any preemption does: the order and the dispatch
+place the gang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.learning.history import Learned
+from scheduler_extender.learning.loop import Learning
+from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
+from scheduler_extender.planning.drawing import draw
+from scheduler_extender.planning.questions import Question, Victim
+from scheduler_extender.queue.cluster_view import ClusterView
+from scheduler_extender.queue.registry import Gang, Registry
+from scheduler_extender.queue.standing import Standings
+from scheduler_extender.queue.waiters import Waiters
+from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.writes import Writer
+from tandem.contracts.resources import Phase
+from tandem.policy.board import Start
+from tandem.policy.catalog import Profile
+
+log = logging.getLogger(__name__)
+
+Place = tuple[str, str]  # node, UUID of a GPU
+#: A gang that has not started at its new place by then is placed as any other.
+_TARGET_S = 600.0
+#: Between two looks for newcomers, for an adjuster that looks at each of them once.
+_NEWCOMERS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A running gang leaves its GPUs: for `places`, or for whole GPUs where there are none."""
+
+    key: Key
+    places: frozenset[Place]
+    why: str
+
+
+@dataclass(slots=True)
+class _Journey:
+    """When a gang began to leave its GPUs, and how long it has taken without its wait."""
+
+    left_s: float
+    gone_s: float = 0.0
+    planned_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the adjuster may see and do: measured slowdowns by gang, who may be moved, at what."""
+
+    slowdown: Mapping[Key, float]
+    movable: frozenset[Key]
+    cost_s: Mapping[Key, float]
+
+
+class Repairs:
+    """Runs on the event loop, but for `_decide`, which has a frozen picture."""
+
+    def __init__(
+        self,
+        *,
+        profile: Profile,
+        state: ClusterView,
+        registry: Registry,
+        standings: Standings,
+        waiters: Waiters,
+        work: WorkQueue,
+        writer: Writer,
+        learned: Learned,
+        learning: Learning,
+        clock: Callable[[], float],
+    ) -> None:
+        self._profile = profile
+        self._state = state
+        self._registry = registry
+        self._standings = standings
+        self._waiters = waiters
+        self._work = work
+        self._writer = writer
+        self._learned = learned
+        self._learning = learning
+        self._clock = clock
+        self._next_s = -np.inf
+        self._level: dict[Place, float] = {}  # the moving average of each GPU's interference
+        self._moved_s: dict[Key, float] = {}
+        self._targets: dict[Key, tuple[float, frozenset[Place]]] = {}
+        self._journeys: dict[Key, _Journey] = {}
+        self._cost_s: dict[Key, float] = {}
+
+    def targets(self) -> dict[Key, frozenset[Place]]:
+        """Return where gangs start again that are being moved."""
+        return {key: places for key, (_, places) in self._targets.items()}
+
+    def forget(self, key: Key) -> None:
+        """Forget a gang that is gone."""
+        for known in (self._moved_s, self._targets, self._journeys, self._cost_s):
+            known.pop(key, None)
+
+    async def step(self) -> None:
+        """Let the adjuster look, where it is time to, and carry out what it decides."""
+        adjust, now = self._profile.adjust, self._clock()
+        if adjust is None:
+            return
+        self._follow(now)
+        if now < self._next_s:
+            return
+        self._next_s = now + (adjust.every_s if adjust.repeats else _NEWCOMERS_EVERY_S)
+        seen = self._seen(others_too=adjust.repeats)
+        question = self._question(now, seen.movable)
+        self._work.hold()
+        try:
+            repairs = await asyncio.to_thread(self._decide, question, seen)
+        finally:
+            self._work.go()
+        for repair in repairs:
+            gang = self._registry.gangs.get(repair.key)
+            if gang is None or self._work.busy(repair.key):
+                continue
+            if repair.places:
+                self._targets[repair.key] = (now + _TARGET_S, repair.places)
+                self._journeys[repair.key] = _Journey(now)
+            self._work.do(repair.key, self._carry_out(gang, repair))
+
+    async def _carry_out(self, gang: Gang, repair: Repair) -> None:
+        if not repair.places and gang.record is not None:
+            # It is not sent to the same place again: from now on it has its GPUs for itself.
+            alone = gang.record.status.model_copy(update={"alone": True})
+            await self._writer.write_status(gang, alone)
+        if not await self._learning.move(gang, repair.why):
+            self._targets.pop(repair.key, None)
+            self._journeys.pop(repair.key, None)
+
+    # --- what the adjuster sees -------------------------------------------------------------------
+
+    def _seen(self, *, others_too: bool) -> _Seen:
+        """Return what is measured; what only a job's own pods tell moves no other job."""
+        slowdown, movable = {}, set()
+        for key in self._standings.placed:
+            gang = self._registry.gangs.get(key)
+            if gang is None or gang.record is None or gang.record.status.phase is not Phase.RUNNING:
+                continue
+            value, measured = self._learning.slowdown_of(gang)
+            slowdown[key] = value if measured or not others_too else 0.0
+            if not self._learning.stays(gang, gang.record) and not self._work.busy(key):
+                movable.add(key)
+        return _Seen(slowdown, frozenset(movable), dict(self._cost_s))
+
+    def _question(self, now: float, movable: frozenset[Key]) -> Question:
+        nodes = self._state.nodes_picture(self._waiters.shapes())
+        history, standings = self._learned.history(), self._standings
+        placed = sorted(standings.placed)
+        return Question(
+            rank=lambda: placed,
+            starts={},
+            snapshot=self._state.snapshot(),
+            eligible={number: nodes.eligible(number) for number in nodes.asks},
+            arrays=standings.arrays(now, history),
+            row_of={key: standing.row for key, standing in standings.of.items()},
+            claims=self._state.claims(),
+            going=standings.going(),
+            victims={key: Victim(0.0, 0.0) for key in movable},
+            where_of=dict(self._waiters.where_of),
+            history=history,
+            now_s=now,
+        )
+
+    def _decide(self, question: Question, seen: _Seen) -> list[Repair]:
+        """Run the adjuster on the board of the cluster; return what it has done there."""
+        snapshot, adjust = question.snapshot, self._profile.adjust
+        assert adjust is not None
+        names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+        places = [(names[node[row]], gpu) for row, gpu in enumerate(snapshot.gpu_ids)]
+        drawn = draw(question, {place: row for row, place in enumerate(places)})
+        board = drawn.board
+        index_of = {drawn.keys[i]: i for i in drawn.held if i not in drawn.going}
+        for key, index in index_of.items():
+            board.arrays.speed[index] = 1 / (1 + seen.slowdown.get(key, 0.0))
+            board.jobs[index] = replace(
+                board.jobs[index],
+                checkpointable=key in seen.movable,
+                migration_s=seen.cost_s.get(key),
+            )
+        board.interference = np.array([self._level.get(place, 0.0) for place in places])
+        board.moved_s = {
+            index_of[key]: at_s for key, at_s in self._moved_s.items() if key in index_of
+        }
+        pipeline = ClusterPipeline(
+            self._profile.constraints, self._profile.scorers, self._profile.gather,
+            nodes=drawn.nodes, residents=snapshot.gpus.jobs,
+        )  # fmt: skip
+        adjust(board, pipeline)
+        self._level = {
+            places[row]: float(board.interference[row])
+            for row in np.flatnonzero(board.interference).tolist()
+        }
+        found: dict[int, frozenset[Place]] = {}
+        for action in board.take_actions():
+            rows = action.rows if isinstance(action, Start) else ()
+            found[action.job] = frozenset(places[row] for row in rows)
+        key_of = {index: key for key, index in index_of.items()}
+        self._moved_s |= {key_of[index]: at_s for index, at_s in board.moved_s.items()}
+        repairs = []
+        for index, to in found.items():
+            key = key_of[index]
+            if key not in seen.movable:
+                continue
+            held = {places[row] for row in drawn.held[index]}
+            repairs.append(Repair(key, to, _said(seen, key, held, to)))
+        return repairs
+
+    # --- what a move costs ------------------------------------------------------------------------
+
+    def _follow(self, now: float) -> None:
+        """Measure how long gangs that move take to stop and to start, without their wait."""
+        for key, journey in list(self._journeys.items()):
+            gang = self._registry.gangs.get(key)
+            if gang is None or gang.record is None:
+                continue
+            phase = gang.record.status.phase
+            if phase is Phase.PREEMPTING or not journey.gone_s:
+                if phase in (Phase.SUSPENDED, Phase.QUEUED, Phase.ADMITTED):
+                    journey.gone_s = now
+                continue
+            if phase is Phase.ADMITTED and not journey.planned_s:
+                journey.planned_s = now
+            elif phase is Phase.RUNNING:
+                started_s = now - (journey.planned_s or journey.gone_s)
+                self._cost_s[key] = journey.gone_s - journey.left_s + started_s
+                del self._journeys[key]
+                self._targets.pop(key, None)
+        self._targets = {
+            key: (until_s, places)
+            for key, (until_s, places) in self._targets.items()
+            if now < until_s
+        }
+
+
+def _said(seen: _Seen, key: Key, held: set[Place], to: frozenset[Place]) -> str:
+    """Say why a gang leaves its GPUs, to its owner."""
+    if not to:
+        speed = 1 / (1 + seen.slowdown.get(key, 0.0))
+        return (
+            f"runs at {speed:.0%} of its speed alone next to the jobs that were there before; it"
+            " waits for GPUs of its own"
+        )
+    leaves = ", ".join(gpu for _, gpu in sorted(held - to))
+    enters = ", ".join(f"{node}/{gpu}" for node, gpu in sorted(to - held))
+    cost = f" (measured: {seen.cost_s[key]:.0f} s)" if key in seen.cost_s else ""
+    return (
+        f"leaves {leaves} for {enters}: interference there is over the bound, and its move costs"
+        f" least{cost}"
+    )
