@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 import urllib.request
@@ -19,6 +20,8 @@ from typing import Any
 AGENT_URL, TOKEN_FILE = "TANDEM_AGENT_URL", "TANDEM_TOKEN_FILE"
 TOKEN_PATH = "/var/run/secrets/tandem.gpu/token"  # noqa: S105 - a path
 EVERY_S, TIMEOUT_S = 10.0, 2.0
+#: What a container writes here is its last word: Kubernetes keeps it in the pod's status.
+TERMINATION_LOG = "/dev/termination-log"
 
 _done, _thread, _lock = 0, None, threading.Lock()
 listeners: list[Any] = []  # called at each step; `profile` listens here
@@ -30,10 +33,25 @@ def step(iterations: int = 1) -> None:
     with _lock:
         _done += iterations
         if _thread is None and os.environ.get(AGENT_URL):
+            _watch_memory()
             _thread = threading.Thread(target=_tell, name="tandem", daemon=True)
             _thread.start()
     for listener in listeners:
         listener()
+
+
+def _watch_memory() -> None:
+    """Say in the container's last word that the process ended for want of GPU memory."""
+    before = sys.excepthook
+
+    def ends(kind: type[BaseException], error: BaseException, trace: Any) -> None:  # noqa: ANN401
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if "OutOfMemoryError" in name or "CUDA out of memory" in str(error):
+            with suppress(OSError):
+                Path(TERMINATION_LOG).write_text(f"CUDA out of memory: {name}: {error}"[:4000])
+        before(kind, error, trace)
+
+    sys.excepthook = ends
 
 
 def _tell() -> None:

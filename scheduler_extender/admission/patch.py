@@ -25,6 +25,7 @@ Operation = dict[str, Any]
 
 NVIDIA_RUNTIME_CLASS = "nvidia"
 _GATE = {"name": names.SCHEDULING_GATE}
+_LAST_OUTPUT = "FallbackToLogsOnError"
 _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -136,6 +137,9 @@ def _environments(
         if gpu and agent_port and admission_progress.tells_progress(placed, pod.spec):
             ours += admission_progress.variables(agent_port)
             yield from admission_progress.token(placed, pod.spec)
+        if gpu and placed.body.termination_message_policy != _LAST_OUTPUT:
+            # The end of its output says whether a container ran out of GPU memory.
+            yield _add(f"{placed.pointer}/terminationMessagePolicy", _LAST_OUTPUT)
         missing = [variable for variable in ours if variable not in placed.body.env]
         if missing and not placed.body.env:
             yield _add(f"{placed.pointer}/env", missing)

@@ -129,6 +129,7 @@ class ContainerShape(_Shape):
     env: Few[dict[str, Any]] = []
     volume_mounts: Few[VolumeMount] = []
     security_context: SecurityContext = SecurityContext()
+    termination_message_policy: str = ""
 
 
 class Metadata(_Shape):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,12 @@ from tandem.contracts.quantity import parse_quantity
 
 _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
+#: How frameworks say that GPU memory ran out: PyTorch, CUDA, cuBLAS and cuDNN, XLA, TensorFlow.
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|torch(\.cuda)?\.OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|cudaErrorMemoryAllocation|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
+    r"|RESOURCE_EXHAUSTED|OOM when allocating tensor"
+)
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str]
 #: Parts of a pod that nobody here reads; dropped before anything keeps the object.
@@ -52,6 +59,7 @@ class PodInfo:
     created_at: str = ""
     started_at: str = ""
     finished_at: str = ""
+    out_of_memory: tuple[tuple[str, str], ...] = ()  # containers that said so, and when they ended
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     foreign_annotation_bytes: int = 0  # of the annotations that Tandem does not write
@@ -136,6 +144,7 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
             "phase": status.get("phase", "Pending"),
             "startedAt": _first_time(status, "startedAt", min),
             "finishedAt": _first_time(status, "finishedAt", max),
+            "outOfMemory": _out_of_memory(status),
         },
     }
 
@@ -157,6 +166,7 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         created_at=metadata.get("creationTimestamp") or "",
         started_at=status.get("startedAt") or _first_time(status, "startedAt", min),
         finished_at=status.get("finishedAt") or _first_time(status, "finishedAt", max),
+        out_of_memory=tuple((name, at) for name, at in _out_of_memory(status)),
         labels=metadata.get("labels") or {},
         annotations=_kept(metadata.get("annotations") or {}),
         foreign_annotation_bytes=_foreign_bytes(metadata, status),
@@ -273,3 +283,21 @@ def _first_time(status: Mapping[str, Any], what: str, choose: Callable[[list[str
         if isinstance(part, dict) and part.get(what)
     ]
     return choose(times) if times else ""
+
+
+def _out_of_memory(status: Mapping[str, Any]) -> list[list[str]]:
+    """Return the containers whose last words are that GPU memory ran out, and when they ended.
+
+    The words are the termination message: what the container wrote to its termination log, or the
+    end of its output.
+    """
+    known = status.get("outOfMemory")
+    if known is not None:
+        return [list(each) for each in known]
+    found = []
+    for container in status.get("containerStatuses") or ():
+        for state in (container.get("state"), container.get("lastState")):
+            ended = (state or {}).get("terminated") or {}
+            if ended.get("exitCode") and _OUT_OF_MEMORY.search(ended.get("message") or ""):
+                found.append([container.get("name", ""), ended.get("finishedAt") or ""])
+    return found

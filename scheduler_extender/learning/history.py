@@ -82,9 +82,22 @@ class Learned:
         return self._namespace
 
     def take(self, record: GpuJobRecord) -> None:
-        """Learn from a GPUJob that has ended; those that failed say nothing of their size."""
+        """Learn from a GPUJob that has ended, by completion or by failure.
+
+        Its service is over either way, and that is what the distribution is of ([Tiresias] 3.2.2).
+        A job that has never run says nothing.
+        """
+        if record.status.phase in (Phase.COMPLETED, Phase.FAILED):
+            self._enter(record)
+
+    def take_killed(self, record: GpuJobRecord) -> None:
+        """Learn from a GPUJob that was deleted with its workload before it had ended."""
+        if record.status.phase not in (Phase.COMPLETED, Phase.FAILED):
+            self._enter(record)
+
+    def _enter(self, record: GpuJobRecord) -> None:
         status = record.status
-        if status.phase is not Phase.COMPLETED or record.uid in self._services:
+        if record.uid in self._services or not status.attained_gpu_seconds:
             return
         self._services[record.uid] = status.attained_gpu_seconds
         self._trim()

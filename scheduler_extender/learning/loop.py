@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from scheduler_extender.cluster.jobs import job_of
-from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key
+from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord
 from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.adjusting import Adjuster, Looked, Resident, SharedGpu, blamed
 from scheduler_extender.learning.books import Books
@@ -101,6 +101,12 @@ class Learning:
     def node_gone(self, record: GpuNodeRecord) -> None:
         """Forget a node."""
         self._watch.node_gone(record.name)
+        self._outofmemory.node_gone(record.name)
+
+    def pod_changed(self, record: PodRecord) -> None:
+        """Take in what a container of a pod said at its end."""
+        if record.pod.out_of_memory:
+            self._outofmemory.take_pod(record.pod)
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""

@@ -195,7 +195,10 @@ class Controller:
     def observe(self, record: Record) -> None:
         """Take in an object that the state has accepted."""
         match record:
-            case PodRecord() | GpuJobRecord():
+            case PodRecord():
+                self.registry.observe(record)
+                self.learning.pod_changed(record)
+            case GpuJobRecord():
                 self.registry.observe(record)
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
@@ -205,8 +208,11 @@ class Controller:
     def forget(self, record: Record) -> None:
         """Take in that an object is gone."""
         match record:
-            case PodRecord() | GpuJobRecord():
+            case PodRecord():
                 self.registry.forget(record)
+            case GpuJobRecord():
+                self.registry.forget(record)
+                self._learned.take_killed(record)
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
                 self.learning.node_gone(record)

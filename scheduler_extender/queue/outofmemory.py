@@ -6,7 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from scheduler_extender.cluster.jobs import memory_of_steps
+from scheduler_extender.cluster.jobs import memory_of_steps, seconds
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.evictions import raised_in_steps
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _GIB = 1 << 30
 _KEPT = 5000
-_Seen = tuple[str, str, str]  # pod uid, container, when it ended
+_Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, container, when it ended
 
 
 class OutOfMemories:
@@ -31,17 +32,50 @@ class OutOfMemories:
         self._registry = registry
         self._clock = clock
         self._seen: dict[_Seen, None] = {}
+        self._nodes: dict[str, GpuNodeRecord] = {}  # the last reports
         self._new: list[tuple[OutOfMemory, int]] = []
 
     def take(self, record: GpuNodeRecord) -> None:
         """Take in the report of a node's agent."""
+        self._nodes[record.name] = record
         for one in record.status.out_of_memory:
-            key = (one.uid, one.container, one.ended_at)
-            if key in self._seen:
-                continue
-            self._seen[key] = None
-            capacity = next((g.capacity_gib * _GIB for g in record.gpus if g.uuid == one.gpu), 0.0)
-            self._new.append((one, int(capacity)))
+            self._note(one, record)
+
+    def node_gone(self, name: str) -> None:
+        """Forget the report of a node."""
+        self._nodes.pop(name, None)
+
+    def take_pod(self, pod: PodInfo) -> None:
+        """Take in a pod whose container said that GPU memory ran out.
+
+        The container may have asked for any amount beyond what was there: it needs at least what
+        the other pods had left of the GPU where they left most ([Horus] 4.4).
+        """
+        record = self._nodes.get(pod.node_name)
+        if record is None or not pod.devices:
+            return
+        left = {
+            gpu.uuid: gpu.memory_bytes
+            - sum(use.memory_bytes or 0 for use in gpu.pods if use.uid != pod.uid)
+            for gpu in record.status.gpus
+            if gpu.uuid in pod.devices
+        }
+        for container, ended_at in pod.out_of_memory if left else ():
+            uuid = max(left, key=lambda gpu: (left[gpu], gpu))
+            said = OutOfMemory(
+                gpu=uuid, namespace=pod.namespace, pod=pod.name, uid=pod.uid, container=container,
+                exit_code=1, ended_at=ended_at, inferred=False, memory_bytes=max(0, left[uuid]),
+            )  # fmt: skip
+            self._note(said, record)
+
+    def _note(self, one: OutOfMemory, record: GpuNodeRecord) -> None:
+        uid = one.blamed.uid if one.blamed else one.uid
+        key = (uid, one.container, int(seconds(one.ended_at)) if one.ended_at else 0)
+        if key in self._seen:
+            return
+        self._seen[key] = None
+        capacity = next((g.capacity_gib * _GIB for g in record.gpus if g.uuid == one.gpu), 0.0)
+        self._new.append((one, int(capacity)))
         while len(self._seen) > _KEPT:
             del self._seen[next(iter(self._seen))]
 
@@ -74,7 +108,10 @@ class OutOfMemories:
             return
         self.counts["outgrown" if one.blamed else "together"] += 1
         message = (
-            f"ran out of memory on {one.gpu} (inferred); held {held / _GIB:.1f} GiB, asks for"
+            f"ran out of memory on {one.gpu}"
+            f" ({'inferred' if one.inferred else 'its container said so'});"
+            f" {'held' if one.inferred else 'there were'} {held / _GIB:.1f} GiB"
+            f"{'' if one.inferred else ' for it'}, asks for"
             f" {more.memory_p95_bytes / _GIB:.1f} GiB from now on"
         )
         log.warning("out of memory gpujob=%s/%s gpu=%s", *gang.key, one.gpu)

@@ -39,11 +39,17 @@ def save(learned: Learned, api: ClusterApi, now_s: float) -> None:
     asyncio.run(learned.save(writer, now_s))
 
 
-def test_each_end_is_learned_once_and_a_failure_teaches_nothing() -> None:
+def test_each_end_is_learned_once_that_of_failed_and_killed_jobs_too() -> None:
+    """[Tiresias] 3.2.2: the distribution is of the service that jobs receive, however they end."""
     learned = Learned(None, 10)
     for record in (finished("a", 5), finished("a", 5), finished("b", 7, Phase.FAILED)):
         learned.take(record)
-    assert learned.history().service_gpu_s.tolist() == [5]
+    learned.take(finished("never-ran", 0, Phase.FAILED))
+    learned.take(finished("runs", 9, Phase.RUNNING))
+    assert learned.history().service_gpu_s.tolist() == [5, 7]
+    learned.take_killed(finished("killed", 9, Phase.SUSPENDED))
+    learned.take_killed(finished("a", 5))  # its workload is deleted after its end
+    assert learned.history().service_gpu_s.tolist() == [5, 7, 9]
 
 
 def test_what_was_learned_outlives_the_process_and_two_leaders_add_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from queue_builders import GIB
 from test_queue_controller import run
 from test_queue_preemption import Training
@@ -25,6 +26,7 @@ class Sharing(Training):
         self.percent: dict[str, float] = {}  # by job, next to others
         self.told: dict[str, float] = {}
         self.peak: dict[str, int] = {}
+        self.held: dict[str, int] = {}
         self.out_of_memory: list[dict] = []
         self.jobs: list[str] = []
 
@@ -57,7 +59,7 @@ class Sharing(Training):
                 alone = len(on[uuid]) == 1
                 use = {
                     "uid": pod["uid"],
-                    "memoryBytes": GIB,
+                    "memoryBytes": self.held.get(pod["job"], GIB),
                     "memoryPeakBytes": self.peak.get(pod["job"], 12 * GIB),
                     "memoryBaseBytes": 10 * GIB,
                     "peakProbability": 0.1,
@@ -240,6 +242,49 @@ def test_where_nobody_outgrew_the_one_that_failed_asks_for_more_once() -> None:
         assert load["memoryP95Bytes"] == 80 * GIB  # no more than the GPU has
         told = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
         assert len(told) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("message", "asks_gib"),
+    [
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB", 74.8),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", 74.8),
+        ("MemoryError: the host has no more", None),
+    ],
+)
+def test_a_container_that_says_that_gpu_memory_ran_out_asks_for_what_was_there(
+    message: str, asks_gib: float | None
+) -> None:
+    """[Horus] 4.4: the GPU need not have been full, since the allocation that failed is not seen.
+
+    It has 80 GiB, of which the other job holds 12.
+    """
+    cluster = Sharing()
+
+    cluster.held["b"] = 12 * GIB
+
+    async def scenario() -> None:
+        await paired(cluster)
+        before = cluster.status("a")["load"]["memoryP95Bytes"]
+        (pod,) = cluster.pods_of("a")
+        ended = {"exitCode": 1, "finishedAt": rfc3339(cluster.now), "message": message}
+        states = [{"name": "main", "lastState": {"terminated": ended}}]
+        cluster.api.patch(
+            PODS, pod["metadata"]["name"], {"status": {"containerStatuses": states}},
+            "default", subresource="status",
+        )  # fmt: skip
+        await cluster.live(40)
+        load = cluster.status("a")["load"]
+        told = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
+        if asks_gib is None:
+            assert load["memoryP95Bytes"] == before
+            assert not told
+            return
+        assert load["memoryP95Bytes"] / GIB == pytest.approx(asks_gib)
+        assert len(told) == 1
+        assert "its container said so" in told[0]["why"]
 
     run(scenario)
 

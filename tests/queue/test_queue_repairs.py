@@ -25,7 +25,8 @@ class Adjusted(Sharing):
     def __init__(self, profile: Profile, **base: float) -> None:
         self.base = base
         Training.__init__(self, EAGER, profile)
-        self.percent, self.told, self.peak, self.jobs, self.out_of_memory = {}, {}, {}, [], []
+        self.percent, self.told, self.peak, self.held = {}, {}, {}, {}
+        self.jobs, self.out_of_memory = [], []
 
     async def predict(self, namespace, demand, gpu) -> Prediction:
         found = await super().predict(namespace, demand, gpu)
