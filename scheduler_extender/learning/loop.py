@@ -274,7 +274,7 @@ class Learning:
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
             for key in move.beside:
                 self._avoiding.apart(move.key, key, now)
-            self._work.do(move.key, self.move(gang, words))
+            self._work.do(move.key, self._move(gang, words))
         self._said = said
 
     @property
@@ -321,6 +321,9 @@ class Learning:
         if one.own_slowdown is None:
             return float("inf")
         return float(one.own_slowdown[another.interference_class])
+
+    async def _move(self, gang: Gang, words: str) -> None:
+        await self.move(gang, words)
 
     async def move(self, gang: Gang, words: str) -> bool:
         """Have a gang give up its GPUs and say why; False where a budget forbids it."""
