@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench chaos soak images real results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
+.PHONY: help setup check test demo bench chaos soak images real browser pictures results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -41,7 +41,7 @@ check: $(READY) ## Format, lint, types, layers, fast tests: under a minute
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/pytest -m "not slow and not controlplane" -n 2
+	@$(BIN)/pytest -m "not slow and not controlplane and not browser" -n 2
 
 test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real control plane
 	@$(BIN)/ruff format --check .
@@ -49,7 +49,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real"
+	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real and not browser"
 
 demo: $(RUNNABLE) ## Twelve jobs on simulated GPUs, without a cluster
 	@$(BIN)/tandem demo
@@ -71,6 +71,14 @@ real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault
 	@$(BIN)/tandem controlplane build --real-nodes
 	@$(PYTHON) deploy/images/build.py
 	@$(BIN)/pytest -n0 tests/realnode tests/helm/test_image.py
+
+browser: $(READY) ## The status page in Chromium from Debian's packages: every view, axe, keyboard, 320 px, injection (needs root)
+	@$(BIN)/python -m benchmarks.page.browser
+	@$(INSTALL) -r benchmarks/page/requirements.txt
+	@$(BIN)/pytest -n0 tests/browser
+
+pictures: $(READY) ## The pictures of the status page under docs/pictures (needs `make browser` once)
+	@$(BIN)/python -m benchmarks.page.pictures
 
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m benchmarks.results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,32 +45,26 @@ def demo(
         # In shared memory, its usual place, a library may not be executable.
         scratch = Scratch(Path(tempfile.gettempdir()))
         try:
-            result = _run(gpus, speed, scratch.path, live=live and not as_json)
+            _run(gpus, speed, scratch.path, live=live, as_json=as_json)
         finally:
             scratch.remove()
     else:
         if keep_logs.exists() and (not keep_logs.is_dir() or any(keep_logs.iterdir())):
             raise UsageError(f"{keep_logs} is not an empty folder.", "Name one that is not there.")
         keep_logs.mkdir(parents=True, exist_ok=True)
-        result = _run(gpus, speed, keep_logs.resolve(), live=live and not as_json)
+        _run(gpus, speed, keep_logs.resolve(), live=live, as_json=as_json)
         _say(f"Logs and configuration: {keep_logs}")
-    if as_json:
-        print_json(result.wire())
-    else:
-        from rich.console import Console
-
-        from tandem.demo.screen import outcome
-
-        console = out if out.is_terminal else Console(width=PIPE_WIDTH)
-        console.print(outcome(result))
 
 
-def _run(gpus: int, speed: float, folder: Path, *, live: bool) -> Result:
+def _run(gpus: int, speed: float, folder: Path, *, live: bool, as_json: bool) -> None:
     from tandem.demo.run import run
     from tandem.demo.screen import moment
 
-    if not (live and out.is_terminal):
-        return run(gpus, speed, folder, _say, lambda _: None)
+    on_terminal = out.is_terminal and not as_json
+    keep = _kept if on_terminal else lambda result, _: _print(result, as_json=as_json)
+    if not (live and on_terminal):
+        run(gpus, speed, folder, _say, lambda _: None, _say_page, keep)
+        return
 
     from rich.live import Live
 
@@ -84,8 +79,42 @@ def _run(gpus: int, speed: float, folder: Path, *, live: bool) -> Result:
         if not began:
             screen.update(line)
 
+    def above(page: str) -> None:
+        screen.console.print(f"Status page: {page}", highlight=False)
+
+    def keep_after(result: Result, page: str) -> None:
+        screen.stop()
+        keep(result, page)
+
     with Live(console=out, refresh_per_second=5, transient=True) as screen:
-        return run(gpus, speed, folder, say_until_then, show)
+        run(gpus, speed, folder, say_until_then, show, above, keep_after)
+
+
+def _print(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        print_json(result.wire())
+        return
+    from rich.console import Console
+
+    from tandem.demo.screen import outcome
+
+    console = out if out.is_terminal else Console(width=PIPE_WIDTH)
+    console.print(outcome(result))
+
+
+def _kept(result: Result, page: str) -> None:
+    """Print the result, and keep the status page until Ctrl+C."""
+    _print(result, as_json=False)
+    _say(f"The status page stays at {page} until Ctrl+C.")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        _say("Ending the services.")
+
+
+def _say_page(page: str) -> None:
+    _say(f"Status page: {page}")
 
 
 def _say(line: str) -> None:

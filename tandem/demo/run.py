@@ -27,6 +27,7 @@ STUCK_S = 60.0
 
 Say = Callable[[str], None]
 Show = Callable[[View], None]
+Keep = Callable[[Result, str], None]
 
 
 def simulated_nodes(gpus: int, folder: Path) -> dict[str, SimulatedNode]:
@@ -39,8 +40,19 @@ def simulated_nodes(gpus: int, folder: Path) -> dict[str, SimulatedNode]:
     }
 
 
-def run(gpus: int, speed: float, folder: Path, say: Say, show: Show) -> Result:
+def run(
+    gpus: int,
+    speed: float,
+    folder: Path,
+    say: Say,
+    show: Show,
+    page: Say = lambda _: None,
+    keep: Keep = lambda _, __: None,
+) -> Result:
     """Run all jobs on simulated GPUs; `say` is told what happens, `show` is given each moment.
+
+    `page` is given the address of the status page once it is served. `keep` is given the result and
+    the address while the services still run; they end when it returns.
 
     Raises TandemError if a service fails or the jobs get stuck.
     """
@@ -50,6 +62,7 @@ def run(gpus: int, speed: float, folder: Path, say: Say, show: Show) -> Result:
     services = Services(folder, nodes)
     say("Starting the extender and the predictor")
     with services, contextlib.ExitStack() as stack:
+        page(services.page_url)
         api = ApiServer(services.api_url)
         stack.callback(api.close)
         for node in nodes.values():
@@ -63,7 +76,7 @@ def run(gpus: int, speed: float, folder: Path, say: Say, show: Show) -> Result:
         stack.callback(scheduler.close)
         session = _Session(api, services, scheduler, nodes, speed, say, show)
         session.run()
-        return collect(
+        result = collect(
             JOBS,
             session.kubelets.runs,
             session.viewer,
@@ -74,6 +87,8 @@ def run(gpus: int, speed: float, folder: Path, say: Say, show: Show) -> Result:
             refusals=scheduler.refused,
             wall_s=time.monotonic() - began_s,
         )
+        keep(result, services.page_url)
+        return result
 
 
 def push(file: Path, name: str, predictor_url: str) -> None:

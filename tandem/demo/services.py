@@ -39,6 +39,7 @@ class Services:
         self.verbs_url, self.api_url, self.predictor_url = (
             f"http://{HOST}:{port}" for port in self._ports.values()
         )
+        self.page_url = f"{self.api_url}/status/"
         self._folder = folder
         self._logs = folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ function MemoryBar({ doc }) {
     <svg viewBox="0 0 100 16" preserveAspectRatio="none" role="img" aria-label=${`Base memory ${bytes(at)}, largest peak ${bytes(peak)}, used now ${bytes(doc.memoryUsedBytes)}, capacity ${bytes(whole)}`}>
       <rect class="m-base" width=${x(whole)} y="2" height="12"/>${base}
       <rect class="peak" x=${x(at)} width=${x(peak)} y="2" height="12"/>
-      ${doc.memoryUsedBytes == null ? "" : html`<rect class="m-mark" x=${Math.min(99.4, x(doc.memoryUsedBytes))} width="0.6" height="16"/>`}
+      ${doc.memoryUsedBytes == null ? "" : html`<rect class="m-mark" x=${Math.min(99.4, x(doc.memoryUsedBytes))} width="0.25" height="16"/>`}
       ${scale > whole ? html`<rect class="limit" x=${x(whole)} width="0.4" height="16"/>` : ""}
     </svg>
     <figcaption class="keys"><span class="key k-base">base of residents <b>${bytes(at)}</b></span><span class="key k-peak">largest peak <b>${bytes(peak)}</b></span><span class="key k-used">used now <b>${bytes(doc.memoryUsedBytes)}</b></span><span class="key k-rest">capacity <b>${bytes(whole)}</b></span></figcaption>

@@ -120,7 +120,7 @@ export function Table({ label, columns, rows, rowKey, empty }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<table class="list" role="table" aria-label=${label}>
     <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<th role="columnheader" scope="col" class=${c.right ? "right" : ""} key=${c.name}>${c.name}</th>`)}</tr></thead>
-    <tbody role="rowgroup">${rows.map((row) => html`<tr role="row" key=${rowKey(row)}>${columns.map((c) => html`<td role="cell" class=${`${c.right ? "right" : ""} ${c.wide ? "wide" : ""}`} data-label=${c.name} key=${c.name}>${c.show(row)}</td>`)}</tr>`)}</tbody>
+    <tbody role="rowgroup">${rows.map((row) => html`<tr role="row" key=${rowKey(row)}>${columns.map((c) => html`<td role="cell" class=${`${c.right ? "right" : ""} ${c.wide ? "wide" : ""}`} data-label=${c.name} key=${c.name}><div class="cell">${c.show(row)}</div></td>`)}</tr>`)}</tbody>
   </table>`;
 }
 
@@ -184,8 +184,8 @@ export function TimeAxis({ bars, label }) {
       return html`<div class="axis-row" key=${bar.key}>
         <span class="axis-name"><${Job} job=${bar.job} short=${bar.short}/></span>
         <svg class="axis-bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
-          ${ticks.map((at) => html`<rect class="tick" x=${x(at)} width="0.15" height="10"/>`)}
           <rect class=${`run ${bar.tone || ""}`} x=${x(from)} y="1" width=${Math.max(0.4, x(to) - x(from))} height="8" rx="0.3"/>
+          ${ticks.map((at) => html`<rect class="tick" x=${x(at)} width="0.12" height="10"/>`)}
         </svg>
         <span class="axis-text">${bar.text}</span>
       </div>`;
