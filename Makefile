@@ -110,6 +110,7 @@ images: ## The three images, built without Docker on a base of Debian packages; 
 	@$(PYTHON) deploy/images/build.py
 
 generate: $(READY) ## Write what follows from code and chart: values schema, manifests, reference pages
+	@$(BIN)/python -m tandem.contracts.crds --write
 	@$(BIN)/python helm/generate.py
 
 fuzz: $(READY) ## 10,000 requests made of the services' own OpenAPI documents: none may end in a 5xx
