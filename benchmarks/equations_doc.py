@@ -1,4 +1,9 @@
-"""Write docs/equations.md from the docstrings of the equations.
+"""Write docs/equations.md from the docstrings of the equations, docs/papers.md from tags.
+
+A tag is a comment above a function or class, or at the head of a module:
+
+    # Paper: [Name] section, equation | what | test: FILE NAME | live: yes | deviation: why
+    # Paper: [Name] section, equation | what | test: FILE NAME | live: no | reason: why
 
 python -m benchmarks.equations_doc --write    # or without --write: say whether it is current
 """
@@ -10,14 +15,28 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.tables import markdown
 from tandem.policy import equations
 
-PAGE = Path(__file__).parents[1] / "docs" / "equations.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "equations.md"
+PAPERS_PAGE = ROOT / "docs" / "papers.md"
+_TAGGED = ("tandem", "predictor", "node_agent", "scheduler_extender")
+_TAG = re.compile(r"^# Paper: .*\n(?:#   .*\n)*", re.MULTILINE)
+_SYMBOL = re.compile(r"(?:@\w[^\n]*\n)*(?:class|def) (\w+)")
+PAPERS = {
+    "Tiresias": "Gu et al., NSDI 2019",
+    "Horus": "Yeung et al., TPDS 2021",
+    "OJPP": "Li et al., JPDC 2024",
+    "SJF-BSBF": "Luo et al., 2024",
+    "Xonar": "2022",
+}
 _LABELS = re.compile(r"\b(Symbols|Shapes|Worked|Source|Differs)\b([^:.]{0,60}):")
 _HEAD = """# Equations
 
@@ -30,6 +49,19 @@ Written by `python -m benchmarks.equations_doc --write` from the docstrings.
 
 Papers: [Horus] Yeung et al., TPDS 2021. [Tiresias] Gu et al., NSDI 2019. [OJPP] Li et al., JPDC
 2024. [SJF-BSBF] Luo et al., 2024. [Xonar], 2022.
+"""
+
+
+_PAPERS_HEAD = """# The five papers
+
+Every mechanism of the five papers: where it is described, where it is in the code, which test shows
+it, and whether a cluster runs it. *Live* means that the scheduler extender, the node agent or the
+predictor runs it when the profile or the setting that names it is chosen. What deviates from a
+paper, and why, stands in the last column and in the docstring of the code. Figures and tables of
+the evaluations: [Tiresias](results/tiresias.md), [Horus](results/horus.md),
+[OJPP](results/ojpp.md), [SJF-BSBF](results/sjf-bsbf.md), [Xonar](results/xonar.md).
+
+Written by `python -m benchmarks.equations_doc --write` from the tags (`# Paper:`) in the code.
 """
 
 
@@ -65,19 +97,88 @@ def page() -> str:
     return "\n".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """One mechanism of a paper: where it is, what tests it, whether a cluster runs it."""
+
+    where: str  # "[Paper] section, equation"
+    what: str
+    file: str
+    symbol: str  # empty: the module
+    test: str  # "FILE NAME"
+    live: bool
+    deviation: str  # or the reason why it is not live
+
+    @property
+    def papers(self) -> list[str]:
+        """The papers that it is named with."""
+        return [name for name in PAPERS if f"[{name}]" in self.where]
+
+
+class BadTagError(ValueError):
+    """A tag does not have the form that this module's docstring gives."""
+
+
+def mechanisms() -> list[Mechanism]:
+    """Return all tagged mechanisms, by file; raises BadTagError."""
+    found = []
+    for folder in _TAGGED:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            for match in _TAG.finditer(text):
+                symbol = _SYMBOL.match(text, match.end())
+                file = path.relative_to(ROOT).as_posix()
+                found.append(_mechanism(match[0], file, symbol[1] if symbol else ""))
+    return found
+
+
+def _mechanism(tag: str, file: str, symbol: str) -> Mechanism:
+    line = " ".join(part.removeprefix("#").strip() for part in tag.splitlines())
+    where, what, *rest = (part.strip() for part in line.removeprefix("Paper: ").split(" | "))
+    said = dict(part.split(": ", 1) for part in rest)
+    if not {"test", "live"} <= said.keys() or said["live"] not in ("yes", "no"):
+        raise BadTagError(f"{file}: {line!r}")
+    why = said.get("deviation", said.get("reason", ""))
+    return Mechanism(where, what, file, symbol, said["test"], said["live"] == "yes", why)
+
+
+def papers_page() -> str:
+    """Return docs/papers.md as it should be."""
+    parts = [_PAPERS_HEAD]
+    tagged = mechanisms()
+    for name, of in PAPERS.items():
+        rows = sorted(
+            (m for m in tagged if name in m.papers),
+            key=lambda m: m.where[m.where.index(f"[{name}]") :],
+        )
+        table = [
+            [
+                m.where, m.what, f"`{m.file}`" + (f" `{m.symbol}`" if m.symbol else ""),
+                f"`{m.test}`", "yes" if m.live else "no", m.deviation or "-",
+            ]
+            for m in rows
+        ]  # fmt: skip
+        columns = ["where", "mechanism", "file", "test", "live", "deviation, or why not live"]
+        parts.append(f"## {name} ({of})\n\n{markdown(columns, table)}\n")
+    return "\n".join(parts)
+
+
 def _escaped(text: str) -> str:
     """Keep `a * b` and `<x>` of a formula from being read as markup."""
     return text.replace(" * ", " \\* ").replace("<", "&lt;")
 
 
 def main() -> None:
-    """Write the page, or fail where it is out of date."""
+    """Write the pages, or fail where one is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     if parser.parse_args().write:
         PAGE.write_text(page())
-    elif PAGE.read_text() != page():
-        raise SystemExit(f"{PAGE} is out of date: python -m benchmarks.equations_doc --write")
+        PAPERS_PAGE.write_text(papers_page())
+        return
+    for path, text in ((PAGE, page()), (PAPERS_PAGE, papers_page())):
+        if path.read_text() != text:
+            raise SystemExit(f"{path} is out of date: python -m benchmarks.equations_doc --write")
 
 
 if __name__ == "__main__":

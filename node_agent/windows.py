@@ -6,6 +6,8 @@ chance of being in one.
 
 from __future__ import annotations
 
+# Paper: [OJPP] 3.2, Fig. 2 | memory course <gamma, delta, p> of a worker | test:
+#   tests/node_agent/test_agent_windows.py test_peaks_without_a_fixed_period | live: yes
 import math
 from dataclasses import dataclass
 

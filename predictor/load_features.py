@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Paper: [Horus] 4.1, Table 3 | features of the ONNX graph | test:
+#   tests/predictor/test_predictor_learned_load.py test_every_candidate_learns_the_residual |
+#   live: yes
 import math
 from dataclasses import dataclass
 

@@ -36,6 +36,9 @@ def whole_pods(job: Job, node: Ints, rows: Ints) -> Ints | None:
     return chosen
 
 
+# Paper: [Tiresias] App. D | placement by an integer linear program | test:
+#   tests/simulator/test_simulator_spread.py test_what_is_not_spread_decides_as_before | live:
+#   no | reason: left out: the paper itself found it slow and no better than the rule of 3.3.2
 class BestScored(Policy):
     """The best scored, wherever they are; ties by row."""
 
@@ -63,6 +66,10 @@ class InUse(Policy):
         return None
 
 
+# Paper: [Tiresias] 3.3.2 | placement: skewed gangs on the fewest machines, others fill
+#   fragments | test: tests/queue/test_queue_sharing.py
+#   test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps | live: yes |
+#   deviation: racks count as well
 class FewestNodes(Policy):
     """As few nodes as possible for jobs whose model is skewed; the others fill gaps.
 

@@ -16,6 +16,10 @@ from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import OOM_AT_ONCE_S, PEAK_WINDOW_S, Truth
 
 
+# Paper: [Tiresias] 5.2.4, Fig. 4, 5 | cost of a preemption and its resume | test:
+#   tests/simulator/test_simulator_latency.py test_a_start_holds_the_gpus_and_is_no_service |
+#   live: no | reason: a cluster has the real checkpoint and its real cost; only a simulation
+#   has to assume one
 class Progress:
     """Keeps the rows of running jobs in `JobArrays` true, and expects what will become of them.
 

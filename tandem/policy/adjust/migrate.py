@@ -17,6 +17,10 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Floats
 
 
+# Paper: [OJPP] Alg. 4, Eq. (18), (19) | migration of the cheapest worker off the worst device |
+#   test: tests/policy/test_policy_ojpp.py
+#   test_ojpap_moves_the_cheapest_worker_off_the_worst_gpu_and_then_rests | live: yes |
+#   deviation: most room decides, as in the text; devices within the bound are left alone
 class Migrate(Policy):
     """Walk the worse half of the GPUs in use, worst first; move the cheapest worker of each.
 

@@ -12,6 +12,10 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import SAME_MOMENT_S
 
 
+# Paper: [Horus] 5.2 | PAB: a newcomer at half speed after a minute goes back | test:
+#   tests/policy/test_policy_horus.py
+#   test_pab_sends_the_newcomer_back_after_a_minute_at_half_speed | live: yes | deviation: it
+#   then waits for a whole GPU
 class Requeue(Policy):
     """[Horus] PAB: after a warm-up, a newcomer that runs too slowly goes back to the queue.
 

@@ -15,6 +15,8 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats, Ints
 
 
+# Paper: [OJPP] Eq. (8), (15) | bound on the imbalance of a job | test:
+#   tests/policy/test_policy_ojpp.py test_balance_agrees_with_trying_each_gpu | live: yes
 class Balance(Policy):
     """The slowdowns of one job's workers spread no further than a bound.
 

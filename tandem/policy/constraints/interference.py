@@ -14,6 +14,10 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
 
 
+# Paper: [OJPP] Eq. (6), (7), (13) | bound on the slowdown on a device | test:
+#   tests/policy/test_policy_ojpp.py
+#   test_i_greedy_opens_a_gpu_rather_than_pass_the_bound_on_interference | live: yes |
+#   deviation: slowdowns of three or more are added
 class Interference(Policy):
     """The largest predicted slowdown on the GPU stays within a bound. Source: [OJPP] Eq. (6), (7).
 
@@ -72,6 +76,9 @@ class Apart(Policy):
         return "beside a model with which one of the two was slowed down too much before"
 
 
+# Paper: [OJPP] Eq. (1), (11) | compute demands within the device | test:
+#   tests/policy/test_policy_ojpp.py test_ojpp_never_passes_any_of_its_bounds | live: yes |
+#   deviation: not in `tandem`: it forbids what Horus over-commits
 class Utilisation(Policy):
     """The compute demands on a GPU stay within its capacity. Source: [OJPP] Eq. (1), (11)."""
 

@@ -42,6 +42,10 @@ class MemoryCapacity(Policy):
         )
 
 
+# Paper: [OJPP] Eq. (5), (14) | bound on that chance | test:
+#   tests/policy/test_policy_pipeline.py
+#   test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision | live: yes | deviation:
+#   no bound where the peaks fit together
 class MemoryCollision(Policy):
     """A bounded chance that two memory peaks fall together and memory runs over.
 
@@ -83,6 +87,10 @@ def all_peaks_gib(job: Job | Demands, gpus: GpuArrays) -> Floats:
     return gpus.memory_base_gib + gpus.memory_peak_sum_gib + job.memory_peak_gib
 
 
+# Paper: [Horus] Eq. (5); [Xonar] III-B | memory of all jobs on a GPU within its capacity, peaks
+#   included | test: tests/policy/test_policy_horus.py
+#   test_memory_is_summed_with_all_peaks_and_not_with_one | live: yes | deviation: a job that
+#   has the GPU alone is allowed
 class PeakFits(Policy):
     """Room for the peaks of all: memory cannot run over whatever falls together.
 

@@ -12,6 +12,9 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Ints
 
 
+# Paper: [Horus] Alg. 1 line 4-18 | beta jobs a round, cheapest GPUs | test:
+#   tests/policy/test_policy_horus.py test_a_round_considers_fifteen_jobs | live: yes |
+#   deviation: the next round follows at once where a job started
 class Admit(Policy):
     """Place waiting jobs in order. Where the order blocks, the first that does not fit ends it.
 

@@ -17,6 +17,9 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Floats, Ints
 
 
+# Paper: [SJF-BSBF] Alg. 1 | shortest first; free GPUs, else the best partners | test:
+#   tests/policy/test_policy_best_sharing.py
+#   test_of_two_partners_the_one_with_the_least_mean_completion_time | live: yes
 class BestSharing(Policy):
     """Enough free GPUs: take them, packed; else shared ones by Theorem 1, topped up with free ones.
 

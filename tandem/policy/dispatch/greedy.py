@@ -15,6 +15,10 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats, Ints
 
 
+# Paper: [OJPP] Alg. 1, 2 | best fit decreasing, devices in use first | test:
+#   tests/policy/test_policy_ojpp.py
+#   test_ojpp_packs_workers_of_one_job_together_where_all_bounds_allow | live: yes | deviation:
+#   a job that fits nowhere waits: a cluster has no further device to open
 class Greedy(Policy):
     """Each job in order: first on GPUs in use only, then with empty ones, or it waits.
 

@@ -14,6 +14,10 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Ints
 
 
+# Paper: [Xonar] III-B | the head picks the fittest partner whose peak fits | test:
+#   tests/policy/test_policy_pairs.py
+#   test_the_head_picks_the_partner_whose_busy_share_complements_its_own | live: yes |
+#   deviation: the survivor of a pair picks again
 class Pairs(Policy):
     """Running jobs that are alone pick a partner; then the head takes whole GPUs, and picks.
 

@@ -13,6 +13,9 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Ints
 
 
+# Paper: [Tiresias] 3.2, Alg. 1 | all or nothing: a job that does not fit is skipped, and
+#   preempted if it runs | test: tests/simulator/test_simulator_orderings.py
+#   test_the_engine_agrees_with_the_plain_simulator | live: yes
 class Preempt(Policy):
     """Take jobs in order onto whole GPUs, all or nothing.
 

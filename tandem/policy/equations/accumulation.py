@@ -9,6 +9,11 @@ from tandem.policy.equations.sharing import iteration_time_s
 from tandem.policy.job import Iteration, SubBatch
 
 
+# Paper: [SJF-BSBF] Alg. 2 | batch halved down to 1; the best by Theorem 1 | test:
+#   tests/policy/test_policy_best_sharing.py
+#   test_of_the_sub_batches_that_fit_the_one_that_disturbs_least_is_run | live: no | reason: the
+#   dispatch weighs every sub-batch that a job has; the queue of a cluster asks the predictor
+#   for three halvings only
 def halved(iteration: Iteration) -> tuple[SubBatch, ...]:
     """Return the batch halved once, twice and so on, down to one item, most items first.
 

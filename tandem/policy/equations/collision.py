@@ -7,6 +7,11 @@ import numpy as np
 from tandem.policy.units import Floats
 
 
+# Paper: [OJPP] Eq. (3), (12) | room for every base and one peak | test:
+#   tests/policy/test_policy_pipeline.py
+#   test_one_peak_suffices_where_peaks_are_measured_and_the_memory_is_guarded | live: yes |
+#   deviation: in `tandem` only where peaks are measured and memory is guarded; elsewhere all
+#   peaks count
 def memory_needed_gib(
     base_gib: Floats,
     peak_extra_gib: Floats,
@@ -26,6 +31,8 @@ def memory_needed_gib(
     return base_gib + job_base_gib + np.maximum(peak_extra_gib, job_peak_extra_gib)
 
 
+# Paper: [OJPP] Eq. (4) | chance that peaks collide | test:
+#   tests/policy/test_policy_equations.py test_ojpp_worked_numbers | live: yes
 def collision_probability(none_in_peak: Floats, one_in_peak: Floats, p: Floats | float) -> Floats:
     """Return the chance that two or more of the residents and one more job are in their peak.
 

@@ -74,6 +74,9 @@ class GittinsIndex:
         return slope
 
 
+# Paper: [Tiresias] 3.2.3 | discretised 2D-Gittins: the quantum is the upper bound of the queue
+#   | test: tests/simulator/test_simulator_orderings.py
+#   test_three_jobs_by_two_queues_with_their_boundary_at_4 | live: yes
 def fixed_quantum_index(samples: Floats, attained: Floats, quantum: Floats) -> Floats:
     """Return the index with a given quantum, no supremum: P(S - a <= q) / E[min(S - a, q)].
 

@@ -20,6 +20,9 @@ OTHER_GPU = (1.24431, -0.00515, 5e-5)
 _CURVES = {"GTX1080": GTX_1080, "RTX2080": RTX_2080}
 
 
+# Paper: [Horus] Eq. (9), Fig. 4 | over-commit curve per GPU type | test:
+#   tests/policy/test_policy_horus.py test_the_cost_of_over_commit_is_that_of_the_gpu_type |
+#   live: yes | deviation: types that the paper did not measure have the mean of its two curves
 def over_commit_curve(gpu_model: str) -> tuple[float, float, float]:
     """Return the coefficients of the over-commit curve of a GPU type, by its name.
 
@@ -41,6 +44,10 @@ def over_commit_curve(gpu_model: str) -> tuple[float, float, float]:
     return OTHER_GPU
 
 
+# Paper: [Horus] Eq. (1) | slowdown of a co-located job | test:
+#   tests/policy/test_policy_equations.py
+#   test_slowdown_is_never_negative_and_inverts_to_the_time | live: yes | deviation: clipped at
+#   0
 def slowdown(together_s: Floats, alone_s: Floats) -> Floats:
     """Return t_colocated / t_solo - 1, clipped at 0. Shapes: equal; without unit.
 
@@ -52,6 +59,9 @@ def slowdown(together_s: Floats, alone_s: Floats) -> Floats:
     return ratio
 
 
+# Paper: [Horus] Eq. (2) | GPU memory of a job from its graph | test:
+#   tests/predictor/test_predictor_load.py test_memory_of_horus_worked | live: yes | deviation:
+#   the optimizer, the precision and the start-up are added
 def gpu_memory_bytes(
     batch: int, activations: float, parameters: float, gradients: float, start_up: float
 ) -> float:
@@ -88,6 +98,9 @@ def slowdown_over_commit(
     return ratio
 
 
+# Paper: [Horus] Eq. (7), (8), (10) | cost of a GPU for a job | test:
+#   tests/policy/test_policy_equations.py test_cost_agrees_with_its_two_branches | live: yes |
+#   deviation: in `tandem` it orders only the nodes that the plan did not choose
 def placement_cost(
     memory_share_after: Floats,
     total_utilisation_after: Floats,

@@ -71,6 +71,10 @@ def ewma(previous: Floats, observed: Floats, weight_of_past: float) -> Floats:
     return average
 
 
+# Paper: [OJPP] Alg. 3, Eq. (20) | least gregarious job first | test:
+#   tests/policy/test_policy_equations.py
+#   test_gregariousness_is_the_worst_pair_and_orders_by_peak_probability | live: yes |
+#   deviation: a job is not compared with itself
 def gregariousness(peak_probability: Floats) -> Floats:
     """Return the worst chance of a collision of each queued job with another one in the queue.
 

@@ -7,6 +7,11 @@ import numpy as np
 from tandem.policy.units import Floats
 
 
+# Paper: [SJF-BSBF] Eq. (4) | time of communication | test:
+#   tests/policy/test_policy_best_sharing.py
+#   test_the_stretch_of_a_sub_batch_is_that_of_compute_and_communication | live: no | reason:
+#   the dispatch uses it wherever a job has a model of its iteration; the cluster has none yet
+#   and takes the stretch from the predictor
 def communication_s(message_bytes: Floats, fixed_s: float, per_byte_s: float) -> Floats:
     """Return the time to exchange a message: t_comm = a' + b' M.
 
@@ -20,6 +25,9 @@ def communication_s(message_bytes: Floats, fixed_s: float, per_byte_s: float) ->
     return time
 
 
+# Paper: [SJF-BSBF] Eq. (5), (6) | iteration next to another job | test:
+#   tests/policy/test_policy_equations.py
+#   test_a_stretched_iteration_has_the_slowdown_it_was_stretched_by | live: yes
 def stretched_s(iteration_s: Floats, interference_ratio: Floats) -> Floats:
     """Return the time of an iteration beside another job: t xi.
 

@@ -7,6 +7,10 @@ import numpy as np
 from tandem.policy.units import Floats
 
 
+# Paper: [SJF-BSBF] Theorem 1 | share now, or after the first has ended | test:
+#   tests/policy/test_policy_best_sharing.py
+#   test_shares_where_theorem_1_says_so_and_waits_otherwise | live: yes | deviation: both ends
+#   are compared in both cases
 def sharing_benefit_s(
     first_s: Floats, second_s: Floats, first_ratio: Floats, second_ratio: Floats
 ) -> Floats:
@@ -29,6 +33,11 @@ def sharing_benefit_s(
     return np.where(np.isfinite(first_ratio) & np.isfinite(second_ratio), benefit, -np.inf)
 
 
+# Paper: [SJF-BSBF] Eq. (3), (7) | iteration with gradient accumulation | test:
+#   tests/policy/test_policy_best_sharing.py
+#   test_communication_decides_whether_a_smaller_batch_pays | live: no | reason: the dispatch
+#   uses it wherever a job has a model of its iteration; the cluster has none yet and takes the
+#   stretch from the predictor
 def iteration_time_s(
     batch: Floats,
     steps: int,

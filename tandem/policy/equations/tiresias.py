@@ -34,6 +34,10 @@ def queue_level(service_gpu_s: Floats, thresholds_gpu_s: Floats) -> Ints:
     return np.searchsorted(thresholds_gpu_s, service_gpu_s, side="right")
 
 
+# Paper: [Tiresias] 3.2.3, Alg. 1 line 6 | starvation: PROMOTEKNOB and STARVELIMIT | test:
+#   tests/simulator/test_simulator_orderings.py
+#   test_a_starving_job_is_promoted_to_the_first_queue | live: yes | deviation: the text has a
+#   knob and the listing a limit; both must be reached
 def promotion_wait_s(
     executed_s: Floats, promote_knob: float, starve_limit_s: float = 0.0
 ) -> Floats:
@@ -53,6 +57,11 @@ def promotion_wait_s(
     return wait
 
 
+# Paper: [Tiresias] 3.3.1, Table 6 | skew of the tensors of a model | test:
+#   tests/queue/test_queue_sharing.py
+#   test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps | live: yes |
+#   deviation: read off the graph instead of the traffic of parameter servers, which PyTorch
+#   jobs do not have
 def tensor_skew(largest_tensor_bytes: Floats, model_bytes: Floats) -> Floats:
     """Return the share of a model that its largest tensor holds; 1 where nothing is known.
 
@@ -69,6 +78,10 @@ def tensor_skew(largest_tensor_bytes: Floats, model_bytes: Floats) -> Floats:
     return skew
 
 
+# Paper: [Tiresias] 3.3, Fig. 3 | what a spread gang loses, as a price | test:
+#   tests/simulator/test_simulator_spread.py
+#   test_a_gang_takes_the_empty_node_and_not_the_rests_of_two | live: yes | deviation: ours: the
+#   paper decides by PACKLIMIT alone
 def spread_price(skew: Floats, gpus: Ints | int) -> Floats:
     """Return the slowdown that is expected of a gang on more nodes than it needs, per job.
 
@@ -85,6 +98,11 @@ def spread_price(skew: Floats, gpus: Ints | int) -> Floats:
     return price
 
 
+# Paper: [Tiresias] 3.3.2 | PACKLIMIT learned from past placements | test:
+#   tests/simulator/test_simulator_spread.py
+#   test_the_pack_limit_is_learned_from_gangs_that_ran_spread | live: no | reason: the history
+#   of runs does not keep the skew and the nodes of a gang yet, so the constant 0.5 holds in the
+#   cluster
 def learned_pack_limit(skew: Floats, slowdown: Floats, bound: float, default: float = 0.5) -> float:
     """Return the skew above which gangs had better stay on the fewest nodes, from past placements.
 

@@ -15,6 +15,9 @@ from tandem.policy.units import Bools, Floats, Ints
 _DIGITS = 6  # services that differ by rounding alone are a tie
 
 
+# Paper: [Tiresias] 3.2.1 | 2D-LAS: least attained service first | test:
+#   tests/simulator/test_simulator_orderings.py test_three_jobs_by_plain_attained_service |
+#   live: yes
 class Las2D(KeyOrder):
     """Least attained service, GPUs x seconds, first. Source: [Tiresias] 3.2.1."""
 
@@ -28,6 +31,9 @@ class Las2D(KeyOrder):
         return (np.round(jobs.service_gpu_s(rows, now_s), _DIGITS),)
 
 
+# Paper: [Tiresias] 3.2.2, App. C | 2D-Gittins index, exact suprema | test:
+#   tests/simulator/test_simulator_orderings.py test_three_jobs_by_plain_gittins_index | live:
+#   yes
 class Gittins2D(KeyOrder):
     """Highest Gittins index of the attained service first. Source: [Tiresias] 3.2.2.
 
@@ -47,6 +53,9 @@ class Gittins2D(KeyOrder):
         return (-history.gittins(service), service)
 
 
+# Paper: [Tiresias] 5.1, 5.3 | Gandiva as a baseline: time-sharing in turns | test:
+#   tests/simulator/test_simulator_orderings.py
+#   test_round_robin_gives_whole_slices_in_turn_and_newcomers_wait_for_theirs | live: yes
 class RoundRobin(KeyOrder):
     """Time slices in turn: a job that has had its slice goes behind all others, newcomers as well.
 

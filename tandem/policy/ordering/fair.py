@@ -14,6 +14,9 @@ from tandem.policy.units import Floats, Ints
 _PASSES = 20
 
 
+# Paper: [Horus] Alg. 1 line 2-4 | k-means queues, weighted fair picks | test:
+#   tests/policy/test_policy_horus.py
+#   test_two_queues_give_a_batch_in_proportion_to_length_and_wait | live: yes
 class WeightedFair(KeyOrder):
     """k-means puts waiting jobs in queues; batches of `jobs_a_round` are picked until none is left.
 

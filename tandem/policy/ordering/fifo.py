@@ -9,6 +9,9 @@ from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.units import Floats, Ints
 
 
+# Paper: [Tiresias] App. A | YARN-CS: FIFO with head-of-line blocking | test:
+#   tests/simulator/test_simulator_orderings.py test_the_engine_agrees_with_the_plain_simulator
+#   | live: yes
 class Fifo(KeyOrder):
     """By time of arrival. With `blocks`, head-of-line blocking."""
 

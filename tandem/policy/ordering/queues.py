@@ -16,6 +16,9 @@ from tandem.policy.ports import OrderState
 from tandem.policy.units import Bools, Floats, Ints
 
 
+# Paper: [Tiresias] 3.2.3 | discretised 2D-LAS: K queues, FIFO by start time inside each | test:
+#   tests/simulator/test_simulator_orderings.py
+#   test_inside_a_queue_the_job_that_started_first_goes_first | live: yes
 class Queues(KeyOrder):
     """K queues; a job is demoted when its service crosses a threshold.
 

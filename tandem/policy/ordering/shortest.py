@@ -11,6 +11,9 @@ from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.units import SAME_MOMENT_S, Floats, Ints
 
 
+# Paper: [Tiresias] 3.2.1, Table 1 | SF, SRTF, SRSF | test:
+#   tests/simulator/test_simulator_orderings.py test_three_jobs_by_shortest_remaining_service |
+#   live: yes | deviation: remaining time is an estimate in a cluster
 class Shortest(KeyOrder):
     """Least of `by` first.
 

@@ -14,6 +14,9 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Floats
 
 
+# Paper: [Horus] Alg. 1 line 14-16 | the GPUs with the least cost | test:
+#   tests/policy/test_policy_horus.py test_horus_looks_at_utilisation_and_obp_at_memory_alone |
+#   live: yes
 class HorusCost(Policy):
     """1 / (1 + cost), with the cost of [Horus] Eq. (7)-(10) after the job is added.
 

@@ -25,6 +25,9 @@ class BestFit(Policy):
         return score
 
 
+# Paper: [Horus] 5.2 | OBP: the least loaded GPU by memory | test:
+#   tests/policy/test_policy_horus.py test_horus_looks_at_utilisation_and_obp_at_memory_alone |
+#   live: yes
 class LeastLoaded(Policy):
     """The GPU with most memory free. Source: [Horus] OBP."""
 

@@ -12,6 +12,9 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Floats
 
 
+# Paper: [Xonar] IV | baseline: pairs in the order of arrival | test:
+#   tests/policy/test_policy_pairs.py test_unordered_pairs_take_the_next_whatever_it_needs |
+#   live: yes
 class InUseFirst(Policy):
     """1 where the GPU already has a job, else 0."""
 
