@@ -8,13 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
+from tandem.cli.complete import gpujob_names
 from tandem.cli.output import out
 from tandem.errors import TandemError, UsageError
 
-Job = Annotated[str, typer.Argument(metavar="NAMESPACE/GPUJOB", help="As `tandem jobs` shows it.")]
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAMESPACE/GPUJOB",
+        help="As `tandem jobs` shows it.",
+        autocompletion=gpujob_names,
+    ),
+]
+# Not by KUBECONFIG as a path: the variable may name several files.
 Kubeconfig = Annotated[
     Path | None,
-    typer.Option("--kubeconfig", envvar="KUBECONFIG", help="An account that may patch GPUJobs."),
+    typer.Option("--kubeconfig", help="An account that may patch GPUJobs. [that of kubectl]"),
 ]
 
 

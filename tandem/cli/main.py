@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import entry_points, version
 
@@ -47,10 +48,16 @@ def build_app() -> typer.Typer:
     return app
 
 
-def main() -> None:
+def kubectl() -> None:
+    """Run as the kubectl plugin: the same commands, under another name."""
+    main("kubectl tandem")
+
+
+def main(program: str | None = None) -> None:
     """Run the command line; exit codes: 0, 1 (failed), 2 (usage)."""
     try:
-        build_app()()
+        # krew's plugin starts `tandem` and says by what name the user knows it.
+        build_app()(prog_name=program or os.environ.get("TANDEM_PROGRAM") or None)
     except TandemError as error:
         err.print(
             f"[red]error:[/red] {escape(clean_lines(error.message))}",

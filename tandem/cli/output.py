@@ -57,8 +57,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     # A pipe has no width: a narrow table would only break its cells.
-    wide = not out.is_terminal and "COLUMNS" not in os.environ
-    out.print(table, width=PIPE_WIDTH if wide else None)
+    if out.is_terminal or "COLUMNS" in os.environ:
+        out.print(table)
+        return
+    before = out._width  # what is set, and not what is measured
+    out.width = PIPE_WIDTH
+    try:
+        out.print(table)
+    finally:
+        out._width = before
 
 
 def _cell(value: object) -> Text:

@@ -7,13 +7,19 @@ from urllib.parse import quote
 
 import typer
 
+from tandem.cli.complete import namespaces, node_names, pod_names
 from tandem.cli.output import clean, out, print_json, print_table
 from tandem.cli.reach import JsonOption, Reader, reads
 from tandem.errors import UsageError
 
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", help="Only this namespace. [all that you may list]"),
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Only this namespace. [all that you may list]",
+        autocompletion=namespaces,
+    ),
 ]
 LimitOption = Annotated[
     int | None,
@@ -24,7 +30,8 @@ _ROWS = 200
 
 def say(line: str) -> None:
     """Print a line in which others may have written."""
-    out.print(clean(line), highlight=False, markup=False)
+    # A pipe has no width at which a line would have to be broken.
+    out.print(clean(line), highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
 
 def shown(rows: list[Any], limit: int | None, more: str) -> list[Any]:
@@ -40,7 +47,10 @@ def shown(rows: list[Any], limit: int | None, more: str) -> list[Any]:
 @reads
 def gpus(
     read: Reader,
-    node: Annotated[str | None, typer.Option("--node", help="Only the GPUs of this node.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", help="Only the GPUs of this node.", autocompletion=node_names),
+    ] = None,
     idle: Annotated[bool, typer.Option("--idle", help="Only GPUs that nothing holds.")] = False,
     limit: LimitOption = None,
     json: JsonOption = False,
@@ -106,7 +116,12 @@ def jobs(
 @reads
 def explain(
     read: Reader,
-    pod: Annotated[str, typer.Argument(metavar="[NAMESPACE/]POD", help="The pod in question.")],
+    pod: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAMESPACE/]POD", help="The pod in question.", autocompletion=pod_names
+        ),
+    ],
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="Its namespace. [that of the context]")
     ] = None,

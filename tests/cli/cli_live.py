@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -21,29 +22,38 @@ class Live:
 
     def lead_to(self, port: int) -> None:
         """Let the Service of the read-only API lead to a port of this machine."""
-        service = {"name": names.API_SERVICE, "namespace": names.NAMESPACE}
-        self.plane.kubectl(
-            "delete", "service", names.API_SERVICE, "-n", names.NAMESPACE, "--ignore-not-found"
-        )
-        for kind in ("endpoints", "endpointslices"):
-            self.plane.kubectl(
-                "delete", kind, "-n", names.NAMESPACE, "--ignore-not-found",
-                *((names.API_SERVICE,) if kind == "endpoints" else
-                  ("-l", f"kubernetes.io/service-name={names.API_SERVICE}")),
-            )  # fmt: skip
+        where = ("-n", names.NAMESPACE)
+        # Without a selector, no controller writes where it leads.
+        spec = {"selector": None, "ports": [{"port": 80, "targetPort": port}]}
+        patch = json.dumps({"spec": spec})
+        self.plane.kubectl("patch", "service", names.API_SERVICE, *where, "-p", patch)
+        label = f"kubernetes.io/service-name={names.API_SERVICE}"
+        self.plane.kubectl("delete", "endpointslices", *where, "-l", label)
+        metadata = {"name": names.API_SERVICE, "namespace": names.NAMESPACE}
         self.plane.apply(
             [
                 {
                     "apiVersion": "v1",
-                    "kind": "Service",
-                    "metadata": service,
-                    "spec": {"ports": [{"port": 80, "targetPort": port}]},
+                    "kind": "Endpoints",
+                    "metadata": {
+                        **metadata,
+                        "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+                    },
+                    "subsets": [{"addresses": [{"ip": self.address}], "ports": [{"port": port}]}],
                 },
                 {
-                    "apiVersion": "v1",
-                    "kind": "Endpoints",
-                    "metadata": service,
-                    "subsets": [{"addresses": [{"ip": self.address}], "ports": [{"port": port}]}],
+                    "apiVersion": "discovery.k8s.io/v1",
+                    "kind": "EndpointSlice",
+                    "metadata": {
+                        **metadata,
+                        "labels": {
+                            "kubernetes.io/service-name": names.API_SERVICE,
+                            "endpointslice.kubernetes.io/managed-by": "test",
+                        },
+                    },
+                    "addressType": "IPv4",
+                    "ports": [{"name": "", "port": port, "protocol": "TCP"}],
+                    "endpoints": [{"addresses": [self.address], "conditions": {"ready": True}}],
                 },
             ]
         )

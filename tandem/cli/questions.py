@@ -1,0 +1,311 @@
+"""`tandem why | queue | sharing | quotas`: answers to what users ask, from /v1/status."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from tandem.cli.complete import job_names
+from tandem.cli.output import out, print_json, print_table
+from tandem.cli.reach import JsonOption, MissingError, Reader, reads
+from tandem.cli.screen import in_words, sharing_in_words, span, starts_in
+from tandem.cli.views import LimitOption, NamespaceOption, say
+from tandem.errors import TandemError, UsageError
+
+Document = dict[str, Any]
+
+_GIB = 2**30
+_PAGES = 1000  # of 100 jobs
+#: Names that are tried for a name that is no GPUJob's: those of its workload and pods.
+_CANDIDATES = 5
+
+
+@reads
+def queue(
+    read: Reader,
+    namespace: NamespaceOption = None,
+    limit: LimitOption = 200,
+    json: JsonOption = False,
+) -> None:
+    """List the jobs that wait, the next first: when they will start, and why not now."""
+    rows: list[Document] = []
+    at, total, page = "", 0, 1
+    while page <= _PAGES:
+        wanted = {"phase": "Waiting", "sort": "queue", "page": str(page)}
+        found = read.of_namespace("/v1/status/jobs", namespace, wanted)
+        at, total = str(found["time"]), int(found["view"]["total"])
+        rows += found["view"]["rows"]
+        if page >= found["view"]["pages"] or (limit and len(rows) >= limit):
+            break
+        page += 1
+    if limit:
+        rows = rows[:limit]
+    if json:
+        print_json({"time": at, "total": total, "jobs": rows})
+        return
+    print_table(
+        "Queue" if rows else "Queue: nothing waits",
+        ("#", "namespace", "job", "waits for", "starts in", "why"),
+        [
+            (
+                "-" if row["position"] is None else str(row["position"] + 1),
+                row["namespace"],
+                row["name"],
+                span(row["waitingSince"] or row["queuedAt"], at),
+                starts_in(row["expectedStart"], at),
+                row["message"] or row["reason"] or "-",
+            )
+            for row in rows
+        ],
+    )
+    if total > len(rows):
+        out.print(f"{total - len(rows):,} more wait: --limit 0 shows all", highlight=False)
+
+
+@reads
+def why(
+    read: Reader,
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAMESPACE/]JOB",
+            help="A GPUJob, or the Job or pod that it stands for.",
+            autocompletion=job_names,
+        ),
+    ],
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Its namespace. [that of the context]")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say all about a job: why it waits, when it starts, what slows it down, why it was stopped."""
+    where, _, name = job.rpartition("/")
+    if not name or "/" in where:
+        raise UsageError(f"{job!r} names no job", "write NAMESPACE/JOB, such as team-a/train")
+    found = _job(read, where or namespace or read.own_namespace, name)
+    if json:
+        print_json(found["view"] | {"time": found["time"]})
+        return
+    for line in answers(found["view"], str(found["time"])):
+        say(line)
+
+
+def _job(read: Reader, namespace: str, name: str) -> Document:
+    """Return the view of a job, by its name or by that of its workload or of one of its pods."""
+    path = f"/v1/status/jobs/{quote(namespace, safe='')}/"
+    try:
+        return dict(read.get(path + quote(name, safe="")))
+    except MissingError as error:
+        parts = name.split("-")
+        for length in range(len(parts), 0, -1):
+            prefix = "-".join(parts[:length])
+            rows = read.get("/v1/status/jobs", {"namespace": namespace, "q": prefix})["view"][
+                "rows"
+            ]
+            for row in rows[:_CANDIDATES]:
+                found = dict(read.get(path + quote(row["name"], safe="")))
+                pods = {pod["pod"] for pod in found["view"]["pods"]}
+                if name == found["view"]["workload"]["name"] or name in pods:
+                    return found
+            if rows:
+                break
+        raise TandemError(
+            f"there is no job {namespace}/{name} that asks for GPUs of Tandem",
+            "`tandem jobs` lists them; another namespace: -n NAMESPACE",
+        ) from error
+
+
+def answers(job: Document, now: str) -> list[str]:
+    """Return lines that answer what is asked about a job, the most urgent first."""
+    lines = [_heading(job, now)]
+    waits = job["phase"] in ("Queued", "Suspended")
+    if waits or job["why"]:
+        label = "why it waits" if waits else "why"
+        lines += _listed(label, job["why"] or [job.get("words") or "its pods are new"])
+    if waits:
+        expected = starts_in(job.get("expectedStart"), now)
+        lines.append(
+            _line("will start", "not forecast yet" if expected == "-" else f"in {expected}")
+        )
+    if job.get("hold"):
+        lines.append(_line("held", "an administrator holds it; tandem resume lets it go on"))
+    if job["places"]:
+        places = [f"{place['node']}/{place['gpu']}" for place in job["places"]]
+        more = job["placesInAll"] - len(places)
+        lines.append(
+            _line("runs on", ", ".join(places) + (f" and {more} more" if more > 0 else ""))
+        )
+    lines += _slowdown(job)
+    lines += _stopped(job)
+    lines += _load(job)
+    lines += [
+        _line(f"{each['at'][:19]}Z", f"{each['what']}: {each['why']}")
+        for each in job.get("decisions") or ()
+    ]
+    return lines
+
+
+def _heading(job: Document, now: str) -> str:
+    said = (
+        f"{job['namespace']}/{job['name']} ({job['workload']['kind']} {job['workload']['name']}): "
+    )
+    said += str(job["phase"])
+    if job["phase"] in ("Queued", "Suspended"):
+        if job["position"] is not None:
+            said += f", number {job['position'] + 1} of the queue"
+        since = job["waitingSince"] or job["queuedAt"]
+        if since:
+            said += f", waits for {span(since, now)}"
+    elif job["startedAt"]:
+        ended = job.get("finishedAt")
+        said += f", {'ran' if ended else 'runs'} for {span(job['startedAt'], ended or now)}"
+    return said
+
+
+def _slowdown(job: Document) -> list[str]:
+    neighbours = [f"{each['namespace']}/{each['name']}" for each in job["neighbours"]]
+    lines = []
+    measured = ((job.get("observed") or {}).get("slowdown")) or {}
+    if measured:
+        how = f"by {measured['means']}, against {measured['reference']}"
+        estimate = ", an estimate" if measured.get("estimated") else ""
+        lines.append(_line("slowed down", f"{measured['value']:.0%} ({how}{estimate})"))
+    elif job.get("predictedSlowdown") is not None:
+        lines.append(
+            _line("slowed down", f"{job['predictedSlowdown']:.0%} predicted, none measured")
+        )
+    if neighbours:
+        lines.append(_line("shares with", ", ".join(neighbours)))
+    elif job["places"]:
+        lines.append(_line("shares with", "no other job that you see"))
+    return lines
+
+
+def _stopped(job: Document) -> list[str]:
+    preemption = job.get("preemption")
+    lines = []
+    if preemption:
+        how = {"suspend": "suspended", "evict": "evicted"}.get(preemption["method"], "stopped")
+        lines.append(
+            _line("stopped", f"{how} at {preemption['requestedAt']} for {preemption['by']}")
+        )
+    elif job["phase"] == "Suspended":
+        lines.append(_line("stopped", "it gave up its GPUs; it goes on when it is its turn again"))
+    if job["phase"] == "Failed":
+        lines.append(_line("failed", job["message"] or "its pods failed: kubectl describe it"))
+    return lines
+
+
+def _load(job: Document) -> list[str]:
+    load, demand = job.get("load"), job["demand"]
+    lines = []
+    model = demand.get("model")
+    if load:
+        lines.append(
+            _line(
+                "predicted",
+                f"{load['memoryP95Bytes'] / _GIB:.1f} GiB at most ({load['memorySource']}),"
+                f" {load['utilisationPercent']:.0f} % utilisation ({load['utilisationSource']})",
+            )
+        )
+    seen = job.get("observed") or {}
+    figures = []
+    if seen.get("memoryPeakBytes") is not None:
+        figures.append(f"{seen['memoryPeakBytes'] / _GIB:.1f} GiB at most")
+    if seen.get("utilisationPercent") is not None:
+        figures.append(f"{seen['utilisationPercent']:.0f} % utilisation")
+    if figures:
+        lines.append(_line("measured", f"{', '.join(figures)}, in {in_words(seen['seconds'])}"))
+    if not model:
+        lines.append(_line("model", "none is named; tandem.gpu/model gives a better prediction"))
+    elif load and {load["memorySource"], load["utilisationSource"]} & {
+        "model",
+        "formula",
+        "observed",
+    }:
+        far = ", but unlike those that were learned from" if load.get("outOfDistribution") else ""
+        lines.append(_line("model", f"{model} is known{far}"))
+    else:
+        lines.append(
+            _line("model", f"{model} was not known when the job came: tandem model push FILE"
+                           f" --name {model} -n {job['namespace']}")
+        )  # fmt: skip
+    return lines
+
+
+def _listed(label: str, parts: list[str]) -> list[str]:
+    return [_line(label if index == 0 else "", part) for index, part in enumerate(parts)]
+
+
+def _line(label: str, words: str) -> str:
+    return f"  {label:<20} {words}"
+
+
+@reads
+def sharing(read: Reader, namespace: NamespaceOption = None, json: JsonOption = False) -> None:
+    """Say whether sharing pays: what it is worth in GPUs, and whom it slows down most."""
+    found = read.of_namespace("/v1/status/overview", namespace)["view"]["sharing"]
+    if json:
+        print_json(found)
+        return
+    if not found["gpus"]:
+        out.print("No GPU is shared now.", highlight=False)
+        return
+    out.print(f"Sharing: {sharing_in_words(found)}.", highlight=False)
+    gain = found["gainGpus"]
+    if gain is not None:
+        verdict = "pays" if gain > 0 else "does not pay"
+        out.print(
+            f"It {verdict}: without it the same work needs {abs(gain):.1f} GPUs"
+            f" {'more' if gain > 0 else 'less'}.",
+            highlight=False,
+        )
+    if found["slowest"]:
+        print_table(
+            "Slowed down most",
+            ("namespace", "job", "slower by", "GPUs"),
+            [
+                (
+                    row["namespace"],
+                    row["name"],
+                    f"{row['slowdown']:.0%}",
+                    ", ".join(f"{place['node']}/{place['gpu']}" for place in row["places"]),
+                )
+                for row in found["slowest"]
+            ],
+        )
+
+
+@reads
+def quotas(read: Reader, namespace: NamespaceOption = None, json: JsonOption = False) -> None:
+    """List namespaces with what they hold of their quota; those over it come first."""
+    found = read.of_namespace("/v1/status/overview", namespace)["view"]["namespaces"]
+    if json:
+        print_json(found)
+        return
+    print_table(
+        "Namespaces",
+        ("namespace", "GPUs held", "quota", "at most", "GPU hours", "quota", "waiting", "over"),
+        [
+            (
+                row["namespace"],
+                row["gpusHeld"],
+                row["quotaGpus"],
+                row["maxGpus"],
+                _hours(row["gpuSecondsUsed"]),
+                _hours(row["quotaGpuSeconds"]),
+                row["waiting"],
+                "over quota" if row["overQuota"] else "-",
+            )
+            for row in found["rows"]
+        ],
+    )
+    if found["total"] > len(found["rows"]):
+        more = found["total"] - len(found["rows"])
+        out.print(f"{more:,} more namespaces, all within their quota or without", highlight=False)
+
+
+def _hours(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds / 3600:,.1f}"
