@@ -18,23 +18,35 @@ WORKDIR /src
 COPY requirements-build.lock ./
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/pip install --require-hashes --only-binary=:all: -r requirements-build.lock
+
+# One wheel with the packages of all components.
+FROM build AS wheel
 COPY pyproject.toml README.md LICENSE ./
 COPY tandem tandem
 COPY scheduler_extender scheduler_extender
 COPY node_agent node_agent
 COPY predictor predictor
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
-COPY deploy/images/install.sh requirements-extender.lock requirements-agent.lock requirements-predictor.lock ./
 
-# Each component with the libraries that it imports, and no others.
+# Each component has only the libraries that it imports. They are a step of their own, so that a
+# change of the sources does not install them again.
 FROM build AS build-extender
-RUN sh install.sh requirements-extender.lock
+COPY deploy/images/install.sh requirements-extender.lock ./
+RUN sh install.sh libraries requirements-extender.lock
+COPY --from=wheel /wheels /wheels
+RUN sh install.sh tandem
 
 FROM build AS build-agent
-RUN sh install.sh requirements-agent.lock
+COPY deploy/images/install.sh requirements-agent.lock ./
+RUN sh install.sh libraries requirements-agent.lock
+COPY --from=wheel /wheels /wheels
+RUN sh install.sh tandem
 
 FROM build AS build-predictor
-RUN sh install.sh requirements-predictor.lock
+COPY deploy/images/install.sh requirements-predictor.lock ./
+RUN sh install.sh libraries requirements-predictor.lock
+COPY --from=wheel /wheels /wheels
+RUN sh install.sh tandem
 
 FROM ${PYTHON_IMAGE} AS base
 ARG VERSION=0.1.0

@@ -2,10 +2,12 @@
 """Build the images of the three components without Docker, and say how large they are.
 
     python deploy/images/build.py [--only extender ...]
+    python deploy/images/build.py --check    say which images are missing or stale
 
 The base is made of Debian's packages (mmdebstrap) and kept in the cache; buildah follows the
 Dockerfile unchanged. Each image is written as an archive that `ctr images import`, `docker load`
-and `tandem controlplane load` read. Nothing is pulled.
+and `tandem controlplane load` read. Nothing is pulled. A label of each image is a hash of the
+sources that it was built from: an image whose sources have not changed is not built again.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +46,17 @@ USRMERGE = (
     "perl-modules-5.36",
 )
 EXCLUDED = ("doc", "man", "locale", "info", "lintian")
+LABEL = "tandem.gpu/sources"
+#: What an image is built from, besides the recipe of its base; paths below the checkout.
+SERVICE = ("Dockerfile", "deploy/images/install.sh", "requirements-build.lock", "pyproject.toml")
+SOURCES = {
+    "extender": (*SERVICE, "requirements-extender.lock", "tandem", "scheduler_extender"),
+    "agent": (*SERVICE, "requirements-agent.lock", "tandem", "node_agent"),
+    "predictor": (*SERVICE, "requirements-predictor.lock", "tandem", "predictor"),
+    EXAMPLE: ("deploy/examples/train", "tandem/progress.py"),
+}
+#: No service imports these: an image with an older copy does the same.
+NOT_RUN = (ROOT / "tandem" / "controlplane", ROOT / "tandem" / "demo")
 
 
 def run(*command: str | Path, quiet: bool = True) -> str:
@@ -71,9 +86,9 @@ def buildah(*arguments: str | Path) -> str:
     return run("buildah", *options, *arguments)
 
 
-def base_image() -> str:
-    """Return the name of the base image; make it when it is not there or a month old."""
-    recipe = [
+def base_recipe() -> list[str]:
+    """Return mmdebstrap's arguments for the base, without the path of the result."""
+    return [
         "--variant=essential",
         "--include=python3-venv,media-types,libstdc++6",
         *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED),
@@ -82,6 +97,59 @@ def base_image() -> str:
         f'--customize-hook=chroot "$1" dpkg --purge --force-depends {" ".join(USRMERGE)}',
         SUITE,
     ]
+
+
+def files(component: str) -> Iterator[Path]:
+    """Yield the files that decide what an image does, in a fixed order."""
+    for source in SOURCES[component]:
+        path = ROOT / source
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if (
+                file.is_file()
+                and "__pycache__" not in file.parts
+                and (not any(file.is_relative_to(folder) for folder in NOT_RUN))
+            ):
+                yield file
+
+
+def sources_hash(component: str) -> str:
+    """Return the hash of an image's sources and of the recipe of its base."""
+    digest = hashlib.sha256(repr(base_recipe()).encode())
+    for file in files(component):
+        digest.update(f"{file.relative_to(ROOT)}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def archive_path(component: str) -> Path:
+    """Return where the archive of an image is."""
+    return cache() / f"tandem-{component}.tar"
+
+
+def recorded_hash(component: str) -> str | None:
+    """Return the hash that an image's label records; None where there is no such image."""
+    try:
+        with tarfile.open(archive_path(component)) as tar:
+            manifest = json.load(tar.extractfile("manifest.json"))
+            config = json.load(tar.extractfile(manifest[0]["Config"]))
+    except FileNotFoundError:
+        return None
+    return str((config["config"].get("Labels") or {}).get(LABEL))
+
+
+def outdated() -> dict[str, str]:
+    """Return why images have to be built: component -> `missing` or `stale`."""
+    found = {name: recorded_hash(name) for name in SOURCES}
+    return {
+        name: "missing" if recorded is None else "stale"
+        for name, recorded in found.items()
+        if recorded != sources_hash(name)
+    }
+
+
+def base_image() -> str:
+    """Return the name of the base image; make it when it is not there."""
+    recipe = base_recipe()
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
     archive = cache() / f"base-{key}.tar"
     if not archive.exists():
@@ -126,6 +194,8 @@ def build(component: str, base: str) -> Path:
     if bundle := certificates():
         options += ["--volume", f"{bundle}:{bundle}:ro"]
     options += ["--build-arg", f"PYTHON_IMAGE={base}", "--tag", name]
+    # Read before the build: a file that changes meanwhile makes the image stale.
+    options += ["--label", f"{LABEL}={sources_hash(component)}"]
     if component == EXAMPLE:
         with tempfile.TemporaryDirectory() as context:
             folder = Path(context)
@@ -134,9 +204,11 @@ def build(component: str, base: str) -> Path:
             buildah("build", *options, folder)
     else:
         buildah("build", *options, "--target", component, ROOT)
-    archive = cache() / f"tandem-{component}.tar"
-    archive.unlink(missing_ok=True)
-    buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
+    archive = archive_path(component)
+    partial = archive.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    buildah("push", "--quiet", name, f"docker-archive:{partial}:{name}")
+    partial.replace(archive)
     return archive
 
 
@@ -168,28 +240,36 @@ def load() -> None:
 
 
 def main() -> None:
-    """Build what was asked for, and print a table."""
+    """Build what was asked for and is outdated, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[*LIMITS_MB, EXAMPLE])
+    parser.add_argument("--only", nargs="*", choices=SOURCES, default=list(SOURCES))
+    parser.add_argument("--check", action="store_true", help="build nothing; 1 where one is due")
     arguments = parser.parse_args()
+    due = {name: why for name, why in outdated().items() if name in arguments.only}
+    if arguments.check:
+        for why in sorted(set(due.values())):
+            names = ", ".join(name for name in due if due[name] == why)
+            print(f"{why} images ({names}): run `make images`")
+        sys.exit(1 if due else 0)
     missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
     if missing:
         sys.exit(f"no images without {', '.join(missing)}: apt-get install {' '.join(missing)}")
-    began = time.monotonic()
-    base = base_image()
-    print(f"base: {base}, {time.monotonic() - began:.0f} s", flush=True)
-    sizes = {}
-    for component in arguments.only:
+    sizes_file = cache() / "sizes.json"
+    sizes = json.loads(sizes_file.read_text()) if sizes_file.exists() else {}
+    if due:
         began = time.monotonic()
-        archive = build(component, base)
-        sizes[component] = round(size_mb(component), 1)
-        took = time.monotonic() - began
-        print(
-            f"{component}: {sizes[component]:.0f} MB unpacked"
-            f" (limit {LIMITS_MB.get(component, '-')}), {took:.0f} s, {archive}",
-            flush=True,
-        )
-    (cache() / "sizes.json").write_text(json.dumps(sizes))
+        base = base_image()
+        print(f"base: {base}, {time.monotonic() - began:.0f} s", flush=True)
+    for component in arguments.only:
+        began, what = time.monotonic(), "its sources have not changed"
+        if component in due or component not in sizes:
+            build(component, base_image())
+            sizes[component] = round(size_mb(component), 1)
+            sizes_file.write_text(json.dumps(sizes))
+            what = f"built in {time.monotonic() - began:.0f} s"
+        limit = LIMITS_MB.get(component, "-")
+        size = f"{sizes[component]:.0f} MB unpacked (limit {limit})"
+        print(f"{component}: {size}, {what}, {archive_path(component)}", flush=True)
     large = [name for name, size in sizes.items() if size > LIMITS_MB.get(name, size)]
     load()
     if large:

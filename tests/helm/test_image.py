@@ -46,7 +46,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 def test_images_are_built_from_one_base_and_run_as_somebody() -> None:
     found = stages()
     builds = {f"build-{name}" for name in COMPONENTS}
-    assert found.keys() == {"build", "base", *builds, *COMPONENTS}
+    assert found.keys() == {"build", "wheel", "base", *builds, *COMPONENTS}
     assert dict(found["base"])["USER"] == "65532:65532"
     for target in COMPONENTS:
         keys = dict(found[target])
@@ -150,6 +150,7 @@ def test_the_build_stages_make_an_installation_that_runs(component: str, tmp_pat
     python = tmp_path / "opt" / "tandem" / "bin" / "python"
     empty = tmp_path / "elsewhere"
     empty.mkdir()
+    follow(stages()["wheel"], folder, tmp_path, env)
     follow(stages()[f"build-{component}"], folder, tmp_path, env)
     module = COMPONENTS[component]
     assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
@@ -175,7 +176,7 @@ def follow(stage: list[tuple[str, str]], folder: Path, root: Path, env: dict[str
         elif name == "WORKDIR":
             folder = Path(moved(arguments))
             folder.mkdir()
-        elif name == "COPY":
+        elif name == "COPY" and "--from" not in arguments:  # all stages have one folder here
             *sources, target = arguments.split()
             for source in sources:
                 copied = folder / target / (Path(source).name if len(sources) > 1 else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -41,9 +42,20 @@ def why_not() -> str:
     found += obstacles()
     if binaries.find("helm") is None:
         found.append("no helm")
-    if missing := [each.stem for each in image_archives() if not each.exists()]:
-        found.append(f"images not built (`make images`): {', '.join(missing)}")
+    if outdated := outdated_images():
+        found.append(outdated)
     return "; ".join(found)
+
+
+def outdated_images() -> str:
+    """Return which images are missing or older than the sources of this checkout, and what to do.
+
+    A test that ran with stale images would test other code than the checkout's.
+    """
+    command = [sys.executable, str(ROOT / "deploy" / "images" / "build.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return "; ".join(done.stdout.splitlines())
 
 
 def job(

@@ -37,6 +37,7 @@ class RealNodes:
         self._scratch = Scratch(_DISK, prefix="tandem-nodes-")
         self.folder = self._scratch.path
         self.folder.chmod(0o755)  # containers of any user pass through it
+        site.guard(self.folder)
         self.shared = self.folder / "shared"
         for folder in (self.shared, self.shared / "checkpoints"):
             folder.mkdir()

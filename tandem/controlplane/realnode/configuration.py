@@ -91,6 +91,8 @@ def kubelet(folder: Path, dns_address: str, eviction: Mapping[str, str]) -> str:
             "tlsCertFile": str(folder / "kubelet.crt"),
             "tlsPrivateKeyFile": str(folder / "kubelet.key"),
             "evictionHard": dict(eviction),
+            # Five minutes by default, for which a node that has room again would stay tainted.
+            "evictionPressureTransitionPeriod": "10s",
             # The machine's disk is shared with all else that runs on it.
             "imageGCHighThresholdPercent": 100,
             "registryPullQPS": 0,

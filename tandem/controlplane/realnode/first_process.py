@@ -6,7 +6,8 @@
 Run as a script, with the standard library only. The kernel ends every process of the node when
 its first process ends, and the node's mounts and network go with the last process.
 CONFIG: `name`, `cgroup` (path below each hierarchy), `var` (has its /var/lib and /var/log),
-`shared` (seen as /srv), `pid_file`, `ready_file`.
+`shared` (seen as /srv), `disk` (file of a file system for /var/lib, or empty), `pid_file`,
+`ready_file`.
 """
 
 import ctypes
@@ -126,8 +127,14 @@ def prepare(config: dict[str, Any], cgroup_mounts: dict[str, str]) -> None:
                 mount("-t", "cgroup", "-o", kind, "cgroup", path)
     # /run holds sockets and named network namespaces, which must be the node's own.
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-    for name in ("lib", "log"):
-        mount("--bind", f"{config['var']}/{name}", f"/var/{name}")
+    mount("--bind", f"{config['var']}/log", "/var/log")
+    if config["disk"]:
+        # The kernel frees the loop device when the last mount of it ends.
+        mount("-o", "loop", config["disk"], "/var/lib")
+        for name in ("kubelet", "containerd", "cni"):
+            Path("/var/lib", name).mkdir(exist_ok=True)
+    else:
+        mount("--bind", f"{config['var']}/lib", "/var/lib")
     mount("--bind", config["shared"], "/srv")
     mount("--make-rshared", "/")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -19,7 +19,13 @@ from tandem.controlplane.access import Access
 from tandem.controlplane.certificates import write_secret
 from tandem.controlplane.processes import Process
 from tandem.controlplane.realnode import configuration, images
-from tandem.controlplane.realnode.site import Site, cgroup_hierarchies, ip, remove_cgroup
+from tandem.controlplane.realnode.site import (
+    CGROUPS,
+    Site,
+    cgroup_hierarchies,
+    ip,
+    remove_cgroup,
+)
 from tandem.controlplane.waiting import wait_until
 from tandem.errors import TandemError
 
@@ -35,7 +41,11 @@ _FIRST, _RUNTIME, _KUBELET, _PROXY, _GPUS = "", "containerd", "kubelet", "kube-p
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """What a real node is to be: `gpus` simulated GPUs of `gpu_memory_bytes` each."""
+    """What a real node is to be: `gpus` simulated GPUs of `gpu_memory_bytes` each.
+
+    `disk_bytes`: the size of a disk of its own below /var/lib, whose free space kubelet measures;
+    0 for the disk of this machine.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -44,6 +54,7 @@ class NodeOptions:
     gpu_memory_bytes: int = 80 << 30
     eviction: Mapping[str, str] = field(default_factory=lambda: dict(EVICTION))
     max_pods: int = 110
+    disk_bytes: int = 0
 
 
 def on_node(folder: Path, argv: Sequence[str]) -> list[str]:
@@ -98,6 +109,7 @@ class RealNode:
         self.folder = base / options.name
         self.var = self.folder / "var"
         self._link = f"tnd{site.number}n{index}"
+        self._cgroup = f"{site.cgroup}/{self.name}"
         self.processes: dict[str, Process] = {}
         self._write_files()
 
@@ -135,14 +147,28 @@ class RealNode:
             json.dumps(
                 {
                     "name": self.name,
-                    "cgroup": f"{site.cgroup}/{self.name}",
+                    "cgroup": self._cgroup,
                     "var": str(self.var),
+                    "disk": str(self._make_disk()),
                     "shared": str(self.folder.parent / "shared"),
                     "pid_file": str(self._file("pid")),
                     "ready_file": str(self._file("ready")),
                 }
             )
         )
+
+    def _make_disk(self) -> Path | str:
+        """Make the file of the node's own disk; return its path, or an empty string."""
+        if not self.options.disk_bytes:
+            return ""
+        disk = self._file("disk")
+        with disk.open("wb") as file:
+            file.truncate(self.options.disk_bytes)  # takes no space until it is written to
+        command = ["mkfs.ext4", "-q", "-m", "0", str(disk)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TandemError(f"{' '.join(command)}: {done.stderr.strip()}", "Install e2fsprogs.")
+        return disk
 
     def _write_gpu_files(self) -> None:
         from node_agent.stub import stub
@@ -265,7 +291,7 @@ class RealNode:
             process.kill()
         ip("link", "delete", self._link, check=False)
         for hierarchy in cgroup_hierarchies():
-            remove_cgroup(hierarchy / self._site.cgroup / self.name)
+            remove_cgroup(hierarchy / self._cgroup)
 
     # --- network ----------------------------------------------------------------------------
 
@@ -335,6 +361,19 @@ class RealNode:
             for line in self._file("containers.jsonl").read_text().splitlines():
                 yield json.loads(line)
 
+    def pod_processes(self) -> Iterator[tuple[str, str, int]]:
+        """Yield (pod UID, container id, process id of this machine) of all that pods run now.
+
+        It is read from the control groups that kubelet has made, and asks no program.
+        """
+        hierarchy = next(h for h in cgroup_hierarchies() if h.name in ("memory", CGROUPS.name))
+        for group in (hierarchy / self._cgroup / "kubepods").glob("**/pod*/*/"):
+            uid = group.parent.name.removeprefix("pod")
+            for file in group.glob("**/cgroup.procs"):
+                with contextlib.suppress(OSError):
+                    for pid in file.read_text().split():
+                        yield uid, group.name, int(pid)
+
     def running_tasks(self) -> set[str]:
         """Return the ids of the containers and sandboxes that run."""
         lines = self.ctr("tasks", "list").splitlines()[1:]
@@ -362,7 +401,7 @@ class RealNode:
         for process in reversed(self.processes.values()):
             process.kill()
         for hierarchy in cgroup_hierarchies():
-            remove_cgroup(hierarchy / self._site.cgroup / self.name)
+            remove_cgroup(hierarchy / self._cgroup)
 
     _routes: Sequence[RealNode] = ()
 

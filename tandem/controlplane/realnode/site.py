@@ -1,8 +1,9 @@
 """The network and the control groups of one plane with real nodes, and what a killed one left.
 
 A plane takes one of a few numbers. Bridge, addresses and control groups carry the number, and a
-locked file says that a living process uses it. The process that takes a free number removes
-first whatever a killed process left under it.
+locked file says that a living process uses it. A guard process removes what a killed plane leaves,
+and gives the number back afterwards. Where the guard was killed as well, the process that takes
+the number removes what is left.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -51,6 +54,7 @@ class Site:
         #: The first address of the range is that of the Service `kubernetes`.
         self.api_service_address = f"10.214.{first}.1"
         self.cgroup = f"tandem-{self.number}"
+        self._guard: subprocess.Popen[bytes] | None = None
         self.remove()
         ip("link", "add", self.bridge, "type", "bridge")
         ip("address", "add", f"{self.address}/24", "dev", self.bridge)
@@ -68,16 +72,36 @@ class Site:
         """Reach `cidr` by the node that has `address`; the route goes with the bridge."""
         ip("route", "replace", cidr, "via", address, "dev", self.bridge)
 
+    def guard(self, folder: Path) -> None:
+        """Start the process that removes everything, and `folder`, when this process ends.
+
+        It holds the lock as well, so that no other plane takes the number before.
+        """
+        self._guard = subprocess.Popen(
+            [sys.executable, "-P", __file__, self.bridge, self.cgroup, str(folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # a signal from the terminal must not end it
+            pass_fds=[self._lock.fileno()],
+        )
+
     def remove(self) -> None:
         """Remove the bridge with its routes, and the control groups; may be called twice."""
-        ip("link", "delete", self.bridge, check=False)
-        for hierarchy in cgroup_hierarchies():
-            remove_cgroup(hierarchy / self.cgroup)
+        _remove(self.bridge, self.cgroup)
 
     def close(self) -> None:
-        """Remove everything and give the number back."""
+        """Remove everything and give the number back; may be called twice."""
+        if self._lock.closed:
+            return  # the number may be another plane's by now
         self.remove()
+        if self._guard is not None:
+            self._guard.communicate()
         self._lock.close()
+
+
+def _remove(bridge: str, cgroup: str) -> None:
+    ip("link", "delete", bridge, check=False)
+    for hierarchy in cgroup_hierarchies():
+        remove_cgroup(hierarchy / cgroup)
 
 
 def _take_number() -> tuple[int, IO[str]]:
@@ -117,3 +141,15 @@ def remove_cgroup(group: Path) -> None:
         if group.exists() and time.monotonic() > deadline:
             raise TandemError(f"the control group {group} cannot be removed")
         time.sleep(_POLL_S if group.exists() else 0)
+
+
+def _main() -> None:
+    """Wait until the process at the other end of the pipe has ended; remove what it left."""
+    sys.stdin.buffer.read()
+    bridge, cgroup, folder = sys.argv[1:]
+    _remove(bridge, cgroup)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main()
