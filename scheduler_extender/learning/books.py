@@ -28,8 +28,15 @@ class Books:
 
 
 def observing(profile: Profile, settings: LearningConfig) -> LearningConfig:
-    """Return the settings of the loop, which moves no job where the profile has an adjuster."""
-    return settings if profile.adjust is None else settings.model_copy(update={"mode": "off"})
+    """Return the settings of the loop, which moves jobs under the profiles that weigh pairs alone.
+
+    Every other profile is another system: it parts jobs by its own adjuster, or not at all.
+    """
+    return settings if _weighs_pairs(profile) else settings.model_copy(update={"mode": "off"})
+
+
+def _weighs_pairs(profile: Profile) -> bool:
+    return profile.adjust is None and isinstance(profile.dispatch, Share)
 
 
 def believing(profile: Profile, settings: LearningConfig) -> Profile:
@@ -42,6 +49,6 @@ def believing(profile: Profile, settings: LearningConfig) -> Profile:
     if isinstance(profile.dispatch, Share) and profile.dispatch.min_speed > 0:
         most = 1 / profile.dispatch.min_speed - 1
         added.append(Interference(max_interference=most + _ROUNDING))
-    if settings.mode == "act" and profile.adjust is None:
+    if settings.mode == "act" and _weighs_pairs(profile):
         added.append(Apart())
     return profile.model_copy(update={"constraints": (*profile.constraints, *added)})

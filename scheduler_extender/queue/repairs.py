@@ -129,6 +129,10 @@ class Repairs:
         for repair in repairs:
             gang = self._registry.gangs.get(repair.key)
             if gang is None or self._work.busy(repair.key):
+                # A status of it is being written. A newcomer has only so many looks: the next one
+                # comes at once.
+                self._moved_s.pop(repair.key, None)
+                self._next_s = now
                 continue
             if repair.places:
                 self._targets[repair.key] = (now + _TARGET_S, repair.places)
@@ -155,7 +159,7 @@ class Repairs:
                 continue
             value, measured = self._learning.slowdown_of(gang)
             slowdown[key] = value if measured or not others_too else 0.0
-            if not self._learning.stays(gang, gang.record) and not self._work.busy(key):
+            if not self._learning.stays(gang, gang.record):
                 movable.add(key)
         return _Seen(slowdown, frozenset(movable), dict(self._cost_s))
 
