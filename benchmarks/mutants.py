@@ -497,28 +497,24 @@ def _digest(*parts: str) -> str:
 
 def sample(settings: dict[str, Any], count: int, seed: str, only: Sequence[str]) -> dict:
     """Return the sampled mutants of each module, and how many it has: {path: (all, mutants)}."""
-    paths = module_paths(settings)
     store = OUT / "sample.json"
-    key = _digest(seed, str(count), *((ROOT / path).read_text() for path in paths))
-    kept = json.loads(store.read_text()) if store.exists() else {}
-    if kept.get("key") != key:
-        sources = [Source(path, seed) for path in paths]
-        whole = sum(len(source) for source in sources)
-        found = {
-            source.path: (
-                len(source),
-                source.mutants(max(AT_LEAST, round(count * len(source) / whole))),
-            )
-            for source in sources
-        }
-        drawn = {path: (total, [asdict(m) for m in of]) for path, (total, of) in found.items()}
-        kept = {"key": key, "drawn": drawn}
-        store.write_text(json.dumps(kept))
-    return {
-        path: (total, [Mutant(**m | {"lines": tuple(m["lines"])}) for m in mutants])
-        for path, (total, mutants) in kept["drawn"].items()
-        if not only or any(word in path for word in only)
-    }
+    known = json.loads(store.read_text()) if store.exists() else {}
+    paths = module_paths(settings)
+    keys = {path: _digest(seed, (ROOT / path).read_text()) for path in paths}
+    sources = {p: Source(p, seed) for p in paths if known.get(p, {}).get("key") != keys[p]}
+    for path, source in sources.items():
+        known[path] = {"key": keys[path], "total": len(source), "drawn": []}
+    whole = sum(known[path]["total"] for path in paths)
+    found = {}
+    for path in paths:
+        total, drawn = known[path]["total"], known[path]["drawn"]
+        share = min(total, max(AT_LEAST, round(count * total / whole)))
+        if len(drawn) < share:
+            source = sources.get(path) or Source(path, seed)
+            drawn = known[path]["drawn"] = [asdict(m) for m in source.mutants(share)]
+        found[path] = total, [Mutant(**m | {"lines": tuple(m["lines"])}) for m in drawn[:share]]
+    store.write_text(json.dumps(known))
+    return {p: of for p, of in found.items() if not only or any(word in p for word in only)}
 
 
 def module_paths(settings: dict[str, Any]) -> list[str]:
@@ -540,7 +536,8 @@ def try_all(
             answer = {"id": mutant.id, "outcome": "no tests", "test": "", "how": "", "seconds": 0}
             results.put(mutant, {}, (), answer)
             known[mutant.id] = answer
-    due = [m for m in due if chosen[m.id][1]]
+    # In an order that no module leads, so that a run that is cut short is a sample as well.
+    due = sorted((m for m in due if chosen[m.id][1]), key=lambda m: _digest(m.id))
     by_id = {m.id: m for m in due}
     shares = [due[n::workers] for n in range(workers)]
     runs = []

@@ -249,6 +249,16 @@ def test_a_job_is_preempted_so_often_an_hour_at_most(
     assert gives_way_s(of, max_preemptions_per_hour=most) == NOW + earliest
 
 
+def test_a_pod_that_took_the_name_of_a_victim_is_not_evicted() -> None:
+    api = MemoryCluster()
+    api.create(PODS, raw_pod("p", gated=False), "default")
+    writer = Writer(api, Picture(), lambda *_: None, lambda: NOW)  # type: ignore[arg-type]
+    preempter = Preempter(writer, QueueConfig(), lambda: NOW)
+    with pytest.raises(Conflict):
+        asyncio.run(preempter._evict(bound("p")))
+    assert [pod["metadata"]["name"] for pod in api.list(PODS)] == ["p"]
+
+
 # --- owners ---------------------------------------------------------------------------------------
 
 
