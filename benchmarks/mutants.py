@@ -310,22 +310,23 @@ def reach(settings: dict[str, Any], paths: Sequence[str], workers: int) -> Reach
         print(f"noting which lines the tests of {len(due)} files reach", flush=True)
         shares = [due[n::workers] for n in range(workers)]
         runs = [Run(n, {"reach": list(paths)}, share) for n, share in enumerate(shares) if share]
+        seen: dict[Run, dict[str, dict[str, Any]]] = {run: {} for run in runs}
+        for run, answer in answers(runs):
+            tests = seen[run]
+            if "test" in answer:
+                tests[answer["test"]] = answer | {"lines": {}}
+                continue
+            for path, by_line in answer["lines"].items():
+                lines: dict[str, list[int]] = defaultdict(list)
+                for line, names in by_line.items():
+                    for nodeid in names:
+                        lines[nodeid].append(int(line))
+                for nodeid, of in lines.items():
+                    tests[nodeid]["lines"][path] = _relative(path, of)
+            kept[answer["file"]].write_text(json.dumps(tests))
+            print(f"  {answer['file']}: {len(tests)} tests", flush=True)
+            seen[run] = {}
         for run in runs:
-            tests: dict[str, dict[str, Any]] = {}
-            for answer in run.answers():
-                if "test" in answer:
-                    tests[answer["test"]] = answer | {"lines": {}}
-                    continue
-                for path, by_line in answer["lines"].items():
-                    lines: dict[str, list[int]] = defaultdict(list)
-                    for line, names in by_line.items():
-                        for nodeid in names:
-                            lines[nodeid].append(int(line))
-                    for nodeid, of in lines.items():
-                        tests[nodeid]["lines"][path] = _relative(path, of)
-                kept[answer["file"]].write_text(json.dumps(tests))
-                print(f"  {answer['file']}: {len(tests)} tests", flush=True)
-                tests = {}
             for file in run.files:  # those without a fast test
                 if not kept[file].exists():
                     kept[file].write_text("{}")
@@ -385,6 +386,7 @@ class Run:
         self._task.write_text(json.dumps(task))
         self._answers = OUT / f"answers-{number}.jsonl"
         self._answers.write_text("")
+        self._stream, self._unread = self._answers.open(), ""
         self._log = (OUT / f"log-{number}.txt").open("w")
         command = [sys.executable, "-m", "pytest", "-p", "benchmarks.mutant_runner", "-n0", "-m"]
         command += [FAST, "-p", "no:cacheprovider", "--capture=sys", "--tb=no"]
@@ -402,23 +404,30 @@ class Run:
             stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def answers(self) -> Iterator[dict[str, Any]]:
-        """Yield the answers as they come, until the process ends."""
-        with self._answers.open() as stream:
-            unread = ""
-            ended = False
-            while True:
-                unread += stream.read()
-                *lines, unread = unread.split("\n")
-                yield from (json.loads(line) for line in lines)
-                if ended:
-                    break
-                ended = self._process.poll() is not None
-                if not ended:
-                    time.sleep(0.5)
-        self._log.close()
-        if self._process.returncode not in (0, 1, 5):
+    def ended(self) -> bool:
+        """Return whether pytest has ended; exit where it could not run."""
+        code = self._process.poll()
+        if code not in (None, 0, 1, 5):
             sys.exit(f"pytest failed: {self._log.name}")
+        return code is not None
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the answers since the last call."""
+        self._unread += self._stream.read()
+        *lines, self._unread = self._unread.split("\n")
+        return [json.loads(line) for line in lines]
+
+
+def answers(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield the answers of all runs as they come, until all have ended."""
+    left = list(runs)
+    while left:
+        ended = [run for run in left if run.ended()]
+        for run in left:
+            yield from ((run, answer) for answer in run.new())
+        left = [run for run in left if run not in ended]
+        if left:
+            time.sleep(0.5)
 
 
 def copy_tree(tree: Path) -> None:
@@ -549,14 +558,11 @@ def try_all(
             for m in share
         ]
         runs.append(Run(number, {"mutants": task}, files))
-    done = 0
-    for run in runs:
-        for answer in run.answers():
-            mutant = by_id[answer["id"]]
-            results.put(mutant, *chosen[mutant.id], answer)
-            known[mutant.id] = answer
-            done += 1
-            print(f"{done}/{len(due)} {answer['outcome']:8} {answer['seconds']:5.1f} s "
+    for done, (_, answer) in enumerate(answers(runs), 1):
+        mutant = by_id[answer["id"]]
+        results.put(mutant, *chosen[mutant.id], answer)
+        known[mutant.id] = answer
+        print(f"{done}/{len(due)} {answer['outcome']:8} {answer['seconds']:5.1f} s "
                   f"{mutant.id} {answer['test'] or answer['how']}", flush=True)  # fmt: skip
     return {name: value for name, value in known.items() if value is not None}
 

@@ -1,0 +1,44 @@
+"""Edges of gangs, plans and quotas that the stories of the queue do not come to."""
+
+from __future__ import annotations
+
+from queue_builders import pod
+from test_queue_controller import run
+from test_queue_quotas import A, B, Teams
+from test_queue_sizes import GPU, PART, replicated
+
+from scheduler_extender.cluster.gangs import gang_size
+
+
+def test_replicas_of_a_job_set_that_have_succeeded_are_not_waited_for() -> None:
+    parts = [replicated("first", GPU, 2) | {"replicas": 2}, replicated("second", GPU, 4)]
+    job_set = {"kind": "JobSet", "spec": {"replicatedJobs": parts}}
+    worker = pod("p", labels={PART: "first"})
+    assert gang_size(worker, job_set) == 8
+    ended = {"replicatedJobsStatus": [{"name": "first", "succeeded": 1}]}
+    assert gang_size(worker, job_set | {"status": ended}) == 6
+    ended["replicatedJobsStatus"][0]["succeeded"] = 5  # more than there are
+    assert gang_size(worker, job_set | {"status": ended}) == 4
+
+
+def test_two_jobs_within_a_share_take_back_the_gpus_of_two_borrowers_at_once() -> None:
+    cluster = Teams(A, B)
+
+    async def scenario() -> None:
+        for name in ("a1", "a2", "a3", "a4"):
+            cluster.submit("a", name)
+            await cluster.comes(name, "Running")
+        cluster.submit("b", "b1")
+        cluster.submit("b", "b2")
+        await cluster.pass_s(1)
+        phases = cluster.phases()
+        assert [phases[name] for name in ("a1", "a2")] == ["Running"] * 2
+        assert [phases[name] for name in ("a3", "a4")] == ["Preempting"] * 2
+        for name in ("b1", "b2"):
+            assert "waits for" in cluster.status("b", name)["message"]
+        cluster.ends("a", "a3")
+        cluster.ends("a", "a4")
+        await cluster.comes("b1", "Running")
+        await cluster.comes("b2", "Running")
+
+    run(scenario)
