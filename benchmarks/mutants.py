@@ -465,6 +465,17 @@ class Results:
             return found if found["file"] == _file_digest(file) else None
         return found if _with(tests, files) in found["with"] else None
 
+    def last(self, mutant: Mutant) -> dict[str, Any] | None:
+        """Return what became of a mutant when it was tried last, with the tests of that time.
+
+        None where the test that killed it has changed since.
+        """
+        found = self._known.get(_key(mutant))
+        if found is not None and found["outcome"] == "killed" and found["test"]:
+            file = found["test"].partition("::")[0]
+            return found if found["file"] == _file_digest(file) else None
+        return found
+
     def put(
         self, mutant: Mutant, tests: Iterable[str], files: Iterable[str], answer: dict[str, Any]
     ) -> None:
@@ -615,7 +626,9 @@ def page(
         of = [_word(outcomes, m) for m in hand if m.group == group]
         lines.append(f"| {group} | {len(of)} | {of.count('killed')} |")
     sampled_all = [m for _, mutants in sampled.values() for m in mutants]
-    survivors = [m for m in (*sampled_all, *hand) if _word(outcomes, m) != "killed"]
+    survivors = [
+        m for m in (*sampled_all, *hand) if _word(outcomes, m) not in ("killed", "untried")
+    ]
     lines += ["", "## Survivors", ""] if survivors else []
     for mutant in survivors:
         said = reasons.get(mutant.id, "**open**")
@@ -648,6 +661,9 @@ def main() -> None:
     parser.add_argument(
         "--near", action="store_true", help="run only the tests of the module's own test files"
     )
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing: tell what is known of the sample"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes that run tests")
     parser.add_argument("--page", type=Path, help="write the score and the survivors there")
     args = parser.parse_args()
@@ -659,15 +675,19 @@ def main() -> None:
     paths = sorted({*module_paths(settings), *(m.path for m in hand_mutants())})
     mutants = [*hand, *(m for _, found in sampled.values() for m in found)]
     near = {m.id: near_files(settings, m.path) for m in mutants}
-    outcomes = try_all(mutants, Near(near), Results(), args.workers)
-    if not args.near:
+    results = Results()
+    if args.report:
+        outcomes = {m.id: last for m in mutants if (last := results.last(m))}
+    else:
+        outcomes = try_all(mutants, Near(near), results, args.workers)
+    if not args.near and not args.report:
         left = [m for m in mutants if _word(outcomes, m) != "killed"]
         reached = reach(settings, paths, args.workers) if left else None
         if reached:
-            outcomes |= try_all(left, reached, Results(), args.workers)
+            outcomes |= try_all(left, reached, results, args.workers)
     count = Counter(_word(outcomes, m) for m in mutants)
     for mutant in mutants:
-        if _word(outcomes, mutant) != "killed":
+        if _word(outcomes, mutant) not in ("killed", "untried"):
             print(f"{_word(outcomes, mutant)}: {mutant.id}\n  - {mutant.old}\n  + {mutant.new}")
     print(f"{count.total()} mutants: {dict(count)}")
     if args.page:

@@ -1,7 +1,8 @@
-"""Edges of the sandbox's wire: answers that arrive in parts."""
+"""Edges of the sandbox's wire and of the limit on bodies."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from predictor.errors import GraphError
+from predictor.http import BodyTooLargeError, _LimitedBody
 from predictor.sandbox import _MAX_ANSWER_BYTES, _receive_answer
 
 
@@ -50,3 +52,26 @@ def test_an_answer_of_the_largest_size_is_read_and_a_larger_one_refused() -> Non
     assert received(struct.pack("!Q", most), largest) == {"nodes": 3}
     with pytest.raises(GraphError):
         received(struct.pack("!Q", most + 1))
+
+
+@pytest.mark.parametrize(("parts", "over"), [((4, 6), False), ((10,), False), ((4, 7), True)])
+def test_a_body_of_the_limit_is_read_and_one_of_a_byte_more_is_not(
+    parts: tuple[int, ...], over: bool
+) -> None:
+    messages = [{"type": "http.request", "body": b"x" * size} for size in parts]
+
+    async def receive() -> dict:
+        return messages.pop(0)
+
+    body = _LimitedBody(receive, 10, already_over=False)  # type: ignore[arg-type]
+
+    async def read() -> None:
+        while messages:
+            await body.receive()
+
+    if over:
+        with pytest.raises(BodyTooLargeError):
+            asyncio.run(read())
+    else:
+        asyncio.run(read())
+    assert body.over is over

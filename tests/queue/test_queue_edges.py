@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from queue_builders import pod
 from test_queue_controller import run
+from test_queue_preemption import Training
 from test_queue_quotas import A, B, Teams
 from test_queue_sizes import GPU, PART, replicated
 
@@ -40,5 +41,27 @@ def test_two_jobs_within_a_share_take_back_the_gpus_of_two_borrowers_at_once() -
         cluster.ends("a", "a4")
         await cluster.comes("b1", "Running")
         await cluster.comes("b2", "Running")
+
+    run(scenario)
+
+
+def test_a_new_leader_completes_a_preemption_that_another_one_began() -> None:
+    before = Training()
+
+    async def scenario() -> None:
+        before.submit("two")
+        await before.pass_s(0)
+        before.submit("three", gpus=2)
+        await before.pass_s(105)
+        await before.pass_s(1)
+        assert before.status("two")["phase"] == "Preempting"
+        before.api._watchers.clear()
+        after = Training(api=before.api)
+        after.now = before.now
+        after.job_controller_deletes("two")
+        await after.pass_s(1)
+        assert after.status("two")["phase"] == "Suspended"
+        assert not after.suspended("two")
+        assert after.controller.work.failures == 0
 
     run(scenario)
