@@ -37,7 +37,7 @@ PROFILES = ("tiresias-l", "srtf", "tandem", "tandem-guarded", "horus", "c-greedy
 #: What leave-one-out chooses among: the knobs of `tandem` that have no unit of a trace.
 CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem": {},
-    "tandem preempt_factor=3": {"preempt_factor": 3.0},
+    "tandem min_gain=0": {"min_gain": 0.0},
     "tandem quantum=1": {"quantum": 1.0},
 }
 PROMISED_SPEED = 0.73

@@ -26,10 +26,11 @@ class Share(Policy):
     """Fill the free shares, preempt only for what is worth far more, and repair bad pairs.
 
     A job's worth is its expected rate of completion given its attained service ([Tiresias]'
-    Gittins index, learned from finished jobs). Joining a neighbour gains the newcomer's worth at
-    its predicted speed and costs the neighbour's slowdown. A job joins others only where that beats
-    taking turns: Theorem 1 of [SJF-BSBF] with rates in place of known remaining times. A gang on
-    more nodes than it needs runs slower, as predicted of it ([Tiresias] 3.3). In each
+    Gittins index, learned from all jobs that were served). Joining a neighbour gains the newcomer's
+    worth at its predicted speed and costs the neighbour's slowdown. A job joins others only where
+    that beats taking turns: Theorem 1 of [SJF-BSBF] with rates in place of known remaining times;
+    and only for a gain of `min_gain`, since the best of many predictions is too good on average. A
+    gang on more nodes than it needs runs slower, as predicted of it ([Tiresias] 3.3). In each
     round, which looks only at what has changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
@@ -40,11 +41,12 @@ class Share(Policy):
     kind: Literal["share"] = "share"
     scale_gpu_s: Positive = 500.0  # service at which the worth of a new job has halved
     quantum: Positive = 0.5  # of what was attained: how far ahead completions are counted
-    prior_jobs: Annotated[float, Field(ge=0)] = 20.0  # weight of the heavy tail, in samples
+    prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
     preempt_factor: Annotated[float, Field(gt=1)] | None = 2.0  # none: nobody is preempted
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this
+    min_gain: Annotated[float, Field(ge=0, le=1)] = 0.1  # of a GPU's speed, by sharing it
     share: bool = True  # false: whole GPUs only
     locality: bool = True  # false: where the workers of a gang are has no price
     learn: bool = True  # false: least attained service
@@ -64,9 +66,12 @@ class Share(Policy):
         if running.all() and not (movable and board.changed.any()):
             return  # no job waits, and none can move to a better place than before
         rate = board.rate
+        service_gpu_s = board.arrays.service_gpu_s(ranked, board.now_s)
+        nothing = np.zeros(0)
         rate[ranked] = completion_rate(
-            board.arrays.service_gpu_s(ranked, board.now_s),
-            board.history.sorted_service if self.learn else np.zeros(0),
+            service_gpu_s,
+            board.history.sorted_service if self.learn else nothing,
+            np.sort(service_gpu_s) if self.learn else nothing,
             scale_gpu_s=self.scale_gpu_s,
             quantum=self.quantum,
             prior_jobs=self.prior_jobs,
@@ -82,7 +87,8 @@ class Share(Policy):
             return
         valuation = Valuation(
             board, rate, pipeline,
-            shares=self.share, min_speed=self.min_speed, locality=self.locality,
+            shares=self.share, min_speed=self.min_speed, min_gain=self.min_gain,
+            locality=self.locality,
         )  # fmt: skip
         waiting = ranked[~running]
         fresh = fresh[~running]

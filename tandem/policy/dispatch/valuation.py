@@ -34,13 +34,14 @@ class Valuation:
         *,
         shares: bool,
         min_speed: float,
+        min_gain: float = 0.0,
         locality: bool = True,
     ) -> None:
         self.board = board
         self.rate = rate  # (jobs,) completions per GPU-second
         self.loads: JobColumns = board.loads
         self.pipeline = pipeline
-        self.min_speed = min_speed
+        self.min_speed, self.min_gain = min_speed, min_gain
         self.locality = locality
         self._most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
         self.refresh()
@@ -313,7 +314,7 @@ class Offers:
         """Return (gpus,) where job `index`, at `speed`, had better share than take turns."""
         better: Bools = (self.present == 0) | shares_well(
             float(self.rate[index]), speed, self.loss[index], self.slowed[index],
-            self.present, self.worth,
+            self.present, self.worth, self.valuation.min_gain,
         )  # fmt: skip
         return better
 

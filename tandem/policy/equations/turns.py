@@ -14,6 +14,7 @@ def shares_well(
     slowed: Floats,
     present: Floats,
     worth: Floats,
+    min_gain: float = 0.0,
 ) -> Bools:
     """Say whether a newcomer should join a GPU, compared with both ways of taking turns.
 
@@ -24,6 +25,9 @@ def shares_well(
 
     - against waiting until a resident has ended: r m - L + (V / S) G > 0;
     - against running the newcomer first, alone:  r m + V - L - r + r (S + G - 1) > 0.
+
+    And G must be at least `min_gain`: G is predicted, and the best of many predictions is on
+    average too good, so a gain that is predicted to be small may well be none.
 
     Shapes: (gpus,), or numbers.
 
@@ -40,5 +44,5 @@ def shares_well(
     price = worth / np.maximum(present, 1e-12)
     over_waiting = rate * speed - loss + price * gained
     over_going_first = rate * speed + worth - loss - rate + rate * (present + gained - 1)
-    better: Bools = (over_waiting > 0) & (over_going_first > 0)
+    better: Bools = (over_waiting > 0) & (over_going_first > 0) & (gained >= min_gain)
     return better
