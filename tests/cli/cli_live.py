@@ -27,6 +27,7 @@ class Live:
         spec = {"selector": None, "ports": [{"port": 80, "targetPort": port}]}
         patch = json.dumps({"spec": spec})
         self.plane.kubectl("patch", "service", names.API_SERVICE, *where, "-p", patch)
+        target = self._pod()
         label = f"kubernetes.io/service-name={names.API_SERVICE}"
         self.plane.kubectl("delete", "endpointslices", *where, "-l", label)
         metadata = {"name": names.API_SERVICE, "namespace": names.NAMESPACE}
@@ -39,7 +40,12 @@ class Live:
                         **metadata,
                         "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
                     },
-                    "subsets": [{"addresses": [{"ip": self.address}], "ports": [{"port": port}]}],
+                    "subsets": [
+                        {
+                            "addresses": [{"ip": self.address, "targetRef": target}],
+                            "ports": [{"port": port}],
+                        }
+                    ],
                 },
                 {
                     "apiVersion": "discovery.k8s.io/v1",
@@ -53,10 +59,39 @@ class Live:
                     },
                     "addressType": "IPv4",
                     "ports": [{"name": "", "port": port, "protocol": "TCP"}],
-                    "endpoints": [{"addresses": [self.address], "conditions": {"ready": True}}],
+                    "endpoints": [
+                        {
+                            "addresses": [self.address],
+                            "conditions": {"ready": True},
+                            "targetRef": target,
+                        }
+                    ],
                 },
             ]
         )
+
+    def _pod(self) -> dict[str, str]:
+        """Make a pod that has our address: the API server proxies to addresses of pods alone."""
+        where = ("-n", names.NAMESPACE)
+        self.plane.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": "extender-here", "namespace": names.NAMESPACE},
+                "spec": {
+                    "schedulerName": "none",
+                    "containers": [{"name": "extender", "image": "extender:1"}],
+                },
+            }
+        )
+        status = {"podIP": self.address, "podIPs": [{"ip": self.address}]}
+        self.plane.kubectl(
+            "patch", "pod", "extender-here", *where, "--subresource=status", "--type=merge",
+            "-p", json.dumps({"status": status}),
+        )  # fmt: skip
+        uid = self.plane.get("pod", "extender-here", *where)["metadata"]["uid"]
+        found = {"kind": "Pod", "name": "extender-here", "namespace": names.NAMESPACE}
+        return {**found, "uid": uid}
 
     def account(self, namespace: str, name: str, role: str = "view") -> Path:
         """Make a service account with a role in its namespace; return its kubeconfig."""
