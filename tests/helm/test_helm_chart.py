@@ -253,7 +253,10 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
     roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
     rules = [rule for role in roles for rule in role["rules"]]
     assert not [rule for rule in rules if "secrets" in rule["resources"]]
-    assert not [r for r in rules if "mutatingwebhookconfigurations" in r["resources"]]
+    # Readers know the extender by the authority in it; nobody writes it.
+    assert [r["verbs"] for r in rules if "mutatingwebhookconfigurations" in r["resources"]] == [
+        ["get"]
+    ]
 
     own = render(*with_it, "--set", "webhook.certManager.issuerRef.name=ours")
     assert not [o for o in own if o["kind"] == "Issuer"]
@@ -285,7 +288,8 @@ def test_attached_to_a_scheduler_the_extender_stands_alone_and_may_do_less() -> 
     assert given["extenders"][0]["urlPrefix"].endswith(f".svc:{port['port']}")
     assert port["port"] == extender.verbs.port
     bound = {o["roleRef"]["name"] for o in objects if o["kind"].endswith("RoleBinding")}
-    assert bound == {"tandem-extender", "tandem-agent", "tandem-predictor"}
+    services, readers = {"tandem-extender", "tandem-agent", "tandem-predictor"}, {"tandem-api"}
+    assert bound == services | readers | {"tandem-view"}, "the latter for the account tandem-reader"
     rules = [rule for o in objects if o["kind"].endswith("Role") for rule in o["rules"]]
     assert not [rule for rule in rules if "leases" in rule["resources"]]
 
