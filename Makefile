@@ -71,6 +71,7 @@ real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault
 	@$(BIN)/tandem controlplane build --real-nodes
 	@$(PYTHON) deploy/images/build.py
 	@$(BIN)/pytest -n0 tests/realnode tests/helm/test_image.py
+	@$(BIN)/python -m benchmarks.real_jobs
 
 browser: $(READY) ## The status page in Chromium from Debian's packages: every view, axe, keyboard, 320 px, injection (needs root)
 	@$(BIN)/python -m benchmarks.page.browser

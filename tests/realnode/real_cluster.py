@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ COMPONENTS = ("extender", "agent", "predictor", "train")
 DEVICES = names.VISIBLE_DEVICES
 GPU_LABEL = {"nvidia.com/gpu.present": "true"}
 TRAIN_IMAGE = "tandem-train:0.1.0"
+DISK_BYTES = 8 << 30
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
@@ -121,6 +123,8 @@ class RealCluster:
     @classmethod
     def start(cls, nodes: int, values: Mapping[str, Any] | None = None) -> Self:
         options = [NodeOptions(f"real-{index}", labels=GPU_LABEL) for index in range(nodes)]
+        # The last of several nodes has a small disk of its own, which a test can fill.
+        options[1:] = [replace(each, disk_bytes=DISK_BYTES) for each in options[1:]]
         plane = ControlPlane.start(scheduler=True, real_nodes=options)
         cluster = cls(plane)
         try:
