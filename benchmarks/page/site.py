@@ -51,6 +51,7 @@ def page_site(
     may: Check = everybody,
     events: list[dict[str, Any]] | None = None,
     profile: dict[str, Any] | None = None,
+    within_s: float = 120,
 ) -> Iterator[PageSite]:
     """Serve a cluster that `fill` makes."""
     port, started = free_port(), threading.Event()
@@ -82,7 +83,7 @@ def page_site(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert started.wait(120), "the page is not served"
+    assert started.wait(within_s), "the page is not served"
     try:
         yield found[0]
     finally:

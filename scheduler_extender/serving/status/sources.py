@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
-from scheduler_extender.predictions import HttpPredictor
-from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.publisher import AwayError, Source
 from scheduler_extender.serving.status.routes import Events, Profiles
 from tandem.kube.access import bearer_token
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import Forbidden, KubeError
-from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import EVENTS
+
+if TYPE_CHECKING:  # the process in front starts without what only the extender needs
+    from scheduler_extender.predictions import HttpPredictor
+    from scheduler_extender.serving.status.changes import Changes
+    from tandem.kube.memory import MemoryCluster
 
 _SHOWN = 50  # events of a job
 _PATH = "/v1/changes"

@@ -1,0 +1,156 @@
+"""What the status page costs at 5,000 nodes: extender, process in front, browser.
+
+    python -m benchmarks.page [--nodes 5000] [--waiting 10000] [--updates 20] [--minutes 0]
+
+The cluster is made up (`fleet.py`, seed 1). First paint and updates are those of Chromium on the
+same machine; an update is the time from a change of the state to the frame that shows it, less the
+second at most for which changes are collected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+from benchmarks.page.browser import absent, chromium
+from benchmarks.page.fleet import Fleet
+from benchmarks.page.site import PageSite, page_site
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.serving.status.changes import Changes
+from scheduler_extender.serving.status.model import Cluster, Scope
+from scheduler_extender.serving.status.views import document, query_of
+
+_VIEWS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("overview", {}), ("gpus", {}), ("gpus", {"state": "slowed"}), ("jobs", {}),
+    ("jobs", {"phase": "Waiting"}), ("nodes", {}), ("models", {}),
+)  # fmt: skip
+
+
+def memory_mib() -> float:
+    """Return the resident memory of this process now."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - no file of ours
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def of_data(fleet: Fleet, state: ClusterState) -> dict[str, Any]:
+    """Return what encoding, taking in and viewing take, in milliseconds and MiB."""
+    changes, cluster = Changes(state), Cluster()
+    before = memory_mib()
+    longest, size, lines = 0.0, 0, []
+    began = time.perf_counter()
+    for piece in changes.pieces():
+        longest = max(longest, time.perf_counter() - began)
+        lines.append(piece)
+        size += len(piece)
+        began = time.perf_counter()
+    found: dict[str, Any] = {"whole_mib": round(size / 2**20, 1)}
+    start = time.perf_counter()
+    for _ in changes.pieces():
+        pass
+    found["encode_whole_ms"] = _ms(start)
+    found["longest_piece_ms"] = round(longest * 1000, 2)
+    start = time.perf_counter()
+    cluster.apply(b"".join(lines))
+    found["apply_whole_ms"] = _ms(start)
+    del lines
+    found["memory_mib"] = round(memory_mib() - before, 1)
+    for number in range(50):
+        state.upsert("gpunodes", fleet.node(number))
+    start = time.perf_counter()
+    delta = b"".join(changes.pieces(cluster.version))
+    found["encode_50_nodes_ms"] = _ms(start)
+    start = time.perf_counter()
+    cluster.apply(delta)
+    found["apply_50_nodes_ms"] = _ms(start)
+    for name, given in _VIEWS:
+        start = time.perf_counter()
+        text = json.dumps(document(cluster, Scope(), query_of(name, (), given.items())))
+        label = " ".join((name, *given.values()))
+        found[f"view {label}"] = f"{_ms(start)} ms, {len(text) // 1024} KiB"
+    return found
+
+
+def of_browser(fleet: Fleet, site: PageSite, updates: int, minutes: float) -> dict[str, Any]:
+    """Return first paint, updates and the memory of a tab."""
+    found: dict[str, Any] = {}
+    with chromium() as browser:
+        for attempt in ("cold", "warm"):
+            page = browser.new_page(viewport={"width": 1400, "height": 900})
+            start = time.perf_counter()
+            page.goto(f"{site.url}/status/?view=jobs&sort=name&q=comes-late")
+            page.wait_for_selector(".live:has-text('Live')", timeout=120_000)
+            found[f"first_view_{attempt}_ms"] = _ms(start)
+            found[f"first_paint_{attempt}_ms"] = round(
+                page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+            )
+            if attempt == "cold":
+                page.close()
+        page.evaluate(
+            """() => { window.seen = [];
+            new MutationObserver(() => requestAnimationFrame(() => window.seen.push(Date.now())))
+              .observe(document.querySelector('main'), {childList: true, subtree: true}); }"""
+        )
+        took = []
+        for number in range(updates):
+            made = fleet.waiting_job(0)
+            name = f"job-comes-late-{number:03}"
+            made["metadata"] |= {"name": name, "uid": name}
+            changed = time.time()
+            site.change(lambda state, made=made: state.upsert("gpujobs", made))
+            page.wait_for_selector(f"table >> text={name}", timeout=30_000)
+            seen = page.evaluate("window.seen.at(-1)") / 1000
+            took.append((seen - changed) * 1000)
+        found["update_ms_from_change"] = {
+            "p50": round(statistics.median(took)), "most": round(max(took)),
+        }  # fmt: skip
+        if minutes:
+            heap = "performance.memory.usedJSHeapSize / 2**20"
+            found["tab_mib_at_first"] = round(page.evaluate(heap), 1)
+            until = time.monotonic() + minutes * 60
+            number = 0
+            while time.monotonic() < until:
+                site.change(lambda state, n=number: state.upsert("gpunodes", fleet.node(n)))
+                number = (number + 1) % fleet.nodes
+                page.wait_for_timeout(1000)
+            found["tab_mib_at_last"] = round(page.evaluate(heap), 1)
+    return found
+
+
+def _ms(start: float) -> float:
+    return round((time.perf_counter() - start) * 1000, 1)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure and print JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page")
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--minutes", type=float, default=0)
+    given = parser.parse_args(arguments)
+    now_s = time.time()
+    fleet = Fleet(given.nodes, given.waiting, 1, now_s)
+    state = ClusterState(now_s=now_s)
+    fleet.fill(state)
+    found = {"nodes": given.nodes, "gpu_jobs": len(state.gpu_jobs()), **of_data(fleet, state)}
+    print(json.dumps(found, indent=2), flush=True)
+    del state
+    if why := absent():
+        print(f"no browser: {why}", file=sys.stderr)
+        return 0
+    fleet = Fleet(given.nodes, given.waiting, 1, now_s)
+    with page_site(fleet.fill, within_s=600) as site:
+        found = of_browser(fleet, site, given.updates, given.minutes)
+    found["load"] = f"{os.getloadavg()[0]:.1f}"
+    print(json.dumps(found, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
