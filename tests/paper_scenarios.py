@@ -1,0 +1,292 @@
+"""One scenario for each system of the papers, which only that system decides as it does.
+
+A scenario is data: GPUs of one node, kinds of jobs with their predicted loads and slowdowns, and a
+course of events with what is to be seen. The course runs on the API server in memory under every
+profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown, Prediction
+from tandem.contracts.resources import Demand, Load, Source
+from tandem.policy.catalog import Profile, load_profile
+
+GIB = 1 << 30
+#: A GPU is the jobs on it. What is seen is the GPUs in use, whichever they are.
+Seen = frozenset[frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a worker uses of an 80 GiB GPU; an iteration takes a second alone."""
+
+    percent: float = 20.0
+    base_gib: float = 4.0
+    extra_gib: float = 0.0
+    p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Submit:
+    """A job of a kind is created; it saves checkpoints."""
+
+    name: str
+    kind: str
+    iterations: int = 1000
+    accumulation: bool = False
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """As a user writes them."""
+        return {
+            "tandem.gpu/model": self.kind,
+            "tandem.gpu/batch-size": "32",
+            "tandem.gpu/iterations": str(self.iterations),
+            "tandem.gpu/checkpoint": "true",
+            "tandem.gpu/accumulation": str(self.accumulation).lower(),
+        }
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Time passes, so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A job comes to its end."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class Slow:
+    """From now on a job is measured to be slower next to another one, by so much."""
+
+    job: str
+    slowdown: float
+    beside: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the system's own rules lead to by now."""
+
+    gpus: tuple[str, ...]  # each the names of its jobs, in alphabetical order
+
+    @property
+    def seen(self) -> Seen:
+        """The jobs on each GPU in use."""
+        return frozenset(frozenset(each.split("+")) for each in self.gpus)
+
+
+Event = Submit | Pass | Ends | Slow | Look
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What only `system` decides like this, with the paper's section."""
+
+    system: str
+    section: str
+    gpus: int
+    kinds: Mapping[str, Kind]
+    course: tuple[Event, ...]
+    slowdown: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    order: Mapping[str, Any] = field(default_factory=dict)  # of the profile, for a short course
+    adjust: Mapping[str, Any] = field(default_factory=dict)
+    history: tuple[float, ...] = ()  # GPU-seconds of jobs that have ended
+
+    def profile(self, name: str) -> Profile:
+        """Return a shipped profile; its own thresholds and intervals are those of the scenario."""
+        profile = load_profile(name)
+        changes: dict[str, Any] = {}
+        if name.partition("-")[0] == self.system.partition("-")[0] and self.order:
+            changes["order"] = profile.order.model_copy(update=dict(self.order))
+        if name == self.system and profile.adjust is not None and self.adjust:
+            changes["adjust"] = profile.adjust.model_copy(update=dict(self.adjust))
+        return profile.model_copy(update=changes)
+
+    def load(self, demand: Demand, steps: int = 1) -> Prediction:
+        """Return what a predictor says of a job of these kinds; activations are half its memory."""
+        kind = self.kinds[demand.model or ""]
+        factor = 0.5 + 0.5 / steps
+        base, extra = (int(each * factor * GIB) for each in (kind.base_gib, kind.extra_gib))
+        said = Load(
+            utilisation_percent=kind.percent, utilisation_p95_percent=kind.percent,
+            memory_base_bytes=base, memory_peak_extra_bytes=extra, peak_probability=kind.p,
+            memory_p95_bytes=base + extra, utilisation_source=Source.FORMULA,
+            memory_source=Source.FORMULA, feature_hash=demand.model or "",
+            iteration_s=1.0 / steps, compute_share=kind.percent / 100, bandwidth_share=0.1,
+        )  # fmt: skip
+        return Prediction(load=said, explanation="as the scenario says")
+
+    def price(self, job: Load, candidates: list[Load]) -> InterferenceAnswer:
+        """Return what a predictor says of pairs."""
+        pairs = [
+            PairSlowdown(
+                job_slowdown=self._slowdown(job, each), partner_slowdown=self._slowdown(each, job)
+            )
+            for each in candidates
+        ]
+        return InterferenceAnswer(pairs=pairs, source=Source.MODEL)
+
+    def _slowdown(self, one: Load, beside: Load) -> float:
+        return self.slowdown.get((one.feature_hash, beside.feature_hash), 0.05)
+
+
+def _both(slowdown: float, *pairs: tuple[str, str]) -> dict[tuple[str, str], float]:
+    return {each: slowdown for a, b in pairs for each in ((a, b), (b, a))}
+
+
+_FOUR = {"thresholds_gpu_s": (4.0,)}
+_TIRESIAS = {
+    "gpus": 1,
+    "kinds": {"m": Kind(percent=90, base_gib=20)},
+    "order": _FOUR,
+    # Four of five jobs need a second or two, the fifth far more.
+    "history": (1.0, 1.0, 1.5, 2.0, 100.0),
+}
+
+_TWO = {"jobs_a_round": 2}
+_ALIKE = tuple(each for i in range(1, 7) for each in (Submit(f"x{i}", "alike"), Pass(1)))
+_QUEUE = (Submit("odd", "odd"), Pass(1), *_ALIKE)
+
+SCENARIOS = (
+    Scenario(
+        "tiresias-l",
+        "3.1, 3.3: least attained service in discrete queues, first in first out in each.",
+        course=(
+            Submit("a", "m", iterations=20), Pass(6), Look(("a",)),
+            # Over the threshold it gives way to one that has had nothing, though it is shorter.
+            Submit("b", "m", iterations=3000), Pass(2), Look(("b",)),
+            # Within a queue the first stays, though a newcomer is shorter still.
+            Submit("c", "m", iterations=5), Pass(1), Look(("b",)),
+            Pass(4), Look(("c",)),
+        ),
+        **_TIRESIAS,
+    ),
+    Scenario(
+        "tiresias-g",
+        "3.2.2, 3.3: the Gittins index of the service so far, inside the first queue.",
+        course=(
+            Submit("a", "m", iterations=20), Pass(6), Look(("a",)),
+            Submit("b", "m", iterations=3000), Pass(3), Look(("b",)),
+            # Most jobs end within two seconds: one that has not is less likely to than a new one.
+            Submit("c", "m", iterations=5), Pass(1), Look(("c",)),
+        ),
+        **_TIRESIAS,
+    ),
+    Scenario(
+        "horus",
+        "4.3, Eq. 7-10: longest wait first, to the GPU of least cost in memory and utilisation.",
+        gpus=2,
+        kinds={
+            "busy": Kind(99, 32), "wall": Kind(10, 75), "odd": Kind(20, 50.5),
+            "alike": Kind(25, 51), "new": Kind(40, 6),
+        },
+        slowdown=_both(0.9, ("odd", "new"), ("alike", "new")),
+        order=_TWO,
+        course=(
+            Submit("busy", "busy"), Pass(1), Submit("wall", "wall"), Pass(1),
+            Look(("busy", "wall")),
+            *_QUEUE, Pass(5), Ends("wall"), Pass(2), Look(("busy", "odd")),
+            # The GPU with less memory in use would be more than fully utilised.
+            Submit("new", "new"), Pass(1), Look(("busy", "new+odd")),
+        ),
+    ),
+    Scenario(
+        "horus-f",
+        "4.4, Alg. 1: a queue of many alike jobs is served before one that has waited longer.",
+        gpus=1,
+        kinds={"wall": Kind(90, 75), "odd": Kind(80, 60), "alike": Kind(15, 6)},
+        order=_TWO,
+        course=(
+            Submit("wall", "wall"), Pass(1), Look(("wall",)),
+            *_QUEUE, Pass(5), Ends("wall"), Pass(2), Look(("x1+x2",)),
+        ),
+    ),
+    Scenario(
+        "ojpp",
+        "4.2, 4.3, Eq. 3-7: as many jobs as the bounds on collision and interference allow.",
+        gpus=2,
+        kinds={
+            "calm": Kind(20, 8, 4, 0.02), "peaky": Kind(20, 8, 40, 0.5), "harsh": Kind(20, 8),
+        },
+        slowdown=_both(0.3, ("harsh", "calm"), ("harsh", "peaky")) | {("harsh", "harsh"): 0.3},
+        course=(
+            Submit("a", "peaky"), Pass(40), Look(("a",)),
+            Submit("d", "calm"), Pass(1), Submit("e", "calm"), Pass(1), Look(("a+d+e",)),
+            # By Eq. 5 a second job with peaks opens a GPU, by Eq. 7 no job joins the harsh one.
+            Submit("b", "peaky"), Pass(1), Look(("a+d+e", "b")),
+            Submit("c", "harsh"), Pass(2), Look(("a+d+e", "b")),
+            # It has no repair: that is OJPAP's.
+            Slow("a", 0.6, "e"), Pass(700), Look(("a+d+e", "b")),
+        ),
+    ),
+    Scenario(
+        "ojpap",
+        "4.4, Alg. 4: over the bound, the worker of least cost moves to the GPU with most room.",
+        gpus=2,
+        kinds={
+            "calm": Kind(20, 8, 4, 0.02), "peaky": Kind(20, 8, 40, 0.5), "light": Kind(20, 3),
+        },
+        adjust={"every_s": 5.0},
+        course=(
+            Submit("a", "peaky"), Pass(40), Submit("d", "calm"), Pass(1), Submit("e", "light"),
+            Pass(1), Look(("a+d+e",)),
+            Submit("b", "peaky"), Pass(60), Look(("a+d+e", "b")),
+            Slow("a", 0.6, "e"), Pass(60), Look(("a+d", "b+e")),
+        ),
+    ),
+    Scenario(
+        "sjf-bsbf",
+        "4.3, Theorem 1, Alg. 2: share with sub-batches where that beats waiting, else wait.",
+        gpus=2,
+        kinds={"large": Kind(60, 40), "small": Kind(60, 10), "eager": Kind(50, 50)},
+        slowdown=_both(9.0, ("small", "small"), ("eager", "small"), ("large", "small"))
+        | _both(0.1, ("large", "eager")),
+        course=(
+            Submit("long", "large", 5000), Pass(1), Submit("short", "small", 1000), Pass(1),
+            Look(("long", "short")),
+            Submit("n", "eager", 100, accumulation=True), Pass(1), Look(("long+n", "short")),
+            Submit("w", "small", 1000), Pass(2), Look(("long+n", "short")),
+        ),
+    ),
+    Scenario(
+        "xonar",
+        "3.2, Eq. 1: the head of the queue picks the partner whose active fits its idle time.",
+        gpus=1,
+        kinds={
+            "wall": Kind(90, 79), "heavy": Kind(75, 20), "same": Kind(75, 10),
+            "fit": Kind(20, 10), "tiny": Kind(5, 2),
+        },
+        slowdown=_both(3.0, ("heavy", "fit"))
+        | _both(0.1, ("heavy", "same"), ("heavy", "tiny")),
+        course=(
+            Submit("wall", "wall"), Pass(1), Submit("head", "heavy"), Pass(1),
+            Submit("next", "same"), Pass(1), Submit("last", "fit"), Pass(1),
+            Submit("tiny", "tiny"), Pass(1), Look(("wall",)),
+            Ends("wall"), Pass(2), Look(("head+last",)),
+        ),
+    ),
+    Scenario(
+        "pab",
+        "5.1, PAB: packs by memory, and a newcomer at half its speed after a minute waits again.",
+        gpus=1,
+        kinds={"m": Kind(60, 10)},
+        slowdown={("m", "m"): 9.0},
+        adjust={"every_s": 5.0},
+        course=(
+            Submit("a", "m"), Pass(1), Look(("a",)),
+            Submit("b", "m"), Pass(1), Look(("a+b",)),
+            Slow("b", 2.0, "a"), Pass(15), Look(("a",)),
+        ),
+    ),
+)  # fmt: skip
