@@ -43,7 +43,7 @@ THRESHOLDS = (3250.0, 7200.0)
 
 def orderings() -> str:
     """Run orderings against an independent simulator: no interference, no costs, one pool."""
-    las = load_profile("tiresias-l").model_dump()
+    las = load_profile("tiresias-l-list").model_dump()
     las["order"]["thresholds_gpu_s"] = THRESHOLDS
     systems = [load_profile(n) for n in ("fifo", "srtf", "srsf")] + [Profile.model_validate(las)]
     rows = []
@@ -110,10 +110,10 @@ class Results:
         }
 
     def ratios(self, name: str, figure: str, less: str | None = None) -> dict[str, np.ndarray]:
-        """Return a figure relative to tiresias-l's on the same seed, by trace, (seeds,)."""
+        """Return a figure relative to tiresias-l-list's on the same seed, by trace, (seeds,)."""
         out = {}
         for trace in CLUSTERS:
-            base, mine = self.of("tiresias-l", trace), self.of(name, trace, less)
+            base, mine = self.of("tiresias-l-list", trace), self.of(name, trace, less)
             both = sorted(base.keys() & mine.keys())
             out[trace] = np.array([mine[s][figure] / base[s][figure] for s in both])
         return out
@@ -142,7 +142,7 @@ _COLUMNS = ["seeds", "geometric mean", *CLUSTERS, "p99, worst trace", "mean spee
 
 
 def measured(results: Results) -> str:
-    """All profiles with measured interference, relative to tiresias-l on the same seed."""
+    """All profiles with measured interference, relative to tiresias-l-list on the same seed."""
     rows = []
     for name in profile_names():
         mean, columns = results.row(name)

@@ -33,7 +33,7 @@ from tandem.simulator.world import measured_world
 KEPT = Path(__file__).parents[1] / ".out" / "cells"
 MEASURED = ("philly-103959", "philly-ed69ec", "philly-0e4a51", "muri-trace3")
 #: Profiles that know no durations, apart from `srtf`.
-PROFILES = ("tiresias-l", "srtf", "tandem", "tandem-guarded", "horus", "c-greedy", "las-order")
+PROFILES = ("tiresias-l-list", "srtf", "tandem", "tandem-guarded", "horus", "c-greedy", "las-order")
 #: What leave-one-out chooses among: the knobs of `tandem` that have no unit of a trace.
 CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem": {},
@@ -115,7 +115,7 @@ def cells(grid: str) -> Iterator[Cell]:
     names = (*PROFILES, *(name for name in CANDIDATES if name != "tandem"))
     if grid == "gain":
         totals = [f"gain-{total:.1f}" for total in np.arange(0.9, 1.75, 0.1)]
-        for seed, total, name in product(range(3), totals, ("tandem", "tiresias-l", "srtf")):
+        for seed, total, name in product(range(3), totals, ("tandem", "tiresias-l-list", "srtf")):
             yield Cell(name, "heavy", total, 1.1, 0.07, seed, "2x8", 200)
         return
     small = grid == "small"
@@ -130,8 +130,8 @@ def cells(grid: str) -> Iterator[Cell]:
 
 
 def relative(wanted: Sequence[Cell], figure: str) -> dict[tuple[str, tuple[object, ...]], float]:
-    """Return a figure over that of `tiresias-l` in the same cell, by profile and cell."""
-    base = {cell.where: cell.figures() for cell in wanted if cell.profile == "tiresias-l"}
+    """Return a figure over that of `tiresias-l-list` in the same cell, by profile and cell."""
+    base = {cell.where: cell.figures() for cell in wanted if cell.profile == "tiresias-l-list"}
     found = {}
     for cell in wanted:
         mine, other = cell.figures(), base.get(cell.where)
@@ -195,7 +195,8 @@ def page(wanted: Sequence[Cell]) -> str:
         "# Cells that no profile was tuned on",
         f"{made_by('python -m benchmarks.results_cells --write', 'seeds from 0')} "
         f"{len(kept)} of {len(wanted)} runs of the grid are in it.\n\n"
-        "Mean completion time relative to `tiresias-l` on the same jobs, cluster and seed. Traces\n"
+        "Mean completion time relative to `tiresias-l-list` on the same jobs, cluster and seed.\n"
+        "Traces\n"
         "`heavy`, `light`, `bursts` and `gangs` are drawn; the others are the first jobs of\n"
         "measured traces, their arrivals stretched to the load. `nothing` is a matrix on which a\n"
         "pair is as fast as one job after the other. `srtf` knows the durations; `las-order` is\n"

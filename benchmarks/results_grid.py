@@ -33,7 +33,7 @@ CLUSTERS = {
     "muri-trace3": "8x8",
 }
 #: The profiles that promises are made of.
-PROMISED = ("tandem", "tandem-guarded", "tiresias-l", "srtf")
+PROMISED = ("tandem", "tandem-guarded", "tiresias-l-list", "srtf")
 #: Slices as long as a preemption costs: no job would end, so these alone are not charged for it.
 FREE_PREEMPTION = ("gandiva",)
 #: What `tandem` is without each of its parts.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.papers.evaluation import evaluation
 from benchmarks.papers.page import made_by, simulate, write
 from benchmarks.tables import load_trace, markdown
 from tandem.policy.catalog import load_profile
@@ -230,6 +231,7 @@ def main() -> None:
                 f"--seed {arguments.seed}",
                 f"seeds {seeds[0]} to {seeds[-1]}, one a repeat; waiting times: the first five",
             ),
+            evaluation=evaluation("Horus"),
             fitted=fitted,
             linear=makespans(seeds, fitted=False, shares=2)[0],
             more=makespans(seeds, fitted=True, shares=8)[0],
@@ -286,6 +288,8 @@ Reproduced: to share shortens the wait by more than half, and the order (OBP, Ho
 last a little below Horus; paper: 5.7 %). Over five draws that order is an indication only. Not
 reproduced: OBP far behind Horus. Here both start whoever fits by memory, and FIFO, with wide
 gangs at its head, waits longer than the paper's.
+
+{evaluation}
 
 ## What is synthetic, and what is told
 

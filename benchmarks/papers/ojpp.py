@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.papers.evaluation import evaluation
 from benchmarks.papers.page import made_by, write
 from benchmarks.tables import markdown
 from tandem.policy.adjust.migrate import Migrate
@@ -388,6 +389,8 @@ a look. Only devices in use are targets, so none is added.
 Little is repaired. What stays over the bound found no device in use within every bound, since OJPP
 leaves little room and Alg. 4 opens no device; or it hides behind a slower worker of its gang, which
 is measured as a whole. The paper shows one run, in a figure; its cost of migration is given as 5 %.
+
+{evaluation("OJPP")}
 """
 
 

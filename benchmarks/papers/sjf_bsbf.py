@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.papers.evaluation import evaluation
 from benchmarks.papers.page import made_by, simulate, write
 from benchmarks.papers.pollux import APPLICATIONS, CAPACITY_GIB, PolluxJob, applications, workload
 from benchmarks.tables import data_folder, markdown
@@ -161,6 +162,7 @@ def main() -> None:
                 f"python -m benchmarks.papers.sjf_bsbf --seed {arguments.seed}",
                 f"seed {arguments.seed} (memory)",
             ),
+            evaluation=evaluation("SJF-BSBF"),
             policies=five_policies(workloads),
             free=one_ratio(
                 {n: [without_memory(jobs) for jobs in of] for n, of in workloads.items()}
@@ -216,6 +218,8 @@ starts when the partner ends, but nobody keeps those GPUs for a gang that needs 
 With memory bounded they differ at every ratio. At 1 nobody slows anybody down, so all of that
 difference is the stretch of accumulation: first fit also takes places where the batch must be cut
 so small that an iteration takes several times as long.
+
+{evaluation}
 
 ## Where the inputs are from
 

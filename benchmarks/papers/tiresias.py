@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.papers.evaluation import evaluation
 from benchmarks.papers.page import made_by, write
 from benchmarks.tables import load_trace, markdown
 from tandem.policy.catalog import Profile, load_profile
@@ -112,6 +113,8 @@ Table 5, on three virtual clusters of the same company's trace, at loads of thei
 YARN-CS and best-effort on 103959 are the paper's. SRTF and SRSF lead by more here: these clusters
 are loaded throughout, so that knowing the durations pays. No job of these has more than 4 GPUs, so
 that smallest-first has little to tell them apart by.
+
+{evaluation("Tiresias")}
 """,
     )
 

@@ -128,6 +128,14 @@ def test_a_starving_job_is_promoted_to_the_first_queue() -> None:
     assert knob.end_s[0] < never.end_s[0]
 
 
+def test_the_shipped_knob_promotes_a_job_that_waited_eight_times_as_long_as_it_ran() -> None:
+    # Demoted at 3,200 s of 4,000; jobs of 3,000 s follow one another on the one GPU. It has starved
+    # after 25,600 s, at 28,800 s, and its first start is the earliest of the first queue.
+    jobs = trace((0, 1, 4000), *((3200 + 3000 * i, 1, 3000) for i in range(20)))
+    assert run(jobs, "1x1", "tiresias-l-promote").end_s[0] == pytest.approx(28_800 + 800)
+    assert run(jobs, "1x1", "tiresias-l").end_s[0] == pytest.approx(3200 + 20 * 3000 + 800)
+
+
 def test_a_promoted_job_starts_before_the_backlog_of_the_first_queue() -> None:
     # Demoted at 100 s; twenty jobs of 90 s come at once. It starved after another 100 s, and starts
     # when the job that runs then has ended, at 280 s.
