@@ -450,7 +450,7 @@ def test_jobs_of_ones_own_namespace_are_named_and_others_counted() -> None:
 
 def test_demoted_jobs_keep_their_places_in_the_queue_after_a_change_of_leader() -> None:
     """Each is demoted in turn, in another order than that of their names and of their arrival."""
-    cluster = Training(profile=tiresias(100.0, promote_knob=None))
+    cluster = Training(profile=tiresias(100.0, within="list"))
 
     def in_order(training: Training) -> list[str]:
         now, history = training.now, training.controller._learned.history()
@@ -483,7 +483,7 @@ def test_demoted_jobs_keep_their_places_in_the_queue_after_a_change_of_leader() 
         waiting = [each for each in in_order(cluster) if each != "job-runs"]
         # Who ran last got ahead of those that wait; neither names nor arrival say so.
         assert waiting == ["job-bravo", "job-alpha", "job-charlie"]
-        successor = Training(profile=tiresias(100.0, promote_knob=None), api=cluster.api)
+        successor = Training(profile=tiresias(100.0, within="list"), api=cluster.api)
         successor.now, successor.loop = cluster.now, cluster.loop
         assert await successor.controller._leading()
         successor.controller.work.hold()
