@@ -100,10 +100,13 @@ class NodeBook:
         if before == use:
             return
         if before is not None:
-            self._used[self._slot(before[0])] -= (before[1], before[2], 1)
+            slot = self._slot(before[0])
+            self._used[slot] -= (before[1], before[2], 1)
             del self._uses[uid]
         if use is not None:
-            self._used[self._slot(use[0])] += (use[1], use[2], 1)
+            # The slot first: to find it may replace the array by a larger one.
+            slot = self._slot(use[0])
+            self._used[slot] += (use[1], use[2], 1)
             self._uses[uid] = use
 
     def eligible(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:

@@ -382,3 +382,12 @@ def test_a_job_past_its_shares_still_counts_in_the_sums() -> None:
     assert found.gpus.memory_base_gib[0] == pytest.approx(30)
     assert np.array_equal(found.gpus.residents.shape, (1, 2))
     assert isinstance(found.worker(pod_info(pod("x"))), Job)
+
+
+def test_pods_that_are_told_before_their_nodes_are_all_counted() -> None:
+    """Pods and nodes are listed at the same time; a pod may come first, on any number of nodes."""
+    state = ClusterState(now_s=NOW)
+    for number in range(300):
+        state.upsert("pods", pod(f"p{number}", node_name=f"n{number}", devices="a"))
+    assert len(state.nodes.uses()) == 300
+    state.check()
