@@ -19,8 +19,10 @@ from tandem.kube.resource import GPU_NODES, JOBS, PODS
 from tandem.policy.catalog import profile_names
 
 SETTINGS = QueueConfig(min_run_s=0, preemption_cost_s=0, max_preemptions_per_hour=100)
-#: `tiresias-l-list` is `tiresias-l` with another rule inside a queue, and no system of its own.
-OTHERS = [name for name in profile_names() if name != "tiresias-l-list"]
+#: `tiresias-l` with another rule inside a queue, and with promotion of jobs that starve: variants
+#: of the same system, which decide a short course as it does.
+VARIANTS = ("tiresias-l-list", "tiresias-l-promote")
+OTHERS = [name for name in profile_names() if name not in VARIANTS]
 
 
 class Course(Training):
@@ -98,7 +100,8 @@ class Course(Training):
 
     def report(self) -> None:
         """Agents report each five seconds, where anything is measured; else once a minute."""
-        every_s = 5.0 if self.slow or self.scenario.adjust else 60.0
+        measures = any(isinstance(event, Slow) for event in self.scenario.course)
+        every_s = 5.0 if measures else 60.0
         if self.now - self.reported_s < every_s:
             return
         self.reported_s = self.now
