@@ -185,7 +185,8 @@ class GpuTable:
         }
         changed = len(added) > 0
         for column, values in facts.items():
-            new = np.array(values, dtype=self._columns[column].dtype)
+            known = self._columns[column]
+            new = np.array(values, dtype=known.dtype).reshape(len(gpus), *known.shape[1:])
             changed = changed or not np.array_equal(self._columns[column][rows], new)
             self._columns[column][rows] = new
         if changed:

@@ -310,9 +310,14 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
         terminal.until("job-gpt")
         os.kill(os.getpid(), signal.SIGINT)  # as the terminal does
 
-    play(terminal, steps)
-    live = live_top(Fake(), 1.0, terminal)
-    live.run()
+    # The workers of pytest-xdist ignore SIGINT.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        play(terminal, steps)
+        live = live_top(Fake(), 1.0, terminal)
+        live.run()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert termios.tcgetattr(terminal.slave) == before
 
 

@@ -77,6 +77,14 @@ def test_an_older_version_and_a_late_answer_change_nothing() -> None:
     assert found.pod_named("ml", "a") is None
 
 
+def test_a_node_may_report_gpus_and_then_none() -> None:
+    state = ClusterState(now_s=NOW)
+    for reported in ((gpu("GPU-0"),), ()):
+        state.upsert("gpunodes", gpu_node("n0", *reported))
+        assert len(state.snapshot().gpu_ids) == len(reported)
+        state.check()
+
+
 def test_a_deletion_of_a_former_pod_spares_the_present_one_of_that_name() -> None:
     found = state(
         ("gpunodes", gpu_node("n0", "g0")),
