@@ -23,11 +23,14 @@ TANDEM = Path(sys.executable).with_name("tandem")
 @pytest.mark.slow
 def test_on_a_terminal_the_page_shows_the_jobs_and_stays_until_ctrl_c() -> None:
     ours, theirs = pty.openpty()
+    # The workers of pytest-xdist ignore SIGINT, and a child would inherit that.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [str(TANDEM), "demo", "--speed", "50"],
         stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True, start_new_session=True,
         env=os.environ | {"TERM": "xterm", "COLUMNS": "160"},
     )  # fmt: skip
+    signal.signal(signal.SIGINT, handler)
     os.close(theirs)
     said = bytearray()
 

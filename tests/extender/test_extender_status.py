@@ -108,6 +108,20 @@ def kinds(lines: bytes) -> list[str]:
     return [json.loads(line)["kind"] for line in lines.splitlines()]
 
 
+@pytest.mark.parametrize("scope", [OPERATOR, Scope("ml")])
+def test_what_is_not_there_is_missing_and_no_error(site: Site, scope: Scope) -> None:
+    site.follow()
+    for name, path in (
+        ("node", ("0",)),
+        ("gpu", ("0", "a")),
+        ("gpu", ("n0", "0")),
+        ("job", ("ml", "0")),
+        ("model", ("ml", "0")),
+    ):
+        with pytest.raises(MissingError):
+            view(site.cluster, name, *path, scope=scope)
+
+
 def test_what_has_not_changed_is_not_sent_again(site: Site) -> None:
     assert kinds(site.follow()) == ["whole", "node", "node", "quotas", "end"]
     assert kinds(site.follow()) == ["quotas", "end"]

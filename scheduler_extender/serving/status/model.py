@@ -227,8 +227,10 @@ class Cluster:
         known = self._visible.get((scope.namespace, node))
         if known is not None:
             return known
+        if node and node not in self.nodes:
+            return []
         if scope.namespace is None:
-            nodes = self.all_nodes() if not node else [self.nodes[node]] * (node in self.nodes)
+            nodes = [self.nodes[node]] if node else self.all_nodes()
             found = [gpu for each in nodes for gpu in each.gpus]
         elif node:
             found = [gpu for gpu in self.gpus_of(scope) if gpu.node == node]
