@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import time
 
@@ -49,24 +50,25 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
         assert environment.pop("train")["NVIDIA_VISIBLE_DEVICES"].split(",") == devices(pod)
         assert {env["NVIDIA_VISIBLE_DEVICES"] for env in environment.values()} == {"void"}
 
-    # A fourth would make three whose memory peaks may meet: it waits, and says where and why.
-    cluster.apply_job(namespace, job("late", annotations=RESNET))
+    # A fourth would make three for whose memory there is no room: it waits, and says where and why.
+    needs = RESNET | {"tandem.gpu/memory": "76Gi"}
+    cluster.apply_job(namespace, job("late", annotations=needs))
     reason = cluster.waiting_reason(namespace, "late")
     (shared,) = devices(first)
     assert shared in reason
-    assert "memory peaks would collide with probability 0.16, bound 0.10" in reason
+    assert re.search(r"needs \d+\.\d GiB of memory; \d+\.\d GiB there", reason), reason
     assert "held by a job that does not share" in reason
     late = cluster.pod_of(namespace, "late")
     assert late is not None
 
     def described() -> bool:
         text = cluster.plane.kubectl("describe", "pod", "-n", namespace, late["metadata"]["name"])
-        return "memory_collision" in text and "kubectl describe gpujob job-late" in text
+        return "memory_capacity" in text and "kubectl describe gpujob job-late" in text
 
     wait_until(described, "kubectl describe pod names the constraints and where the figures are")
     figures = cluster.plane.kubectl("describe", "gpujob", "-n", namespace, "job-late")
     assert shared in figures
-    assert "memory peaks would collide" in figures
+    assert "GiB of memory" in figures
     columns = cluster.plane.kubectl("get", "gpujobs", "-n", namespace)
     assert "job-late" in columns
     assert "Queued" in columns
@@ -75,11 +77,12 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
         devices(third)[0]: 1,
     }
 
-    # When the first ends, the fourth takes its place (within ten seconds on a quiet machine).
-    cluster.let_end(namespace, "resnet")
+    # When both have ended, the fourth takes their place (within ten seconds on a quiet machine).
+    for name in ("resnet", "squeeze"):
+        cluster.let_end(namespace, name)
     ended = time.monotonic()
     fourth = cluster.running(namespace, "late")
-    print(f"the fourth ran {time.monotonic() - ended:.1f} s after the first had ended")
+    print(f"the fourth ran {time.monotonic() - ended:.1f} s after the two had ended")
     assert devices(fourth) == [shared]
     cluster.remove(namespace)
 
