@@ -34,6 +34,7 @@ from node_agent.stub import (
     build,
     environment,
 )
+from tandem.controlplane.usage import resident_mib
 
 GPUS, PROCESSES = 8, 32
 GIB = 1 << 30
@@ -79,12 +80,6 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK_S
-
-
-def resident_mib(pid: int) -> float:
-    """Return the memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def measure_cpu(library: Path, folder: Path, seconds: float) -> dict[str, float]:

@@ -17,11 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+
+from tandem.controlplane.usage import resident_mib
 
 HALF_SENT = 60
 _ANNOUNCED_BYTES = 4 * 2**20
@@ -90,8 +91,7 @@ class Watch:
         while not self._over.wait(0.01):
             for pid in self._pids:
                 with suppress(OSError):
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                    self.largest_mib[pid] = max(self.largest_mib[pid], pages * 4096 / 2**20)
+                    self.largest_mib[pid] = max(self.largest_mib[pid], resident_mib(pid))
 
 
 def post(public: str, body: bytes) -> list[Answer]:

@@ -116,7 +116,7 @@ Measured: the slowdown of each gang on more nodes than it needs (rate on one nod
 spread, V100s, 2, 4 and 8 GPUs; the next larger size counts, 8 above it; never below 0), and the
 slowdown of pairs, both from Gavel's simulation file. Models that were not measured with several
 GPUs have the median of those that were. Drawn with the seed, as on [results.md](../results.md):
-the model of each job, memory and utilisation. The policy is told what other batch sizes of the
+the model of each job, memory and utilisation. The policy knows what other batch sizes of the
 model say, never the measurement itself. A preemption or a move costs 60 s.
 """
 

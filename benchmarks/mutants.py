@@ -175,7 +175,7 @@ def _shown(before: str, after: str) -> tuple[str, str]:
         old, new = old[1:], new[1:]
     while old and new and old[-1] == new[-1]:
         old, new = old[:-1], new[:-1]
-    return (" ".join(" ".join(lines).split()) for lines in (old, new))  # type: ignore[return-value]
+    return " ".join(" ".join(old).split()), " ".join(" ".join(new).split())
 
 
 def hand_mutants() -> list[Mutant]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.model import Cluster, Scope
 from scheduler_extender.serving.status.views import document, query_of
+from tandem.controlplane.usage import resident_mib
 
 _VIEWS: tuple[tuple[str, dict[str, str]], ...] = (
     ("overview", {}), ("gpus", {}), ("gpus", {"state": "slowed"}), ("jobs", {}),
@@ -32,16 +32,10 @@ _VIEWS: tuple[tuple[str, dict[str, str]], ...] = (
 )  # fmt: skip
 
 
-def memory_mib() -> float:
-    """Return the resident memory of this process now."""
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - no file of ours
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
-
-
 def of_data(fleet: Fleet, state: ClusterState) -> dict[str, Any]:
     """Return what encoding, taking in and viewing take, in milliseconds and MiB."""
     changes, cluster = Changes(state), Cluster()
-    before = memory_mib()
+    before = resident_mib(os.getpid())
     longest, size, lines = 0.0, 0, []
     began = time.perf_counter()
     for piece in changes.pieces():
@@ -59,7 +53,7 @@ def of_data(fleet: Fleet, state: ClusterState) -> dict[str, Any]:
     cluster.apply(b"".join(lines))
     found["apply_whole_ms"] = _ms(start)
     del lines
-    found["memory_mib"] = round(memory_mib() - before, 1)
+    found["memory_mib"] = round(resident_mib(os.getpid()) - before, 1)
     for number in range(50):
         state.upsert("gpunodes", fleet.node(number))
     start = time.perf_counter()

@@ -39,13 +39,18 @@ def usage(process: Process) -> Usage:
     total = Usage()
     for pid in _family(process.pid):
         with contextlib.suppress(OSError):
-            total += _of(Path(f"/proc/{pid}"))
+            total += _of(pid)
     return total
 
 
-def _of(folder: Path) -> Usage:
-    pages = int((folder / "statm").read_text().split()[1])
-    return Usage(pages * _PAGE_MIB, _entries(folder / "fd"), _entries(folder / "task"))
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of one process in MiB; raises OSError where there is none."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MIB
+
+
+def _of(pid: int) -> Usage:
+    folder = Path(f"/proc/{pid}")
+    return Usage(resident_mib(pid), _entries(folder / "fd"), _entries(folder / "task"))
 
 
 def _entries(folder: Path) -> int:

@@ -33,6 +33,7 @@ from scheduler_extender.serving.gate import Limits, Turnstile, client_of
 from scheduler_extender.serving.limits import Budget
 from scheduler_extender.serving.service import Service, running
 from tandem.controlplane.processes import free_port
+from tandem.controlplane.usage import resident_mib
 from tandem.kube.memory import MemoryCluster
 
 pytestmark = pytest.mark.timeout(120)
@@ -67,7 +68,7 @@ class Site:
             await asyncio.sleep(0.1)
 
     def memory_mib(self) -> float:
-        return int(Path(f"/proc/{self.front.pid}/statm").read_text().split()[1]) * 4096 / MIB
+        return resident_mib(self.front.pid)
 
 
 @asynccontextmanager
