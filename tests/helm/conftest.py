@@ -22,9 +22,17 @@ def rendered() -> list[Object]:
     return render("--api-versions", "monitoring.coreos.com/v1", *RETRAINING)
 
 
+@pytest.fixture
+def cluster(installed: ChartCluster) -> Iterator[ChartCluster]:
+    """The chart on a real control plane; the jobs of a test leave the GPUs when it ends."""
+    before = set(installed.teams)
+    yield installed
+    installed.remove_teams(installed.teams - before)
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartCluster]:
-    """The chart on a real control plane; the last tests to use it uninstall it."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartCluster]:
+    """One installation for all tests; the last tests to use it uninstall it."""
     from tandem.controlplane import ControlPlane, Node
 
     absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]

@@ -27,6 +27,7 @@ class ChartCluster:
         self.installation = Installation(plane, folder, values=VALUES)
         self._gpus = [StubGpu(uuid=f"GPU-n0-{index}") for index in range(8)]
         self._proc = FakeProc(folder / "proc")
+        self.teams: set[str] = set()
 
     def start(self) -> None:
         self.installation.install()
@@ -39,9 +40,16 @@ class ChartCluster:
         """Make a namespace of a tenant."""
         name = f"team-{secrets.token_hex(3)}"
         self.plane.kubectl("create", "namespace", name)
+        self.teams.add(name)
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
         wait_until(lambda: self.plane.http.get(account).is_success, f"{name} is set up")
         return name
+
+    def remove_teams(self, teams: set[str]) -> None:
+        """Delete these namespaces of tenants, without waiting for their objects."""
+        self.teams -= teams
+        for team in teams:
+            self.plane.kubectl("delete", "namespace", team, "--wait=false", "--ignore-not-found")
 
     def submit(
         self, namespace: str, name: str, memory: str = "8Gi", seconds: float | None = None

@@ -74,12 +74,12 @@ def target(job: str, address: str, scheme: str = "http", **more: Any) -> dict[st
 
 
 @pytest.fixture(scope="module")
-def prometheus(cluster: ChartCluster) -> Prometheus:
+def prometheus(installed: ChartCluster) -> Prometheus:
     """Prometheus with our rules, as the chart's monitors would set it up, and something to see."""
     program = binaries.find("prometheus")
     if program is None:
         pytest.skip("no prometheus on this machine: Debian's package of that name has it")
-    plane, installation, folder = cluster.plane, cluster.installation, cluster.folder
+    plane, installation, folder = installed.plane, installed.installation, installed.folder
     plane.apply(READER)
     (folder / "token").write_text(plane.service_account_token("default", "prometheus"))
     secret = plane.get("secret", "tandem-webhook", "-n", names.NAMESPACE)
@@ -120,7 +120,7 @@ def prometheus(cluster: ChartCluster) -> Prometheus:
             f"--web.listen-address=127.0.0.1:{port}",
         ],
     )
-    team = cluster.team()
+    team = installed.team()
     pushed = httpx.post(
         f"{installation.predictor_url}/v1/models",
         params={"name": "squeezenet", "namespace": team},
@@ -130,14 +130,14 @@ def prometheus(cluster: ChartCluster) -> Prometheus:
         timeout=60,
     )
     assert pushed.status_code == 201, pushed.text
-    cluster.submit(team, "seen")
-    cluster.keep_busy(cluster.await_run(team, "seen"))
+    installed.submit(team, "seen")
+    installed.keep_busy(installed.await_run(team, "seen"))
     # One counts only from its second scrape.
     found = Prometheus(port)
     wait_until(
         lambda: (
             found.query("rate(tandem_extender_bindings_total[1m]) > 0")
-            or cluster.submit(team, f"another-{free_port()}")
+            or installed.submit(team, f"another-{free_port()}")
         ),
         "a binding is counted",
         timeout_s=180,
