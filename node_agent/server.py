@@ -6,11 +6,16 @@ that runs on every node.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -24,7 +29,15 @@ log = logging.getLogger(__name__)
 
 #: A client that sends nothing, or reads nothing, is dropped after this.
 CLIENT_TIMEOUT_S = 10.0
+#: A connection ends after this, whatever the client sends: a byte now and then keeps no thread.
+CONNECTION_MAX_S = 30.0
+#: Each connection has a thread. The kubelet, Prometheus and a node's jobs need few at a time.
+MAX_CONNECTIONS = 64
 MAX_BODY_BYTES = 4096
+
+#: As socketserver names them; this server has sockets of streams alone.
+Request = socket.socket | tuple[bytes, socket.socket]
+Address = Any
 
 #: Returns "" where the agent is well, and what is wrong otherwise.
 Health = Callable[[], str]
@@ -47,8 +60,7 @@ class AgentServer:
         Handler.health = staticmethod(health)
         Handler.registry = registry
         Handler.progress = progress
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        self._server = BoundedServer((host, port), Handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
@@ -60,6 +72,56 @@ class AgentServer:
         """Stop, and close the socket."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """A server with a bounded number of connections, each of bounded age.
+
+    One connection too many ends the oldest connection of the address that has the most, so that a
+    pod that floods the port ends its own connections and not the kubelet's.
+    """
+
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._lock = threading.Lock()
+        # In the order of their beginning: client's address, and when the connection began.
+        self._open: dict[Request, tuple[str, float]] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Request, client_address: Address) -> None:
+        """Note the connection, and end another one if there are too many."""
+        with self._lock:
+            self._open[request] = (client_address[0], time.monotonic())
+            if len(self._open) > MAX_CONNECTIONS:
+                counts = Counter(address for address, _ in self._open.values())
+                most = max(counts, key=counts.__getitem__)
+                self._end(next(each for each, (owner, _) in self._open.items() if owner == most))
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End the connections that are too old; `serve_forever` calls this twice a second."""
+        began_before = time.monotonic() - CONNECTION_MAX_S
+        with self._lock:
+            for request in [each for each, (_, at) in self._open.items() if at < began_before]:
+                self._end(request)
+
+    def shutdown_request(self, request: Request) -> None:
+        """Forget a connection whose thread has ended."""
+        with self._lock:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
+
+    def handle_error(self, request: Request, client_address: Address) -> None:
+        """Log an error of one connection: that a client goes away is no fault of the agent."""
+        log.debug("http client=%s connection=%s failed", client_address[0], request, exc_info=True)
+
+    def _end(self, request: Request) -> None:
+        """Wake the connection's thread, which closes the socket; the lock is held."""
+        del self._open[request]
+        with contextlib.suppress(OSError):
+            cast(socket.socket, request).shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,7 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Take what a job tells of its progress."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        short = length.isdecimal() and len(length) <= len(str(MAX_BODY_BYTES))
+        if not short or int(length) > MAX_BODY_BYTES:
             self.close_connection = True  # the body is not read
             self._refuse(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
