@@ -59,20 +59,20 @@ resources are written by the account whose they are, and assignments and gates b
 _TENANTS = """
 ## Tenants
 
-The ClusterRole `tandem-view` (get, list and watch of `gpujobs`, `gpunodes` and `modelprofiles`) is
-joined to Kubernetes' own `view`, `edit` and `admin`: whoever may view a namespace sees its jobs and
-models. The ClusterRole `tandem-edit` (create, update and delete of `modelprofiles`) is joined to
-`edit` and `admin`: whoever may edit a namespace pushes and deletes its models through the
+The ClusterRole `tandem-view` (get, list and watch of `gpujobs`, `gpunodes`, `modelprofiles` and
+`events`) is joined to Kubernetes' own `view`, `edit` and `admin`: whoever may view a namespace sees
+its jobs and models. The ClusterRole `tandem-edit` (create, update and delete of `modelprofiles`) is
+joined to `edit` and `admin`: whoever may edit a namespace pushes and deletes its models through the
 predictor, which asks the API server for these rights. An admission policy refuses every other write
 of the three kinds.
 
 The group `system:authenticated` (`access.groups`) gets the roles `tandem-api`: `get` of
 `services/proxy` of the Service `tandem-api`, and `get` of the MutatingWebhookConfiguration
 `tandem`. They open a connection to the read-only API and tell by which authority the extender is
-known. What a caller sees there is decided by the caller's own rights on `gpujobs` and `gpunodes`.
-The account
-`tandem-reader` has the role `tandem-view` in the whole cluster and no pod: its tokens are for those
-who may make one (`create` of `serviceaccounts/token`), such as administrators.
+known. What a caller sees there is decided by the caller's own rights on `gpujobs`, `gpunodes` and
+`events`. The account `tandem-reader` has the role `tandem-view` in the whole cluster and no pod:
+its tokens are for those who may make one (`create` of `serviceaccounts/token`), such as
+administrators.
 """
 
 

@@ -176,7 +176,7 @@ def front_app(
         status_router(
             Publisher(remote_changes(extender)),
             readers.check,
-            events_for_caller(api),
+            events_for_caller(api, readers.require),
             remote_profiles(extender),
         )
     )

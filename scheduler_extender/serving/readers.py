@@ -11,7 +11,8 @@ from tandem.kube.access import Access, Reviews, TooManyReviewsError, bearer_toke
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
 
-#: Raises HTTPException where the caller of a request may not `verb` a resource in a namespace.
+#: Raises HTTPException where the caller of a request lacks a right on a resource of ours: the verb,
+#: the resource, and the namespace (None: all).
 Check = Callable[[Request, str, str, str | None], Awaitable[None]]
 
 
@@ -38,10 +39,13 @@ class Readers:
         self, request: Request, verb: str, resource: str, namespace: str | None
     ) -> None:
         """Raise HTTPException (401, 403 or 503) unless the request's token allows it."""
+        await self.require(request, Access(verb, resource, namespace))
+
+    async def require(self, request: Request, access: Access) -> None:
+        """Raise HTTPException (401, 403 or 503) unless the request's token has a right."""
         token = bearer_token(request.headers.get("authorization", ""))
         if token is None:
             raise HTTPException(401, "a bearer token of the cluster is needed")
-        access = Access(verb, resource, namespace)
         try:
             caller = await self._reviews.caller(token)
             allowed = caller is not None and await self._reviews.may(caller, access)

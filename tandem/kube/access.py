@@ -55,16 +55,18 @@ class Caller:
 
 
 class Access(NamedTuple):
-    """A right on a custom resource of ours; `namespace` None means in all namespaces."""
+    """A right on a resource; `namespace` None means all namespaces, `group` "" the core API."""
 
     verb: str
     resource: str
     namespace: str | None = None
     subresource: str = ""
+    group: str = GROUP
 
     def __str__(self) -> str:
         """Return the right as kubectl writes it."""
-        resource = "/".join(part for part in (f"{self.resource}.{GROUP}", self.subresource) if part)
+        resource = ".".join(part for part in (self.resource, self.group) if part)
+        resource = "/".join(part for part in (resource, self.subresource) if part)
         where = f"in {self.namespace}" if self.namespace else "in all namespaces"
         return f"{self.verb} {resource} {where}"
 
@@ -165,7 +167,7 @@ class Reviews:
         )
 
     async def _allowed(self, caller: Caller, access: Access) -> bool:
-        attributes = {"group": GROUP, "resource": access.resource, "verb": access.verb}
+        attributes = {"group": access.group, "resource": access.resource, "verb": access.verb}
         if access.namespace:
             attributes["namespace"] = access.namespace
         if access.subresource:

@@ -19,7 +19,6 @@ import urllib3
 from pydantic_core import from_json
 
 from tandem.kube.credentials import (
-    CallerCredentials,
     Credentials,
     TokenCredentials,
     bearer_token,
@@ -75,10 +74,6 @@ class KubeClient:
     def with_token(cls, host: str, token: str, ca_file: Path | None = None) -> KubeClient:
         """Return a client that bears `token` at the API server `host` (an URL)."""
         return cls(TokenCredentials(host, token, ca_file))
-
-    def as_caller(self, token: str) -> KubeClient:
-        """Return a client of the same API server with nothing but the rights of `token`."""
-        return KubeClient(CallerCredentials(self._credentials, token), self._user_agent)
 
     @property
     def credentials(self) -> Credentials:

@@ -62,20 +62,6 @@ class TokenCredentials:
         return self._header
 
 
-class CallerCredentials(TokenCredentials):
-    """The token of somebody who asks us, at the API server of our own credentials.
-
-    The connections are others than ours: over ours, a client certificate would be shown that has
-    our own rights.
-    """
-
-    def __init__(self, ours: Credentials, token: str) -> None:
-        self.host = ours.host
-        ca_file = ours.pool.connection_pool_kw.get("ca_certs")
-        self.pool = _pool(Path(ca_file) if ca_file else None)
-        self._header = f"Bearer {token}"
-
-
 @dataclass
 class ServiceAccount:
     """The service account of the pod that this process runs in; the token is read as it changes."""

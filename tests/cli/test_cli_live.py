@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +19,15 @@ from tandem.cli.main import build_app
 from tandem.contracts import names
 from tandem.controlplane import wait_until
 from tandem.errors import TandemError
+from tandem.kube.client import KubeClient
+from tandem.kube.tunnel import Tunnel
 
 pytestmark = [
     pytest.mark.controlplane,
     pytest.mark.slow,
     pytest.mark.xdist_group("cli"),
 ]
+NUMBERS = itertools.count()  # of namespaces: an earlier one may still be on its way out
 PROXY = f"/api/v1/namespaces/{names.NAMESPACE}/services/{names.API_SERVICE}/proxy"
 
 
@@ -34,7 +38,7 @@ def run(kubeconfig: Path, *args: str) -> Result:
 @pytest.fixture
 def team(live: Live) -> Iterator[str]:
     """A tenant's namespace with a job of one GPU."""
-    name = "team-a"
+    name = f"team-{next(NUMBERS)}"
     live.plane.kubectl("create", "namespace", name)
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     wait_until(lambda: live.plane.http.get(account).is_success, f"{name} is set up")
@@ -94,6 +98,23 @@ def test_people_read_through_the_api_servers_proxy_with_their_own_rights(
     assert "--account" in answer.exception.hint
     answer = run(ada, "jobs", "-n", team, "--account", f"{team}/ci", "--json")
     assert [job["name"] for job in json.loads(answer.stdout)["jobs"]] == ["job-train"]
+
+
+def test_tokens_for_the_read_only_api_alone_show_the_events_of_a_job(live: Live, team: str) -> None:
+    live.account(team, "ci")
+    client = KubeClient.load(live.plane.kubeconfig())
+    # A tenant's account, and `tandem-reader`, of which an administrator makes a token.
+    for account in ((team, "ci"), None):
+        tunnel = Tunnel(client, account=account)
+
+        def reasons(tunnel: Tunnel = tunnel) -> set[str]:
+            answer = tunnel.get(f"/v1/status/jobs/{team}/job-train/events")
+            assert answer.status == 200, answer.body
+            return {event["reason"] for event in answer.json()["events"]}
+
+        wait_until(lambda: "SuccessfulCreate" in reasons(), "the Job's event is there")
+    other = Tunnel(client, account=("default", "default"))
+    assert other.get(f"/v1/status/jobs/{team}/job-train/events").status == 403
 
 
 def test_the_proxy_proves_nothing(live: Live) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +24,7 @@ from scheduler_extender.serving.status.model import Cluster, Scope
 from scheduler_extender.serving.status.publisher import AwayError, Publisher
 from scheduler_extender.serving.status.reasons import KINDS, WORDS, kind_of
 from scheduler_extender.serving.status.routes import status_router
-from scheduler_extender.serving.status.sources import local_changes
+from scheduler_extender.serving.status.sources import events_for_caller, local_changes
 from scheduler_extender.serving.status.views import (
     PAGE_ROWS,
     BadQueryError,
@@ -635,6 +636,72 @@ def test_a_reader_sees_the_scope_that_the_api_server_allows(site: Site, path: st
         answer = await ask(app, url + "?namespace=ml", "tenant")
         assert answer.status_code == 200
         assert SECRET not in answer.text
+
+    asyncio.run(told())
+
+
+class ApiOfEvents(Api):
+    """It knows tokens for the audience `tandem-api` in reviews, and takes them for nothing else."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def create(self, resource: Any, body: Any, namespace: Any = None) -> Any:
+        spec = body["spec"]
+        if resource == TOKEN_REVIEWS and spec.get("audiences"):
+            claims = json.loads(base64.b64decode(spec["token"].split(".")[1]))
+            user = {"username": claims["sub"], "uid": "1", "groups": []}
+            found = {"authenticated": True, "audiences": spec["audiences"], "user": user}
+            return {"status": found}
+        if resource == TOKEN_REVIEWS:
+            return super().create(resource, body, namespace)
+        wanted = spec["resourceAttributes"]
+        if wanted["resource"] == "events":
+            own = (wanted["group"], wanted["verb"], wanted["namespace"]) == ("", "list", "ml")
+            return {"status": {"allowed": own and spec["user"] == "tenant"}}
+        return super().create(resource, body, namespace)
+
+    def request(self, method: str, path: str, query: dict[str, Any]) -> dict[str, Any]:
+        """Answer the extender's own account."""
+        self.paths.append(path)
+        assert method == "GET"
+        name = query["fieldSelector"].removeprefix("involvedObject.name=")
+        return {
+            "items": [{"metadata": {}, "message": "it waits", "involvedObject": {"name": name}}]
+        }
+
+
+def minted(user: str) -> str:
+    """Return a token of a user for the read-only API alone, as the API server makes it."""
+    claims = json.dumps({"aud": [names.API_AUDIENCE], "sub": user}).encode()
+    return f"e30.{base64.b64encode(claims).decode()}.c2ln"
+
+
+def test_events_are_shown_to_every_token_of_a_caller_that_may_list_them(site: Site) -> None:
+    """The API server itself knows no token that was made for the read-only API alone."""
+    own_jobs(site)
+    api = ApiOfEvents()
+    readers = Readers(api, audience=names.API_AUDIENCE)
+    events = events_for_caller(api, readers.require)
+    app = FastAPI()
+    app.include_router(status_router(publisher(site), readers.check, events, None))
+    url = "/v1/status/jobs/ml/job-own/events"
+
+    async def told() -> None:
+        for token in ("tenant", minted("tenant")):
+            answer = await ask(app, url, token)
+            assert answer.status_code == 200, answer.text
+            shown = answer.json()["events"]
+            assert {"job-own", "it waits"} <= {shown[0]["name"], shown[0]["note"]}
+        assert set(api.paths) == {"/api/v1/namespaces/ml/events"}
+        before = len(api.paths)
+        # An operator sees every job, which is no right to list events.
+        for token in ("operator", minted("operator")):
+            answer = await ask(app, url, token)
+            assert answer.status_code == 403
+            assert answer.json()["detail"] == "you may not list events in ml"
+        assert (await ask(app, url, minted("stranger"))).status_code == 403
+        assert len(api.paths) == before
 
     asyncio.run(told())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -13,9 +13,9 @@ from fastapi.responses import StreamingResponse
 
 from scheduler_extender.serving.status.publisher import AwayError, Source
 from scheduler_extender.serving.status.routes import Events, Profiles
-from tandem.kube.access import bearer_token
+from tandem.kube.access import Access
 from tandem.kube.client import KubeClient
-from tandem.kube.errors import Forbidden, KubeError
+from tandem.kube.errors import KubeError
 from tandem.kube.resource import EVENTS
 
 if TYPE_CHECKING:  # the process in front starts without what only the extender needs
@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # the process in front starts without what only the extender 
 
 _SHOWN = 50  # events of a job
 _PATH = "/v1/changes"
+
+#: Raises HTTPException where the caller of a request does not have a right.
+Require = Callable[[Request, Access], Awaitable[None]]
 
 
 def local_changes(changes: Changes) -> Source:
@@ -98,20 +101,19 @@ def remote_profiles(extender: httpx.AsyncClient) -> Profiles:
     return profile
 
 
-def events_for_caller(api: KubeClient) -> Events:
-    """Return the events that the API server shows to the token of the request."""
+def events_for_caller(api: KubeClient, require: Require) -> Events:
+    """Return the events of a namespace to callers that have the right to list them there.
+
+    They are read by our own account: a token for our audience alone opens nothing at the API
+    server, and the token of a caller goes to no other service.
+    """
 
     async def events(request: Request, namespace: str, names: list[str]) -> list[dict[str, Any]]:
-        token = bearer_token(request.headers.get("authorization", "")) or ""
-        caller = api.as_caller(token)
+        await require(request, Access("list", "events", namespace, group=""))
         try:
-            found = await asyncio.to_thread(_of_api, caller, namespace, names)
-        except Forbidden as error:
-            raise HTTPException(403, f"you may not list events in {namespace}") from error
+            found = await asyncio.to_thread(_of_api, api, namespace, names)
         except KubeError as error:
             raise HTTPException(503, "the API server does not answer") from error
-        finally:
-            caller.close()
         return _latest(found)
 
     return events
@@ -127,13 +129,13 @@ def events_in_memory(cluster: MemoryCluster) -> Events:
     return events
 
 
-def _of_api(caller: KubeClient, namespace: str, names: list[str]) -> list[dict[str, Any]]:
-    """Read events by the core API: that is the one which the role `view` lets people read."""
+def _of_api(api: KubeClient, namespace: str, names: list[str]) -> list[dict[str, Any]]:
+    """Read events by the core API: the right to list them there is the one that was checked."""
     path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     found: list[dict[str, Any]] = []
     for name in names:
         query = {"fieldSelector": f"involvedObject.name={name}", "limit": _SHOWN}
-        found += caller.request("GET", path, query).get("items") or []
+        found += api.request("GET", path, query).get("items") or []
     return found
 
 
