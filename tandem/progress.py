@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -20,8 +21,17 @@ from typing import Any
 AGENT_URL, TOKEN_FILE = "TANDEM_AGENT_URL", "TANDEM_TOKEN_FILE"
 TOKEN_PATH = "/var/run/secrets/tandem.gpu/token"  # noqa: S105 - a path
 EVERY_S, TIMEOUT_S = 10.0, 2.0
-#: What a container writes here is its last word: Kubernetes keeps it in the pod's status.
+#: Kubernetes keeps what a container writes here in the pod's status when the container ends.
 TERMINATION_LOG = "/dev/termination-log"
+#: How frameworks say that GPU memory ran out: PyTorch, CuPy, CUDA, cuBLAS and cuDNN, XLA (JAX),
+#: TensorFlow. A status of gRPC (`StatusCode.RESOURCE_EXHAUSTED`) is another matter.
+OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|\b(torch|cupy)(\.\w+)*\.OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|cudaErrorMemoryAllocation|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED:"
+    r"|Resource exhausted: (Out of memory|Failed to allocate)|OOM when allocating tensor"
+    r"|ResourceExhaustedError: .*failed to allocate memory"
+)
+_WRITTEN_BYTES = 4000  # the kubelet keeps the last 4096
 
 _done, _thread, _lock = 0, None, threading.Lock()
 listeners: list[Any] = []  # called at each step; `profile` listens here
@@ -33,7 +43,7 @@ def step(iterations: int = 1) -> None:
     with _lock:
         _done += iterations
         if _thread is None and os.environ.get(AGENT_URL):
-            _watch_memory()
+            _watch_memory()  # again, for a hook that was set since the import
             _thread = threading.Thread(target=_tell, name="tandem", daemon=True)
             _thread.start()
     for listener in listeners:
@@ -41,17 +51,32 @@ def step(iterations: int = 1) -> None:
 
 
 def _watch_memory() -> None:
-    """Say in the container's last word that the process ended for want of GPU memory."""
+    """Write to the container's termination log when the process ends for want of GPU memory."""
     before = sys.excepthook
+    if getattr(before, "writes_out_of_memory", False):
+        return
 
     def ends(kind: type[BaseException], error: BaseException, trace: Any) -> None:  # noqa: ANN401
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        if "OutOfMemoryError" in name or "CUDA out of memory" in str(error):
-            with suppress(OSError):
-                Path(TERMINATION_LOG).write_text(f"CUDA out of memory: {name}: {error}"[:4000])
+        with suppress(Exception):  # a read-only file system, an error that cannot be printed
+            said = _out_of_memory(error)
+            if said:
+                Path(TERMINATION_LOG).write_bytes(said.encode(errors="replace")[:_WRITTEN_BYTES])
         before(kind, error, trace)
 
+    ends.writes_out_of_memory = True  # type: ignore[attr-defined] # found by the next call
     sys.excepthook = ends
+
+
+def _out_of_memory(error: BaseException | None) -> str:
+    """Return what an error, or a cause of it, says of missing GPU memory; "" where none does."""
+    for _ in range(10):
+        if error is None:
+            break
+        said = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+        if OUT_OF_MEMORY.search(said):
+            return f"CUDA out of memory: {said}"
+        error = error.__cause__
+    return ""
 
 
 def _tell() -> None:
@@ -79,3 +104,7 @@ def profile() -> AbstractContextManager[Any]:
     except ImportError:  # this file alone, in an image without Tandem
         return nullcontext()
     return recording(listeners)
+
+
+if os.environ.get(AGENT_URL):
+    _watch_memory()  # most jobs that lack memory end before their first step

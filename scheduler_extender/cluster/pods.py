@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +11,10 @@ from typing import Any
 from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
 from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
+from tandem.progress import OUT_OF_MEMORY
 
 _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
-#: How frameworks say that GPU memory ran out: PyTorch, CUDA, cuBLAS and cuDNN, XLA, TensorFlow.
-_OUT_OF_MEMORY = re.compile(
-    r"CUDA out of memory|torch(\.cuda)?\.OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY"
-    r"|cudaErrorMemoryAllocation|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
-    r"|RESOURCE_EXHAUSTED|OOM when allocating tensor"
-)
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str]
 #: Parts of a pod that nobody here reads; dropped before anything keeps the object.
@@ -298,6 +292,6 @@ def _out_of_memory(status: Mapping[str, Any]) -> list[list[str]]:
     for container in status.get("containerStatuses") or ():
         for state in (container.get("state"), container.get("lastState")):
             ended = (state or {}).get("terminated") or {}
-            if ended.get("exitCode") and _OUT_OF_MEMORY.search(ended.get("message") or ""):
+            if ended.get("exitCode") and OUT_OF_MEMORY.search(ended.get("message") or ""):
                 found.append([container.get("name", ""), ended.get("finishedAt") or ""])
     return found
