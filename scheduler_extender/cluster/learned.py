@@ -60,6 +60,8 @@ class Pairs:
             return
         words = self._words.setdefault((own, beside), {})
         known = words.get(namespace)
+        if known is not None:
+            now_s = max(now_s, known.at_s)
         if known is not None and known.measured == measured:
             slowdown = known.slowdown + _NEWEST * (slowdown - known.slowdown)
         elif known is not None and known.measured and slowdown <= known.slowdown:
@@ -149,7 +151,7 @@ class Pairs:
     def stored(self) -> list[list[Any]]:
         """Return all words as rows of JSON."""
         return [
-            [*pair, namespace, round(word.slowdown, 3), word.measured, round(word.at_s)]
+            [*pair, namespace, round(word.slowdown, 3), word.measured, round(word.at_s, 3)]
             for pair, namespace, word in self._all()
         ]
 
@@ -162,7 +164,7 @@ class Pairs:
         for own, beside, namespace, slowdown, measured, at_s in rows:
             words: Mapping[str, Word] = self._words.get((own, beside), {})
             known = words.get(namespace)
-            if known is None or round(known.at_s) < at_s:
+            if known is None or round(known.at_s, 3) < at_s:
                 word = Word(float(slowdown), bool(measured), float(at_s))
                 self._words.setdefault((own, beside), {})[namespace] = word
         for namespace in {name for _, name, _ in self._all()}:

@@ -84,7 +84,7 @@ class Learning:
         self._adjuster = Adjuster(settings)
         self._outofmemory = OutOfMemories(writer, registry, clock)
         self._observed: dict[Key, Observed] = {}
-        self.next_runs = NextRuns(books, state, writer, clock, settings, self._observed, tell)
+        self.next_runs = NextRuns(books, state, writer, settings, self._observed, tell)
         self._written_s: dict[Key, float] = {}
         self._next_s = 0.0
         self._pairs_known = 0

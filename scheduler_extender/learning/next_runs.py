@@ -31,7 +31,6 @@ class NextRuns:
         books: Books,
         state: ClusterView,
         writer: Writer,
-        clock: Callable[[], float],
         settings: LearningConfig,
         observed: dict[Key, Observed],
         tell: Callable[[Feedback], Awaitable[bool]] | None,
@@ -39,7 +38,6 @@ class NextRuns:
         self._books = books
         self._state = state
         self._writer = writer
-        self._clock = clock
         self._settings = settings
         self._observed = observed
         self._tell = tell
@@ -76,8 +74,9 @@ class NextRuns:
         return self._remember(gang, record, record.status.observed)
 
     async def _remember(self, gang: Gang, record: GpuJobRecord, seen: Observed) -> None:
-        ended = record.status.finished_at
-        at_s = seconds(ended) if ended else self._clock()
+        # Not when the end was noticed: a Job says that it is complete seconds after its pods' end,
+        # and of two jobs the one that ended first may say so last.
+        at_s = seconds(seen.at)
         self._books.memory.enter(gang.key[0], seen, at_s)
         if seen.slowdown is not None:
             for neighbour in seen.neighbours:

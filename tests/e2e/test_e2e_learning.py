@@ -246,8 +246,18 @@ def test_who_floods_the_history_moves_nobody_elses_jobs(
 
     wait_until(all_told, "what they tell is known", timeout_s=LONG_S, poll_s=0.5)
     beside = gpu_of(cluster, mine, "second-0")
-    for teller in sorted(tellers, key=lambda each: gpu_of(cluster, mine, each.job) == beside):
+    tellers.sort(key=lambda each: gpu_of(cluster, mine, each.job) == beside)
+    *others, last = tellers
+    for teller in others:
         cluster.let_end(mine, teller.job)
+    for teller in others:
+        wait_until(
+            lambda job=teller.job: gpus.observed(mine, job).get("remembered"),
+            f"the end of {teller.job} is remembered",
+            timeout_s=LONG_S,
+        )
+    last.tell(1.0)  # the agent believes what was told for a minute
+    cluster.let_end(mine, last.job)
     poison = [gpus.observed(theirs, name)["kind"] for name in ("calm", "even")]
 
     def words() -> list[list]:

@@ -81,6 +81,24 @@ def test_what_was_forgotten_does_not_come_back_from_where_it_is_kept() -> None:
     assert (pairs.version, len(pairs)) == (version, 9)
 
 
+def test_what_was_forgotten_is_no_newer_where_it_is_kept() -> None:
+    pairs = Pairs(1)
+    pairs.enter("k0", "m0", "ml", 0.6, NOW + 0.6, measured=True)
+    kept = pairs.stored()
+    pairs.enter("k1", "m1", "ml", 0.6, NOW + 0.8, measured=True)
+    pairs.merge(kept)
+    assert [row[0] for row in pairs.stored()] == ["k1"]
+
+
+def test_the_end_of_an_earlier_run_makes_a_pair_no_older() -> None:
+    pairs = Pairs(2)
+    pairs.part("k0", "m0", "ml", 0.6, NOW + 3, measured=False)
+    pairs.enter("k1", "m1", "ml", 0.6, NOW + 2, measured=False)
+    pairs.enter("k0", "m0", "ml", 0.6, NOW + 1, measured=False)
+    pairs.enter("k2", "m2", "ml", 0.6, NOW + 4, measured=False)
+    assert [row[0] for row in pairs.stored()] == ["k0", "k2"]
+
+
 def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
     pairs = Pairs()
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)

@@ -190,6 +190,41 @@ def test_who_saves_no_checkpoint_stays_and_nobody_joins() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("first", ["a", "c"])
+def test_the_pair_that_was_observed_last_is_kept_whichever_job_is_closed_last(first: str) -> None:
+    """A GPUJob is closed when its Job is read as complete, which is seconds after its pods' end."""
+    cluster = Sharing()
+    cluster.told = {"a": 0.2, "c": 0.2}
+    cluster.books.pairs._per_namespace = 1
+    last = {"a": "c", "c": "a"}[first]
+
+    async def scenario() -> None:
+        for name in ("a", "c"):
+            cluster.submit(name, annotations=MODEL)
+            await cluster.live(10)
+        assert cluster.gpu_of("a") != cluster.gpu_of("c")
+        await cluster.live(120)
+        for name in ("b", "d"):
+            cluster.submit(name, annotations=MODEL)
+        await cluster.live(60)
+        at = {cluster.gpu_of(name): name for name in ("b", "d")}
+        pairs = {name: (f"{name}@32", f"{at[cluster.gpu_of(name)]}@32") for name in ("a", "c")}
+        # The pod that ends first belongs to the Job that is seen to be complete last.
+        cluster.set_phase(cluster.pods_of(first)[0]["metadata"]["name"], "Succeeded")
+        await cluster.live(30)
+        assert cluster.status(first)["phase"] == "Running"
+        cluster.ends(last)
+        await cluster.live(10)
+        cluster.ends(first)
+        await cluster.live(90)
+        for name in ("a", "c"):
+            assert cluster.status(name)["observed"]["remembered"], name
+        kept = {(row[0], row[1]) for row in cluster.books.pairs.stored()}
+        assert kept == {pairs[last]}
+
+    run(scenario)
+
+
 def test_memory_that_is_measured_counts_while_it_runs_and_its_end_is_told_once() -> None:
     cluster = Sharing()
     cluster.peak = {"a": 60 * GIB}
