@@ -154,7 +154,10 @@ class KubeClient:
             raise unreachable(f"{method} {path}: {error}", maybe_done=True) from error
         finally:
             response.release_conn()
-        answer = from_json(content) if content else {}
+        try:
+            answer = from_json(content) if content else {}
+        except ValueError as error:  # a page of a proxy, say
+            raise unreachable(f"{method} {path}: the answer is no JSON", maybe_done=True) from error
         if not isinstance(answer, dict):
             raise unreachable(f"{method} {path}: the answer is no object", maybe_done=True)
         return answer

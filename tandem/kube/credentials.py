@@ -108,7 +108,13 @@ class Kubeconfig:
             config.load_kube_config(  # type: ignore[no-untyped-call] # no types published
                 str(path) if path else None, context=context, client_configuration=configuration
             )
-        except (config.ConfigException, yaml.YAMLError, OSError) as error:
+            host = urlsplit(configuration.host)
+            if host.scheme not in ("http", "https") or not host.hostname:
+                raise ValueError(f"{configuration.host!r} is no address of a server")
+        except (
+            *(config.ConfigException, yaml.YAMLError, OSError),
+            *(TypeError, ValueError, LookupError, AttributeError),  # it holds something else
+        ) as error:
             raise TandemError(
                 f"no usable Kubernetes credentials: {error}",
                 "Give a kubeconfig file, or set KUBECONFIG.",
@@ -151,7 +157,7 @@ def context_namespace(kubeconfig: Path | None = None, context: str | None = None
         contexts, active = config.list_kube_config_contexts(  # type: ignore[no-untyped-call] # as above
             str(kubeconfig) if kubeconfig else None
         )
-    except (config.ConfigException, OSError):
+    except (config.ConfigException, yaml.YAMLError, OSError):
         return "default"
     chosen = next((each for each in contexts if each["name"] == context), active)
     return str((chosen.get("context") or {}).get("namespace") or "default")

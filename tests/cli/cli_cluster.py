@@ -89,6 +89,8 @@ class Server:
         self.gates = {"PodSchedulingReadiness": True, "SidecarContainers": True}
         self.served = {"gpujobs", "gpunodes", "modelprofiles"}
 
+    address = "https://10.0.0.1:6443"
+
     def version(self) -> str:
         return self.git_version
 

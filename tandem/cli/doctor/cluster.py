@@ -12,9 +12,11 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, Protocol
 
+from urllib3.exceptions import HTTPError
+
 from tandem.contracts import names
 from tandem.kube.client import KubeClient, Object, Page
-from tandem.kube.errors import Forbidden, Gone, NotFound
+from tandem.kube.errors import Forbidden, Gone, NotFound, unreachable
 from tandem.kube.resource import GPU_NODES, NODES, RUNTIME_CLASSES, Resource
 
 DAEMON_SETS = Resource("apps", "v1", "DaemonSet", "daemonsets")
@@ -54,6 +56,10 @@ class Objects(Protocol):
 class Server(Protocol):
     """What an API server says of itself."""
 
+    @property
+    def address(self) -> str:
+        """Return its URL."""
+
     def version(self) -> str:
         """Return its version, such as v1.37.1."""
 
@@ -73,25 +79,38 @@ class LiveServer:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
+    @property
+    def address(self) -> str:
+        """Return its URL."""
+        return self._client.credentials.host
+
     def version(self) -> str:
         """Return its version."""
         return str(self._client.request("GET", "/version").get("gitVersion", ""))
 
     def clock_s(self) -> float:
         """Return the `Date` of an answer."""
-        response = self._client.open("GET", "/version")
+        headers, _ = self._read("/version")
         try:
-            return parsedate_to_datetime(response.headers["date"]).timestamp()
-        finally:
-            response.read()
-            response.release_conn()
+            return parsedate_to_datetime(headers.get("date", "")).timestamp()
+        except (TypeError, ValueError) as error:
+            raise unreachable("its answers have no date", maybe_done=True) from error
 
     def features(self) -> Mapping[str, bool]:
         """Return the feature gates by its metrics."""
-        response = self._client.open("GET", "/metrics")
-        text = response.read().decode("utf-8", "replace")
-        response.release_conn()
+        _, content = self._read("/metrics")
+        text = content.decode("utf-8", "replace")
         return {name: value == "1" for name, value in _FEATURE.findall(text)}
+
+    def _read(self, path: str) -> tuple[Mapping[str, str], bytes]:
+        """Return the headers and the body of an answer."""
+        response = self._client.open("GET", path)
+        try:
+            return response.headers, response.read()
+        except HTTPError as error:
+            raise unreachable(f"GET {path}: {error}", maybe_done=True) from error
+        finally:
+            response.release_conn()
 
     def resources(self, group_version: str) -> set[str]:
         """Return what discovery names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,10 @@ from rich.text import Text
 
 from tandem.cli.doctor import nodes, platform, services
 from tandem.cli.doctor.cluster import Cluster, LiveServer
-from tandem.cli.doctor.findings import Check, Finding, Outcome, examine
+from tandem.cli.doctor.findings import WITHIN_S, Check, Finding, Outcome, examine, within
 from tandem.cli.output import clean, out, print_json
 from tandem.contracts import names
+from tandem.errors import TandemError
 
 #: Causes come before their effects: what stands first among the failures is mended first.
 CHECKS: tuple[tuple[str, Check], ...] = (
@@ -61,29 +63,56 @@ def doctor(
     agents: Annotated[
         str, typer.Option("--agent-namespace", help="The namespace of the agents.")
     ] = names.AGENT_NAMESPACE,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Seconds for all checks together.")
+    ] = WITHIN_S,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what is wrong with Tandem in a cluster and what to do; exit code 1 if anything is."""
-    from tandem.kube.client import KubeClient
-    from tandem.kube.credentials import context_namespace
-
-    client = KubeClient.load(kubeconfig, context)
-    own = context_namespace(kubeconfig, context)
-    cluster = Cluster(client, LiveServer(client), namespace, agents, own)
-    try:
-        found = []
-        for finding in examine(CHECKS, cluster):
-            found.append(finding)
-            if not json:
-                _show(finding)
-    finally:
-        client.close()
+    found = []
+    for finding in _findings(kubeconfig, context, namespace, agents, timeout):
+        found.append(finding)
+        if not json:
+            _show(finding)
     if json:
         print_json({"healthy": healthy(found), "checks": [wire(each) for each in found]})
     else:
         _sum_up(found)
     if not healthy(found):
         raise typer.Exit(1)
+
+
+def _findings(
+    kubeconfig: Path | None, context: str | None, namespace: str, agents: str, timeout_s: float
+) -> Iterator[Finding]:
+    """Yield what is found, a kubeconfig that cannot be used among it."""
+    from tandem.kube.client import KubeClient
+    from tandem.kube.credentials import context_namespace
+
+    try:
+        client, own = within(
+            lambda: (
+                KubeClient.load(kubeconfig, context),
+                context_namespace(kubeconfig, context),
+            ),
+            timeout_s,
+        )
+    except TandemError as error:
+        yield Finding("kubeconfig", Outcome.FAILED, error.message, error.hint)
+        return
+    except TimeoutError:
+        yield Finding(
+            "kubeconfig",
+            Outcome.FAILED,
+            f"the program that it names has given no login within {timeout_s:g} s",
+            "run the program of users[].user.exec by hand, or log in with another one",
+        )
+        return
+    try:
+        cluster = Cluster(client, LiveServer(client), namespace, agents, own)
+        yield from examine(CHECKS, cluster, timeout_s)
+    finally:
+        client.close()
 
 
 def healthy(found: list[Finding]) -> bool:

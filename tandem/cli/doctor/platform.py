@@ -64,7 +64,7 @@ def version(cluster: Cluster) -> Iterator[Verdict]:
     elif tuple(map(int, numbers.groups())) < OLDEST:
         yield failed(f"Kubernetes {said} is older than {least}", f"upgrade it to {least} or later")
     else:
-        yield ok(f"Kubernetes {said}")
+        yield ok(f"Kubernetes {said} at {cluster.server.address}")
 
 
 def gates(cluster: Cluster) -> Iterator[Verdict]:
