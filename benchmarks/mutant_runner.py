@@ -3,7 +3,9 @@
 It runs in a copy of the checkout, after pytest has collected the tests. For each mutant it forks.
 The child replaces the code of the changed functions in memory and runs the tests that reach the
 changed lines, until one fails. The changed file is on disk meanwhile, for processes that a test
-starts. A mutant of code that runs at import (a table, a default value) needs a fresh interpreter.
+starts. A constant of a module is replaced in memory too, by the value of its changed assignment. A
+mutant of other code that runs at import (a class, a default value) needs a fresh interpreter, and
+so does a mutant of a constant that survives in memory: a module may have computed from it before.
 
 `MUTANTS_TASK` names a JSON file: `{"reach": PATHS}` to note which test reaches which line of these
 files, or `{"mutants": [...]}`; `MUTANTS_ANSWERS` names the file that takes one JSON line for each
@@ -12,6 +14,7 @@ answer.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import gc
@@ -28,7 +31,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -39,6 +42,7 @@ ROOT = Path.cwd()
 PROCESSOR_S, CLOCK_S = 10.0, 120.0
 MEMORY_BYTES = 4 << 30
 _OPTIMIZED = 0x1  # a function's code; a module's and a class's are without
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class NotInMemoryError(Exception):
@@ -104,7 +108,8 @@ def reach(session: pytest.Session, paths: Sequence[str], answer: Callable[[dict]
 class Runner:
     """Runs mutants: `{"id", "path", "source"}` each, with the tests that may kill it.
 
-    Those are `tests`, by node id with their seconds, or else all of `files`.
+    Those are `tests`, by node id with their seconds, or else all of `files`; `killer` is the one
+    that killed the mutant last, which runs first.
     """
 
     session: pytest.Session
@@ -132,6 +137,8 @@ class Runner:
         wanted = mutant["tests"] or [t for f in mutant["files"] for t in self._of(f)]
         files = {file: number for number, file in enumerate(mutant["files"])}
         tests = self._ordered([t for t in wanted if self.sound.get(t, True)], files)
+        if mutant["killer"] in tests:
+            tests.sort(key=lambda nodeid: nodeid != mutant["killer"])
         path = ROOT / mutant["path"]
         original, times = path.read_text(), path.stat()
         self.written += 1
@@ -143,7 +150,7 @@ class Runner:
             except SyntaxError as error:
                 outcome, test, how = "killed", "", str(error)
             except NotInMemoryError as why:
-                outcome, test, how = _fresh(tests, str(why))
+                outcome, test, how = self._at_import(str(path), original, mutant, tests, str(why))
             else:
                 outcome, test, how = self._forked(changes, tests)
         finally:
@@ -157,6 +164,19 @@ class Runner:
         took_s = time.perf_counter() - begun
         return {"id": mutant["id"], "outcome": outcome, "test": test, "how": how,
                 "seconds": took_s, "tests": len(tests)}  # fmt: skip
+
+    def _at_import(
+        self, path: str, original: str, mutant: dict[str, Any], tests: Sequence[str], why: str
+    ) -> tuple[str, str, str]:
+        """Run the tests of a mutant of code that runs at import."""
+        constants = changed_constants(original, mutant["source"])
+        module = next((m for m in list(sys.modules.values())
+                       if getattr(m, "__file__", None) == path), None)  # fmt: skip
+        if constants and module is not None and tests:
+            outcome, test, how = self._forked([], tests, lambda: _assign(module, constants))
+            if outcome == "killed":
+                return outcome, test, how
+        return _fresh(tests, why)
 
     def _of(self, file: str) -> list[str]:
         return [nodeid for nodeid in self.items if nodeid.partition("::")[0] == file]
@@ -209,8 +229,12 @@ class Runner:
         self,
         changes: Sequence[tuple[list[FunctionType], CodeType]],
         tests: Sequence[str],
+        prepare: Callable[[], None] = lambda: None,
     ) -> tuple[str, str, str]:
-        """Run the tests in a fork; return the outcome, the test that decided, and how."""
+        """Run the tests in a fork; return the outcome, the test that decided, and how.
+
+        `prepare` makes further changes in the child.
+        """
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -221,6 +245,7 @@ class Runner:
                 for functions, code in changes:
                     for function in functions:
                         function.__code__ = code
+                prepare()
                 for cache in self.caches:
                     cache.cache_clear()
                 self._run(tests, writing)
@@ -290,6 +315,55 @@ def changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeT
             yield from changed(one, other)
         elif _whole(one) != _whole(other):
             yield one, other
+
+
+def changed_constants(before: str, after: str) -> list[ast.stmt]:
+    """Return the assignments that differ, where a module differs in nothing else.
+
+    Empty where it differs in more, or where other code that runs at import reads what they assign.
+    """
+    old, new = ast.parse(before).body, ast.parse(after).body
+    if len(old) != len(new):
+        return []
+    differ = [each for one, each in zip(old, new, strict=True) if ast.dump(one) != ast.dump(each)]
+    names = {name for each in differ if (name := _assigned(each))}
+    if len(names) != len(differ):
+        return []
+    read = {name for each in new for name in _read_at_import(each)}
+    return [] if names & read else differ
+
+
+def _assigned(statement: ast.stmt) -> str:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return name
+    return ""
+
+
+def _read_at_import(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement reads when it runs, without the bodies of functions."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    for field, value in ast.iter_fields(node):
+        if field == "body" and isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+        ):
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, ast.AST):
+                yield from _read_at_import(each)
+
+
+def _assign(module: ModuleType, statements: Sequence[ast.stmt]) -> None:
+    """Assign a module's constants anew, in it and in those modules of ours that import them."""
+    for statement in statements:
+        name = _assigned(statement)
+        before = getattr(module, name)
+        exec(compile(ast.Module([statement], []), str(module.__file__), "exec"), vars(module))
+        for other in list(sys.modules.values()):
+            ours = str(getattr(other, "__file__", "")).startswith(str(ROOT))
+            if ours and vars(other).get(name) is before:
+                setattr(other, name, getattr(module, name))
 
 
 def _nested(code: CodeType) -> list[CodeType]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
+
+from benchmarks.mutant_runner import changed_constants
+
 ROOT = Path(__file__).parents[2]
 ENTRIES = tomllib.loads((ROOT / "benchmarks" / "hand_mutants.toml").read_text())["mutant"]
 GROUPS = {
@@ -25,3 +29,26 @@ def test_every_group_has_faults_and_none_is_listed_twice() -> None:
     assert {entry["group"] for entry in ENTRIES} == GROUPS
     listed = [(entry["group"], entry["fault"]) for entry in ENTRIES]
     assert len(listed) == len(set(listed)) >= 50
+
+
+@pytest.mark.parametrize(
+    ("after", "assigned"),
+    [
+        ("LIMIT = 2\ndef f():\n    return LIMIT\n", ["LIMIT"]),
+        ("LIMIT = 1\ndef f():\n    return 2\n", []),  # a function: replaced by its code
+        ("LIMIT = 2\nMORE = LIMIT + 1\ndef f():\n    return LIMIT\n", []),  # a statement more
+    ],
+)
+def test_a_constant_whose_assignment_alone_differs_is_found(
+    after: str, assigned: list[str]
+) -> None:
+    before = "LIMIT = 1\ndef f():\n    return LIMIT\n"
+    found = changed_constants(before, after)
+    assert [name for each in found if (name := each.targets[0].id)] == assigned
+
+
+def test_a_constant_that_other_code_reads_at_import_needs_a_fresh_interpreter() -> None:
+    used = "LIMIT = {}\ndef f(most=LIMIT):\n    return most\n"
+    assert changed_constants(used.format(1), used.format(2)) == []
+    inside = "LIMIT = {}\nclass C:\n    most = LIMIT\n"
+    assert changed_constants(inside.format(1), inside.format(2)) == []
