@@ -201,3 +201,87 @@ def test_quantities_of_gpus_are_read_as_the_api_server_accepts_them() -> None:
     takeover.create("wide", gpus="1k")  # type: ignore[arg-type]
     takeover.take_over()
     assert takeover.taken[0].pod.gpus == 1000  # type: ignore[attr-defined]
+
+
+def test_a_pod_of_another_scheduler_is_left_as_it_is() -> None:
+    takeover = Takeover()
+    made = pod("theirs", 1, schedulerName="default-scheduler")
+    before = takeover.api.create(PODS, made, "ml")["metadata"]["resourceVersion"]
+    takeover.take_over()
+    assert takeover.api.get(PODS, "theirs", "ml")["metadata"]["resourceVersion"] == before
+    assert takeover.taken == []
+
+
+def test_a_pod_that_is_being_deleted_is_left_as_it_is() -> None:
+    takeover = Takeover()
+    takeover.create("going")
+    gone = takeover.api.get(PODS, "going", "ml")
+    gone["metadata"]["finalizers"] = ["example.com/keeps"]
+    takeover.api.replace(PODS, gone, "ml")
+    takeover.api.delete(PODS, "going", "ml")
+    before = takeover.api.get(PODS, "going", "ml")["metadata"]
+    assert "deletionTimestamp" in before
+    takeover.take_over()
+    after = takeover.api.get(PODS, "going", "ml")["metadata"]
+    assert after["resourceVersion"] == before["resourceVersion"]
+
+
+def test_pods_and_jobs_are_taken_in_as_they_are_after_the_takeover() -> None:
+    takeover = Takeover()
+    takeover.api.create(GPU_JOBS, gpu_job("pod-p"), "ml")
+    takeover.create("p")
+    takeover.take_over()
+    latest = {record.name: record for record in takeover.taken}
+    assert set(latest) == {"p", "pod-p"}
+    stored = takeover.api.get(PODS, "p", "ml")["metadata"]
+    assert latest["p"].resource_version == stored["resourceVersion"]
+
+
+def test_each_takeover_has_a_stamp_of_its_own() -> None:
+    takeover = Takeover()
+    takeover.create("plain")
+    takeover.create("full", annotations=FULL, memory=None)
+    stamps = []
+    for epoch in ("term.1", "term.2"):
+        takeover.take_over(epoch)
+        plain, full = (takeover.api.get(PODS, name, "ml")["metadata"] for name in ("plain", "full"))
+        assert plain["annotations"][names.EPOCH] == epoch
+        stamps.append(full["labels"][names.EPOCH])
+    assert stamps[0] != stamps[1]
+
+
+def test_the_patience_with_a_failing_webhook_begins_anew_with_each_takeover() -> None:
+    takeover = Takeover()
+    takeover.create("p")
+    failing = from_status({"code": 500, "message": "failed calling webhook"})
+
+    def attempts() -> int:
+        takeover.api.refuses = lambda verb, *_: failing if verb == "patch" else None
+        for number in range(1, 10):
+            try:
+                takeover.take_over()
+            except KubeError:
+                continue
+            return number
+        raise AssertionError("no end")
+
+    first = attempts()
+    takeover.create("p")
+    assert attempts() == first
+
+
+def test_a_pod_that_took_the_name_of_one_that_is_to_be_evicted_stays() -> None:
+    takeover = Takeover()
+    takeover.create("p")
+
+    def replaced(verb: str, name: str, _: object) -> KubeError | None:
+        if verb == "patch":
+            return Forbidden(403, "no")
+        takeover.api.delete(PODS, name, "ml")
+        takeover.create(name)
+        return None
+
+    takeover.api.refuses = replaced
+    takeover.take_over()
+    assert takeover.names() == {"p"}
+    assert takeover.fence.open == {}

@@ -180,6 +180,21 @@ def test_the_guard_goes_on_where_the_gpu_fills_again(on, driver):
     assert one.monitor.nearly_full == {"outgrown": 2}
 
 
+def test_a_pod_is_judged_by_what_it_holds_now_and_not_by_its_peak(on, driver):
+    _, one = on((1, 60, 20), (2, 10, 60))
+    assert asked(one) == []  # 70 of 80 GiB
+    driver.state.processes[0] = StubProcess(0, 101, 20 * GIB)
+    driver.state.processes[1] = StubProcess(0, 102, 59 * GIB)
+    assert asked(one, 3) == []
+    assert one.monitor.nearly_full == {"nobody": 1}
+
+
+def test_the_guard_names_the_gpu_that_is_full(on):
+    _, one = on((1, 10, 10), (2, 10, 10), elsewhere=((3, 50, 40), (4, 28, 28)))
+    (request,) = one.run(1).eviction_requests
+    assert (request.pod, request.gpu) == ("pod-3", "GPU-b")
+
+
 # --- whose process it is ----------------------------------------------------------------------
 
 
@@ -190,6 +205,16 @@ def test_memory_goes_to_the_pod_that_a_pid_belongs_to_now(on, proc):
     pods[uid(3)] = PodInfo("ns", "pod-3", predicted_memory=60 * GIB)
     gpu = one.run(5).gpus[0]
     held = {use.pod: use.memory_bytes for use in gpu.pods if use.memory_bytes}
+    assert held == {"pod-3": 50 * GIB, "pod-2": 20 * GIB}
+
+
+def test_a_process_that_takes_the_place_of_another_with_the_same_memory_is_found(on, driver, proc):
+    pods, one = on((1, 50, 60), (2, 20, 20))
+    one.run(5)
+    proc.add(103, uid(3))
+    driver.state.processes[0] = StubProcess(0, 103, 50 * GIB)
+    pods[uid(3)] = PodInfo("ns", "pod-3", predicted_memory=60 * GIB)
+    held = {use.pod: use.memory_bytes for use in one.run(12).gpus[0].pods if use.memory_bytes}
     assert held == {"pod-3": 50 * GIB, "pod-2": 20 * GIB}
 
 

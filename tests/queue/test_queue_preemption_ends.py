@@ -10,6 +10,7 @@ from test_queue_preemption import EAGER, SAVES, Training, tiresias
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.queue.preemption import has_ended
 from tandem.kube.errors import Forbidden, KubeError
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import PODS, Resource
@@ -187,6 +188,62 @@ def test_a_pod_that_does_not_go_is_reported_and_counted() -> None:
         assert overdue() == 0
 
     run(scenario)
+
+
+def test_a_gang_whose_owner_cannot_be_resumed_is_not_back_in_the_queue_until_it_can() -> None:
+    api = Strange()
+    cluster = Mpi(api=api)
+
+    async def scenario() -> None:
+        await cluster.preempt()
+        api.refuses = Forbidden(403, "mpijobs is forbidden")
+        cluster.api.delete(PODS, "mpi-worker-0", "default")
+        await cluster.pass_s(1)
+        assert cluster.mpi_status()["phase"] == "Preempting"
+        assert cluster.mpi_suspended()
+        api.refuses = None
+        await cluster.pass_s(5)
+        assert cluster.mpi_status()["phase"] == "Suspended"
+        assert not cluster.mpi_suspended()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("condition", "phase"), [("Succeeded", "Completed"), ("Failed", "Failed")])
+def test_a_job_that_ended_while_it_gave_up_its_gpus_is_not_resumed(
+    condition: str, phase: str
+) -> None:
+    cluster = Mpi()
+
+    async def scenario() -> None:
+        await cluster.preempt()
+        ended = {"status": {"conditions": [{"type": condition, "status": "True"}]}}
+        cluster.api.patch(NEW, "mpi", ended, "default")
+        cluster.api.delete(PODS, "mpi-worker-0", "default")
+        await cluster.pass_s(1)
+        assert cluster.mpi_status()["phase"] == phase
+        assert cluster.mpi_suspended()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ended"),
+    [
+        (None, ""),
+        ([{"type": "Complete", "status": "False"}], ""),
+        ([{"type": "Suspended", "status": "True"}], ""),
+        ([{"type": "Suspended", "status": "True"}, {"type": "Failed", "status": "True"}], "Failed"),
+        ([{"type": "Complete", "status": "True"}], "Complete"),
+        ([{"type": "Completed", "status": "True"}], "Completed"),
+        ([{"type": "Succeeded", "status": "True"}], "Succeeded"),
+    ],
+)
+def test_a_workload_has_ended_by_a_condition_that_is_true(
+    conditions: list[dict] | None, ended: str
+) -> None:
+    assert has_ended({"status": {"conditions": conditions}}) == ended
+    assert has_ended({}) == ""
 
 
 @pytest.mark.parametrize("refers_to", [NEW, OLD], ids=["new", "upgraded"])

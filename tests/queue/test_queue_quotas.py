@@ -1,6 +1,7 @@
 """Shares, borrowing and caps of namespaces: the rules, and the controller that keeps to them."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -174,23 +175,88 @@ def test_usage_outlives_the_leader_beside_what_was_learned() -> None:
     api = MemoryCluster()
     api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {"other": "1"}}, "tandem-system")
 
-    def save(usage: Usage, now_s: float) -> None:
-        writer = Writer(api, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
-        asyncio.run(usage.save(writer, now_s))
-
     first = Usage("tandem-system", 2400.0)
     for now in (1000.0, 1010.0):
         first.advance(now, {"a": 1})
-    save(first, 1010.0)
+    save(api, first, 1010.0)
     second = Usage("tandem-system", 2400.0)
-    save(second, 1020.0)
+    save(api, second, 1020.0)
     assert second.used(1020) == {"a": 10.0}
     second.advance(1020, {"a": 1})
     second.advance(1030, {"a": 1})
-    save(second, 1060.0)
-    save(first, 1100.0)
+    save(api, second, 1060.0)
+    save(api, first, 1100.0)
     assert first.used(1100) == {"a": 20.0}
     assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]["other"] == "1"
+
+
+def test_usage_leaves_the_window_with_its_bucket_and_not_before() -> None:
+    usage = Usage(None, window_s=240.0)  # buckets of 10 s
+    usage.advance(1000, {"a": 3})
+    usage.advance(1010, {"a": 3, "b": 1})
+    assert usage.used(1249.9) == {"a": 30.0, "b": 10.0}
+    assert usage.used(1250) == {}
+
+
+@pytest.mark.parametrize(("passed_s", "counted"), [(29.9, True), (30, True), (30.1, False)])
+def test_a_gap_beyond_its_bound_is_not_counted(passed_s: float, counted: bool) -> None:
+    usage = Usage(None, window_s=2400.0)
+    usage.advance(1000, {"a": 1})
+    usage.advance(1000 + passed_s, {"a": 1})
+    assert bool(usage.used(1100)) is counted
+    usage.advance(900, {"a": 1})  # a clock that was set back counts nothing
+    assert bool(usage.used(1100)) is counted
+
+
+class Contended(MemoryCluster):
+    """An API server at which another replica writes between a read and a write."""
+
+    def replace(self, resource: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = {"data": {"other": "2"}}
+        super().patch(resource, body["metadata"]["name"], changed, "tandem-system")
+        return super().replace(resource, body, *args, **kwargs)
+
+
+def save(api: MemoryCluster, usage: Usage, now_s: float) -> None:
+    writer = Writer(api, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
+    asyncio.run(usage.save(writer, now_s))
+
+
+def test_usage_does_not_undo_what_another_wrote_in_between() -> None:
+    api = Contended()
+    api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {"other": "1"}}, "tandem-system")
+    usage = Usage("tandem-system", 2400.0)
+    usage.advance(1000, {"a": 1})
+    usage.advance(1010, {"a": 1})
+    save(api, usage, 1010.0)
+    assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"] == {"other": "2"}
+    assert usage.used(1010) == {"a": 10.0}, "written the next time"
+
+
+def test_usage_keeps_a_history_that_is_stored_as_bytes() -> None:
+    api = MemoryCluster()
+    large = {"metadata": {"name": NAME}, "binaryData": {"history": "AAAA"}}
+    api.create(CONFIG_MAPS, large, "tandem-system")
+    usage = Usage("tandem-system", 2400.0)
+    usage.advance(1000, {"a": 1})
+    usage.advance(1010, {"a": 1})
+    save(api, usage, 1010.0)
+    stored = api.get(CONFIG_MAPS, NAME, "tandem-system")
+    assert stored["binaryData"] == {"history": "AAAA"}
+    assert "quotaGpuSeconds" in stored["data"]
+
+
+def test_usage_is_written_from_time_to_time() -> None:
+    api, usage = MemoryCluster(), Usage("tandem-system", 2400.0)
+    usage.advance(1000, {"a": 1})
+    usage.advance(1010, {"a": 1})
+    save(api, usage, 1010.0)
+    before = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
+    usage.advance(1020, {"a": 1})
+    save(api, usage, 1039.9)
+    assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"] == before
+    save(api, usage, 1040.0)
+    assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"] != before
 
 
 # --- the controller ---------------------------------------------------------------------------
