@@ -12,6 +12,7 @@ from scheduler_extender.cluster.pods import pod_info, trim_pod
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import Snapshot
@@ -142,6 +143,76 @@ def test_a_new_plan_keeps_the_places_of_pods_still_on_their_way() -> None:
     status = lifecycle.with_plan(group.record.status, group, [([second], place)], 5, 35)
     assert [(p.uid, p.gpus) for p in status.plan.pods] == [("uid-p0", ["a"]), ("uid-p1", ["c"])]
     assert (status.phase, status.attempts) == (Phase.ADMITTED, 1)
+
+
+def test_who_waits_has_waited_since_it_began_to_and_keeps_its_phase() -> None:
+    first = lifecycle.waiting(gang(pod("p")).record.status, "Waiting", "no room", 3, 100)
+    assert (first.phase, first.waiting_since, first.position) == (Phase.QUEUED, rfc3339(100), 3)
+    again = lifecycle.waiting(first, "Waiting", "still no room", 2, 160)
+    assert again.waiting_since == rfc3339(100)
+    (scheduled,) = again.conditions
+    assert (scheduled.status, scheduled.message) == ("False", "still no room")
+    assert scheduled.last_transition_time == rfc3339(100)
+    for phase in (Phase.RUNNING, Phase.SUSPENDED):
+        kept = gang(pod("p"), phase=phase).record.status
+        assert lifecycle.waiting(kept, "Waiting", "no room", None, 100).phase is phase
+
+
+def test_a_gang_runs_once_as_many_pods_run_as_must_start_together() -> None:
+    runs = [replace(pod(f"p{i}", gated=False), node_name="n0", phase="Running") for i in (0, 1)]
+    half = gang(runs[0], pod("p1"), size=2, phase=Phase.ADMITTED)
+    assert lifecycle.observed(half, 50).phase is Phase.ADMITTED
+    whole = gang(*runs, size=2, phase=Phase.ADMITTED, waiting_since=rfc3339(10), position=4)
+    status = lifecycle.observed(whole, 50)
+    assert (status.phase, status.waiting_since, status.position) == (Phase.RUNNING, None, None)
+    assert (status.started_at, status.running_since) == (rfc3339(50), rfc3339(50))
+    # One that comes back has started before.
+    back = gang(*runs, size=2, phase=Phase.SUSPENDED, started_at=rfc3339(5))
+    status = lifecycle.observed(back, 50)
+    assert (status.started_at, status.running_since) == (rfc3339(5), rfc3339(50))
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED, Phase.PREEMPTING])
+def test_pods_that_run_change_nothing_of_a_gang_that_has_ended_or_is_told_to_go(
+    phase: Phase,
+) -> None:
+    runs = replace(pod("p", gated=False), node_name="n0", phase="Running")
+    group = gang(runs, phase=phase)
+    assert lifecycle.observed(group, 50) is group.record.status
+
+
+@pytest.mark.parametrize("phase", [Phase.ADMITTED, Phase.RUNNING])
+def test_a_gang_is_not_back_in_the_queue_while_its_pods_terminate(phase: Phase) -> None:
+    going = replace(pod("p", gated=False), node_name="n0", phase="Pending", deleting=True)
+    group = gang(going, phase=phase)
+    assert lifecycle.observed(group, 50) is group.record.status
+    gone = lifecycle.observed(gang(pod("q"), phase=phase, waiting_since=rfc3339(7)), 50)
+    assert (gone.phase, gone.waiting_since) == (Phase.QUEUED, rfc3339(7))
+    assert lifecycle.observed(gang(pod("q"), phase=phase), 50).waiting_since == rfc3339(50)
+
+
+def test_a_preemption_gives_up_the_plan_and_is_remembered_with_those_before() -> None:
+    plan = Plan(pods=[], made_at=rfc3339(0), deadline=rfc3339(30))
+    before = [rfc3339(n) for n in range(100)]
+    status = gang(pod("p"), phase=Phase.RUNNING, plan=plan, preempted_at=before).record.status
+    told = lifecycle.preempting(status, "default/new", "suspend", 500)
+    assert (told.phase, told.plan) == (Phase.PREEMPTING, None)
+    assert told.preempted_at == [*before[1:], rfc3339(500)]
+    assert told.preemption.by == "default/new"
+    assert told.preemption.requested_at == rfc3339(500)
+    back = lifecycle.suspended(told, 520)
+    assert (back.phase, back.preemption, back.waiting_since) == (
+        Phase.SUSPENDED, None, rfc3339(520),
+    )  # fmt: skip
+    assert back.preempted_at == told.preempted_at
+
+
+@pytest.mark.parametrize("held", [{"hold": True}, {}])
+def test_a_gang_on_hold_or_told_to_go_starts_nothing(held: dict) -> None:
+    group = gang(pod("p"), phase=Phase.QUEUED if held else Phase.PREEMPTING)
+    spec = group.record.spec.model_copy(update=held)
+    group = Gang(group.key, replace(group.record, spec=spec), group.pods)
+    assert lifecycle.pods_to_start(group, 0) == []
 
 
 def start(name: str, job_load=None, gpus: int = 1, queued: float = 0, pods: int = 1) -> Start:
