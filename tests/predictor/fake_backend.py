@@ -31,6 +31,7 @@ class FakeBackend:
                 "savedActivationBytes": 40000000, "largestActivationBytes": 2000000,
                 "largestTensorBytes": 40000, "tensorSkew": 0.01, "bytesMoved": 1e8, "nodes": 100,
                 "kernels": 80, "depth": 60, "opCounts": {"Conv": 30, "Relu": 30}, "opset": 0,
+                "inputShapes": {"input": [1, 3, 224, 224]},
             }
         }  # fmt: skip
 
