@@ -40,6 +40,7 @@ ROOT = Path.cwd()
 #: Limits of one test under a mutant, in seconds: of the processor for one that loops for ever, and
 #: of the clock for one that waits for ever. The second allows for a loaded machine.
 PROCESSOR_S, CLOCK_S = 10.0, 120.0
+SLOW_S = 0.5
 MEMORY_BYTES = 4 << 30
 _OPTIMIZED = 0x1  # a function's code; a module's and a class's are without
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -120,6 +121,7 @@ class Runner:
         self.written = 1_000_000_000  # a file time for each version, so that no .pyc is stale
         self.sound: dict[str, bool] = {}  # whether a test passes without a mutant
         self.killers: dict[str, int] = {}  # test files, by the mutant that each killed last
+        self.slow: set[str] = set()  # tests that have taken long; they run after the others
         self.live: dict[str, dict[tuple[str, int], list[FunctionType]]] = {}
         self.caches: list[Any] = []  # they hold what unchanged code has answered
         gc.collect()
@@ -201,11 +203,12 @@ class Runner:
         return failed
 
     def _ordered(self, tests: Sequence[str], files: dict[str, int]) -> list[str]:
-        """Order tests by file: those that killed last first, then as `files` ranks them."""
+        """Order tests: slow ones last; those files that killed last first, then as `files` says."""
 
-        def rank(nodeid: str) -> tuple[int, int, int]:
+        def rank(nodeid: str) -> tuple[bool, int, int, int]:
             file = nodeid.partition("::")[0]
-            return -self.killers.get(file, 0), files.get(file, 0), self.order[nodeid]
+            killed = -self.killers.get(file, 0)
+            return nodeid in self.slow, killed, files.get(file, 0), self.order[nodeid]
 
         return sorted((t for t in tests if t in self.items), key=rank)
 
@@ -255,7 +258,7 @@ class Runner:
                 os._exit(0)
         os.close(writing)
         try:
-            return _follow(reading, child, tests)
+            return _follow(reading, child, tests, self.slow)
         finally:
             os.close(reading)
             _end(child)
@@ -396,8 +399,8 @@ def _alone() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _follow(reading: int, child: int, tests: Sequence[str]) -> tuple[str, str, str]:
-    """Wait for the child's word on each test, with limits for each."""
+def _follow(reading: int, child: int, tests: Sequence[str], slow: set[str]) -> tuple[str, str, str]:
+    """Wait for the child's word on each test, with limits for each; add to those that are slow."""
     if not tests:
         return "no tests", "", ""
     at, unread = 0, b""
@@ -417,6 +420,8 @@ def _follow(reading: int, child: int, tests: Sequence[str]) -> tuple[str, str, s
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word == "test":
+                if time.monotonic() - begun_s > SLOW_S:
+                    slow.add(tests[at])
                 at = int(rest)
                 begun_s, used_s = time.monotonic(), _processor_s(child)
             elif word == "failed":

@@ -149,6 +149,105 @@ def test_a_reservation_goes_when_the_watch_shows_the_binding() -> None:
     assert found.generation == before, "nothing has changed for anybody else"
 
 
+def test_a_pod_that_failed_before_it_was_bound_holds_nothing_more() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0", "g1")),
+        ("pods", pod("a", uid="u", version=1)),
+        ("gpujobs", gpu_job("pod-a", plan=[("u", "n0", ["g0"])])),
+    )
+    found.reserve("u", Claim("n0", ("g1",), found.worker(found.pod("u").pod)))
+    assert jobs(found) == [0, 1]
+    found.upsert("pods", pod("a", uid="u", phase="Failed", version=2))
+    assert jobs(found) == [0, 0]
+    assert found.ledger.held("u") is None
+    found.check()
+
+
+def test_a_pod_that_is_being_deleted_before_it_was_bound_gives_up_its_plan() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("pods", pod("a", uid="u", version=1)),
+        ("gpujobs", gpu_job("pod-a", plan=[("u", "n0", ["g0"])])),
+    )
+    assert jobs(found) == [1]
+    going = pod("a", uid="u", version=2)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found.upsert("pods", going)
+    assert jobs(found) == [0]
+
+
+def test_a_reservation_of_a_pod_that_was_never_told_goes_when_the_pod_is_gone() -> None:
+    found = state(("gpunodes", gpu_node("n0", "g0")))
+    found.reserve("u", Claim("n0", ("g0",), Job(id="ml/pod-a")))
+    assert jobs(found) == [1]
+    found.delete("pods", pod("a", uid="u", version=2))
+    assert jobs(found) == [0]
+    assert found.ledger.held("u") is None
+
+
+def test_a_released_reservation_holds_nothing_and_leaves_the_plan() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0", "g1")),
+        ("pods", pod("a", uid="u", version=1)),
+        ("gpujobs", gpu_job("pod-a", plan=[("u", "n0", ["g0"])])),
+    )
+    found.reserve("u", Claim("n0", ("g1",), found.worker(found.pod("u").pod)))
+    found.release("u")
+    assert jobs(found) == [1, 0]
+    assert found.ledger.held("u")[0] is Hold.PLANNED
+
+
+def test_a_gpu_that_an_annotation_names_twice_counts_once() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("pods", pod("a", node_name="n0", devices="g0,g0")),
+    )
+    assert jobs(found) == [1]
+    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [10]
+
+
+def test_an_annotation_of_a_pod_that_asks_for_no_gpus_holds_none() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("pods", pod("a", gpus=0, memory=None, node_name="n0", devices="g0")),
+    )
+    assert jobs(found) == [0]
+
+
+def test_what_is_missing_from_a_list_is_gone() -> None:
+    first = pod("a", node_name="n0", devices="g0")
+    found = state(("gpunodes", gpu_node("n0", "g0", "g1")), ("pods", first))
+    found.replace_all("pods", [pod("b", node_name="n0", devices="g1")])
+    assert jobs(found) == [0, 1]
+    assert found.pod_named("ml", "a") is None
+    found.check()
+
+
+def test_a_gpu_whose_memory_is_about_to_end_and_a_closed_one_take_no_more_jobs() -> None:
+    request = {
+        "namespace": "ml", "pod": "p", "uid": "u", "gpu": "g0", "reason": "full",
+        "requestedAt": "2026-01-01T00:00:00Z", "memoryBytes": 1,
+    }  # fmt: skip
+    full = gpu_node("n0", "g0", "g1", "g2")
+    full["status"]["evictionRequests"] = [request]
+    found = state(("gpunodes", full))
+    rows = found.node_rows("n0")
+    assert found.gpus.shares[rows].tolist() == [1, 2, 2]
+    found.close_gpus(frozenset({("n0", "g1")}))
+    assert found.gpus.shares[rows].tolist() == [1, 1, 2]
+    found.close_gpus(frozenset())
+    found.upsert("gpunodes", gpu_node("n0", "g0", "g1", "g2"))
+    assert found.gpus.shares[rows].tolist() == [2, 2, 2]
+
+
+def test_a_closed_gpu_opens_again_without_a_report() -> None:
+    found = state(("gpunodes", gpu_node("n0", "g0")), ("gpunodes", gpu_node("n1", "h0")))
+    found.close_gpus(frozenset({("n0", "g0")}))
+    found.close_gpus(frozenset({("n1", "h0")}))
+    assert found.gpus.shares[found.node_rows("n0")].tolist() == [2]
+    assert found.gpus.shares[found.node_rows("n1")].tolist() == [1]
+
+
 def test_a_better_prediction_changes_what_the_running_pods_of_the_gang_count_for() -> None:
     found = state(
         ("gpunodes", gpu_node("n0", "g0")),

@@ -188,6 +188,17 @@ def test_activity_beside_another_pod_comes_from_the_process(node, driver, proc):
     assert (first.active_seconds, second.active_seconds) == pytest.approx((0.7, 0.2), abs=0.02)
 
 
+def test_the_load_of_a_gpu_is_not_that_of_a_pod_next_to_a_process_of_nobody(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, GIB, sm=30), StubProcess(0, 8, GIB, sm=50)]
+    proc.add(7, uid(1))
+    proc.add(8, None)
+    gpu = node().run(20).gpus[0]
+    ours = next(use for use in gpu.pods if use.uid == uid(1))
+    assert ours.utilisation_percent == pytest.approx(30, abs=2)
+    assert ours.activity_source == "process-utilisation"
+    assert gpu.utilisation_percent == pytest.approx(80, abs=3)
+
+
 # --- health -----------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from queue_builders import gang, pod, raw_pod
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.cluster.records import GpuJobRecord, parse_pod
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.gates import Gates
 from scheduler_extender.queue.owners import Owners
@@ -21,7 +21,7 @@ from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
-from tandem.kube.errors import Conflict, NotFound
+from tandem.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import JOBS, PODS
 
@@ -55,7 +55,8 @@ class Gate:
         self.now = NOW
         self.api = Recording()
         raw = raw_pod("p", gated=False)
-        raw["spec"]["schedulingGates"] = gates or [{"name": names.SCHEDULING_GATE}]
+        ours = [{"name": names.SCHEDULING_GATE}]
+        raw["spec"]["schedulingGates"] = ours if gates is None else gates
         self.stored = self.api.create(PODS, raw, "default")
         self.writer = Writer(self.api, Picture(), lambda *_: None, lambda: self.now)  # type: ignore[arg-type]
         self.registry = Registry(lambda _: None, lambda: self.now)
@@ -156,6 +157,61 @@ def test_a_pod_that_was_woken_for_this_plan_is_not_written_again() -> None:
     assert gate.step()
     gate.gang.put(pod_info(gate.api.get(PODS, "p", "default")))
     assert not gate.step()
+
+
+def test_a_planned_pod_that_is_bound_already_is_not_written() -> None:
+    gate = Gate(gates=[])
+    gate.api.bind("default", "p", "n0", uid=gate.stored["metadata"]["uid"])
+    gate.gang.put(pod_info(gate.api.get(PODS, "p", "default")))
+    assert not gate.step()
+    assert gate.api.patches == []
+
+
+def test_an_open_pod_is_woken_for_its_plan_and_its_gates_are_not_touched() -> None:
+    gate = Gate()
+    assert gate.step()
+    gate.gang.put(pod_info(gate.api.get(PODS, "p", "default")))
+    gate.now += 10
+    later = Plan(
+        made_at=rfc3339(gate.now),
+        deadline=rfc3339(gate.now + 30),
+        pods=gate.gang.record.status.plan.pods,
+    )
+    status = gate.gang.record.status.model_copy(update={"plan": later})
+    gate.gang = Gang(gate.gang.key, replace(gate.gang.record, status=status), gate.gang.pods)
+    assert gate.step()
+    body = gate.api.patches[-1][1]
+    assert body["metadata"]["annotations"] == {names.WAKE: rfc3339(gate.now)}
+    assert "spec" not in body
+
+
+@pytest.mark.parametrize("error", [Invalid(422, "no"), Forbidden(403, "no")])
+def test_a_pod_whose_gate_may_not_be_removed_is_told_and_ends_no_cycle(error: KubeError) -> None:
+    gate = Gate()
+    said: list[tuple[str, str]] = []
+    gate.writer._tell = lambda _, reason, note, kind: said.append((reason, note))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    gate.api.patch = refuse  # type: ignore[method-assign]
+    assert gate.step()
+    assert said == [("GateNotRemoved", str(error))]
+
+
+def test_the_answer_of_an_opened_gate_is_taken_in_at_once() -> None:
+    gate = Gate()
+    assert gate.step()
+    stored = gate.api.get(PODS, "p", "default")["metadata"]
+    assert gate.writer._state.last.resource_version == stored["resourceVersion"]
+
+
+def test_a_pod_of_which_no_job_is_known_may_not_be_bound() -> None:
+    gate = Gate()
+    info = next(iter(gate.gang.pods.values()))
+    assert "has not seen the pod yet" in gate.gates.refusal(info)
+    gate.registry.observe(parse_pod(gate.stored))
+    assert "has not seen the pod yet" in gate.gates.refusal(info), "its GPUJob is not there yet"
 
 
 # --- who may be preempted -------------------------------------------------------------------------

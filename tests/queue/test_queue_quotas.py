@@ -136,6 +136,20 @@ def test_gpu_seconds_are_spent_when_the_window_has_them_all(used: float, spent: 
     assert (turn.refusal(("a", "x"), 1) != "") is spent
 
 
+def test_who_keeps_within_a_share_is_lent_to_only_while_others_borrow() -> None:
+    stakes = {("a", "has"): stake(held=3), ("a", "wants"): stake(), ("b", "wants"): stake()}
+    turn = Turn([A, B], stakes)
+    turn.ranked(list(stakes))
+    assert turn.lends_to(("b", "wants"))
+    assert not turn.lends_to(("a", "wants")), "it would borrow itself"
+    assert not turn.lends_to(("a", "has"))
+    assert not turn.lends_to(("b", "unknown"))
+    fair = {("a", "has"): stake(held=2), ("b", "wants"): stake()}
+    nobody = Turn([A, B], fair)
+    nobody.ranked(list(fair))
+    assert not nobody.lends_to(("b", "wants"))
+
+
 def test_a_copy_of_an_account_does_not_change_it() -> None:
     turn = Turn([Quota(namespace="a", max_gpus=2)], {("a", "x"): stake(held=1)})
     copy = turn.copy()

@@ -1,12 +1,17 @@
 """What happens on shared GPUs in the simulator, each by a sum that can be done by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from simulator_builders import run, run_shared, trace
 
 from tandem.errors import TandemError
 from tandem.policy.catalog import Profile, load_profile
+from tandem.simulator.cluster import gpu_arrays, parse_cluster
+from tandem.simulator.engine import Engine
 from tandem.simulator.events import Events, Kind
+from tandem.simulator.world import plain_world
 
 HALF = [[1.0]]  # beside its like, a job runs at half speed
 PAIRS = load_profile("xonar-fifo-pairs")
@@ -33,6 +38,20 @@ def test_a_preemption_and_its_resume_cost_what_they_cost() -> None:
     assert outcome.end_s.tolist() == [165, 15]
     assert outcome.preemptions.tolist() == [1, 0]
     assert outcome.overhead_s.tolist() == [60, 0]
+
+
+def shared_engine(durations: list[float], gpus: str = "1x1", **truth: object) -> Engine:
+    """Two shares, jobs submitted at 0 that do not disturb one another, and what else is true."""
+    jobs = trace(*((0, 1, duration) for duration in durations))
+    arrays = gpu_arrays([parse_cluster(gpus)], shares=2)
+    world = plain_world(jobs, arrays)
+    changed = replace(world.truth, slowdown=np.full((2, 2), 1e-9), **truth)
+    return Engine(jobs, world.believed, arrays, load_profile("fifo"), changed)
+
+
+def test_micro_batches_take_longer_by_their_stretch() -> None:
+    outcome = shared_engine([10.0], stretch=np.array([1.25])).run()
+    assert outcome.end_s.tolist() == pytest.approx([12.5])
 
 
 def test_bases_that_do_not_fit_kill_the_newcomer_which_then_runs_alone() -> None:
