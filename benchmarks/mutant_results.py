@@ -26,7 +26,7 @@ class Results:
         if found is None:
             return None
         if found["outcome"] == "killed" and (file := found["test"].partition("::")[0]):
-            return found if found["file"] == _filedigest(file) else None
+            return found if found["file"] == _file_digest(file) else None
         return found if _with(tests, files) in found["with"] else None
 
     def last(self, mutant: Mutant) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ class Results:
         found = self._known.get(_key(mutant))
         if found is not None and found["outcome"] == "killed" and found["test"]:
             file = found["test"].partition("::")[0]
-            return found if found["file"] == _filedigest(file) else None
+            return found if found["file"] == _file_digest(file) else None
         return found
 
     def killer(self, mutant: Mutant) -> str:
@@ -52,7 +52,7 @@ class Results:
             return
         before = self._known.get(_key(mutant), {"with": []})["with"]
         kept = {
-            "file": _filedigest(answer["test"].partition("::")[0]),
+            "file": _file_digest(answer["test"].partition("::")[0]),
             "with": [*before[-3:], _with(tests, files)],
         }
         self._known[_key(mutant)] = answer | kept
@@ -69,7 +69,7 @@ def _key(mutant: Mutant) -> str:
 
 
 @cache
-def _filedigest(file: str) -> str:
+def _file_digest(file: str) -> str:
     path = ROOT / file
     return digest_of(path.read_text()) if file and path.exists() else ""
 
@@ -90,4 +90,4 @@ def _functions(file: str) -> dict[str, str]:
 
 def _with(tests: Iterable[str], files: Iterable[str]) -> str:
     """Return a hash of what a mutant is tried with."""
-    return digest_of(*sorted(tests), *(f"{file} {_filedigest(file)}" for file in sorted(files)))
+    return digest_of(*sorted(tests), *(f"{file} {_file_digest(file)}" for file in sorted(files)))
