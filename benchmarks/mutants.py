@@ -69,11 +69,22 @@ def module_paths(settings: dict[str, Any]) -> list[str]:
 
 
 def try_all(
-    mutants: Sequence[Mutant], tests: Near | Reach, results: Results, workers: int, until_s: float
+    mutants: Sequence[Mutant],
+    tests: Near | Reach,
+    results: Results,
+    workers: int,
+    until_s: float,
+    *,
+    untried: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Try the mutants of which nothing is known; return what became of each, by id."""
+    """Try the mutants of which nothing is known; return what became of each, by id.
+
+    With `untried`, those that have survived are not tried again with tests that have changed since.
+    """
     chosen = {m.id: (tests.tests(m), tests.files(m)) for m in mutants}
     known = {m.id: results.get(m, *chosen[m.id]) for m in mutants}
+    if untried:
+        known |= {m.id: results.last(m) for m in mutants if known[m.id] is None}
     due = [m for m in mutants if known[m.id] is None]
     print(f"{len(mutants)} mutants, {len(mutants) - len(due)} known", flush=True)
     for mutant in due:
@@ -122,6 +133,9 @@ def main() -> None:
         "--near", action="store_true", help="run only the tests of the module's own test files"
     )
     parser.add_argument(
+        "--untried", action="store_true", help="leave those that survived with other tests before"
+    )
+    parser.add_argument(
         "--report", action="store_true", help="run nothing: tell what is known of the sample"
     )
     parser.add_argument(
@@ -147,7 +161,9 @@ def main() -> None:
     if args.report:
         outcomes = {m.id: last for m in mutants if (last := results.last(m))}
     else:
-        outcomes = try_all(mutants, Near(near), results, args.workers, until_s)
+        outcomes = try_all(
+            mutants, Near(near), results, args.workers, until_s, untried=args.untried
+        )
     if not args.near and not args.report:
         left = [m for m in mutants if outcome_of(outcomes, m) != "killed"]
         try:

@@ -11,19 +11,26 @@ from queue_builders import gang, pod, raw_pod
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import GpuJobRecord, parse_pod
+from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.gates import Gates
 from scheduler_extender.queue.owners import Owners
-from scheduler_extender.queue.preemption import Preempter
+from scheduler_extender.queue.preemption import BUDGETS, Preempter
 from scheduler_extender.queue.registry import Gang, Registry
 from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
-from tandem.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
+from tandem.kube.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    KubeError,
+    NotFound,
+    TooManyRequests,
+)
 from tandem.kube.memory import MemoryCluster
-from tandem.kube.resource import JOBS, PODS
+from tandem.kube.resource import GPU_JOBS, JOBS, PODS
 
 NOW = 1_800_000_000.0
 FOREIGN = {"name": "example.com/data-is-there"}
@@ -313,6 +320,199 @@ def test_a_pod_that_took_the_name_of_a_victim_is_not_evicted() -> None:
     with pytest.raises(Conflict):
         asyncio.run(preempter._evict(bound("p")))
     assert [pod["metadata"]["name"] for pod in api.list(PODS)] == ["p"]
+
+
+# --- giving up GPUs -------------------------------------------------------------------------------
+
+
+class Noting(MemoryCluster):
+    """An API server that notes the writes in order, and may refuse to list budgets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self.refuses: KubeError | None = None
+
+    def replace(self, resource: Any, *args: Any, **kwargs: Any) -> Any:
+        self.writes.append(f"replace {resource.plural}")
+        return super().replace(resource, *args, **kwargs)
+
+    def patch(self, resource: Any, *args: Any, **kwargs: Any) -> Any:
+        self.writes.append(f"patch {resource.plural}")
+        return super().patch(resource, *args, **kwargs)
+
+    def evict(self, namespace: str, pod: str, **kwargs: Any) -> None:
+        self.writes.append(f"evict {pod}")
+        super().evict(namespace, pod, **kwargs)
+
+    def list(self, resource: Any, *args: Any, **kwargs: Any) -> Any:
+        if resource == BUDGETS and self.refuses:
+            raise self.refuses
+        return super().list(resource, *args, **kwargs)
+
+
+class Going:
+    """A Job of one pod that runs, and the preempter."""
+
+    def __init__(self, *, kind: str = "Job", labels: dict[str, str] | None = None) -> None:
+        self.now = NOW
+        self.api = Noting()
+        body = {"metadata": {"name": "j"}, "spec": {}}
+        uid = self.api.create(JOBS, body, "default")["metadata"]["uid"]
+        raw = raw_pod("p", gated=False, labels=labels, nodeName="n0")
+        raw["metadata"]["annotations"] = {names.VISIBLE_DEVICES: "g0"}
+        raw["status"] = {"phase": "Running"}
+        stored = self.api.create(PODS, raw, "default")
+        made = runs(kind)
+        assert made.record is not None
+        workload = made.record.spec.workload.model_copy(update={"uid": uid})
+        spec = made.record.spec.model_copy(update={"workload": workload})
+        created = self.api.create(
+            GPU_JOBS,
+            {
+                "metadata": {"name": made.record.name},
+                "spec": spec.wire(),
+                "status": made.record.status.wire(),
+            },
+            "default",
+        )
+        self.pod = pod_info(stored)
+        self.gang = Gang(made.key, parse_gpu_job(created), {self.pod.uid: self.pod})
+        self.said: list[tuple[str, str]] = []
+        writer = Writer(
+            self.api,
+            self,  # type: ignore[arg-type]
+            lambda _, reason, note, kind: self.said.append((reason, note)),
+            lambda: self.now,
+        )
+        self.preempter = Preempter(writer, QueueConfig(), lambda: self.now)
+
+    def apply(self, kind: str, record: Any) -> None:
+        """Take in what was written, as the live state does."""
+        if kind == "gpujobs":
+            self.gang.record = record
+
+    def budget(self, name: str, allowed: int, selector: dict[str, Any], namespace: str) -> None:
+        body = {
+            "metadata": {"name": name},
+            "spec": {"selector": selector},
+            "status": {"disruptionsAllowed": allowed},
+        }
+        self.api.create(BUDGETS, body, namespace)
+
+    def leave(self) -> bool:
+        async def do() -> bool:
+            return await self.preempter.leave(self.gang, "default/new")
+
+        return asyncio.run(do())
+
+    def suspended(self) -> bool:
+        return bool(self.api.get(JOBS, "j", "default")["spec"].get("suspend"))
+
+
+def test_the_intention_is_written_before_the_owner_is_told_and_both_at_once() -> None:
+    going = Going()
+    assert going.leave()
+    assert going.api.writes == ["replace gpujobs", "patch jobs"]
+    assert going.suspended()
+    status = going.api.get(GPU_JOBS, going.gang.key[1], "default")["status"]
+    assert status["phase"] == "Preempting"
+
+
+@pytest.mark.parametrize(
+    "error", [Forbidden(403, "no"), NotFound(404, "no such resource"), Invalid(422, "no")]
+)
+def test_nobody_is_preempted_while_budgets_cannot_be_read(error: KubeError) -> None:
+    going = Going()
+    going.api.refuses = error
+    assert not going.leave()
+    assert going.api.writes == []
+    assert str(error) in going.preempter.spared(going.gang.key)
+    # The owner is told of it, and others of that namespace's budgets without a name.
+    assert str(error) in going.preempter.told_of_spared()(("default", "waits"))
+    assert str(error) not in going.preempter.told_of_spared()(("other", "waits"))
+    going.now += 60
+    assert going.preempter.spared(going.gang.key) == ""
+
+
+@pytest.mark.parametrize(
+    ("allowed", "selector", "namespace", "goes"),
+    [
+        (0, {"matchLabels": {"app": "train"}}, "default", False),
+        (1, {"matchLabels": {"app": "train"}}, "default", True),
+        (0, {"matchLabels": {"app": "web"}}, "default", True),
+        (0, {"matchLabels": {"app": "train"}}, "other", True),
+    ],
+    ids=["none-left", "one-left", "of-other-pods", "of-another-namespace"],
+)
+def test_a_budget_counts_for_the_pods_that_it_selects_in_its_namespace(
+    allowed: int, selector: dict, namespace: str, goes: bool
+) -> None:
+    going = Going(labels={"app": "train"})
+    going.budget("fine", 5, {"matchLabels": {"app": "train"}}, "default")
+    going.budget("zz", allowed, selector, namespace)
+    assert going.leave() is goes
+    assert going.suspended() is goes
+
+
+def test_one_that_a_budget_protects_is_left_alone_for_a_while_and_then_looked_at_again() -> None:
+    going = Going(labels={"app": "train"})
+    going.budget("b", 0, {"matchLabels": {"app": "train"}}, "default")
+    assert not going.leave()
+    assert not going.preempter.expire()
+    going.now += 59.9
+    assert "disruption budget b allows 0" in going.preempter.spared(going.gang.key)
+    assert not going.preempter.expire()
+    going.now += 0.1
+    assert going.preempter.spared(going.gang.key) == ""
+    assert going.preempter.expire()
+    assert not going.preempter.expire(), "said once"
+    going.preempter.forget(going.gang.key)
+    assert going.preempter.told_of_spared()(("default", "waits")) == ""
+
+
+def test_what_was_asked_for_without_effect_is_asked_for_again_after_a_while() -> None:
+    going = Going()
+    going.leave()
+
+    def step() -> bool:
+        work = going.preempter.step(going.gang)
+        if work is None:
+            return False
+
+        async def do() -> None:
+            await work
+
+        asyncio.run(do())
+        return True
+
+    going.api.writes.clear()
+    going.now += 4.9
+    assert not step()
+    going.now += 0.2
+    assert step()
+    assert going.api.writes == ["patch jobs"], "its pods are not evicted yet"
+    going.now += 60
+    assert step()
+    assert going.api.writes[-1] == "evict p"
+
+
+def test_an_owner_that_cannot_rest_has_its_pods_evicted() -> None:
+    going = Going(kind="RayCluster")
+    going.leave()
+    assert going.api.writes == ["replace gpujobs", "evict p"]
+    assert not going.suspended()
+
+
+def test_a_pod_that_a_budget_keeps_from_eviction_is_told_and_the_others_go() -> None:
+    going = Going(kind="RayCluster")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TooManyRequests(429, "the budget allows no disruption")
+
+    going.api.evict = refuse  # type: ignore[method-assign]
+    assert going.leave()
+    assert going.said == [("NotPreempted", "the budget allows no disruption")]
 
 
 # --- owners ---------------------------------------------------------------------------------------
