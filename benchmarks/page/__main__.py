@@ -22,7 +22,8 @@ from benchmarks.page.fleet import Fleet
 from benchmarks.page.site import PageSite, page_site
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.status.changes import Changes
-from scheduler_extender.serving.status.model import Cluster, Scope
+from scheduler_extender.serving.status.model import Cluster
+from scheduler_extender.serving.status.objects import Scope
 from scheduler_extender.serving.status.views import document, query_of
 from tandem.controlplane.usage import resident_mib
 

@@ -352,7 +352,8 @@ def test_namespaces_are_those_with_jobs() -> None:
 
 
 def test_every_order_is_one_that_the_extender_knows() -> None:
-    from scheduler_extender.serving.status.model import Cluster, Scope
+    from scheduler_extender.serving.status.model import Cluster
+    from scheduler_extender.serving.status.objects import Scope
     from scheduler_extender.serving.status.views import document, query_of
 
     for sort in SORTS:

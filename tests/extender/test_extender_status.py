@@ -6,24 +6,30 @@ import asyncio
 import base64
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from extender_builders import GIB, NOW, Object, gpu, gpu_job, gpu_node, load, pod
 from fastapi import FastAPI
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.quotas.config import Quota
+from scheduler_extender.serving import gate
 from scheduler_extender.serving.readers import Readers, everybody
-from scheduler_extender.serving.status import routes
+from scheduler_extender.serving.status import routes, selection
 from scheduler_extender.serving.status.changes import Changes
-from scheduler_extender.serving.status.model import Cluster, Scope
+from scheduler_extender.serving.status.model import Cluster
+from scheduler_extender.serving.status.objects import Scope
 from scheduler_extender.serving.status.publisher import AwayError, Publisher
 from scheduler_extender.serving.status.reasons import KINDS, WORDS, kind_of
 from scheduler_extender.serving.status.routes import status_router
+from scheduler_extender.serving.status.runs import RUNS_KEPT_S, most_runs
+from scheduler_extender.serving.status.selection import ORDERS, Selection
 from scheduler_extender.serving.status.sources import events_for_caller, local_changes
 from scheduler_extender.serving.status.views import (
     PAGE_ROWS,
@@ -173,7 +179,7 @@ def test_a_model_that_follows_equals_one_that_is_built_anew(seed: int) -> None:
     draw = random.Random(seed)
     site = Site()
     alive: dict[tuple[str, str, str], Object] = {}
-    for step in range(300):
+    for step in range(200):
         kind = draw.choice(("gpunodes", "gpujobs", "pods"))
         number = draw.randrange(6)
         if kind == "gpunodes":
@@ -199,17 +205,106 @@ def test_a_model_that_follows_equals_one_that_is_built_anew(seed: int) -> None:
             site.state.tick(NOW + step)
         if draw.random() < 0.5:
             site.follow()
+            # A selection follows from its first use on, so that each is used all along.
+            all_lists(site.cluster, phases=("",), sharings=("",))
+            if draw.random() < 0.05:
+                assert all_lists(site.cluster) == all_lists(site.rebuilt())
     site.follow()
     site.state.check()
     anew = site.rebuilt()
+    assert all_lists(site.cluster) == all_lists(anew)
     for scope in (OPERATOR, ML, Scope("other")):
-        for name in ("overview", "nodes", "gpus", "jobs", "models"):
-            assert view(site.cluster, name, scope=scope) == view(anew, name, scope=scope), name
         for row in view(anew, "gpus", scope=scope)["rows"]:
             at = (row["node"], row["gpu"])
             assert view(site.cluster, "gpu", *at, scope=scope) == view(
                 anew, "gpu", *at, scope=scope
             )
+
+
+def all_lists(
+    cluster: Cluster,
+    phases: tuple[str, ...] = ("", "Waiting", "Queued", "Running", "Failed"),
+    sharings: tuple[str, ...] = ("", "true"),
+) -> dict[tuple[str, ...], Any]:
+    """Every list and the overview, in each scope, order and phase."""
+    found: dict[tuple[str, ...], Any] = {}
+    for scope, namespace in ((OPERATOR, ""), (ML, ""), (Scope("other"), ""), (OPERATOR, "ml")):
+        where = (scope.namespace or "", namespace)
+        for name in ("overview", "nodes", "gpus", "models"):
+            found[*where, name] = view(cluster, name, scope=scope, namespace=namespace)
+        for sort in ORDERS:
+            for phase in phases:
+                for sharing in sharings:
+                    found[*where, "jobs", sort, phase, sharing] = view(
+                        cluster, "jobs", scope=scope, namespace=namespace, sort=sort, phase=phase,
+                        sharing=sharing,
+                    )  # fmt: skip
+    return found
+
+
+def test_a_change_of_one_node_or_job_looks_at_no_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        site.state.upsert("gpunodes", gpu_node(f"m{number}", f"g{number}"))
+        site.state.upsert("gpujobs", gpu_job(f"job-{number}"))
+    site.follow()
+    lists = [("overview", {}), ("jobs", {}), ("jobs", {"phase": "Waiting"}), ("models", {})]
+    for name, given in lists:
+        view(site.cluster, name, **given)
+    looked: list[str] = []
+    sums, compare = Selection._sums, selection.by_position
+
+    def count_node(self: Selection, node: Any, gpus: Any) -> Any:
+        looked.append(node.name)
+        return sums(self, node, gpus)
+
+    def count_job(job: Any) -> Any:
+        looked.append(job.name)
+        return compare(job)
+
+    monkeypatch.setattr(Selection, "_sums", count_node)
+    monkeypatch.setattr(selection, "by_position", count_job)
+    site.state.upsert("gpunodes", gpu_node("m7", "g7"))
+    changed = gpu_job("job-7")
+    changed["status"]["phase"] = "Failed"
+    site.state.upsert("gpujobs", changed)
+    site.follow()
+    for name, given in lists:
+        view(site.cluster, name, **given)
+    assert set(looked) == {"m7", "job-7"}
+
+
+def test_ended_runs_are_bounded_in_number_and_age(site: Site) -> None:
+    def end(number: int) -> None:
+        ended = running(f"old-{number}", "n0", "a")
+        ended["status"]["phase"] = "Succeeded"
+        site.state.upsert("pods", ended)
+
+    for number in range(300):
+        end(number)
+    site.follow()
+    kept = most_runs(3)
+    runs = site.cluster.runs_of(OPERATOR)
+    assert len(runs) == len(site.rebuilt().runs_of(OPERATOR)) == kept < 300
+    assert runs[0]["pod"] == "old-299"
+    site.state.tick(NOW + RUNS_KEPT_S + 1)
+    end(300)
+    assert [run["pod"] for run in site.rebuilt().runs_of(OPERATOR)] == ["old-300"]
+
+
+def test_a_question_for_changes_is_answered_once_there_is_one(site: Site) -> None:
+    async def told() -> None:
+        site.follow()
+        waiting = asyncio.create_task(site.changes.wait(site.cluster.version, 60.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        site.state.upsert("gpujobs", gpu_job("job-new"))
+        await asyncio.wait_for(waiting, 5.0)
+        site.follow()
+        await asyncio.wait_for(site.changes.wait(site.cluster.version, 0.01), 5.0)
+
+    asyncio.run(told())
 
 
 # --- views ------------------------------------------------------------------------------------
@@ -527,10 +622,10 @@ def test_a_reader_that_does_not_read_misses_what_came_between_and_holds_up_nobod
 def test_nothing_is_asked_of_the_extender_while_no_page_is_open(site: Site) -> None:
     asked = 0
 
-    async def source(since: str) -> AsyncIterator[bytes]:
+    async def source(since: str, wait_s: float) -> AsyncIterator[bytes]:
         nonlocal asked
         asked += 1
-        async for piece in local_changes(site.changes)(since):
+        async for piece in local_changes(site.changes)(since, wait_s):
             yield piece
 
     async def told() -> None:
@@ -550,7 +645,7 @@ def test_nothing_is_asked_of_the_extender_while_no_page_is_open(site: Site) -> N
 def test_an_extender_that_is_away_for_a_while_leaves_readers_what_they_have(site: Site) -> None:
     away = False
 
-    async def source(since: str) -> AsyncIterator[bytes]:
+    async def source(since: str, wait_s: float) -> AsyncIterator[bytes]:
         for number, piece in enumerate(site.changes.pieces(since)):
             yield piece
             if away and number == 0:
@@ -562,7 +657,7 @@ def test_an_extender_that_is_away_for_a_while_leaves_readers_what_they_have(site
         async with shared.follow("c", OPERATOR, JOBS) as following:
             await following(1.0)
             away = True
-            assert await following(0.1) is None
+            assert await following(0.2) is None
             with pytest.raises(AwayError):
                 await shared.get("c", OPERATOR, JOBS)
             site.state.upsert("gpujobs", gpu_job("job-later"))
@@ -784,3 +879,72 @@ def test_what_a_tenant_writes_stays_data(site: Site) -> None:
     assert len(events) == 1
     (line,) = [line for line in events[0].split("\n") if line.startswith("data: ")]
     assert json.loads(line[6:])["view"]["rows"][0]["message"] == nasty
+
+
+@pytest.mark.slow
+def test_a_reader_that_never_reads_is_cut_off_and_the_others_get_their_updates(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On sockets, behind the public port's own gate: the bytes of a stream fill its connection."""
+    monkeypatch.setattr(gate, "_REQUEST_S", 3.0)
+    app = app_of(site, stream_s=1.0)
+    words = "n0/a: needs 17.4 GiB of memory; " * 100
+
+    def change(number: int) -> None:
+        for each in range(PAGE_ROWS):
+            made = gpu_job(f"job-{each}")
+            made["status"]["message"] = f"change {number}: {words}"
+            site.state.upsert("gpujobs", made)
+
+    async def follow(url: str, seen: list[int]) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+            while True:
+                async with client.stream("GET", url, headers={"accept": _EVENTS}) as answer:
+                    async for line in answer.aiter_lines():
+                        if f"change {len(seen)}: " in line:
+                            seen.append(len(seen))
+                            change(len(seen))
+
+    async def told() -> None:
+        change(0)
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        at = listener.getsockname()
+        settings = uvicorn.Config(
+            app, http="httptools", access_log=False, log_config=None, lifespan="off", ws="none"
+        )
+        settings.load()
+        server = uvicorn.Server(settings)
+        connections: list[gate.Guarded] = []
+
+        def make(turnstile: gate.Turnstile, entry: gate.Entry) -> asyncio.Protocol:
+            made = gate.Guarded(settings, server.server_state, {})
+            made.turnstile, made.entry = turnstile, entry
+            connections.append(made)
+            return made
+
+        opened = gate.Gate(listener, gate.Limits(8, 8, 100.0, 100.0), make)
+        with socket.create_connection(at) as hanging:
+            head = f"GET /v1/status/jobs HTTP/1.1\r\nHost: x\r\nAccept: {_EVENTS}\r\n\r\n"
+            hanging.sendall(head.encode())
+            async with asyncio.timeout(60):
+                while not connections:  # noqa: ASYNC110 - a gate has no event for it
+                    await asyncio.sleep(0.02)
+                seen: list[int] = []
+                reading = asyncio.create_task(
+                    follow(f"http://127.0.0.1:{at[1]}/v1/status/jobs", seen)
+                )
+                blocked_at, (first, *_) = 0, connections
+                while not first.transport.is_closing():
+                    if not blocked_at and first.flow.write_paused:
+                        blocked_at = len(seen)
+                    await asyncio.sleep(0.02)
+                assert blocked_at, "the hanging reader's connection takes no more bytes"
+                assert len(seen) > blocked_at + 1, "the other reader goes on meanwhile"
+                reading.cancel()
+        opened.close()
+
+    asyncio.run(told())
+
+
+_EVENTS = "text/event-stream"

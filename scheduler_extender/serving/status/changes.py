@@ -6,6 +6,8 @@ event loop encodes only what has changed, in short pieces, however many pages th
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import math
 import time
@@ -20,11 +22,12 @@ from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.quotas.config import Quota
+from scheduler_extender.serving.status.runs import RUNS_KEPT_S, most_runs
 
 #: How long one piece may hold the event loop.
 PIECE_S = 0.0005
-#: Runs that have ended and are still shown on the time axis of their GPUs.
-_RUNS_KEPT = 10_000
+#: The clock and bindings under way change the GPU table without an event; it is looked at so often.
+_LOOK_S = 0.5
 #: Objects that are gone are remembered up to this many times the objects that are there.
 _GONE_PER_LIVE = 2
 _LEAST_REMEMBERED = 1000
@@ -50,13 +53,25 @@ class Changes:
         self._sequence = 0
         self._oldest = 0  # changes up to here have been forgotten
         self._changed: OrderedDict[tuple[str, Key], int] = OrderedDict()
-        self._runs: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._runs: OrderedDict[str, tuple[int, float, bytes]] = OrderedDict()
+        self._changes = asyncio.Event()
         state.followers.append(self._note)
 
     @property
     def version(self) -> str:
         """The version of now."""
         return f"{self._epoch}.{self._sequence}.{self._state.generation}"
+
+    async def wait(self, since: str, within_s: float) -> None:
+        """Return once something has changed since a version, at the latest after so many seconds.
+
+        For the event loop that changes the state.
+        """
+        until = time.monotonic() + within_s
+        while self.version == since and (rest_s := until - time.monotonic()) > 0:
+            self._changes.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changes.wait(), min(rest_s, _LOOK_S))
 
     def pieces(self, since: str = "") -> Iterator[bytes]:
         """Yield lines of JSON about all that has changed since a version; each piece is short.
@@ -99,6 +114,7 @@ class Changes:
         self._sequence += 1
         self._changed[kind, key] = self._sequence
         self._changed.move_to_end((kind, key))
+        self._changes.set()
         live = len(self._state.gpu_nodes()) + len(self._state.gpu_jobs())
         while len(self._changed) > max(_LEAST_REMEMBERED, _GONE_PER_LIVE * live):
             self._oldest = self._changed.popitem(last=False)[1]
@@ -119,9 +135,14 @@ class Changes:
             "startedAt": pod.started_at,
             "endedAt": pod.finished_at or _time(self._state.now_s),
         }
-        self._runs[record.uid] = (self._sequence, _json(run))
-        if len(self._runs) > _RUNS_KEPT:
+        now_s = self._state.now_s
+        self._runs[record.uid] = (self._sequence, now_s, _json(run))
+        most = most_runs(len(self._state.table.row_of))
+        while len(self._runs) > most or self._oldest_run_s() < now_s - RUNS_KEPT_S:
             self._runs.popitem(last=False)
+
+    def _oldest_run_s(self) -> float:
+        return next(iter(self._runs.values()))[1]
 
     def _since(self, since: str) -> tuple[list[str], list[Key], int]:
         """Return the nodes and jobs that have changed, and the sequence; -1 where it is unknown."""
@@ -159,7 +180,7 @@ class Changes:
             job = self._state.gpu_jobs().get(key)
             yield _gone(JOB, key) if job is None else self._job(job)
         runs = []
-        for number, run in reversed(self._runs.values()):
+        for number, _, run in reversed(self._runs.values()):
             if number <= sequence:
                 break
             runs.append(run)

@@ -1,7 +1,10 @@
 """Keeps a `Cluster` up to date while a page is open, and gives readers the views they ask for.
 
-All readers of the same view in the same scope share one answer, made once for each change. The
-views are computed in one thread, so that the event loop that serves other clients stays free.
+The extender answers a question for changes once there are some, so that a reader sees the first
+change after a quiet time at once. A view that goes on changing is sent again after a while, which
+is longer the more readers there are. All readers of the same view in the same scope share one
+answer, made once for each change. The views are computed in one thread, so that the event loop that
+serves other clients stays free.
 """
 
 from __future__ import annotations
@@ -16,11 +19,28 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from scheduler_extender.serving.fair import BusyError, FairWorker
-from scheduler_extender.serving.status.model import Cluster, Scope
-from scheduler_extender.serving.status.views import BadQueryError, MissingError, Query, document
+from scheduler_extender.serving.status.model import Cluster
+from scheduler_extender.serving.status.objects import Scope
+from scheduler_extender.serving.status.views import (
+    BadQueryError,
+    MissingError,
+    Query,
+    document,
+    revision_of,
+)
 
-#: The extender is asked for changes, and readers are sent a view, at most this often.
-EVERY_S = 1.0
+#: The extender is asked for changes at most this often.
+EVERY_S = 0.1
+#: The extender answers after this time even where nothing has changed.
+_WAIT_S = 0.8
+#: What was read from the extender less than this ago is good enough for one answer.
+_FRESH_S = 1.0
+#: The longest time between two rounds: to take in the whole cluster takes seconds, once.
+_LONGEST_PAUSE_S = 2.0
+#: After a question that failed, the next one waits for so many times `EVERY_S`.
+_AFTER_FAILURE = 10
+#: Views are sent to all readers together at most this often, and to each at most every 2 EVERY_S.
+_SENDS_PER_S = 50.0
 #: Computing views takes at most this part of the time, whatever readers ask for.
 _SHARE = 0.25
 #: Answers that are kept for readers that ask again; about 40 KiB each.
@@ -34,8 +54,9 @@ _IDLE_S = 600.0
 _MOST_BYTES = 256 * 2**20
 
 _Result = TypeVar("_Result")
-#: Yields lines of `Changes.pieces` about what has changed since a version.
-Source = Callable[[str], AsyncIterator[bytes]]
+#: Yields lines of `Changes.pieces` about what has changed since a version; where nothing has, it
+#: waits for a change for so many seconds at most.
+Source = Callable[[str, float], AsyncIterator[bytes]]
 Spot = tuple[Scope, Query]
 _ROUNDS = ""  # who is charged for views that readers follow
 
@@ -46,7 +67,7 @@ class AwayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A view as JSON; `revision` is that of the cluster for which it was computed.
+    """A view as JSON; `revision` is the `revision_of` it for which it was computed.
 
     `missing` and `wrong` say why there is no view: no such object, or a query without meaning.
     """
@@ -67,9 +88,11 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class _Watched:
-    """A view that readers follow."""
+    """A view that readers follow: `revision` is the last that was looked at for it."""
 
     answer: Answer
+    revision: int
+    sent_s: float
     readers: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -85,6 +108,7 @@ class Publisher:
     ) -> None:
         self._source = source
         self._every_s = every_s
+        self._fresh_for_s = min(_FRESH_S, 10 * every_s)
         self._clock = clock
         self._cluster = Cluster()
         self._worker = FairWorker(_WAITING)
@@ -133,7 +157,8 @@ class Publisher:
         """
         first = await self.get(client, scope, query)
         spot = (scope, query)
-        watched = self._watched.setdefault(spot, _Watched(first))
+        known = _Watched(first, first.revision, float("-inf"))
+        watched = self._watched.setdefault(spot, known)
         watched.readers += 1
         sent: Answer | None = None
 
@@ -174,32 +199,55 @@ class Publisher:
 
         Without readers nothing is asked of the extender, and after a while nothing is remembered.
         """
-        revision = self._cluster.revision
         while self._refreshing or self._watched or self._clock() - self._fresh_s < _IDLE_S:
-            await asyncio.sleep(max(self._every_s, self._used_s / _SHARE))
+            await asyncio.sleep(self._pause_s())
             self._used_s = 0.0
             if not self._watched:
                 continue
             try:
-                await self._refresh()
+                await self._take(self._until_due_s())
             except AwayError:
-                continue  # readers keep what they have until the extender answers again
-            if self._cluster.revision == revision:
-                continue
-            revision = self._cluster.revision
-            for spot, watched in list(self._watched.items()):
-                answer = await self._answer(_ROUNDS, spot)
-                if not answer.says(watched.answer):
-                    watched.answer = answer
-                    changed, watched.changed = watched.changed, asyncio.Event()
-                    changed.set()
+                # Readers keep what they have until the extender answers again.
+                await asyncio.sleep(_AFTER_FAILURE * self._every_s)
+            else:
+                await self._renew()
         self._cluster = Cluster()
         self._kept.clear()
         self._fresh_s = float("-inf")
 
+    def _pause_s(self) -> float:
+        """Return for how long nothing is computed: many readers are sent a view rarely anyway."""
+        wanted_s = max(self._used_s / _SHARE, self.readers / _SENDS_PER_S / 4)
+        return max(self._every_s, min(wanted_s, _LONGEST_PAUSE_S))
+
+    async def _renew(self) -> None:
+        """Compute the views that may have changed and are due; wake readers of those that have."""
+        for spot, watched in list(self._watched.items()):
+            if not self._is_behind(spot, watched) or self._due_s(watched) > self._clock():
+                continue
+            answer = await self._answer(_ROUNDS, spot)
+            watched.revision = answer.revision
+            if not answer.says(watched.answer):
+                watched.answer, watched.sent_s = answer, self._clock()
+                changed, watched.changed = watched.changed, asyncio.Event()
+                changed.set()
+
+    def _is_behind(self, spot: Spot, watched: _Watched) -> bool:
+        return watched.revision != revision_of(self._cluster, spot[1])
+
+    def _due_s(self, watched: _Watched) -> float:
+        """Return when a view may be sent again."""
+        return watched.sent_s + max(2 * self._every_s, self.readers / _SENDS_PER_S)
+
+    def _until_due_s(self) -> float:
+        """Return for how long the extender may wait for a change: a view may have one already."""
+        behind = [each for spot, each in self._watched.items() if self._is_behind(spot, each)]
+        due_s = min((self._due_s(each) for each in behind), default=float("inf"))
+        return min(_WAIT_S, max(0.0, due_s - self._clock()))
+
     async def _answer(self, client: str, spot: Spot) -> Answer:
         known = self._kept.get(spot)
-        if known is not None and known.revision == self._cluster.revision:
+        if known is not None and known.revision == revision_of(self._cluster, spot[1]):
             self._kept.move_to_end(spot)
             return known
         answer = await self._run(client, lambda: _made(self._cluster, spot))
@@ -212,23 +260,27 @@ class Publisher:
 
     async def _refresh(self) -> None:
         """Take in what has changed, unless that was done less than a second ago."""
-        if self._clock() - self._fresh_s < self._every_s:
+        if self._clock() - self._fresh_s < self._fresh_for_s:
             return
+        await self._take(0.0)
+        self._keep_rounds()
+
+    async def _take(self, wait_s: float) -> None:
+        """Take in what has changed; one question is under way at a time."""
         if self._refreshing is None:
-            self._refreshing = asyncio.create_task(self._take_changes())
+            self._refreshing = asyncio.create_task(self._take_changes(wait_s))
             self._refreshing.add_done_callback(self._refreshed)
         # A reader that goes away ends it for no other reader.
         await asyncio.shield(self._refreshing)
-        self._keep_rounds()
 
     def _refreshed(self, task: asyncio.Task[None]) -> None:
         self._refreshing = None
         if not task.cancelled():
             task.exception()  # each reader has been given it
 
-    async def _take_changes(self) -> None:
+    async def _take_changes(self, wait_s: float) -> None:
         pending, size = bytearray(), 0
-        async for piece in self._source(self._cluster.version):
+        async for piece in self._source(self._cluster.version, wait_s):
             pending += piece
             size += len(piece)
             if size > _MOST_BYTES:
@@ -258,10 +310,11 @@ class Publisher:
 
 
 def _made(cluster: Cluster, spot: Spot) -> Answer:
+    revision = revision_of(cluster, spot[1])
     try:
         content: Any = document(cluster, *spot)
     except MissingError as error:
-        return Answer(b"null", cluster.revision, missing=str(error))
+        return Answer(b"null", revision, missing=str(error))
     except BadQueryError as error:
-        return Answer(b"null", cluster.revision, wrong=str(error))
-    return Answer(json.dumps(content, separators=(",", ":")).encode(), cluster.revision)
+        return Answer(b"null", revision, wrong=str(error))
+    return Answer(json.dumps(content, separators=(",", ":")).encode(), revision)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -23,7 +23,8 @@ from starlette.types import Scope as ASGIScope
 from scheduler_extender.serving.limits import client_name
 from scheduler_extender.serving.readers import Check
 from scheduler_extender.serving.status import assets
-from scheduler_extender.serving.status.model import Cluster, Key, Scope
+from scheduler_extender.serving.status.model import Cluster
+from scheduler_extender.serving.status.objects import Key, Scope
 from scheduler_extender.serving.status.publisher import Answer, AwayError, Publisher
 from scheduler_extender.serving.status.views import (
     BadQueryError,
@@ -61,6 +62,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
     503: {"description": "No answer now; try again soon"},
 }
 
+_Result = TypeVar("_Result")
 #: Return the events of a namespace that regard one of these names, as the caller may see them.
 Events = Callable[[Request, str, list[str]], Awaitable[list[dict[str, Any]]]]
 #: Return a ModelProfile as the predictor has it; None where there is none.
@@ -96,95 +98,27 @@ def status_router(
 ) -> APIRouter:
     """Return the routes under /v1/status and /status; `may` says who may read what."""
     router = APIRouter(tags=["status"])
+    readers = _Readers(may)
     streams = Streams()
-
-    async def scope_of(request: Request, namespace: str | None) -> Scope:
-        try:
-            await may(request, "list", "gpunodes", None)
-            await may(request, "list", "gpujobs", None)
-        except HTTPException as error:
-            if error.status_code != 403:
-                raise
-            if not namespace:
-                detail = f"{error.detail}; choose a namespace"
-                raise HTTPException(403, detail) from error
-        else:
-            return Scope()
-        await may(request, "list", "gpujobs", namespace)
-        return Scope(namespace)
 
     @router.get("/v1/status/scope", responses=_REFUSALS)
     async def scope(request: Request, namespace: str | None = None) -> dict[str, Any]:
         """Say what the caller sees: the whole cluster (`namespace` is null) or one namespace."""
-        return {"namespace": (await scope_of(request, namespace)).namespace}
+        return {"namespace": (await readers.scope(request, namespace)).namespace}
 
-    def add(view: str, path: str) -> None:
-        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-
-        async def show(request: Request) -> Response:
-            given = request.path_params
-            # The namespace of an object in the path takes precedence over the parameter.
-            namespace = given.get("namespace") or request.query_params.get("namespace")
-            reader = await scope_of(request, namespace)
-            try:
-                query = query_of(
-                    view, (given[name] for name in names), request.query_params.items()
-                )
-            except BadQueryError as error:
-                raise HTTPException(400, str(error)) from error
-            if _EVENT_STREAM in request.headers.get("accept", ""):
-                return await _stream(publisher, streams, client_name(request.scope), reader, query,
-                                     stream_s)  # fmt: skip
-            answer = await _or_503(publisher.get(client_name(request.scope), reader, query))
-            _raise_for(answer)
-            return _json(_wrapped(answer))
-
+    for view, path in PATHS.items():
+        shown = _View(view, path, publisher, readers, streams, stream_s)
         router.add_api_route(
             f"/v1/status/{path}",
-            show,
+            shown.answer,
             methods=["GET"],
             name=view,
             summary=f"The view {view} of the status page",
             description=f"With `Accept: {_EVENT_STREAM}`, again at each change.",
             responses=_REFUSALS,
-            openapi_extra=_parameters(names),
+            openapi_extra=_parameters(shown.names),
         )
-
-    for view, path in PATHS.items():
-        add(view, path)
-
-    @router.get("/v1/status/jobs/{namespace}/{name}/yaml", responses=_REFUSALS)
-    async def as_yaml(request: Request, namespace: str, name: str) -> dict[str, str]:
-        """Return a GPUJob as YAML."""
-        reader = await scope_of(request, namespace)
-
-        def work(cluster: Cluster) -> str:
-            found = object_of(cluster, reader, (namespace, name))
-            return yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100)
-
-        try:
-            text = await _or_503(publisher.compute(client_name(request.scope), work))
-        except MissingError as error:
-            raise HTTPException(404, f"there is no {error}") from error
-        return {"yaml": text}
-
-    @router.get("/v1/status/jobs/{namespace}/{name}/events", responses=_REFUSALS)
-    async def events_of_job(request: Request, namespace: str, name: str) -> dict[str, Any]:
-        """Return the events of a GPUJob and of its pods, the latest first."""
-        reader = await scope_of(request, namespace)
-
-        def names(cluster: Cluster) -> list[str]:
-            found = object_of(cluster, reader, key)
-            job = cluster.jobs[key].whole()
-            pods = [pod[0] for pod in job["facts"]["pods"][:_PODS]]
-            return list(dict.fromkeys([name, found["spec"]["workload"]["name"], *pods]))
-
-        key: Key = (namespace, name)
-        try:
-            regarding = await _or_503(publisher.compute(client_name(request.scope), names))
-        except MissingError as error:
-            raise HTTPException(404, f"there is no {error}") from error
-        return {"events": await events(request, namespace, regarding)}
+    _add_details(router, publisher, readers, events)
 
     @router.get("/v1/status/models/{namespace}/{name}/profile", responses=_REFUSALS)
     async def profile(request: Request, namespace: str, name: str) -> dict[str, Any]:
@@ -195,6 +129,116 @@ def status_router(
             raise HTTPException(404, f"the predictor knows no model {namespace}/{name}")
         return found
 
+    _add_page(router)
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Readers:
+    """Says what the caller of a request sees."""
+
+    may: Check
+
+    async def scope(self, request: Request, namespace: str | None) -> Scope:
+        """Return the whole cluster, or the namespace that the caller may read.
+
+        Raises:
+            HTTPException: neither of them.
+        """
+        try:
+            await self.may(request, "list", "gpunodes", None)
+            await self.may(request, "list", "gpujobs", None)
+        except HTTPException as error:
+            if error.status_code != 403:
+                raise
+            if not namespace:
+                detail = f"{error.detail}; choose a namespace"
+                raise HTTPException(403, detail) from error
+        else:
+            return Scope()
+        await self.may(request, "list", "gpujobs", namespace)
+        return Scope(namespace)
+
+
+class _View:
+    """One view as an endpoint."""
+
+    def __init__(
+        self,
+        view: str,
+        path: str,
+        publisher: Publisher,
+        readers: _Readers,
+        streams: Streams,
+        stream_s: float,
+    ) -> None:
+        self.names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        self._view, self._publisher, self._readers = view, publisher, readers
+        self._streams, self._stream_s = streams, stream_s
+
+    async def answer(self, request: Request) -> Response:
+        """Return the view once as JSON, or as a stream of events."""
+        given = request.path_params
+        # The namespace of an object in the path takes precedence over the parameter.
+        namespace = given.get("namespace") or request.query_params.get("namespace")
+        reader = await self._readers.scope(request, namespace)
+        client, parameters = client_name(request.scope), request.query_params.items()
+        try:
+            query = query_of(self._view, (given[name] for name in self.names), parameters)
+        except BadQueryError as error:
+            raise HTTPException(400, str(error)) from error
+        if _EVENT_STREAM in request.headers.get("accept", ""):
+            return await _stream(
+                self._publisher, self._streams, client, reader, query, self._stream_s
+            )
+        answer = await _or_503(self._publisher.get(client, reader, query))
+        _raise_for(answer)
+        return _json(_wrapped(answer))
+
+
+def _add_details(
+    router: APIRouter, publisher: Publisher, readers: _Readers, events: Events
+) -> None:
+    """Add what the view of a job shows on demand."""
+
+    @router.get("/v1/status/jobs/{namespace}/{name}/yaml", responses=_REFUSALS)
+    async def as_yaml(request: Request, namespace: str, name: str) -> dict[str, str]:
+        """Return a GPUJob as YAML."""
+        reader = await readers.scope(request, namespace)
+
+        def work(cluster: Cluster) -> str:
+            found = object_of(cluster, reader, (namespace, name))
+            return yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100)
+
+        return {"yaml": await _of_object(publisher, request, work)}
+
+    @router.get("/v1/status/jobs/{namespace}/{name}/events", responses=_REFUSALS)
+    async def events_of_job(request: Request, namespace: str, name: str) -> dict[str, Any]:
+        """Return the events of a GPUJob and of its pods, the latest first."""
+        reader = await readers.scope(request, namespace)
+        key: Key = (namespace, name)
+
+        def names(cluster: Cluster) -> list[str]:
+            found = object_of(cluster, reader, key)
+            job = cluster.jobs[key].whole()
+            pods = [pod[0] for pod in job["facts"]["pods"][:_PODS]]
+            return list(dict.fromkeys([name, found["spec"]["workload"]["name"], *pods]))
+
+        regarding = await _of_object(publisher, request, names)
+        return {"events": await events(request, namespace, regarding)}
+
+
+async def _of_object(
+    publisher: Publisher, request: Request, work: Callable[[Cluster], _Result]
+) -> _Result:
+    try:
+        found: _Result = await _or_503(publisher.compute(client_name(request.scope), work))
+    except MissingError as error:
+        raise HTTPException(404, f"there is no {error}") from error
+    return found
+
+
+def _add_page(router: APIRouter) -> None:
     @router.get("/", include_in_schema=False)
     @router.get("/status", include_in_schema=False)
     async def to_the_page() -> Response:
@@ -205,8 +249,6 @@ def status_router(
     async def page(request: Request, path: str) -> Response:
         """Return a file of the page."""
         return assets.response(path, request.headers)
-
-    return router
 
 
 async def _stream(

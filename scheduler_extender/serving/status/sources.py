@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the process in front starts without what only the extender 
 
 _SHOWN = 50  # events of a job
 _PATH = "/v1/changes"
+_LONGEST_WAIT_S = 5.0
 
 #: Raises HTTPException where the caller of a request does not have a right.
 Require = Callable[[Request, Access], Awaitable[None]]
@@ -33,7 +34,8 @@ Require = Callable[[Request, Access], Awaitable[None]]
 def local_changes(changes: Changes) -> Source:
     """Return the changes of the extender in this process."""
 
-    async def pieces(since: str) -> AsyncIterator[bytes]:
+    async def pieces(since: str, wait_s: float) -> AsyncIterator[bytes]:
+        await changes.wait(since, wait_s)
         for piece in changes.pieces(since):
             yield piece
             await asyncio.sleep(0)  # a verb may come in between
@@ -44,9 +46,10 @@ def local_changes(changes: Changes) -> Source:
 def remote_changes(extender: httpx.AsyncClient) -> Source:
     """Return the changes of the extender behind a connection."""
 
-    async def pieces(since: str) -> AsyncIterator[bytes]:
+    async def pieces(since: str, wait_s: float) -> AsyncIterator[bytes]:
+        given = {"since": since, "wait_s": f"{wait_s:.3f}"}
         try:
-            async with extender.stream("GET", _PATH, params={"since": since}) as answer:
+            async with extender.stream("GET", _PATH, params=given) as answer:
                 if answer.status_code != 200:
                     raise AwayError("the extender does not answer")
                 async for part in answer.aiter_raw():
@@ -63,8 +66,9 @@ def inner_router(changes: Changes, predictor: HttpPredictor) -> APIRouter:
     source = local_changes(changes)
 
     @router.get(_PATH)
-    async def changed(since: str = "") -> StreamingResponse:
-        return StreamingResponse(source(since), media_type="application/x-ndjson")
+    async def changed(since: str = "", wait_s: float = 0.0) -> StreamingResponse:
+        within_s = min(wait_s, _LONGEST_WAIT_S)
+        return StreamingResponse(source(since, within_s), media_type="application/x-ndjson")
 
     @router.get("/v1/profiles/{namespace}/{name}")
     async def profile(namespace: str, name: str) -> dict[str, Any]:

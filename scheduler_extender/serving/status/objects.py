@@ -1,0 +1,251 @@
+"""Nodes, GPUs and jobs as the page shows them, decoded from lines of `Changes.pieces`. No I/O.
+
+Lists need few fields of each object; these are decoded when an object changes. The object itself
+is kept as the bytes that came and is decoded for the view that shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from scheduler_extender.serving.status.reasons import kind_of
+
+Key = tuple[str, str]  # (namespace, name)
+Raw = Mapping[str, Any]
+
+#: A measured slowdown from which a GPU and its jobs count as slowed down.
+SLOWED = 0.10
+#: States of a GPU, the gravest first: a GPU is in the first that is true of it.
+GPU_STATES = (
+    "quarantined", "unavailable", "silent", "slowed", "shared", "exclusive", "single", "idle",
+)  # fmt: skip
+WAITING = ("Queued", "Suspended")
+PHASES = (
+    "Queued", "Suspended", "Admitted", "Running", "Preempting", "Completed", "Failed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod that holds a GPU, and the load that is predicted of it; memory in GiB."""
+
+    uid: str
+    pod: str
+    job: Key
+    hold: str
+    memory_base_gib: float
+    memory_extra_gib: float
+    peak_probability: float
+    utilisation: float
+    exclusive: bool
+    predicted_slowdown: float | None
+    started_at: str
+
+
+@dataclass(slots=True)
+class Gpu:
+    """One GPU; None is what no agent has measured."""
+
+    node: str
+    uuid: str
+    index: int
+    model: str
+    memory_bytes: int
+    capacity_gib: float
+    used_bytes: int | None
+    utilisation: float | None
+    temperature: float | None
+    reason: str
+    shares: int
+    healthy: bool
+    fresh: bool
+    holders: tuple[Holder, ...]
+    state: str = "idle"
+
+    @property
+    def key(self) -> Key:
+        """Node and UUID."""
+        return self.node, self.uuid
+
+    def set_state(self, slowed: Collection[Key]) -> None:
+        """Work out the state; `slowed` are the jobs that count as slowed down."""
+        if not self.healthy:
+            self.state = "quarantined"
+        elif self.shares == 0 and not self.holders:
+            self.state = "unavailable"
+        elif not self.fresh:
+            self.state = "silent"
+        elif not self.holders:
+            self.state = "idle"
+        elif any(each.job in slowed for each in self.holders):
+            self.state = "slowed"
+        elif len(self.holders) > 1:
+            self.state = "shared"
+        else:
+            self.state = "exclusive" if self.holders[0].exclusive else "single"
+
+
+@dataclass(slots=True)
+class Node:
+    """A node with an agent; `raw` is the line that came, with the agent's whole report."""
+
+    name: str
+    gpus: list[Gpu]
+    observed_at: str
+    raw: bytes
+    out_of_memory: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+
+    def count(self) -> None:
+        """Count the GPUs by state."""
+        self.states = Counter(gpu.state for gpu in self.gpus)
+
+    def report(self) -> Raw:
+        """Return the agent's report."""
+        found: Raw = from_json(self.raw)["status"]
+        return found
+
+
+@dataclass(slots=True)
+class Job:
+    """A GPUJob as lists show it; times are RFC 3339, '' where there is none."""
+
+    key: Key
+    namespace: str
+    name: str
+    phase: str
+    reason: str
+    message: str
+    kind: str  # of the reason for which it waits
+    position: int | None
+    expected: Raw | None
+    queued_at: str
+    waiting_since: str
+    started_at: str
+    finished_at: str
+    gpus: int
+    model: str
+    batch_size: int | None
+    exclusive: bool
+    places: tuple[Key, ...]  # (node, GPU)
+    slowdown: float | None
+    estimated: bool
+    attained_gpu_s: float
+    predicted_bytes: int | None
+    predicted_utilisation: float | None
+    measured_bytes: int | None
+    measured_utilisation: float | None
+    source: str
+    unfamiliar: bool
+    raw: bytes
+
+    @property
+    def waits(self) -> bool:
+        """True while it waits for GPUs."""
+        return self.phase in WAITING
+
+    def whole(self) -> dict[str, Any]:
+        """Return facts, spec and status as they came."""
+        found: dict[str, Any] = from_json(self.raw)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a reader sees: one namespace, or with None the whole cluster."""
+
+    namespace: str | None = None
+
+    def sees(self, namespace: str) -> bool:
+        """Say whether objects of a namespace are shown."""
+        return self.namespace is None or namespace == self.namespace
+
+
+def node_of(value: Raw, line: bytes, slowed: Collection[Key]) -> Node:
+    """Return the node of a line; `slowed` are the jobs that count as slowed down."""
+    name, status = value["facts"]["name"], value["status"]
+    node = Node(name, [], status["observedAt"], line, len(status.get("outOfMemory") or ()))
+    for raw in sorted(status.get("gpus") or (), key=lambda gpu: (gpu["index"], gpu["uuid"])):
+        gpu = _gpu(name, raw, value["facts"])
+        gpu.set_state(slowed)
+        node.gpus.append(gpu)
+    node.count()
+    return node
+
+
+def _gpu(node: str, raw: Raw, facts: Raw) -> Gpu:
+    row = facts["rows"].get(raw["uuid"]) or [0, False, False, 0.0]
+    return Gpu(
+        node=node,
+        uuid=raw["uuid"],
+        index=raw["index"],
+        model=raw["model"],
+        memory_bytes=raw["memoryBytes"],
+        capacity_gib=row[3],
+        used_bytes=raw.get("memoryUsedBytes"),
+        utilisation=raw.get("utilisationPercent"),
+        temperature=raw.get("temperatureCelsius"),
+        reason=raw.get("healthReason") or raw.get("sharesReason") or "",
+        shares=row[0],
+        healthy=row[1],
+        fresh=row[2],
+        holders=tuple(_holders(facts["held"].get(raw["uuid"]) or ())),
+    )
+
+
+def _holders(rows: Iterable[list[Any]]) -> Iterator[Holder]:
+    for uid, pod, job, *rest in rows:
+        namespace, _, name = job.partition("/")
+        yield Holder(uid, pod, (namespace, name), *rest)
+
+
+def job_of(value: Raw, line: bytes) -> Job:
+    """Return the job of a line."""
+    facts, spec, status = value["facts"], value["spec"], value["status"]
+    demand, load = spec["demand"], status.get("load") or {}
+    observed = status.get("observed") or {}
+    slowdown = observed.get("slowdown") or {}
+    phase, reason, message = status["phase"], status["reason"], status["message"]
+    places = {
+        (node, gpu): None
+        for _, _, pod_phase, node, gpus, *_ in facts["pods"]
+        if node and pod_phase not in ("Succeeded", "Failed")
+        for gpu in gpus
+    }
+    base, extra = load.get("memoryBaseBytes"), load.get("memoryPeakExtraBytes")
+    return Job(
+        key=(facts["namespace"], facts["name"]),
+        namespace=facts["namespace"],
+        name=facts["name"],
+        phase=phase,
+        reason=reason,
+        message=message,
+        kind=kind_of(reason, message) if phase in WAITING else "",
+        position=status.get("position"),
+        expected=status.get("expectedStart"),
+        queued_at=status.get("queuedAt") or "",
+        waiting_since=status.get("waitingSince") or "",
+        started_at=status.get("startedAt") or "",
+        finished_at=status.get("finishedAt") or "",
+        gpus=demand["gpusPerPod"] * demand["gangSize"],
+        model=demand.get("model") or "",
+        batch_size=demand.get("batchSize"),
+        exclusive=demand["exclusive"],
+        places=tuple(places),
+        slowdown=slowdown.get("value") if phase == "Running" else None,
+        estimated=bool(slowdown.get("estimated")),
+        attained_gpu_s=status["attainedGpuSeconds"],
+        predicted_bytes=None if base is None else base + (extra or 0),
+        predicted_utilisation=load.get("utilisationPercent"),
+        measured_bytes=observed.get("memoryPeakBytes"),
+        measured_utilisation=observed.get("soloUtilisationPercent")
+        or observed.get("utilisationPercent"),
+        source=load.get("memorySource") or "",
+        unfamiliar=bool(load.get("outOfDistribution")),
+        raw=line,
+    )

@@ -1,0 +1,133 @@
+"""The list of GPUs, and one GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from scheduler_extender.serving.status.model import Cluster
+from scheduler_extender.serving.status.objects import GPU_STATES, Gpu, Holder, Key, Raw, Scope
+from scheduler_extender.serving.status.views.query import (
+    BadQueryError,
+    Document,
+    MissingError,
+    Query,
+    page_of,
+)
+from scheduler_extender.serving.status.views.rows import (
+    GIB,
+    gpu_row,
+    holder_row,
+    out_of_memory_rows,
+    run_row,
+)
+
+_RUNS = 200
+#: Orders of the list; `node` is the order in which a selection has them.
+_ORDERS: Mapping[str, Callable[[Gpu], float] | None] = {
+    "node": None,
+    "utilisation": lambda gpu: -(-1.0 if gpu.utilisation is None else gpu.utilisation),
+    "memory": lambda gpu: -(gpu.used_bytes or 0),
+    "temperature": lambda gpu: -(gpu.temperature or 0.0),
+    "jobs": lambda gpu: -len(gpu.holders),
+}
+
+
+def gpus(cluster: Cluster, scope: Scope, query: Query) -> Document:
+    """Return the GPUs that a query describes, and how many there are in each state."""
+    state, sort = query.get("state"), query.get("sort") or "node"
+    if state and state not in (*GPU_STATES, "busy", "sharing"):
+        raise BadQueryError(f"state: one of {', '.join(GPU_STATES)}, busy, sharing")
+    if sort not in _ORDERS:
+        raise BadQueryError(f"sort: one of {', '.join(_ORDERS)}")
+    selection, node = cluster.selection(scope, query.get("namespace")), query.get("node")
+    all_of_them = selection.gpus(node)
+    states = Counter(each.state for each in all_of_them) if node else selection.sums.states
+    found = _matching(all_of_them, query)
+    key = _ORDERS[sort]
+    if key is not None:
+        found = sorted(found, key=key)
+    return page_of(query, found, lambda each: gpu_row(cluster, each)) | {
+        "byState": {each: states[each] for each in GPU_STATES}
+    }
+
+
+def _matching(found: Sequence[Gpu], query: Query) -> Sequence[Gpu]:
+    state, model, text = query.get("state"), query.get("model"), query.get("q").lower()
+    if state == "busy":
+        found = [gpu for gpu in found if gpu.holders]
+    elif state == "sharing":
+        found = [gpu for gpu in found if len(gpu.holders) > 1]
+    elif state:
+        found = [gpu for gpu in found if gpu.state == state]
+    if model:
+        found = [gpu for gpu in found if gpu.model == model]
+    if query.get("job"):
+        namespace, _, name = query.get("job").partition("/")
+        job: Key = (namespace, name)
+        found = [gpu for gpu in found if any(each.job == job for each in gpu.holders)]
+    if text:
+        found = [gpu for gpu in found if text in gpu.node or text in gpu.uuid.lower()]
+    return found
+
+
+def gpu(cluster: Cluster, scope: Scope, query: Query) -> Document:
+    """Return one GPU: its jobs with predictions next to measurements, ended runs, health."""
+    node_name, uuid = query.names
+    found = cluster.gpu(scope, node_name, uuid)
+    if found is None:
+        raise MissingError(f"GPU {uuid} of node {node_name}")
+    node = cluster.nodes[node_name]
+    report = node.report()
+    raw = next(each for each in report["gpus"] if each["uuid"] == uuid)
+    uses = {use["uid"]: use for use in raw.get("pods") or () if use.get("uid")}
+    operator = scope.namespace is None
+    device = {
+        "memoryBytes": raw["memoryBytes"],
+        "memoryReservedBytes": raw.get("memoryReservedBytes"),
+        "computeMode": raw.get("computeMode"),
+        "mig": raw.get("mig"),
+        "mps": raw.get("mps"),
+        "eccUncorrectedErrors": raw.get("eccUncorrectedErrors"),
+        "health": raw["health"],
+    }
+    measured = {
+        "memoryForeignBytes": raw.get("memoryForeignBytes"),
+        "memoryActivityPercent": raw.get("memoryActivityPercent"),
+        "powerWatts": raw.get("powerWatts"),
+        "utilisationSource": raw.get("utilisationSource"),
+    }
+    return {
+        **gpu_row(cluster, found),
+        **device,
+        **(measured if operator else dict.fromkeys(measured)),
+        "observedAt": node.observed_at,
+        "residents": [_resident(cluster, each, uses.get(each.uid)) for each in found.holders],
+        "runs": [run_row(run) for run in cluster.runs_of(scope, node_name, uuid)[:_RUNS]],
+        "outOfMemoryEvents": out_of_memory_rows(report, scope, uuid),
+    }
+
+
+def _resident(cluster: Cluster, holder: Holder, use: Raw | None) -> Document:
+    job, use = cluster.jobs.get(holder.job), use or {}
+    return {
+        **holder_row(cluster, holder),
+        "startedAt": holder.started_at,
+        "predicted": {
+            "memoryBaseBytes": round(holder.memory_base_gib * GIB),
+            "memoryPeakBytes": round((holder.memory_base_gib + holder.memory_extra_gib) * GIB),
+            "peakProbability": holder.peak_probability,
+            "utilisationPercent": holder.utilisation,
+            "slowdown": holder.predicted_slowdown,
+        },
+        "measured": {
+            "memoryBytes": use.get("memoryBytes"),
+            "memoryBaseBytes": use.get("memoryBaseBytes"),
+            "memoryPeakBytes": use.get("memoryPeakBytes"),
+            "peakProbability": use.get("peakProbability"),
+            "utilisationPercent": use.get("utilisationPercent"),
+            "iterationsPerSecond": use.get("iterationsPerSecond"),
+            "slowdown": job.slowdown if job is not None else None,
+            "slowdownEstimated": job.estimated if job is not None else None,
+        },
+    }
