@@ -1,7 +1,9 @@
 """A cluster of any size as an API server would list it: made from a seed, served page by page.
 
 `python -m benchmarks.recorded_api --nodes 5000 --pods-per-node 8 --seed 1` prints its port and
-serves until its input is closed. Watches stay open and tell nothing.
+serves until its input is closed. Watches stay open and tell nothing, unless `--reports-per-s` says
+how many agents report a second; a tenth as many jobs change. Reviews of tokens and of rights are
+granted.
 """
 
 from __future__ import annotations
@@ -223,6 +225,7 @@ def _gpu_job(name: str, gib: int) -> Object:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     recorded: Recorded
+    reports_per_s = 0.0
     written: ClassVar[dict[str, bytes]] = {}  # by path
     ended = threading.Event()
 
@@ -235,10 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            while not self.ended.wait(30):
-                line = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1000000"}}}
-                text = json.dumps(line).encode() + b"\n"
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
+            self._watch(resource)
             return
         if url.path in self.written:
             self._answer(200, self.written[url.path])
@@ -250,6 +250,30 @@ class _Handler(BaseHTTPRequestHandler):
             else b'{"kind":"Status","code":404,"message":"not recorded"}'
         )
         self._answer(200 if known else 404, body)
+
+    def _watch(self, resource: str) -> None:
+        rate = self.reports_per_s * {"gpunodes": 1.0, "gpujobs": 0.1}.get(resource, 0.0)
+        number = 0
+        while not self.ended.wait(1 / rate if rate else 30):
+            line = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1000000"}}}
+            if rate:
+                line = {"type": "MODIFIED", "object": self._changed(resource, number)}
+                number += 1
+            text = json.dumps(line).encode() + b"\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
+
+    def _changed(self, resource: str, number: int) -> Object:
+        """Return an object of a list with other measurements."""
+        items = self.recorded.lists[resource]
+        found: Object = json.loads(items[number * 7919 % len(items)])
+        found["metadata"]["resourceVersion"] = str(1_000_001 + number)
+        if resource == "gpunodes":
+            for gpu in found["status"]["gpus"]:
+                gpu["utilisationPercent"] = 40.0 + number % 20
+                gpu["memoryUsedBytes"] = 20 * GIB + number % 1000 * 2**20
+        else:
+            found["status"]["message"] = f"1 of 1 pods run, change {number}"
+        return found
 
     def do_POST(self) -> None:
         """Take any write; it can be read again, but is on no list."""
@@ -264,6 +288,10 @@ class _Handler(BaseHTTPRequestHandler):
         metadata = body.setdefault("metadata", {})
         metadata.update(uid="written", resourceVersion="1000001")
         path = urlsplit(self.path).path
+        if path.endswith(("/tokenreviews", "/subjectaccessreviews")):
+            granted = {"authenticated": True, "allowed": True, "user": {"username": "benchmark"}}
+            self._answer(201, json.dumps(body | {"status": granted}).encode())
+            return
         if status == 201 and "name" in metadata:
             path = f"{path}/{metadata['name']}"
         self.written[path] = json.dumps(body).encode()
@@ -285,7 +313,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--pods-per-node", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--reports-per-s", type=float, default=0.0)
     arguments = parser.parse_args()
+    _Handler.reports_per_s = arguments.reports_per_s
     _Handler.recorded = Recorded(arguments.nodes, arguments.pods_per_node, arguments.seed)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True

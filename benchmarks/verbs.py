@@ -92,11 +92,14 @@ class Client:
 
 
 @contextmanager
-def extender(nodes: int, pods_per_node: int, seed: int) -> Iterator[tuple[int, int, float]]:
+def extender(
+    nodes: int, pods_per_node: int, seed: int, *, public_port: int = 0, reports_per_s: float = 0.0
+) -> Iterator[tuple[int, int, float]]:
     """Run the recorded API server and the extender; yield its port, pid and cold start in s."""
     api = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.recorded_api", "--nodes", str(nodes),
-         "--pods-per-node", str(pods_per_node), "--seed", str(seed)],
+         "--pods-per-node", str(pods_per_node), "--seed", str(seed),
+         "--reports-per-s", str(reports_per_s)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True,
     )  # fmt: skip
     assert api.stdin is not None
@@ -104,7 +107,8 @@ def extender(nodes: int, pods_per_node: int, seed: int) -> Iterator[tuple[int, i
     try:
         api_port = int(api.stdout.readline())
         with tempfile.TemporaryDirectory() as folder:
-            verbs_port, public_port = _free_ports(2)
+            verbs_port, *others = free_ports(1 if public_port else 2)
+            public_port = public_port or others[0]
             config = _write_config(Path(folder), api_port, verbs_port, public_port)
             start = time.perf_counter()
             log = Path(folder, "log")
@@ -126,7 +130,8 @@ def extender(nodes: int, pods_per_node: int, seed: int) -> Iterator[tuple[int, i
         api.wait()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports that no process listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -190,14 +195,14 @@ class Measured:
         which = number % PLANNED
         if self._order is not None:
             self._order.shuffle(self._names)
-        before = _cpu_s(self._pid)
-        filtered, first = self._client.post("/filter", _body(f"ask-{which}", self._names))
+        before = cpu_s(self._pid)
+        filtered, first = self._client.post("/filter", body(f"ask-{which}", self._names))
         left = json.loads(filtered)["NodeNames"] or self._names
-        _, second = self._client.post("/prioritize", _body(f"ask-{which}", left))
-        self._cpu_s += _cpu_s(self._pid) - before
+        _, second = self._client.post("/prioritize", body(f"ask-{which}", left))
+        self._cpu_s += cpu_s(self._pid) - before
         self._pairs.append((first, second))
         if number % 10 == 0:
-            big = _body(f"big-{which}", self._names)
+            big = body(f"big-{which}", self._names)
             self._refused.append(self._client.post("/filter", big)[1])
 
     def forget(self) -> None:
@@ -211,9 +216,9 @@ class Measured:
             self._nodes,
             self._pods,
             len(self._pairs),
-            *_percentiles(filters),
-            *_percentiles(priorities),
-            *_percentiles(filters + priorities),
+            *percentiles(filters),
+            *percentiles(priorities),
+            *percentiles(filters + priorities),
             round(float(np.median(self._refused)) * 1e3, 2),
             round(self._cpu_s / len(self._pairs) * 1e3, 2),
             _rss_mib(self._pid),
@@ -242,19 +247,21 @@ def measure(
         return [each.cell() for each in measured]
 
 
-def _body(name: str, nodes: list[str]) -> bytes:
+def body(name: str, nodes: list[str]) -> bytes:
+    """Return what kube-scheduler sends to both verbs."""
     pod = waiting_pod(name)
     pod["metadata"]["uid"] = f"{pod['metadata']['name']}-uid"
     asked = {"Pod": pod, "Nodes": None, "NodeNames": nodes}
     return json.dumps(asked, separators=(",", ":")).encode()  # as Go writes it
 
 
-def _percentiles(values: np.ndarray) -> tuple[float, float]:
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+    """Return the median and the 99th percentile."""
     p50, p99 = np.percentile(values, (50, 99))
     return round(float(p50), 2), round(float(p99), 2)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """Return the CPU time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -43,6 +43,7 @@ class _Changing:
         number, fleet = self._number, self._fleet
         self._number += 1
         job = fleet.waiting_job(number % fleet.waiting)
+        job["metadata"]["namespace"] = "vision"
         coming = fleet.waiting_job(0)
         name = f"job-comes-{number // 2 % _COMING:03}"
         coming["metadata"] |= {"name": name, "uid": f"{name}-{number // 2}", "namespace": "vision"}
