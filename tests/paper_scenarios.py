@@ -2,7 +2,7 @@
 
 A scenario is data: GPUs of one node, kinds of jobs with their predicted loads and slowdowns, and a
 course of events with what is to be seen. The course runs on the API server in memory under every
-profile.
+profile, and on a control plane under its own profile and the one that is nearest to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown, Prediction
-from tandem.contracts.resources import Demand, Load, Source
+from tandem.contracts.resources import Load, Source
 from tandem.policy.catalog import Profile, load_profile
 
 GIB = 1 << 30
@@ -66,6 +66,13 @@ class Ends:
 
 
 @dataclass(frozen=True)
+class Known:
+    """The agents come to know how fast a job runs alone."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class Slow:
     """From now on a job is measured to be slower next to another one, by so much."""
 
@@ -76,17 +83,25 @@ class Slow:
 
 @dataclass(frozen=True)
 class Look:
-    """What the system's own rules lead to by now."""
+    """What the system's own rules lead to by now.
+
+    `instead` is what the nearest other profile leads to, where the two part.
+    """
 
     gpus: tuple[str, ...]  # each the names of its jobs, in alphabetical order
+    instead: tuple[str, ...] = ()
 
-    @property
-    def seen(self) -> Seen:
-        """The jobs on each GPU in use."""
-        return frozenset(frozenset(each.split("+")) for each in self.gpus)
+    def under(self, nearest: bool = False) -> Seen:
+        """Return the jobs on each GPU in use: of the system itself, or of the nearest other one."""
+        return jobs_by_gpu(self.instead if nearest and self.instead else self.gpus)
 
 
-Event = Submit | Pass | Ends | Slow | Look
+def jobs_by_gpu(gpus: tuple[str, ...]) -> Seen:
+    """Return the jobs on each GPU, from their names joined by `+`."""
+    return frozenset(frozenset(each.split("+")) for each in gpus)
+
+
+Event = Submit | Pass | Ends | Known | Slow | Look
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,7 @@ class Scenario:
 
     system: str
     section: str
+    nearest: str  # the other profile that goes with it furthest
     gpus: int
     kinds: Mapping[str, Kind]
     course: tuple[Event, ...]
@@ -109,20 +125,20 @@ class Scenario:
         changes: dict[str, Any] = {}
         if name.partition("-")[0] == self.system.partition("-")[0] and self.order:
             changes["order"] = profile.order.model_copy(update=dict(self.order))
-        if name == self.system and profile.adjust is not None and self.adjust:
+        if profile.adjust is not None and self.adjust:
             changes["adjust"] = profile.adjust.model_copy(update=dict(self.adjust))
         return profile.model_copy(update=changes)
 
-    def load(self, demand: Demand, steps: int = 1) -> Prediction:
-        """Return what a predictor says of a job of these kinds; activations are half its memory."""
-        kind = self.kinds[demand.model or ""]
+    def load(self, model: str, steps: int = 1) -> Prediction:
+        """Return what a predictor says of a job of a kind; activations are half its memory."""
+        kind = self.kinds[model]
         factor = 0.5 + 0.5 / steps
         base, extra = (int(each * factor * GIB) for each in (kind.base_gib, kind.extra_gib))
         said = Load(
             utilisation_percent=kind.percent, utilisation_p95_percent=kind.percent,
             memory_base_bytes=base, memory_peak_extra_bytes=extra, peak_probability=kind.p,
-            memory_p95_bytes=base + extra, utilisation_source=Source.FORMULA,
-            memory_source=Source.FORMULA, feature_hash=demand.model or "",
+            memory_p95_bytes=base + extra, utilisation_source=Source.MODEL,
+            memory_source=Source.FORMULA, feature_hash=model,
             iteration_s=1.0 / steps, compute_share=kind.percent / 100, bandwidth_share=0.1,
         )  # fmt: skip
         return Prediction(load=said, explanation="as the scenario says")
@@ -145,109 +161,130 @@ def _both(slowdown: float, *pairs: tuple[str, str]) -> dict[tuple[str, str], flo
     return {each: slowdown for a, b in pairs for each in ((a, b), (b, a))}
 
 
-_FOUR = {"thresholds_gpu_s": (4.0,)}
-_TIRESIAS = {
+#: GPU-seconds after which a job goes to the second queue: far more than a control plane takes to
+#: start a pod.
+_THRESHOLD = 12
+_TIRESIAS: dict[str, Any] = {
     "gpus": 1,
     "kinds": {"m": Kind(percent=90, base_gib=20)},
-    "order": _FOUR,
-    # Four of five jobs need a second or two, the fifth far more.
-    "history": (1.0, 1.0, 1.5, 2.0, 100.0),
+    "order": {"thresholds_gpu_s": (float(_THRESHOLD),)},
+    # Four of five jobs need a few seconds, the fifth far more.
+    "history": (3.0, 3.0, 4.5, 6.0, 300.0),
 }
+_OVER_THE_THRESHOLD = (
+    Submit("a", "m", iterations=60), Pass(_THRESHOLD + 2), Look(("a",)),
+    # Over the threshold it gives way to one that has had nothing, though it is shorter.
+    Submit("b", "m", iterations=9000), Pass(3), Look(("b",)),
+    Submit("c", "m", iterations=15), Pass(2),
+)  # fmt: skip
 
 _TWO = {"jobs_a_round": 2}
 _ALIKE = tuple(each for i in range(1, 7) for each in (Submit(f"x{i}", "alike"), Pass(1)))
-_QUEUE = (Submit("odd", "odd"), Pass(1), *_ALIKE)
+_HORUS: dict[str, Any] = {
+    "gpus": 2,
+    "kinds": {
+        "busy": Kind(99, 32), "wall": Kind(10, 75), "odd": Kind(20, 50.5),
+        "alike": Kind(25, 51), "new": Kind(40, 6),
+    },
+    "slowdown": _both(0.9, ("odd", "new"), ("alike", "new")),
+    "order": _TWO,
+}  # fmt: skip
+_ONE_HAS_WAITED_LONGEST = (
+    Submit("busy", "busy"), Pass(1), Submit("wall", "wall"), Pass(1), Look(("busy", "wall")),
+    Submit("odd", "odd"), Pass(1), *_ALIKE, Pass(3), Ends("wall"), Pass(2),
+)  # fmt: skip
+
+_OJPP: dict[str, Any] = {
+    "gpus": 2,
+    # Of a GPU that is idle for a third of the time nobody says that it slows jobs down.
+    "kinds": {
+        "calm": Kind(25, 8, 4, 0.02), "peaky": Kind(44, 8, 40, 0.5), "light": Kind(25, 3),
+        "harsh": Kind(20, 8),
+    },
+    "slowdown": _both(0.3, ("harsh", "calm"), ("harsh", "peaky"), ("harsh", "light")),
+    "adjust": {"every_s": 5.0},
+}  # fmt: skip
+_PACKED_AND_SLOW = (
+    Submit("a", "peaky"), Known("a"), Look(("a",)),
+    Submit("d", "calm"), Pass(1), Submit("e", "light"), Pass(1), Look(("a+d+e",)),
+    # By Eq. 5 a second job with peaks opens a GPU, by Eq. 7 no job joins the harsh one.
+    Submit("b", "peaky"), Pass(1), Look(("a+d+e", "b")),
+    Submit("c", "harsh"), Pass(2), Look(("a+d+e", "b")),
+    Slow("a", 0.6, "e"), Pass(60),
+)  # fmt: skip
 
 SCENARIOS = (
     Scenario(
         "tiresias-l",
         "3.1, 3.3: least attained service in discrete queues, first in first out in each.",
+        "tiresias-g",
         course=(
-            Submit("a", "m", iterations=20), Pass(6), Look(("a",)),
-            # Over the threshold it gives way to one that has had nothing, though it is shorter.
-            Submit("b", "m", iterations=3000), Pass(2), Look(("b",)),
+            *_OVER_THE_THRESHOLD,
             # Within a queue the first stays, though a newcomer is shorter still.
-            Submit("c", "m", iterations=5), Pass(1), Look(("b",)),
-            Pass(4), Look(("c",)),
+            Look(("b",), instead=("c",)),
+            Pass(_THRESHOLD), Look(("c",)),
         ),
         **_TIRESIAS,
     ),
     Scenario(
         "tiresias-g",
         "3.2.2, 3.3: the Gittins index of the service so far, inside the first queue.",
+        "tiresias-l",
         course=(
-            Submit("a", "m", iterations=20), Pass(6), Look(("a",)),
-            Submit("b", "m", iterations=3000), Pass(3), Look(("b",)),
-            # Most jobs end within two seconds: one that has not is less likely to than a new one.
-            Submit("c", "m", iterations=5), Pass(1), Look(("c",)),
+            *_OVER_THE_THRESHOLD,
+            # Most jobs end within seconds: one that has not is less likely to than a new one.
+            Look(("c",), instead=("b",)),
         ),
         **_TIRESIAS,
     ),
     Scenario(
         "horus",
         "4.3, Eq. 7-10: longest wait first, to the GPU of least cost in memory and utilisation.",
-        gpus=2,
-        kinds={
-            "busy": Kind(99, 32), "wall": Kind(10, 75), "odd": Kind(20, 50.5),
-            "alike": Kind(25, 51), "new": Kind(40, 6),
-        },
-        slowdown=_both(0.9, ("odd", "new"), ("alike", "new")),
-        order=_TWO,
+        "horus-f",
         course=(
-            Submit("busy", "busy"), Pass(1), Submit("wall", "wall"), Pass(1),
-            Look(("busy", "wall")),
-            *_QUEUE, Pass(5), Ends("wall"), Pass(2), Look(("busy", "odd")),
+            *_ONE_HAS_WAITED_LONGEST,
+            Look(("busy", "odd"), instead=("busy", "x1")),
             # The GPU with less memory in use would be more than fully utilised.
             Submit("new", "new"), Pass(1), Look(("busy", "new+odd")),
         ),
+        **_HORUS,
     ),
     Scenario(
         "horus-f",
         "4.4, Alg. 1: a queue of many alike jobs is served before one that has waited longer.",
-        gpus=1,
-        kinds={"wall": Kind(90, 75), "odd": Kind(80, 60), "alike": Kind(15, 6)},
-        order=_TWO,
+        "horus",
         course=(
-            Submit("wall", "wall"), Pass(1), Look(("wall",)),
-            *_QUEUE, Pass(5), Ends("wall"), Pass(2), Look(("x1+x2",)),
+            *_ONE_HAS_WAITED_LONGEST,
+            Look(("busy", "x1"), instead=("busy", "odd")),
+            Submit("new", "new"), Pass(1), Look(("busy", "new+x1")),
         ),
+        **_HORUS,
     ),
     Scenario(
         "ojpp",
         "4.2, 4.3, Eq. 3-7: as many jobs as the bounds on collision and interference allow.",
-        gpus=2,
-        kinds={
-            "calm": Kind(20, 8, 4, 0.02), "peaky": Kind(20, 8, 40, 0.5), "harsh": Kind(20, 8),
-        },
-        slowdown=_both(0.3, ("harsh", "calm"), ("harsh", "peaky")) | {("harsh", "harsh"): 0.3},
+        "ojpap",
         course=(
-            Submit("a", "peaky"), Pass(40), Look(("a",)),
-            Submit("d", "calm"), Pass(1), Submit("e", "calm"), Pass(1), Look(("a+d+e",)),
-            # By Eq. 5 a second job with peaks opens a GPU, by Eq. 7 no job joins the harsh one.
-            Submit("b", "peaky"), Pass(1), Look(("a+d+e", "b")),
-            Submit("c", "harsh"), Pass(2), Look(("a+d+e", "b")),
+            *_PACKED_AND_SLOW,
             # It has no repair: that is OJPAP's.
-            Slow("a", 0.6, "e"), Pass(700), Look(("a+d+e", "b")),
+            Look(("a+d+e", "b"), instead=("a+d", "b+e")),
         ),
+        **_OJPP,
     ),
     Scenario(
         "ojpap",
         "4.4, Alg. 4: over the bound, the worker of least cost moves to the GPU with most room.",
-        gpus=2,
-        kinds={
-            "calm": Kind(20, 8, 4, 0.02), "peaky": Kind(20, 8, 40, 0.5), "light": Kind(20, 3),
-        },
-        adjust={"every_s": 5.0},
+        "ojpp",
         course=(
-            Submit("a", "peaky"), Pass(40), Submit("d", "calm"), Pass(1), Submit("e", "light"),
-            Pass(1), Look(("a+d+e",)),
-            Submit("b", "peaky"), Pass(60), Look(("a+d+e", "b")),
-            Slow("a", 0.6, "e"), Pass(60), Look(("a+d", "b+e")),
+            *_PACKED_AND_SLOW,
+            Look(("a+d", "b+e"), instead=("a+d+e", "b")),
         ),
+        **_OJPP,
     ),
     Scenario(
         "sjf-bsbf",
         "4.3, Theorem 1, Alg. 2: share with sub-batches where that beats waiting, else wait.",
+        "sjf-ffs",
         gpus=2,
         kinds={"large": Kind(60, 40), "small": Kind(60, 10), "eager": Kind(50, 50)},
         slowdown=_both(9.0, ("small", "small"), ("eager", "small"), ("large", "small"))
@@ -256,12 +293,14 @@ SCENARIOS = (
             Submit("long", "large", 5000), Pass(1), Submit("short", "small", 1000), Pass(1),
             Look(("long", "short")),
             Submit("n", "eager", 100, accumulation=True), Pass(1), Look(("long+n", "short")),
-            Submit("w", "small", 1000), Pass(2), Look(("long+n", "short")),
+            Submit("w", "small", 1000), Pass(2),
+            Look(("long+n", "short"), instead=("long+n", "short+w")),
         ),
     ),
     Scenario(
         "xonar",
         "3.2, Eq. 1: the head of the queue picks the partner whose active fits its idle time.",
+        "xonar-fifo-pairs",
         gpus=1,
         kinds={
             "wall": Kind(90, 79), "heavy": Kind(75, 20), "same": Kind(75, 10),
@@ -272,21 +311,23 @@ SCENARIOS = (
         course=(
             Submit("wall", "wall"), Pass(1), Submit("head", "heavy"), Pass(1),
             Submit("next", "same"), Pass(1), Submit("last", "fit"), Pass(1),
-            Submit("tiny", "tiny"), Pass(1), Look(("wall",)),
+            Submit("tiny", "tiny"), Pass(1), Look(("wall",), instead=("head+wall",)),
             Ends("wall"), Pass(2), Look(("head+last",)),
         ),
     ),
     Scenario(
         "pab",
-        "5.1, PAB: packs by memory, and a newcomer at half its speed after a minute waits again.",
+        "5.1, PAB: packs by memory, and a newcomer at half its speed after a warm-up waits again.",
+        "obp",
         gpus=1,
         kinds={"m": Kind(60, 10)},
         slowdown={("m", "m"): 9.0},
-        adjust={"every_s": 5.0},
+        # The paper's minute is the profile's; it looks at each newcomer between one and two of it.
+        adjust={"every_s": 12.0},
         course=(
             Submit("a", "m"), Pass(1), Look(("a",)),
             Submit("b", "m"), Pass(1), Look(("a+b",)),
-            Slow("b", 2.0, "a"), Pass(15), Look(("a",)),
+            Slow("b", 2.0, "a"), Pass(30), Look(("a",), instead=("a+b",)),
         ),
     ),
 )  # fmt: skip

@@ -36,6 +36,7 @@ class Physics:
         folder: Path,
         nodes: dict[str, int],
         slowdown: dict[tuple[str, str], float],
+        shares: int = 2,
     ) -> None:
         self.slowdown = slowdown
         self.gib: dict[str, int] = {}
@@ -49,7 +50,7 @@ class Physics:
         for node in nodes:
             self._write(node, [])
             driver = environment(build(folder), self._files[node])
-            settings = {**AGENT, "proc": str(self._procs[node].root)}
+            settings = {**AGENT, "proc": str(self._procs[node].root), "shares": shares}
             cluster.installation.start_agent(node, driver, settings)
         self._thread = threading.Thread(target=self._follow, daemon=True)
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 
 import pytest
-from paper_scenarios import SCENARIOS, Ends, Look, Pass, Scenario, Seen, Slow, Submit
+from paper_scenarios import (
+    SCENARIOS,
+    Ends,
+    Known,
+    Look,
+    Pass,
+    Scenario,
+    Seen,
+    Slow,
+    Submit,
+)
 from queue_builders import GIB, gang
 from test_queue_controller import Cluster
 from test_queue_preemption import Training
@@ -45,13 +56,13 @@ class Course(Training):
             self.controller.history.take(parse_gpu_job(raw))
 
     async def predict(self, namespace, demand, gpu, steps: int = 1) -> Prediction:
-        return self.scenario.load(demand, steps)
+        return self.scenario.load(demand.model, steps)
 
     async def interference(self, job, candidates, gpu) -> InterferenceAnswer:
         return self.scenario.price(job, candidates)
 
-    async def runs(self) -> bool:
-        """Go through the course; False at the first look that shows another picture."""
+    async def parts(self) -> Look | None:
+        """Go through the course; return the first look that shows another picture."""
         for event in self.scenario.course:
             match event:
                 case Submit():
@@ -66,11 +77,13 @@ class Course(Training):
                     )
                 case Slow():
                     self.slow[event.job] = event
+                case Known():
+                    await self.let_pass(40)
                 case Pass():
                     await self.let_pass(event.seconds)
-                case Look() if self.seen() != event.seen:
-                    return False
-        return True
+                case Look() if self.seen() != event.under():
+                    return event
+        return None
 
     async def let_pass(self, seconds: float) -> None:
         step_s = 1.0 if seconds <= 100 else 5.0
@@ -129,5 +142,35 @@ class Course(Training):
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.system)
 def test_only_this_system_decides_like_this(scenario: Scenario) -> None:
     """The paper's section is the scenario's."""
-    alike = [name for name in OTHERS if asyncio.run(Course(scenario, name).runs())]
+    alike = [name for name in OTHERS if asyncio.run(Course(scenario, name).parts()) is None]
     assert alike == [scenario.system], scenario.section
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.system)
+def test_the_nearest_other_profile_decides_as_is_said_of_it(scenario: Scenario) -> None:
+    """On the control plane only this one is tried besides the scenario's own."""
+    course = Course(scenario, scenario.nearest)
+    parted = asyncio.run(course.parts())
+    assert parted is not None
+    assert course.seen() == parted.under(nearest=True)
+
+
+def test_a_scenario_shares_its_course_with_that_of_the_nearest_system_up_to_where_they_part() -> (
+    None
+):
+    """So the runs of both on the control plane show where the two part."""
+    by_system = {scenario.system: scenario for scenario in SCENARIOS}
+    for one in SCENARIOS:
+        other = by_system.get(one.nearest)
+        if other is None:
+            continue
+        at = next(i for i, e in enumerate(one.course) if isinstance(e, Look) and e.instead)
+        mine, theirs = one.course[at], other.course[at]
+        assert isinstance(mine, Look)
+        assert isinstance(theirs, Look)
+        assert one.course[:at] == other.course[:at]
+        assert (mine.gpus, mine.instead) == (theirs.instead, theirs.gpus)
+        names = {"system", "section", "nearest", "course"}
+        for field in fields(Scenario):
+            if field.name not in names:
+                assert getattr(one, field.name) == getattr(other, field.name)
