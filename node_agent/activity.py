@@ -40,8 +40,9 @@ class Activity:
     """Mean lengths of active and idle phases in seconds, and where their ratio was read from.
 
     `source` is `samples` where the level of activity shows in the series, and `utilisation` where
-    it does not and is taken to be 100 %. Together the lengths are one cycle, `iteration_s`; where
-    no cycle shows that is None and the lengths are per second.
+    it does not and is taken to be 100 %. `cuda-events` are those that the
+    job has recorded itself. Together the lengths are one cycle, `iteration_s`; where no cycle shows
+    that is None and the lengths are per second.
     """
 
     active_s: float

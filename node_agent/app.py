@@ -109,7 +109,7 @@ class Agent:
             log.info("agent stopped node=%s", self.settings.node)
 
     def _report(self, now_s: float) -> None:
-        self.monitor.iterations = self._progress.rates()
+        self.monitor.paces = self._progress.paces()
         status = self.monitor.status(now_s, stamp())
         self.latest = status
         if self._rhythm.is_due(now_s, status):

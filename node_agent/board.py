@@ -11,6 +11,7 @@ from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
 from node_agent.pods import PodDirectory
+from node_agent.progress import Pace
 from node_agent.tenant import Tenant
 from node_agent.windows import Ewma
 from tandem.contracts.resources import GPU, Health, PodUse
@@ -166,7 +167,12 @@ class Board:
         """Return the share in use of the memory that processes may have; 0 where it is unknown."""
         if self.memory is None:
             return 0.0
-        return self.memory.used / (self.memory_bytes - (self.memory.reserved or 0))
+        return self.memory.used / self.usable_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that processes may have."""
+        return self.memory_bytes - ((self.memory and self.memory.reserved) or 0)
 
     def is_nearly_full(self, settings: GuardSettings) -> bool:
         """Return whether two pods or more are on the GPU and its memory is about to end."""
@@ -190,14 +196,13 @@ class Board:
                 found.append(guard.Tenant(tenant.uid, tenant.memory, info.predicted_memory))
         return found
 
-    def report(self, now_s: float, pods: PodDirectory | None, iterations: dict[str, float]) -> GPU:
+    def report(self, now_s: float, pods: PodDirectory | None, paces: dict[str, Pace]) -> GPU:
         """Return what is reported of the GPU; absent where it could not be read."""
         uses = []
         for uid, tenant in sorted(self.tenants.items()):
             info = pods.find(uid) if pods else None
             foreign = info is not None and not info.belongs_on(self.uuid)
-            rate = iterations.get(uid)
-            uses.append(tenant.use(now_s, info, foreign=foreign, iterations_per_s=rate))
+            uses.append(tenant.use(now_s, info, foreign=foreign, pace=paces.get(uid)))
         others = [use for use in uses if use.foreign]
         if self._foreign:
             memory = _sum([process.memory for process in self._foreign])
@@ -233,6 +238,7 @@ class Board:
             health_reason=why,
             shares=shares,
             shares_reason=shares_reason,
+            memory_guarded=self._settings.guard.mode == "evict",
             pods=uses,
         )
 

@@ -19,16 +19,26 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Offender:
-    """The pod that outgrew its prediction most, and by how much (bytes)."""
+    """The pod that has to go, and why: it outgrew its prediction, or peaks have met.
+
+    `memory` is what it held, `predicted` what it was predicted to need, in bytes. `collided`: every
+    pod keeps to its prediction, but more was predicted of them together than the GPU has.
+    """
 
     uid: str
     memory: int
     predicted: int
+    collided: bool = False
 
     @property
     def reason(self) -> str:
         """A sentence for the pod's owner."""
         gib = 1 << 30
+        if self.collided:
+            return (
+                f"holds {self.memory / gib:.1f} GiB, the least of the pods whose peaks have met,"
+                " and the GPU is nearly full"
+            )
         return (
             f"holds {self.memory / gib:.1f} GiB where {self.predicted / gib:.1f} GiB were"
             " predicted, and the GPU is nearly full"
@@ -49,3 +59,19 @@ def offender(tenants: Sequence[Tenant], settings: GuardSettings) -> Offender | N
         and tenant.memory > tenant.predicted * (1 + settings.tolerance)
     ]
     return min(grown, key=lambda o: (o.predicted - o.memory, o.uid), default=None)
+
+
+def collided(tenants: Sequence[Tenant], usable_bytes: int) -> Offender | None:
+    """Return the tenant that holds least where the predictions of all are more than the GPU has.
+
+    Such a GPU has room for one peak, and two have met ([OJPP] Eq. 4 bounds the chance). The one
+    that holds least has least to load again. None where the predictions fit, or one is unknown.
+    """
+    known = [
+        Offender(tenant.uid, tenant.memory, tenant.predicted, collided=True)
+        for tenant in tenants
+        if tenant.memory is not None and tenant.predicted is not None
+    ]
+    if len(known) < len(tenants) or sum(each.predicted for each in known) <= usable_bytes:
+        return None
+    return min(known, key=lambda o: (o.memory, o.uid), default=None)

@@ -18,6 +18,7 @@ from node_agent.config import AgentSettings
 from node_agent.nvml import GpuLostError, Nvml, NvmlGoneError
 from node_agent.outofmemory import OutOfMemoryLog, unix_time
 from node_agent.pods import PodDirectory
+from node_agent.progress import Pace
 from tandem.contracts.resources import Condition, EvictionRequest, GPUNodeStatus
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Monitor:
 
     A GPU that was known once stays in the report, quarantined while it cannot be read, until
     another takes its place.
-    `iterations` is iterations per second by pod UID, as the pods tell; `requests` is by pod UID.
+    `paces` is how fast each pod goes by its UID, as the pods tell; `requests` is by pod UID.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Monitor:
         self.settings = settings
         self.nvml = nvml or Nvml()
         self.boards: dict[str, Board] = {}
-        self.iterations: dict[str, float] = {}
+        self.paces: dict[str, Pace] = {}
         self.requests: dict[str, EvictionRequest] = {}
         #: How often a GPU became nearly full, by whether a pod was found that had outgrown.
         self.nearly_full: Counter[str] = Counter()
@@ -132,7 +133,7 @@ class Monitor:
             agent_version=VERSION,
             driver_version=self.nvml.driver_version or "",
             observed_at=stamp,
-            gpus=[board.report(now_s, self._pods, self.iterations) for board in boards],
+            gpus=[board.report(now_s, self._pods, self.paces) for board in boards],
             eviction_requests=sorted(self.requests.values(), key=lambda r: (r.gpu, r.uid)),
             out_of_memory=self.out_of_memory.latest(now_s),
             conditions=list(self._conditions.values()),
@@ -260,9 +261,12 @@ class Monitor:
                 continue
             first = board.uuid not in self._full_gpus
             self._full_gpus.add(board.uuid)
-            found = guard.offender(board.guarded(self._pods), settings)
+            tenants = board.guarded(self._pods)
+            found = guard.offender(tenants, settings)
             if first:
                 self.nearly_full["outgrown" if found else "nobody"] += 1
+            found = found or guard.collided(tenants, board.usable_bytes)
+            if first:
                 log.warning(
                     "gpu nearly full uuid=%s pod=%s reason=%r",
                     board.uuid,
@@ -278,7 +282,8 @@ class Monitor:
                     gpu=board.uuid,
                     reason=found.reason,
                     requested_at=stamp,
-                    memory_bytes=found.memory,
+                    # Of a collision nothing follows for what it needs, but that peaks must fit.
+                    memory_bytes=None if found.collided else found.memory,
                 )
 
     def _condition(self, kind: str, stamp: str, trouble: str, good: str, bad: str) -> None:

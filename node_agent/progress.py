@@ -6,9 +6,10 @@ import hashlib
 import logging
 import threading
 import time
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from tandem.contracts import names
 from tandem.kube.client import KubeClient
@@ -29,13 +30,29 @@ REVIEW_EVERY_S = 0.1
 FRESH_S = 60.0
 
 
-class Told(BaseModel):
-    """Iterations done in the `seconds` that have passed since the job told last."""
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
-    model_config = ConfigDict(extra="ignore")
+
+class Told(BaseModel):
+    """Iterations done in the `seconds` that have passed since the job told last.
+
+    Of `iterations_recorded` of them CUDA's events say for how long the GPU was active and idle.
+    """
+
+    model_config = ConfigDict(extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     iterations: Annotated[float, Field(ge=0, le=1e9)]
     seconds: Annotated[float, Field(gt=0, le=86_400)]
+    iterations_recorded: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    active_seconds: Seconds = 0.0
+    idle_seconds: Seconds = 0.0
+
+
+class Pace(NamedTuple):
+    """How fast a pod goes, and the active and idle seconds of an iteration where it told them."""
+
+    iterations_per_s: float
+    activity: tuple[float, float] | None = None
 
 
 class Authenticator(Protocol):
@@ -90,7 +107,7 @@ class Progress:
     def __init__(self, authenticator: Authenticator | None) -> None:
         self._authenticator = authenticator
         self._lock = threading.Lock()
-        self._rates: dict[str, tuple[float, float]] = {}
+        self._paces: dict[str, tuple[float, Pace]] = {}
 
     def take(self, token: str, told: Told) -> bool:
         """Take what a pod tells; return whether its token is one of a pod."""
@@ -102,13 +119,17 @@ class Progress:
                 log.warning("token not reviewed error=%r", str(error))
         if uid is None:
             return False
+        count, activity = told.iterations_recorded, None
+        if count > 0 and told.active_seconds + told.idle_seconds > 0:
+            activity = (round(told.active_seconds / count, 4), round(told.idle_seconds / count, 4))
         with self._lock:
-            self._rates[uid] = (time.monotonic(), told.iterations / told.seconds)
+            pace = Pace(round(told.iterations / told.seconds, 4), activity)
+            self._paces[uid] = (time.monotonic(), pace)
         return True
 
-    def rates(self) -> dict[str, float]:
-        """Return the rates by pod UID; who has not told for a while is left out."""
+    def paces(self) -> dict[str, Pace]:
+        """Return how fast each pod goes, by UID; who has not told for a while is left out."""
         oldest = time.monotonic() - FRESH_S
         with self._lock:
-            self._rates = {uid: rate for uid, rate in self._rates.items() if rate[0] >= oldest}
-            return {uid: round(value, 4) for uid, (_, value) in self._rates.items()}
+            self._paces = {uid: each for uid, each in self._paces.items() if each[0] >= oldest}
+            return {uid: pace for uid, (_, pace) in self._paces.items()}

@@ -6,6 +6,7 @@ from node_agent.activity import Activity, fit_activity
 from node_agent.config import AgentSettings
 from node_agent.nvml import Sample
 from node_agent.pods import PodInfo
+from node_agent.progress import Pace
 from node_agent.windows import ChangeSeries, Ewma, MemoryFit, Series, fit_memory
 from tandem.contracts.resources import PodUse
 
@@ -65,7 +66,7 @@ class Tenant:
         info: PodInfo | None,
         *,
         foreign: bool,
-        iterations_per_s: float | None,
+        pace: Pace | None,
     ) -> PodUse:
         """Return what is reported of the pod."""
         if now_s - self._fitted_s >= FIT_EVERY_S:
@@ -73,6 +74,9 @@ class Tenant:
             self._memory_fit = fit_memory(self._memory.changes(self.last_seen_s))
             self._activity_fit = fit_activity(*self._activity.columns())
         memory, activity = self._memory_fit, self._activity_fit or self._shared_activity()
+        told = pace.activity if pace is not None else None
+        if told is not None:  # of its own iterations the job knows more than any sample shows
+            activity = Activity(*told, "cuda-events", sum(told))
         return PodUse(
             namespace=info.namespace if info else "",
             pod=info.name if info else "",
@@ -88,7 +92,7 @@ class Tenant:
             idle_seconds=None if activity is None else round(activity.idle_s, 3),
             activity_source=None if activity is None else activity.source,
             iteration_seconds=None if activity is None else _rounded(activity.iteration_s, 3),
-            iterations_per_second=iterations_per_s,
+            iterations_per_second=pace.iterations_per_s if pace is not None else None,
         )
 
     def _shared_activity(self) -> Activity | None:

@@ -99,6 +99,9 @@ class Predictor:
             compute_share=step.compute_share if step else None,
             bandwidth_share=step.bandwidth_share if step else None,
             tensor_skew=features.tensor_skew if features else None,
+            peaks_measured=memory.peaks_measured,
+            active_s=seen.active_seconds if seen else None,
+            idle_s=seen.idle_seconds if seen else None,
         )
         explanation = "; ".join(parts) + "."
         return Prediction(load=load, explanation=explanation[0].upper() + explanation[1:])
@@ -159,5 +162,6 @@ def _at_least_declared(memory: Memory, declared: int | None) -> Memory:
         base=declared - memory.peak_extra,
         p95=max(memory.p95, declared),
         source=Source.DECLARED,
+        peaks_measured=False,
         why=f"{memory.why}; raised to the {gib(declared)} declared",
     )

@@ -61,7 +61,10 @@ def add_run(
             memory_base_bytes=run.memory_base_bytes,
             memory_peak_bytes=peak,
             peak_probability=run.peak_probability,
+            peaks_measured=run.peaks_measured,
             utilisation_percent=run.utilisation_percent,
+            active_seconds=run.active_seconds,
+            idle_seconds=run.idle_seconds,
             iterations_per_second=run.iterations_per_second,
             neighbours=run.neighbours,
             last_observed_at=now,
@@ -73,7 +76,10 @@ def add_run(
                 "memory_base_bytes": round(_mean(known.memory_base_bytes, run.memory_base_bytes)),
                 "memory_peak_bytes": max(known.memory_peak_bytes, peak),
                 "peak_probability": _mean(known.peak_probability, run.peak_probability),
+                "peaks_measured": known.peaks_measured and run.peaks_measured,
                 "utilisation_percent": _mean(known.utilisation_percent, run.utilisation_percent),
+                "active_seconds": _mean_of(known.active_seconds, run.active_seconds),
+                "idle_seconds": _mean_of(known.idle_seconds, run.idle_seconds),
                 "iterations_per_second": run.iterations_per_second or known.iterations_per_second,
                 "neighbours": _latest(known.neighbours, run.neighbours),
                 "last_observed_at": now,
@@ -96,6 +102,12 @@ def _latest(before: Sequence[Neighbour], newest: Sequence[Neighbour]) -> list[Ne
 
 def _mean(before: float, newest: float) -> float:
     return before + _NEWEST_WEIGHT * (newest - before)
+
+
+def _mean_of(before: float | None, newest: float | None) -> float | None:
+    if before is None or newest is None:
+        return newest if before is None else before
+    return _mean(before, newest)
 
 
 def _same_type(one: str, other: str) -> bool:

@@ -66,6 +66,7 @@ class Memory:
     why: str
     version: str = ""
     out_of_distribution: bool = False
+    peaks_measured: bool = False
 
     @property
     def peak(self) -> float:
@@ -105,6 +106,7 @@ def observed_memory(question: Question) -> Memory | None:
         p95,
         Source.OBSERVED,
         f"memory as observed in {seen.runs} run(s)",
+        peaks_measured=seen.peaks_measured,
     )
 
 

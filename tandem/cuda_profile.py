@@ -31,12 +31,17 @@ class Profile:
 
 
 @contextmanager
-def recording(listeners: list[Callable[[], None]]) -> Iterator[Profile]:
+def recording(
+    listeners: list[Callable[[], None]], profiles: list[Profile] | None = None
+) -> Iterator[Profile]:
     """Record until the end of the block; `listeners` are called at each step of the job.
 
-    The profile is filled as iterations end, and logged as one line of JSON in the end.
+    The profile is filled as iterations end, and logged as one line of JSON in the end. It is put
+    into `profiles`, from which the agent is told of it.
     """
     profile = Profile()
+    if profiles is not None:
+        profiles.append(profile)
     torch = _torch()
     if torch is None:
         yield profile

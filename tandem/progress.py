@@ -35,6 +35,7 @@ _WRITTEN_BYTES = 4000  # the kubelet keeps the last 4096
 
 _done, _thread, _lock = 0, None, threading.Lock()
 listeners: list[Any] = []  # called at each step; `profile` listens here
+_profiles: list[Any] = []  # what is recorded, with seconds `active_s` and `idle_s` so far
 
 
 def step(iterations: int = 1) -> None:
@@ -80,13 +81,25 @@ def _out_of_memory(error: BaseException | None) -> str:
 
 
 def _tell() -> None:
-    told, since = 0, time.monotonic()
+    told, since, before = 0, time.monotonic(), _recorded()
     while True:
         time.sleep(EVERY_S)
-        done, now = _done, time.monotonic()
+        done, now, recorded = _done, time.monotonic(), _recorded()
+        body = {"iterations": done - told, "seconds": now - since}
+        if recorded["iterationsRecorded"] > before["iterationsRecorded"]:
+            body |= {name: recorded[name] - before[name] for name in recorded}
         with suppress(Exception):  # away, refused, no token: never the job's trouble
-            _post({"iterations": done - told, "seconds": now - since})
-        told, since = done, now
+            _post(body)
+        told, since, before = done, now, recorded
+
+
+def _recorded() -> dict[str, float]:
+    """Return the iterations that `profile` has recorded so far, and their seconds."""
+    return {
+        "iterationsRecorded": sum(each.iterations for each in _profiles),
+        "activeSeconds": sum(each.active_s for each in _profiles),
+        "idleSeconds": sum(each.idle_s for each in _profiles),
+    }
 
 
 def _post(body: dict[str, float]) -> None:
@@ -98,12 +111,15 @@ def _post(body: dict[str, float]) -> None:
 
 
 def profile() -> AbstractContextManager[Any]:
-    """Record active and idle GPU time of the steps within; nothing without PyTorch and CUDA."""
+    """Record active and idle GPU time of the steps within; nothing without PyTorch and CUDA.
+
+    The agent is told of both with the iterations: jobs are paired by them (docs/jobs.md).
+    """
     try:
         from tandem.cuda_profile import recording
     except ImportError:  # this file alone, in an image without Tandem
         return nullcontext()
-    return recording(listeners)
+    return recording(listeners, _profiles)
 
 
 if os.environ.get(AGENT_URL):

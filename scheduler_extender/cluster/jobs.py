@@ -56,7 +56,10 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
             "peak_probability": seen.peak_probability or 0.0,
             "memory_p95_bytes": max(min(upper, load.memory_p95_bytes), peak),
             "memory_source": Source.OBSERVED,
+            "peaks_measured": settled and seen.peak_probability is not None,
         }
+    if seen.active_seconds is not None and seen.idle_seconds is not None:
+        changes |= {"active_s": seen.active_seconds, "idle_s": seen.idle_seconds}
     busy = seen.solo_utilisation_percent if settled else None
     if busy is None:  # beside others it gets less than it would take
         most = max(seen.solo_utilisation_percent or 0.0, seen.utilisation_percent or 0.0)
@@ -93,11 +96,12 @@ def scaled(load: Load, factor: float) -> Load:
     """Return a load whose memory is `factor` (at least 1) times as much."""
     if factor <= 1 or load.memory_source is Source.WHOLE_GPU:
         return load
-    more = {
+    more: dict[str, object] = {
         name: round(factor * getattr(load, name))
         for name in ("memory_base_bytes", "memory_peak_extra_bytes", "memory_p95_bytes")
     }
-    return load.model_copy(update={**more, "memory_source": Source.OBSERVED})
+    more |= {"memory_source": Source.OBSERVED, "peaks_measured": False}
+    return load.model_copy(update=more)
 
 
 def scaled_steps(sub_batch: SubBatch, factor: float) -> SubBatch:
@@ -222,7 +226,9 @@ def policy_job(
         memory_base_gib=base,
         memory_peak_extra_gib=peak - base,
         peak_probability=load.peak_probability,
+        peak_measured=load.peaks_measured,
         gpu_utilisation=load.utilisation_percent,
+        active_share=_active_share(load),
         exclusive=demand.exclusive or alone or load.memory_source is Source.WHOLE_GPU,
         checkpointable=demand.checkpoint,
         queued_at_s=queued_at_s,
@@ -247,6 +253,13 @@ def policy_job(
             if demand.accumulation
         ),
     )
+
+
+def _active_share(load: Load) -> float | None:
+    """Return for which share of its time a worker runs kernels; None where it was not measured."""
+    if load.active_s is None or load.idle_s is None or load.active_s + load.idle_s <= 0:
+        return None
+    return load.active_s / (load.active_s + load.idle_s)
 
 
 def in_steps(job: Job, steps: int) -> Job:

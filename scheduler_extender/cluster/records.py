@@ -164,6 +164,7 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
                 ),
                 shares=gpu.shares,
                 healthy=gpu.health is Health.HEALTHY,
+                guarded=gpu.memory_guarded,
             )
             for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()
         ),

@@ -41,6 +41,7 @@ class GpuFacts:
     capacity_gib: float  # total less reserved and foreign
     shares: int
     healthy: bool
+    guarded: bool = False  # its agent evicts a worker before memory runs over
 
 
 class GpuTable:
@@ -182,6 +183,7 @@ class GpuTable:
             "memory_capacity_gib": [gpu.capacity_gib for gpu in gpus],
             "shares": [gpu.shares for gpu in gpus],
             "healthy": [gpu.healthy for gpu in gpus],
+            "guarded": [gpu.guarded for gpu in gpus],
         }
         changed = len(added) > 0
         for column, values in facts.items():
@@ -203,6 +205,7 @@ class GpuTable:
         reset_rows(self._columns, rows)
         self._columns["shares"][rows] = 0
         self._columns["healthy"][rows] = False
+        self._columns["guarded"][rows] = False
         self._observed_at_s[rows] = -np.inf
         for row in rows.tolist():
             del self.row_of[name, self.gpu_ids[row]]

@@ -45,6 +45,7 @@ class Watched:
     observed_s: float = 0.0  # how long it has been seen in all
     solo: dict[Means, float] = field(default_factory=dict)
     now: dict[Means, float] = field(default_factory=dict)
+    activity: tuple[float, float] | None = None  # active and idle seconds while it was alone
     beside: dict[str, float] = field(default_factory=dict)  # seconds together, by uid
 
     def slowdown(self, means: Means, history: Rates, predicted: Rates) -> ObservedSlowdown | None:
@@ -143,6 +144,8 @@ class Watch:
         watched.now = rates
         if others or at_s - watched.since_s < self._settle_s:
             return
+        if use.active_seconds is not None and use.idle_seconds is not None:
+            watched.activity = (use.active_seconds, use.idle_seconds)
         for means, rate in rates.items():
             known = watched.solo.get(means, rate)
             watched.solo[means] = known + _NEWEST * (rate - known)

@@ -38,6 +38,9 @@ class Runs:
     solo_rate: float | None
     spread: float  # how far the newest peak was from the one before, as a share of it
     at_s: float
+    peaks_measured: bool = False  # of every run
+    active_s: float | None = None  # alone, with kernels and without
+    idle_s: float | None = None
 
 
 _FIELDS = tuple(field.name for field in fields(Runs))
@@ -67,6 +70,7 @@ class Memory:
             known = Runs(
                 0, base or peak, peak, seen.peak_probability or 0.0, busy,
                 seen.solo_utilisation_percent, seen.solo_iterations_per_second, 0.0, now_s,
+                seen.peak_probability is not None, seen.active_seconds, seen.idle_seconds,
             )  # fmt: skip
         new = Runs(
             runs=known.runs + 1,
@@ -78,6 +82,9 @@ class Memory:
             solo_rate=_mean_of(known.solo_rate, seen.solo_iterations_per_second),
             spread=abs(peak / known.memory_peak_bytes - 1) if known.memory_peak_bytes else 0.0,
             at_s=now_s,
+            peaks_measured=known.peaks_measured and seen.peak_probability is not None,
+            active_s=_mean_of(known.active_s, seen.active_seconds),
+            idle_s=_mean_of(known.idle_s, seen.idle_seconds),
         )
         self._runs[key] = new
         self._trim(namespace)
@@ -117,6 +124,9 @@ class Memory:
             memory_p95_bytes=max(round(_P95 * peak), demand.declared_memory_bytes or 0),
             utilisation_source=Source.OBSERVED,
             memory_source=Source.OBSERVED,
+            peaks_measured=runs.peaks_measured,
+            active_s=runs.active_s,
+            idle_s=runs.idle_s,
         )
 
     def runs_of(self, namespace: str, kind: str, gpu_model: str) -> int:
@@ -181,7 +191,10 @@ def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:
         memory_base_bytes=min(peak if base is None else base, peak),
         memory_peak_bytes=peak,
         peak_probability=seen.peak_probability or 0.0,
+        peaks_measured=seen.peak_probability is not None,
         utilisation_percent=busy,
+        active_seconds=seen.active_seconds,
+        idle_seconds=seen.idle_seconds,
         iterations_per_second=seen.solo_iterations_per_second,
         neighbours=seen.neighbours,
     )

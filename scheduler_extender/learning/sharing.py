@@ -128,6 +128,10 @@ class Sharing:
             )
         peak = _peak(most)
         solo = {m: v for w in every for m, v in w.solo.items()}
+        active, idle = next(
+            (w.activity for w in every if w.activity is not None),
+            (known.active_seconds, known.idle_seconds),
+        )
         slowdown = None
         neighbours = known.neighbours
         if shared:
@@ -157,6 +161,8 @@ class Sharing:
                 "solo_iterations_per_second": _or(
                     solo.get(Means.PROGRESS), known.solo_iterations_per_second
                 ),
+                "active_seconds": active,
+                "idle_seconds": idle,
                 "slowdown": slowdown,
                 "neighbours": neighbours,
                 "remembered": False,

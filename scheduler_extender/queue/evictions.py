@@ -117,9 +117,12 @@ class Evictions:
     async def _raise_need(
         self, gang: Gang, record: GpuNodeRecord, request: EvictionRequest
     ) -> None:
-        if gang.record is None or gang.record.status.load is None or not request.memory_bytes:
+        if gang.record is None or gang.record.status.load is None:
             return
         status = gang.record.status
+        if not request.memory_bytes:
+            await self._count_all_peaks(gang, status)
+            return
         capacity = next((g.capacity_gib * _GIB for g in record.gpus if g.uuid == request.gpu), 0.0)
         pod = gang.pods.get(request.uid)
         steps = gang.record.steps(request.uid, pod.annotations if pod is not None else {})
@@ -140,10 +143,20 @@ class Evictions:
             ),
         )
 
+    async def _count_all_peaks(self, gang: Gang, status: GPUJobStatus) -> None:
+        """Let a job whose peak has met another one share only where all peaks fit together."""
+        assert status.load is not None
+        if not status.load.peaks_measured:
+            return
+        changes = {"peaks_measured": False, "memory_source": Source.OBSERVED}
+        load = status.load.model_copy(update=changes)
+        await self._writer.write_status(gang, status.model_copy(update={"load": load}))
+
     async def _evicted(self, pod: PodInfo, request: EvictionRequest) -> None:
         self.outcomes["evicted"] += 1
         log.warning("evicted pod=%s/%s gpu=%s reason=%r", *pod.key, request.gpu, request.reason)
-        note = f"Evicted from {request.gpu}: {request.reason}. Its next run will ask for more."
+        grows = " Its next run will ask for more." if request.memory_bytes else ""
+        note = f"Evicted from {request.gpu}: {request.reason}.{grows}"
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
         for other in self._neighbours(pod, request.gpu):
             note = (
@@ -195,6 +208,7 @@ def raised(load: Load, seen_bytes: int, capacity_bytes: int) -> Load:
             "memory_p95_bytes": need,
             "memory_base_bytes": base,
             "memory_source": Source.OBSERVED,
+            "peaks_measured": False,
         }
     )
 

@@ -57,11 +57,12 @@ class Observed(Message):
     """What the agents have measured of one worker of a job, on the GPU where it shows most.
 
     Memory and its peaks as in a Load. `solo_utilisation_percent` and `solo_iterations_per_second`
-    are of the time in which it was alone on its GPU. `kind` is the model or fingerprint by which
-    it is known again, `seconds` how long it was seen, `accumulation_steps` in how many
-    micro-batches it runs its batch. `slowed_seconds` is the time that the whole job has lost to its
-    neighbours and to accumulation, `iterations_done` what its pods have told of their progress.
-    `remembered`: its history has been sent on.
+    are of the time in which it was alone on its GPU, and so are `active_seconds` and
+    `idle_seconds`, the mean lengths of its phases with and without kernels. `kind` is the model or
+    fingerprint by which it is known again, `seconds` how long it was seen, `accumulation_steps` in
+    how many micro-batches it runs its batch. `slowed_seconds` is the time that the whole job has
+    lost to its neighbours and to accumulation, `iterations_done` what its pods have told of their
+    progress. `remembered`: its history has been sent on.
     """
 
     at: Time
@@ -75,6 +76,8 @@ class Observed(Message):
     utilisation_percent: Percent | None = None
     solo_utilisation_percent: Percent | None = None
     solo_iterations_per_second: Annotated[float, Field(ge=0)] | None = None
+    active_seconds: Annotated[float, Field(ge=0)] | None = None
+    idle_seconds: Annotated[float, Field(ge=0)] | None = None
     slowed_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     iterations_done: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     slowdown: ObservedSlowdown | None = None

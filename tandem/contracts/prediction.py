@@ -137,6 +137,8 @@ class Feedback(Message):
     """What one run of a model was measured to use, per worker and GPU, by the node agent.
 
     The run split each batch of `batch_size` into `accumulation_steps` micro-batches.
+    `peaks_measured` says that the agent has fitted the course of its memory. `active_seconds` and
+    `idle_seconds` are of the time in which it was alone on its GPU.
     """
 
     namespace: str = "default"
@@ -147,7 +149,10 @@ class Feedback(Message):
     memory_base_bytes: Size
     memory_peak_bytes: Size
     peak_probability: Probability = 0.0
+    peaks_measured: bool = False
     utilisation_percent: Percent
+    active_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    idle_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     iterations_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
 

@@ -65,6 +65,7 @@ class Job:
     peak_probability: float = 0.0  # chance of being in the peak; [OJPP] p
     peak_measured: bool = False  # p, and what a peak adds, are measured and not assumed
     gpu_utilisation: float = 100.0  # percent of one GPU
+    active_share: float | None = None  # measured share of the time with kernels; [Xonar] III-A
     exclusive: bool = False
     checkpointable: bool = False
     queued_at_s: float = 0.0
@@ -95,6 +96,12 @@ class Job:
         return self.pods * self.gpus_per_pod
 
     @property
+    def busy_share(self) -> float:
+        """Share of its time that a worker keeps a GPU busy: as measured, else its utilisation."""
+        share = self.gpu_utilisation / 100 if self.active_share is None else self.active_share
+        return min(share, 1.0)
+
+    @property
     def memory_peak_gib(self) -> float:
         """Memory in the peak."""
         return self.memory_base_gib + self.memory_peak_extra_gib
@@ -123,8 +130,8 @@ class Job:
         """All that decides where the job may go: equal demands get equal answers."""
         return (
             self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
-            self.peak_probability, self.peak_measured, self.gpu_utilisation, self.exclusive,
-            self.skewed,
+            self.peak_probability, self.peak_measured, self.gpu_utilisation, self.active_share,
+            self.exclusive, self.skewed,
             self.spread_slowdown, self.interference_class, self.sub_batches, self.iteration,
             self.experience, self.where,
         )  # fmt: skip

@@ -129,6 +129,20 @@ def test_memory_that_the_driver_reserves_is_not_there_for_pods(on, driver, reser
     assert asked(one) == (["pod-1"] if full else [])
 
 
+def test_where_more_was_predicted_than_the_gpu_has_the_pod_that_holds_least_goes(on):
+    """The GPU has room for one peak, and two have met: nobody has outgrown its prediction."""
+    _, one = on((1, 45, 50), (2, 33, 50))
+    (request,) = one.run(1).eviction_requests
+    assert (request.pod, request.memory_bytes) == ("pod-2", None)
+    assert "peaks have met" in request.reason
+    assert one.monitor.nearly_full == {"nobody": 1}
+
+
+def test_where_a_prediction_is_unknown_no_peaks_are_said_to_have_met(on):
+    _, one = on((1, 45, 50), (2, 33, None))
+    assert asked(one) == []
+
+
 def test_a_pod_that_outgrew_on_another_gpu_is_left_alone(on):
     _, one = on((1, 40, 40), (2, 38, 38), elsewhere=((3, 30, 10), (4, 1, 1)))
     assert asked(one) == []

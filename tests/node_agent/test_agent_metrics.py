@@ -10,6 +10,7 @@ from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodInfo
+from node_agent.progress import Pace
 from node_agent.publish import Publisher
 from node_agent.stub import StubGpu, StubProcess, StubXid
 from tandem.controlplane import binaries
@@ -40,7 +41,7 @@ def registry(driver, proc):
         }
     )
     monitor = Monitor(AgentSettings(node="n0", proc=proc.root), pods=pods)
-    monitor.iterations = {uids[0]: 2.0, uids[1]: 3.0}
+    monitor.paces = {uids[0]: Pace(2.0), uids[1]: Pace(3.0)}
     for _ in range(2):
         driver.advance(2)
         monitor.tick(driver.now_s, STAMP)

@@ -9,6 +9,7 @@ from agent_node import GIB, Pods, stamp, uid
 
 from node_agent.kubepods import pod_info, trim
 from node_agent.pods import ContainerEnd, PodInfo
+from node_agent.progress import Pace
 from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
 from tandem.contracts import names
 
@@ -197,6 +198,23 @@ def test_the_load_of_a_gpu_is_not_that_of_a_pod_next_to_a_process_of_nobody(node
     assert ours.utilisation_percent == pytest.approx(30, abs=2)
     assert ours.activity_source == "process-utilisation"
     assert gpu.utilisation_percent == pytest.approx(80, abs=3)
+
+
+def test_activity_that_a_job_has_recorded_itself_counts_for_more_than_samples(node, driver, proc):
+    wave = Wave(period_us=2_000_000, high_us=800_000)
+    driver.state.processes = [StubProcess(0, 7, GIB, sm=100, active=wave)]
+    proc.add(7, uid(1))
+    one = node()
+    one.monitor.paces = {uid(1): Pace(2.0, (0.3, 0.2))}
+    (use,) = one.run(60).gpus[0].pods
+    assert use.activity_source == "cuda-events"
+    assert (use.active_seconds, use.idle_seconds) == (0.3, 0.2)
+
+
+def test_only_an_agent_that_evicts_says_that_it_guards_the_memory(node):
+    assert [gpu.memory_guarded for gpu in node().run(2).gpus] == [False, False]
+    guards = node(guard={"mode": "evict"})
+    assert [gpu.memory_guarded for gpu in guards.run(2).gpus] == [True, True]
 
 
 # --- health -----------------------------------------------------------------------------------

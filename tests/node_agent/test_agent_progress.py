@@ -5,12 +5,13 @@ import json
 import threading
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from node_agent import progress
-from node_agent.progress import Progress, TokenReviewer, Told
+from node_agent.progress import Pace, Progress, TokenReviewer, Told
 from node_agent.server import AgentServer
 from tandem.contracts import names
 from tandem.kube.errors import Unavailable
@@ -40,7 +41,7 @@ def service():
 @pytest.fixture
 def served(service):
     """What is told, empty at first, and the agent's URL."""
-    service[0]._rates.clear()
+    service[0]._paces.clear()
     return service
 
 
@@ -61,9 +62,9 @@ def told(iterations=50, seconds=10):
 def test_rate_of_the_pod_that_tells_and_of_no_other(served):
     taken, url = served
     assert post(url, told())[0] == 200
-    assert taken.rates() == {"uid-a": 5.0}
+    assert taken.paces() == {"uid-a": Pace(5.0)}
     assert post(url, told(10), token="token-of-b")[0] == 200
-    assert taken.rates() == {"uid-a": 5.0, "uid-b": 1.0}
+    assert taken.paces() == {"uid-a": Pace(5.0), "uid-b": Pace(1.0)}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_bad_requests_are_answered_in_words(served, body, token, path, status):
     assert code == status
     assert answer["error"]
     assert answer["hint"]
-    assert taken.rates() == {}
+    assert taken.paces() == {}
 
 
 def test_nobody_is_believed_while_tokens_cannot_be_reviewed():
@@ -98,7 +99,7 @@ def test_rate_that_is_old_is_forgotten(served, monkeypatch):
     taken, url = served
     post(url, told())
     monkeypatch.setattr(progress, "FRESH_S", -1)
-    assert taken.rates() == {}
+    assert taken.paces() == {}
 
 
 class CountingApi:
@@ -172,7 +173,32 @@ def test_step_reaches_the_agent(helper, served, monkeypatch, tmp_path):
         helper.step()
     helper.step(20)
     assert arrived.wait(60)
-    assert "uid-a" in taken.rates()
+    assert "uid-a" in taken.paces()
+
+
+def test_what_profile_records_reaches_the_agent_with_the_iterations(
+    helper, served, monkeypatch, tmp_path
+):
+    taken, url = served
+    (tmp_path / "token").write_text("token-of-a\n")
+    monkeypatch.setenv(helper.AGENT_URL, url)
+    monkeypatch.setenv(helper.TOKEN_FILE, str(tmp_path / "token"))
+    seen = SimpleNamespace(iterations=0, active_s=0.0, idle_s=0.0)
+    helper._profiles.append(seen)
+    arrived = threading.Event()
+    original = taken.take
+
+    def take(token, told):
+        done = original(token, told)
+        if told.iterations_recorded:
+            arrived.set()
+        return done
+
+    monkeypatch.setattr(taken, "take", take)
+    helper.step()
+    seen.active_s, seen.idle_s, seen.iterations = 3.0, 1.0, 10
+    assert arrived.wait(60)
+    assert taken.paces()["uid-a"].activity == (0.3, 0.1)
 
 
 def test_step_survives_an_agent_that_is_away_and_a_missing_token(helper, monkeypatch):

@@ -58,7 +58,9 @@ class Load(Message):
     step, `compute_share` and `bandwidth_share` what it takes of the GPU's FLOP rate and bandwidth:
     they are known where the model's graph is, and say how jobs get into each other's way.
     `tensor_skew` is the share of the model that its largest tensor holds: who has much of it in one
-    runs slower when it is spread over machines.
+    runs slower when it is spread over machines. `peaks_measured`: the course of the memory is that
+    of runs, and not assumed. `active_s` and `idle_s` are measured of runs that had their GPU alone:
+    for how long a phase with kernels lasts, and for how long one without ([Xonar] III-A).
     """
 
     utilisation_percent: Percent
@@ -76,6 +78,9 @@ class Load(Message):
     compute_share: Probability | None = None
     bandwidth_share: Probability | None = None
     tensor_skew: Probability | None = None
+    peaks_measured: bool = False
+    active_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class SubBatch(Message):

@@ -48,7 +48,8 @@ class GPU(Message):
     """One GPU of a node as its agent sees it.
 
     `shares` is 0 where nothing may be placed on it, and `shares_reason` says why.
-    `ecc_uncorrected_errors` counts since the driver was loaded.
+    `ecc_uncorrected_errors` counts since the driver was loaded. `memory_guarded`: before its memory
+    is full the agent has a pod evicted that outgrew its prediction.
     """
 
     uuid: str
@@ -71,6 +72,7 @@ class GPU(Message):
     health_reason: str = ""
     shares: Count = 2
     shares_reason: str = ""
+    memory_guarded: bool = False
     pods: list[PodUse] = []
 
 

@@ -63,7 +63,9 @@ class Observation(Message):
     `feature_hash` is that of the graph that ran: another graph pushed under the same name is not
     taken for it. Memory in the peak is the highest of all runs, the rest a moving average.
     `iterations_per_second` is what its pods told while alone, `neighbours` the latest beside which
-    it ran and how much it was slowed down.
+    it ran and how much it was slowed down. `peaks_measured`: an agent has fitted the course of the
+    memory of every one of these runs. `active_seconds` and `idle_seconds` are the mean lengths of
+    the phases with and without kernels of a run alone.
     """
 
     gpu_model: str
@@ -74,7 +76,10 @@ class Observation(Message):
     memory_base_bytes: Bytes
     memory_peak_bytes: Bytes
     peak_probability: Probability
+    peaks_measured: bool = False
     utilisation_percent: Percent
+    active_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    idle_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     iterations_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
     last_observed_at: Time

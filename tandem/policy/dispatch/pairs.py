@@ -21,9 +21,11 @@ from tandem.policy.units import Ints
 class Pairs(Policy):
     """Running jobs that are alone pick a partner; then the head takes whole GPUs, and picks.
 
-    The partner is the waiting job with the least |r_a r_n - 1| among those that the constraints
-    allow on the GPUs of the one that picks; a job that is never idle is nobody's. A job for which
-    there is none runs alone. The survivor of a pair picks again (ours: the paper does not say).
+    The partner is the waiting job with the least |r_a r_n - 1|, by the active and idle time that
+    was measured of earlier runs alone, else by predicted utilisation, among those that the
+    constraints allow on the GPUs of the one that picks; a job that is never idle is nobody's. A job
+    for which there is none runs alone. The survivor of a pair picks again (ours: the paper does
+    not say).
 
     Source: [Xonar] III-B, Eq. (1).
     """
@@ -67,10 +69,8 @@ class Pairs(Policy):
         held = board.rows_of[job]
         if board.partners(job) or not waiting:
             return
-        busy = np.array([board.jobs[other].gpu_utilisation for other in waiting]) / 100
-        misfit = active_idle_misfit(
-            np.minimum(busy, 1.0), min(board.jobs[job].gpu_utilisation / 100, 1.0)
-        )
+        busy = np.array([board.jobs[other].busy_share for other in waiting])
+        misfit = active_idle_misfit(busy, board.jobs[job].busy_share)
         gpus = board.gpus.take(held)
         for index in np.argsort(misfit, kind="stable").tolist():
             other = waiting[index]

@@ -8,10 +8,10 @@ from tandem.policy.units import Floats
 
 
 # Paper: [OJPP] Eq. (3), (12) | room for every base and one peak | test:
-#   tests/policy/test_policy_pipeline.py
-#   test_one_peak_suffices_where_peaks_are_measured_and_the_memory_is_guarded | live: yes |
-#   deviation: in `tandem` only where peaks are measured and memory is guarded; elsewhere all
-#   peaks count
+#   tests/queue/test_queue_measured.py
+#   test_two_jobs_share_by_one_peak_where_both_were_measured_and_the_agent_guards | live: yes |
+#   deviation: in `tandem` only where agents have measured the peaks of all and guard the memory
+#   (`guard.mode: evict`); elsewhere all peaks count
 def memory_needed_gib(
     base_gib: Floats,
     peak_extra_gib: Floats,

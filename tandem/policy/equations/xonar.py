@@ -9,7 +9,7 @@ from tandem.policy.units import Floats
 
 # Paper: [Xonar] Eq. (1) | fitness of a partner | test: tests/policy/test_policy_equations.py
 #   test_the_misfit_agrees_with_active_and_idle_times | live: yes | deviation: busy fractions
-#   stand in for the ratio of active to idle time
+#   stand for the ratio of active to idle time where that was never measured
 def active_idle_misfit(busy: Floats, other_busy: float) -> Floats:
     """Return |r_a r_n - 1| with r = active / idle time; 0 is the perfect partner.
 
