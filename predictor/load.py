@@ -99,6 +99,7 @@ class Predictor:
             compute_share=step.compute_share if step else None,
             bandwidth_share=step.bandwidth_share if step else None,
             tensor_skew=features.tensor_skew if features else None,
+            message_bytes=features.parameter_bytes if features else None,
             peaks_measured=memory.peaks_measured,
             active_s=seen.active_seconds if seen else None,
             idle_s=seen.idle_seconds if seen else None,

@@ -15,11 +15,12 @@ from weakref import ref
 
 import numpy as np
 
+from scheduler_extender.cluster.jobs import rates_of
 from scheduler_extender.cluster.learned import Pair, Pairs
 from tandem.contracts.prediction import InterferenceAnswer
 from tandem.contracts.resources import Load
 from tandem.policy.equations.horus import slowdown_over_commit
-from tandem.policy.job import NOBODY, UNKNOWN, Job
+from tandem.policy.job import NOBODY, UNKNOWN, Job, SubBatch
 from tandem.policy.units import Floats
 
 log = logging.getLogger(__name__)
@@ -79,9 +80,14 @@ class Beliefs:
         return len(self._owner)
 
     def of(self, job: Job, load: Load | None = None) -> Job:
-        """Return `job` with its class; without a load, by its utilisation alone."""
+        """Return `job` with its class; without a load, by its utilisation alone.
+
+        A sub-batch has a class of its own where it is known what it takes of a GPU.
+        """
         if job.exclusive:
             return job
+        if load is not None and any(part.rates for part in job.sub_batches):
+            job = replace(job, sub_batches=tuple(self._part(job, load, p) for p in job.sub_batches))
         index = self.class_of(job, load)
         own = self.pairs.of_namespace(job.id.partition("/")[0])
         if job.model and any(job.model in pair for pair in own):
@@ -93,6 +99,28 @@ class Beliefs:
             interference_class=index,
             own_slowdown=self._view[index],
             caused_slowdown=self._view[:, index],
+        )
+
+    def _part(self, job: Job, load: Load, part: SubBatch) -> SubBatch:
+        """Return a sub-batch with the class of its micro-batches ([SJF-BSBF] Alg. 2)."""
+        if not part.rates or part.gpu_utilisation is None:
+            return part
+        iteration_s, compute, bandwidth = part.rates
+        of_part = load.model_copy(
+            update={
+                "utilisation_percent": part.gpu_utilisation,
+                "iteration_s": iteration_s,
+                "compute_share": compute,
+                "bandwidth_share": bandwidth,
+            }
+        )
+        as_run = replace(job, sub_batches=(), gpu_utilisation=part.gpu_utilisation)
+        as_run = self.of(as_run, of_part)
+        return replace(
+            part,
+            interference_class=as_run.interference_class,
+            own_slowdown=as_run.own_slowdown,
+            caused_slowdown=as_run.caused_slowdown,
         )
 
     def _experienced(self, job: Job, index: int, own: Mapping[Pair, float]) -> Job:
@@ -143,7 +171,7 @@ class Beliefs:
     def class_of(self, job: Job, load: Load | None) -> int:
         """Return the class of a load; made and priced by the formula where it is new."""
         utilisation = float(round(job.gpu_utilisation))
-        shares, plain = _shares(load), ("", utilisation)
+        shares, plain = rates_of(load) if load is not None else (), ("", utilisation)
         key: _Key = (job.model, utilisation, *shares)
         namespace = job.id.partition("/")[0]
         if key not in self._classes and key != plain and not self._has_room(namespace):
@@ -319,10 +347,7 @@ class Beliefs:
         return {index for at in changed for index in at}
 
 
-def _shares(load: Load | None) -> tuple[float, ...]:
-    """Return what a load takes of a GPU's rates, by which a model prices it; () where not known."""
-    if load is None:
-        return ()
-    shares = load.iteration_s, load.compute_share, load.bandwidth_share
-    known = tuple(share for share in shares if share is not None)
-    return known if len(known) == len(shares) else ()
+def classes_of(job: Job) -> set[int]:
+    """Return the classes that a job uses: its own, and those of its sub-batches."""
+    parts = (part.interference_class for part in job.sub_batches)
+    return {job.interference_class, *(index for index in parts if index is not None)}

@@ -248,11 +248,20 @@ def policy_job(
                 gib(each.memory_base_bytes),
                 gib(each.memory_peak_bytes - each.memory_base_bytes),
                 each.stretch,
+                each.utilisation_percent,
+                rates_of(each),
             )
             for each in sub_batches
             if demand.accumulation
         ),
     )
+
+
+def rates_of(load: Load | SubBatch) -> tuple[float, ...]:
+    """Return what a load takes of a GPU's rates, by which a model prices it; () where not known."""
+    rates = load.iteration_s, load.compute_share, load.bandwidth_share
+    known = tuple(rate for rate in rates if rate is not None)
+    return known if len(known) == len(rates) else ()
 
 
 def _active_share(load: Load) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.beliefs import Beliefs, classes_of
 from scheduler_extender.cluster.gangs import gpujob_name
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.learned import Pairs
@@ -185,7 +185,7 @@ class ClusterState:
         released: set[int] = set()
         if held is not None and self.beliefs.crowded():
             jobs = (*held, *self.ledger.jobs(), *self._plans.jobs())
-            released = self.beliefs.release({job.interference_class for job in jobs})
+            released = self.beliefs.release(set().union(*map(classes_of, jobs)))
             self.table.touch(np.zeros(0, dtype=np.int64))
         changed = self.beliefs.settle()
         if changed:

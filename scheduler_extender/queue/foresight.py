@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
+
+import numpy as np
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.beliefs import Beliefs
@@ -26,12 +28,15 @@ from tandem.contracts.resources import (
     Source,
     SubBatch,
 )
+from tandem.policy.equations.accumulation import fitted_compute, ring_bytes, stretch_in
+from tandem.policy.job import Iteration
 
 PREDICT_AGAIN_S = 30.0
 #: Jobs for which the predictor is asked again at the same time. They take no places from decisions,
 #: and what is asked for new jobs does not wait behind them.
 _AGAIN_AT_ONCE = 4
-MOST_HALVINGS = 3  # of a batch, for gradient accumulation
+#: [SJF-BSBF] Eq. (4): a byte on the paper's network of 10 Gb/s. No cluster measures its own.
+BYTE_S = 8e-10
 
 
 class Gpus(Protocol):
@@ -119,33 +124,24 @@ class Foresight:
         return prediction
 
     async def _sub_batches(self, namespace: str, demand: Demand, load: Load) -> list[SubBatch]:
-        """Ask what the job would use with its batch halved once, twice and so on.
+        """Ask what the job would use with its batch halved once, twice and so on, down to one item.
 
-        Source: [SJF-BSBF] Alg. 2; the time of an iteration is that of its micro-batches.
+        Source: [SJF-BSBF] Alg. 2. The time of an iteration is that of Eq. (3), (4) and (7): compute
+        as the predictor says of the micro-batches, and the exchange of gradients among a gang once
+        an iteration, which does not grow with the steps.
         """
         if not demand.accumulation or demand.batch_size is None or load.iteration_s is None:
             return []
-        found: list[SubBatch] = []
-        factor = await self._raised_by(namespace, demand, load)
-        for halvings in range(1, MOST_HALVINGS + 1):
-            steps = 2**halvings
-            if demand.batch_size % steps:
-                break
-            said = await self._predictor.predict(
+        said: dict[int, Load] = {1: load}
+        while demand.batch_size % (steps := 2 * max(said)) == 0:
+            part = await self._predictor.predict(
                 namespace, _undeclared(demand), self._gpus.gpu_kind(), steps
             )
-            if said.load.iteration_s is None:
+            if part.load.iteration_s is None:
                 break
-            part = SubBatch(
-                steps=steps,
-                memory_base_bytes=said.load.memory_base_bytes,
-                memory_peak_bytes=_peak_bytes(said.load),
-                stretch=max(1.0, steps * said.load.iteration_s / load.iteration_s),
-            )
-            # What was measured of the very way to run it stands for itself.
-            seen = said.load.memory_source is Source.OBSERVED
-            found.append(part if seen else scaled_steps(part, factor))
-        return found
+            said[steps] = part.load
+        factor = await self._raised_by(namespace, demand, load)
+        return _parts(demand, said, factor)
 
     async def _raised_by(self, namespace: str, demand: Demand, load: Load) -> float:
         """Return by how much the need of the whole batch was raised by what its user declared."""
@@ -221,6 +217,41 @@ class Foresight:
             "sub_batches": sub_batches,
         }
         await self._writer.write_status(gang, status.model_copy(update=changes))
+
+
+def _parts(demand: Demand, said: Mapping[int, Load], factor: float) -> list[SubBatch]:
+    """Return the ways to split the batch from what is said of each number of steps, 1 included."""
+    assert demand.batch_size is not None
+    workers, message = demand.gang_size * demand.gpus_per_pod, said[1].message_bytes or 0
+    fixed_s, item_s = fitted_compute(
+        np.array([demand.batch_size / steps for steps in said]),
+        np.array([each.iteration_s for each in said.values()], dtype=np.float64),
+    )
+    iteration = Iteration(
+        batch=demand.batch_size,
+        compute_fixed_s=fixed_s,
+        compute_per_item_s=item_s,
+        message_bytes=ring_bytes(message, workers),
+        communication_per_byte_s=BYTE_S,
+    )
+    found: list[SubBatch] = []
+    for steps, load in said.items():
+        if steps == 1:
+            continue
+        part = SubBatch(
+            steps=steps,
+            memory_base_bytes=load.memory_base_bytes,
+            memory_peak_bytes=_peak_bytes(load),
+            stretch=max(1.0, stretch_in(iteration, steps)),
+            utilisation_percent=load.utilisation_percent,
+            iteration_s=load.iteration_s,
+            compute_share=load.compute_share,
+            bandwidth_share=load.bandwidth_share,
+        )
+        # What was measured of the very way to run it stands for itself.
+        seen = load.memory_source is Source.OBSERVED
+        found.append(part if seen else scaled_steps(part, factor))
+    return found
 
 
 def _undeclared(demand: Demand) -> Demand:

@@ -19,6 +19,10 @@ class SubBatch:
     memory_base_gib: float
     memory_peak_extra_gib: float
     stretch: float  # time of an iteration, as a multiple of that with the batch as submitted
+    gpu_utilisation: float | None = None  # percent; None: the job's
+    # What a micro-batch takes of a GPU, by which its interference is predicted: seconds, and shares
+    # of the FLOP rate and the bandwidth. Empty where they are not known.
+    rates: tuple[float, ...] = ()
     # Interference of its own, as in `Job`: a smaller sub-batch may disturb less. None: the job's.
     interference_class: int | None = None
     own_slowdown: Floats | None = field(default=None, compare=False, repr=False)
@@ -114,6 +118,9 @@ class Job:
             memory_peak_extra_gib=chosen.memory_peak_extra_gib,
             accumulation_steps=chosen.steps,
             stretch=chosen.stretch,
+            gpu_utilisation=(
+                self.gpu_utilisation if chosen.gpu_utilisation is None else chosen.gpu_utilisation
+            ),
             interference_class=(
                 self.interference_class
                 if chosen.interference_class is None

@@ -13,7 +13,7 @@ from scheduler_extender.cluster.beliefs import KINDS_PER_NAMESPACE
 from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.books import believing
 from scheduler_extender.verbs.verbs import Verbs
-from tandem.contracts.prediction import Prediction
+from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown, Prediction
 from tandem.contracts.resources import Source
 from tandem.kube.resource import JOBS, PODS
 from tandem.policy.catalog import load_profile
@@ -27,7 +27,7 @@ class Models(Cluster):
         part = demand.batch_size // steps
         about = load(10, 50 * part / 64).model_copy(
             update={
-                "iteration_s": {64: 1.0, 32: 0.6, 16: 0.4, 8: 0.3}[part],
+                "iteration_s": 0.2 + 0.8 * part / 64,
                 "utilisation_percent": 30.0,
             }
         )
@@ -56,7 +56,8 @@ def test_who_may_accumulate_shares_in_micro_batches_where_the_batch_would_not_fi
         await cluster.cycle()
         status = cluster.gpujob("pod-splits")["status"]
         offered = {each["steps"]: each["stretch"] for each in status["subBatches"]}
-        assert offered == {2: 1.2, 4: 1.6, 8: 2.4}
+        # Down to one item: [SJF-BSBF] Alg. 2.
+        assert offered == pytest.approx({2**k: 0.8 + 0.2 * 2**k for k in range(1, 7)})
         assert status["plan"]["accumulationSteps"] == 2
         # The verbs look at the job as it will run: the same node passes, and what it takes counts.
         cluster.state.check()
@@ -67,6 +68,92 @@ def test_who_may_accumulate_shares_in_micro_batches_where_the_batch_would_not_fi
         gpus = cluster.state.gpus
         assert (gpus.memory_base_gib + gpus.memory_peak_sum_gib)[:1].tolist() == [22.5 + 35]
         assert cluster.gated("fixed")
+
+    run(scenario)
+
+
+class Talking(Models):
+    """The pods of a gang exchange `message_bytes` once an iteration."""
+
+    message_bytes = 0
+
+    async def predict(self, namespace: str, demand: Any, gpu: Any, steps: int = 1) -> Prediction:
+        found = await super().predict(namespace, demand, gpu, steps)
+        message = {"message_bytes": self.message_bytes}
+        return found.model_copy(update={"load": found.load.model_copy(update=message)})
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "stretch", "shares"), [(0, 1.2, False), (1_250_000_000, 1.1, True)]
+)
+def test_a_gang_that_exchanges_much_pays_less_for_micro_batches(
+    message_bytes: int, stretch: float, shares: bool
+) -> None:
+    """[SJF-BSBF] Eq. (3), (4), (7): 0.2 s more of a whole second, or of two with the exchange."""
+    cluster = Talking(profile=load_profile("sjf-bsbf"))
+    cluster.message_bytes = message_bytes
+    cluster.add_node("n0", gpus=2)
+
+    async def scenario() -> None:
+        for name in ("first", "second"):
+            cluster.api.create(PODS, raw_pod(name, annotations=batch(16)))
+            await cluster.cycle()
+            cluster.bind_as_planned(name)
+        asks = batch(64) | {"tandem.gpu/iterations": "20000", "tandem.gpu/accumulation": "true"}
+        for rank in range(2):
+            gang = {"tandem.gpu/gang": "g", "tandem.gpu/gang-size": "2"}
+            cluster.api.create(PODS, raw_pod(f"g-{rank}", annotations=asks | gang))
+        await cluster.cycle()
+        status = cluster.gpujob("gang-g")["status"]
+        assert status["subBatches"][0]["stretch"] == pytest.approx(stretch)
+        assert cluster.gated("g-0") is not shares
+
+    run(scenario)
+
+
+class Heavy(Models):
+    """A batch of 64 takes most of a GPU's rates, and disturbs; half of it takes few."""
+
+    async def predict(self, namespace: str, demand: Any, gpu: Any, steps: int = 1) -> Prediction:
+        part = demand.batch_size // steps
+        whole = part == 64
+        found = await super().predict(namespace, demand, gpu, steps)
+        rates = {
+            "iteration_s": 0.2 + 0.8 * part / 64,
+            "compute_share": 0.9 if whole else 0.3,
+            "bandwidth_share": 0.1,
+            "utilisation_percent": 90.0 if whole else 30.0,
+            "memory_peak_extra_bytes": GIB,
+            "memory_p95_bytes": 11 * GIB,
+        }
+        return Prediction(load=found.load.model_copy(update=rates), explanation="as said")
+
+    async def interference(self, job, candidates, gpu) -> InterferenceAnswer:
+        pairs = []
+        for other in candidates:
+            slowdown = 9.0 if job.compute_share + other.compute_share > 1 else 0.05
+            pairs.append(PairSlowdown(job_slowdown=slowdown, partner_slowdown=slowdown))
+        return InterferenceAnswer(pairs=pairs, source=Source.MODEL)
+
+
+@pytest.mark.parametrize("accumulation", [False, True])
+def test_a_sub_batch_is_priced_by_what_it_takes_itself(accumulation: bool) -> None:
+    """[SJF-BSBF] Alg. 2: each sub-batch has an interference of its own; memory would do here."""
+    cluster = Heavy(profile=load_profile("sjf-bsbf"))
+    cluster.add_node("n0")
+
+    async def scenario() -> None:
+        cluster.api.create(PODS, raw_pod("first", annotations=batch(16)))
+        await cluster.cycle()
+        cluster.bind_as_planned("first")
+        asks = batch(64) | {"tandem.gpu/accumulation": str(accumulation).lower()}
+        cluster.api.create(PODS, raw_pod("splits", annotations=asks))
+        await cluster.cycle()
+        await cluster.cycle()
+        assert cluster.gated("splits") is not accumulation
+        plan = cluster.gpujob("pod-splits")["status"].get("plan") or {}
+        assert plan.get("accumulationSteps", 1) == (2 if accumulation else 1)
+        cluster.state.check()
 
     run(scenario)
 
@@ -94,7 +181,8 @@ def test_a_declared_need_raises_the_micro_batches_as_well() -> None:
         await cluster.cycle()
         parts = cluster.gpujob("pod-splits")["status"]["subBatches"]
         peaks = {each["steps"]: each["memoryPeakBytes"] / GIB for each in parts}
-        assert peaks == pytest.approx({2: 1.5 * 35, 4: 1.5 * 22.5, 8: 1.5 * 16.25})
+        halves = {2**k: 1.5 * (10 + 50 / 2**k) for k in range(1, 7)}
+        assert peaks == pytest.approx(halves)
 
     run(scenario)
 

@@ -61,6 +61,7 @@ class Load(Message):
     runs slower when it is spread over machines. `peaks_measured`: the course of the memory is that
     of runs, and not assumed. `active_s` and `idle_s` are measured of runs that had their GPU alone:
     for how long a phase with kernels lasts, and for how long one without ([Xonar] III-A).
+    `message_bytes` is what a worker of a gang exchanges with the others each iteration.
     """
 
     utilisation_percent: Percent
@@ -78,6 +79,7 @@ class Load(Message):
     compute_share: Probability | None = None
     bandwidth_share: Probability | None = None
     tensor_skew: Probability | None = None
+    message_bytes: Bytes | None = None
     peaks_measured: bool = False
     active_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -87,12 +89,17 @@ class SubBatch(Message):
     """The batch as submitted, run in `steps` micro-batches by gradient accumulation.
 
     Memory as in a Load; `stretch` is the time of an iteration as a multiple of that in one step.
+    The other figures are those of a Load, of one micro-batch: by them it is priced next to others.
     """
 
     steps: Annotated[int, Field(ge=2)]
     memory_base_bytes: Bytes
     memory_peak_bytes: Bytes
     stretch: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    utilisation_percent: Percent | None = None
+    iteration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    compute_share: Probability | None = None
+    bandwidth_share: Probability | None = None
 
 
 class Phase(StrEnum):

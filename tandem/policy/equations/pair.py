@@ -9,9 +9,9 @@ from tandem.policy.units import Floats
 
 # Paper: [SJF-BSBF] Eq. (4) | time of communication | test:
 #   tests/policy/test_policy_best_sharing.py
-#   test_the_stretch_of_a_sub_batch_is_that_of_compute_and_communication | live: no | reason:
-#   the dispatch uses it wherever a job has a model of its iteration; the cluster has none yet
-#   and takes the stretch from the predictor
+#   test_the_stretch_of_a_sub_batch_is_that_of_compute_and_communication | live: yes |
+#   deviation: a' and b' are those of the paper's network of 10 Gb/s, since no cluster measures
+#   its own; a ring of all workers exchanges the gradients
 def communication_s(message_bytes: Floats, fixed_s: float, per_byte_s: float) -> Floats:
     """Return the time to exchange a message: t_comm = a' + b' M.
 

@@ -35,9 +35,8 @@ def sharing_benefit_s(
 
 # Paper: [SJF-BSBF] Eq. (3), (7) | iteration with gradient accumulation | test:
 #   tests/policy/test_policy_best_sharing.py
-#   test_communication_decides_whether_a_smaller_batch_pays | live: no | reason: the dispatch
-#   uses it wherever a job has a model of its iteration; the cluster has none yet and takes the
-#   stretch from the predictor
+#   test_communication_decides_whether_a_smaller_batch_pays | live: yes | deviation: a and b
+#   are fitted to what the predictor says of the micro-batches; no overlap of the two is assumed
 def iteration_time_s(
     batch: Floats,
     steps: int,
