@@ -172,7 +172,8 @@ class Board:
     @property
     def usable_bytes(self) -> int:
         """Memory that processes may have."""
-        return self.memory_bytes - ((self.memory and self.memory.reserved) or 0)
+        reserved = self.memory.reserved if self.memory is not None else None
+        return self.memory_bytes - (reserved or 0)
 
     def is_nearly_full(self, settings: GuardSettings) -> bool:
         """Return whether two pods or more are on the GPU and its memory is about to end."""
