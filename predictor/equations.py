@@ -23,7 +23,7 @@ _BANDWIDTH_EFFICIENCY = 0.7
 _KERNEL_FLOOR_S = 3e-6
 _LAUNCH_S = 10e-6
 # Per iteration the GPU waits for the host at least this long (step of the loop, batch, loss).
-_HOST_STALL_S = 1e-3
+HOST_STALL_S = 1e-3
 # What autocast leaves of activations in bytes: half, but for norms, softmax and losses in 32 bits.
 HALF_ACTIVATIONS = 0.6
 # Kernels of the optimiser, which works on lists of tensors at a time.
@@ -98,7 +98,7 @@ def training_step(
         moved / (gpu.bandwidth * _BANDWIDTH_EFFICIENCY),
         kernels * _KERNEL_FLOOR_S,
     )
-    seconds = measured_seconds or max(busy, kernels * _LAUNCH_S) + _HOST_STALL_S
+    seconds = measured_seconds or max(busy, kernels * _LAUNCH_S) + HOST_STALL_S
     return Step(
         seconds,
         min(busy, seconds),

@@ -1,8 +1,8 @@
 """A job's load on one GPU, from the best source that there is.
 
-The first source that answers counts, in this order: what was observed of the model before, a
-learned model, the formula, what the user declared, the whole GPU. Learned estimates come in from
-outside: none is shipped.
+The first source that answers counts, in this order: what was observed of the configuration, what
+follows from other runs of the model, a learned model, the formula, what the user declared, the
+whole GPU. Learned estimates come in from outside: none is shipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from predictor.gpus import find_gpu
+from predictor.extrapolation import extrapolated_memory, extrapolated_utilisation
+from predictor.gpus import find_gpu, type_name
 from predictor.observed import find
 from predictor.sequence import at_sequence
 from predictor.sources import (
@@ -46,9 +47,16 @@ class Predictor:
         memory: Sequence[MemorySource] = (),
         utilisation: Sequence[UtilisationSource] = (),
     ) -> None:
-        self._memory = (observed_memory, *memory, formula_memory, declared_memory)
+        self._memory = (
+            observed_memory,
+            extrapolated_memory,
+            *memory,
+            formula_memory,
+            declared_memory,
+        )
         self._utilisation = (
             observed_utilisation,
+            extrapolated_utilisation,
             *utilisation,
             formula_utilisation,
             declared_utilisation,
@@ -69,10 +77,12 @@ class Predictor:
         if features is not None and request.sequence_length is not None:
             features, remark = at_sequence(features, request.sequence_length)
             parts += [remark] if remark else []
-        seen = None
+        seen: Observation | None = None
+        earlier: tuple[Observation, ...] = ()
         if (request.precision, request.sequence_length, request.optimizer) == (None, None, None):
             seen = _seen(request, feature_hash, observed)
-        question = _question(request, features, seen)
+            earlier = tuple(each for each in observed if each.feature_hash == feature_hash)
+        question = _question(request, features, seen, earlier)
         memory = _first(self._memory, question) or whole_memory(question)
         memory = _at_least_declared(memory, question.declared_memory_bytes)
         utilisation = _first(self._utilisation, question) or whole_utilisation(question)
@@ -127,7 +137,10 @@ def _micro_batch(request: PredictRequest) -> int | None:
 
 
 def _question(
-    request: PredictRequest, features: GraphFeatures | None, observed: Observation | None
+    request: PredictRequest,
+    features: GraphFeatures | None,
+    observed: Observation | None,
+    earlier: tuple[Observation, ...],
 ) -> Question:
     gpu = find_gpu(request.gpu_model)
     capacity = request.gpu_memory_bytes
@@ -139,6 +152,8 @@ def _question(
         declared_memory_bytes=request.declared_memory_bytes,
         declared_utilisation_percent=request.declared_utilisation_percent,
         observed=observed,
+        earlier=earlier,
+        gpu_type=type_name(request.gpu_model),
         precision=request.precision or Precision.FP32,
         optimizer=request.optimizer,
     )

@@ -15,6 +15,7 @@ from predictor.equations import (
     two_levels,
 )
 from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
+from predictor.measured import is_input_bound, measured_step
 from tandem.contracts.prediction import Optimizer, Precision
 from tandem.contracts.resources import GraphFeatures, Observation, Source
 
@@ -41,7 +42,10 @@ _DECLARED_UTILISATION_P95_FACTOR = 1.25
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, with all that is known: `gpu_memory_bytes` is None where nobody knows it."""
+    """What is asked, with all that is known: `gpu_memory_bytes` is None where it is not known.
+
+    `observed` is what was seen of this very configuration, `earlier` of all others of the graph.
+    """
 
     features: GraphFeatures | None
     batch_size: int | None
@@ -50,6 +54,8 @@ class Question:
     declared_memory_bytes: int | None
     declared_utilisation_percent: float | None
     observed: Observation | None = None
+    earlier: tuple[Observation, ...] = ()
+    gpu_type: str = ""
     precision: Precision = Precision.FP32
     optimizer: Optimizer | None = None
 
@@ -115,12 +121,18 @@ def observed_utilisation(question: Question) -> Utilisation | None:
     seen = question.observed
     if seen is None:
         return None
+    step, waits = None, ""
+    features, batch, gpu = question.features, question.batch_size, question.gpu or UNKNOWN_GPU
+    if features is not None and batch is not None:
+        step = measured_step(features, batch, gpu, seen, question.precision)
+        if is_input_bound(features, batch, gpu, step, question.precision):
+            waits = "; it waits for its input"
     return Utilisation(
         seen.utilisation_percent,
         min(100.0, seen.utilisation_percent + _UTILISATION_P95_MARGIN),
         Source.OBSERVED,
-        f"utilisation as observed in {seen.runs} run(s)",
-        step=_step(question),
+        f"utilisation as observed in {seen.runs} run(s){waits}",
+        step=step,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -15,6 +16,7 @@ from tandem.policy.job import SubBatch as PolicySubBatch
 #: What was seen of a job for so long says what it needs, even where that is less than predicted.
 SETTLED_S = 600.0
 _HEADROOM = 1.1  # of the highest level seen: what may still come
+_TIME_STEP = 1.25
 
 
 def kind_of_model(spec: GPUJobSpec, load: Load | None) -> str:
@@ -70,7 +72,29 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
             "utilisation_p95_percent": max(busy, min(load.utilisation_p95_percent, 100.0)),
             "utilisation_source": Source.OBSERVED,
         }
+    changes |= _time_as_measured(load, status)
     return load.model_copy(update=changes) if changes else load
+
+
+def _time_as_measured(load: Load, status: GPUJobStatus) -> dict[str, object]:
+    """Return time and shares of a load by the step that was measured, where it differs notably.
+
+    A step that takes twice as long takes half the share of the GPU's rates.
+    """
+    seconds = alone_iteration_s(status)
+    shares = load.compute_share, load.bandwidth_share
+    if seconds is None or load.iteration_s is None or None in shares:
+        return {}
+    # In steps of a quarter: loads that differ by less are priced as one kind.
+    slower = _TIME_STEP ** round(math.log(seconds / load.iteration_s, _TIME_STEP))
+    if slower == 1.0:
+        return {}
+    compute, bandwidth = (min((share or 0.0) / slower, 1.0) for share in shares)
+    return {
+        "iteration_s": load.iteration_s * slower,
+        "compute_share": compute,
+        "bandwidth_share": bandwidth,
+    }
 
 
 def sub_batches_now(status: GPUJobStatus) -> list[SubBatch]:

@@ -52,6 +52,21 @@ def test_more_than_predicted_counts_at_once_and_less_after_a_while() -> None:
     assert (settled.memory_p95_bytes, settled.memory_source) == (22 * GIB, Source.OBSERVED)
 
 
+def test_the_measured_step_replaces_time_and_shares_together() -> None:
+    """A step that takes twice as long as predicted takes about half the GPU's rates."""
+    shares = {"iteration_s": 0.1, "compute_share": 0.6, "bandwidth_share": 0.4}
+    predicted = load(10, Source.MODEL).model_copy(update=shares)
+    first_minutes = {"seconds": 120.0, "solo_utilisation_percent": 30.0}
+    measured = now(predicted, seen(9, solo_iterations_per_second=5.0, **first_minutes))
+    assert measured.iteration_s == pytest.approx(0.2, rel=0.12)
+    assert measured.compute_share == pytest.approx(0.3, rel=0.12)
+    assert measured.bandwidth_share == pytest.approx(0.2, rel=0.12)
+    faster = now(predicted, seen(9, solo_iterations_per_second=40.0, **first_minutes))
+    assert faster.compute_share == 1.0
+    as_predicted = now(predicted, seen(9, solo_iterations_per_second=9.5, **first_minutes))
+    assert as_predicted.iteration_s == 0.1
+
+
 def test_what_was_raised_or_declared_is_not_lowered() -> None:
     for source in (Source.OBSERVED, Source.DECLARED):
         assert now(load(40, source), seen(20)).memory_p95_bytes == 40 * GIB

@@ -209,8 +209,8 @@ def observation(**changed):
     [
         ({}, Source.OBSERVED),
         ({"gpu_model": "Tesla V100-PCIE-16GB"}, Source.OBSERVED),
-        ({"gpu_model": "NVIDIA A100-SXM4-40GB"}, Source.FORMULA),
-        ({"batch_size": 64}, Source.FORMULA),
+        ({"gpu_model": "NVIDIA A100-SXM4-40GB"}, Source.MODEL),  # extrapolated
+        ({"batch_size": 64}, Source.MODEL),
         ({"feature_hash": "another graph under the same name"}, Source.FORMULA),
     ],
 )
