@@ -4,8 +4,8 @@
 
 MATRIX.json holds steps/s as the Gavel project measured them: `J[gpu][a]["null"]` solo and
 `J[gpu][a][b] = [a's, b's]` beside one another, 0 where a pair ran out of memory. The file is not
-part of this repository. Its workloads have no graphs; their features below are derived by hand from
-the published architectures, and good to a factor, not to a percent.
+part of this repository. Its workloads are known by name; they were rebuilt as graphs, and
+`benchmarks.predictions.features` has their features.
 """
 
 from __future__ import annotations
@@ -17,50 +17,18 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
+from benchmarks.predictions.features import features
+from benchmarks.predictions.measured import GAVEL
 from predictor.equations import training_step
 from predictor.gpus import find_gpu
 from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
 from predictor.training import compare, table
-from tandem.contracts.resources import GraphFeatures, Load, Source
+from tandem.contracts.resources import Load, Source
 
 Matrix = dict[str, dict[str, dict[str, Any]]]
 
 _NAME = re.compile(r"(?P<family>[\w-]+)(?: \(batch size (?P<batch>\d+)\))?")
-
-
-def workload(
-    gflops: float, parameters_m: float, activations_mib: float, kernels: int
-) -> GraphFeatures:
-    """Return features by sample, forward: nodes write each activation once, read about as much."""
-    flops, parameter_bytes = gflops * 1e9, parameters_m * 4e6
-    activation_bytes = activations_mib * 2**20
-    return GraphFeatures(
-        flops=flops, backward_flops=2 * flops, parameters=int(parameters_m * 1e6),
-        parameter_bytes=int(parameter_bytes), activation_bytes=int(activation_bytes),
-        saved_activation_bytes=int(activation_bytes), largest_tensor_bytes=0, tensor_skew=0,
-        nodes=kernels, kernels=kernels, depth=kernels, op_counts={}, opset=17,
-        bytes_moved=2 * activation_bytes + parameter_bytes,
-    )  # fmt: skip
-
-
-#: Per family. Sizes as in the projects that the measurements used.
-WORKLOADS = {
-    # 32 x 32 images, stem without stride: 0.56 G multiply-adds.
-    "ResNet-18": workload(1.11, 11.2, 6.4, 67),
-    # 224 x 224 images.
-    "ResNet-50": workload(8.18, 25.6, 143.0, 175),
-    # 6 + 6 layers of width 512, about 30 tokens on each side, vocabulary of 9,500.
-    "Transformer": workload(3.0, 63.0, 16.0, 420),
-    # Two LSTM layers of width 200, 35 steps, vocabulary of 33,278.
-    "LM": workload(0.51, 14.0, 9.5, 85),
-    # Auto-encoder of 20,108 items with a hidden layer of 200; moves more than it computes.
-    "Recommendation": workload(0.016, 8.1, 0.25, 8),
-    # Two generators with nine residual blocks, three passes each, and two discriminators.
-    "CycleGAN": workload(700.0, 28.3, 2100.0, 640),
-    # Four convolutions and an LSTM cell on 42 x 42 frames, 20 steps, several workers.
-    "A3C": workload(0.06, 0.3, 2.0, 400),
-}
 
 
 def load_of(name: str, gpu_name: str, solo_steps_s: float | None) -> tuple[str, Load]:
@@ -71,7 +39,8 @@ def load_of(name: str, gpu_name: str, solo_steps_s: float | None) -> tuple[str, 
     gpu = find_gpu(gpu_name)
     assert gpu is not None, gpu_name
     seconds = 1 / solo_steps_s if solo_steps_s else None
-    step = training_step(WORKLOADS[family], int(match["batch"] or 1), gpu, seconds)
+    model, _ = GAVEL[family]
+    step = training_step(features()[model], int(match["batch"] or 1), gpu, seconds)
     return family, Load(
         utilisation_percent=step.utilisation_percent, utilisation_p95_percent=100,
         memory_base_bytes=0, memory_peak_extra_bytes=0, peak_probability=0, memory_p95_bytes=0,

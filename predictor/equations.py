@@ -20,7 +20,7 @@ _PASSES = 3.0
 _FLOPS_EFFICIENCY = 0.5
 _BANDWIDTH_EFFICIENCY = 0.7
 # The shortest kernel, and what the host needs to start one from an eager framework.
-_KERNEL_FLOOR_S = 3e-6
+_KERNEL_FLOOR_S = 4e-6
 _LAUNCH_S = 10e-6
 # Per iteration the GPU waits for the host at least this long (step of the loop, batch, loss).
 HOST_STALL_S = 1e-3
@@ -87,6 +87,9 @@ def training_step(
     and on such a GPU), its time counts and only the shares are derived.
     """
     kernels = _PASSES * features.kernels + _OPTIMIZER_KERNELS
+    # A recurrent node has a kernel for each step of its sequence, and one call starts them all.
+    calls = _PASSES * min(features.kernels, features.nodes) + _OPTIMIZER_KERNELS
+    launches = calls * _LAUNCH_S + (kernels - calls) * _KERNEL_FLOOR_S
     flops = batch_size * (features.flops + features.elementwise_flops + features.backward_flops)
     # Weights are read once a pass, whatever the batch; the rest of what moves grows with it.
     per_sample = max(features.bytes_moved - features.parameter_bytes, 0.0)
@@ -98,7 +101,7 @@ def training_step(
         moved / (gpu.bandwidth * _BANDWIDTH_EFFICIENCY),
         kernels * _KERNEL_FLOOR_S,
     )
-    seconds = measured_seconds or max(busy, kernels * _LAUNCH_S) + HOST_STALL_S
+    seconds = measured_seconds or max(busy, launches) + HOST_STALL_S
     return Step(
         seconds,
         min(busy, seconds),

@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from predictor.equations import HOST_STALL_S, START_UP_BYTES, Step, training_step
+from predictor.equations import HOST_STALL_S, Step, training_step
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu, type_name
 from predictor.measured import is_input_bound, measured_step
+from predictor.memory import allocator_of, formula_levels
 from predictor.sources import (
     Memory,
     Question,
     Utilisation,
-    formula_levels,
     gib,
 )
 from tandem.contracts.resources import Observation, Source
@@ -96,6 +96,11 @@ def extrapolated_memory(question: Question) -> Memory | None:
     peak = _peak_bytes(question, runs)
     extra_share = 1 - min(seen.memory_base_bytes / max(seen.memory_peak_bytes, 1), 1.0)
     p95 = peak * math.exp(_spread(_MEMORY_SPREAD, run, question))
+    assert question.features is not None
+    if run.batch < (question.batch_size or 1):
+        # An allocator whose regions double may take one more.
+        growth, growth_p95 = allocator_of(question.features, question.setup).growth
+        p95 *= growth_p95 / growth
     why = f"memory from {_described(run)}"
     capacity = question.gpu_memory_bytes
     if capacity is not None and peak > capacity:
@@ -146,10 +151,10 @@ def _peak_bytes(question: Question, runs: Sequence[Run]) -> float:
     known = run.seen.memory_peak_bytes
     if other is not None:
         return _line(batch, run.batch, known, other.batch, other.seen.memory_peak_bytes)
-    then = formula_levels(features, run.batch, question.precision, question.optimizer)
-    now = formula_levels(features, batch, question.precision, question.optimizer)
-    formula = then.fixed + then.varying - START_UP_BYTES
-    right = min(max((known - START_UP_BYTES) / max(formula, 1.0), _LEAST), _MOST)
+    then = formula_levels(features, run.batch, question.setup)
+    now = formula_levels(features, batch, question.setup)
+    formula = then.fixed + then.varying - then.start_up
+    right = min(max((known - then.start_up) / max(formula, 1.0), _LEAST), _MOST)
     least = min(float(known), then.fixed)
     return max(known + right * (now.varying - then.varying), least)
 

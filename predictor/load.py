@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from predictor.extrapolation import extrapolated_memory, extrapolated_utilisation
 from predictor.gpus import find_gpu, type_name
+from predictor.memory import Setup
 from predictor.observed import find
 from predictor.sequence import at_sequence
 from predictor.sources import (
@@ -79,7 +80,7 @@ class Predictor:
             parts += [remark] if remark else []
         seen: Observation | None = None
         earlier: tuple[Observation, ...] = ()
-        if (request.precision, request.sequence_length, request.optimizer) == (None, None, None):
+        if _trains_as_observed(request):
             seen = _seen(request, feature_hash, observed)
             earlier = tuple(each for each in observed if each.feature_hash == feature_hash)
         question = _question(request, features, seen, earlier)
@@ -118,6 +119,14 @@ class Predictor:
         return Prediction(load=load, explanation=explanation[0].upper() + explanation[1:])
 
 
+def _trains_as_observed(request: PredictRequest) -> bool:
+    """Whether a request states nothing by which its runs would differ from those observed."""
+    stated = (
+        request.precision, request.sequence_length, request.optimizer, request.parallelism
+    )  # fmt: skip
+    return not any(value is not None for value in stated) and not request.gradient_checkpointing
+
+
 def _seen(
     request: PredictRequest, feature_hash: str, observed: Sequence[Observation]
 ) -> Observation | None:
@@ -154,8 +163,14 @@ def _question(
         observed=observed,
         earlier=earlier,
         gpu_type=type_name(request.gpu_model),
-        precision=request.precision or Precision.FP32,
-        optimizer=request.optimizer,
+        setup=Setup(
+            precision=request.precision or Precision.FP32,
+            optimizer=request.optimizer,
+            framework=request.framework,
+            parallelism=request.parallelism,
+            workers=request.workers,
+            gradient_checkpointing=request.gradient_checkpointing,
+        ),
     )
 
 

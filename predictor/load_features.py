@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from predictor.equations import Step, training_step
 from predictor.gpus import UNKNOWN_GPU
-from predictor.sources import Levels, Question, formula_levels
+from predictor.memory import Levels, formula_levels
+from predictor.sources import Question
 from tandem.contracts.prediction import Optimizer
 from tandem.contracts.resources import GraphFeatures
 
@@ -66,8 +67,8 @@ def known(question: Question) -> Known | None:
         return None
     gpu, precision = question.gpu or UNKNOWN_GPU, question.precision
     # An optimiser that nobody named is taken for one of many copies: memory must be safe.
-    optimizer = question.optimizer or Optimizer.ADAM
-    levels = formula_levels(features, batch, precision, question.optimizer)
+    optimizer = question.setup.optimizer or Optimizer.ADAM
+    levels = formula_levels(features, batch, question.setup)
     step = training_step(features, batch, gpu, precision=precision)
     flops = batch * (features.flops + features.backward_flops)
     moved = max(batch * features.bytes_moved, 1.0)

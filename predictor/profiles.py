@@ -19,10 +19,18 @@ from predictor.collect.records import graph_bytes
 from predictor.errors import GraphError
 from predictor.gpus import find_gpu
 from predictor.load import Predictor
+from predictor.memory import Setup
 from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.sources import Question
 from tandem.contracts.base import Message
-from tandem.contracts.prediction import BatchSize, Optimizer, Precision, PredictRequest, Size
+from tandem.contracts.prediction import (
+    BatchSize,
+    Framework,
+    Optimizer,
+    Precision,
+    PredictRequest,
+    Size,
+)
 from tandem.contracts.resources import GraphFeatures, Load, Percent
 from tandem.errors import UsageError
 
@@ -50,6 +58,7 @@ class Profile(Message):
     batch_size: BatchSize
     precision: Precision = Precision.FP32
     optimizer: Optimizer | None = None
+    framework: Framework | None = None
     gpu_model: Annotated[str, Field(min_length=1)]
     gpu_memory_bytes: Size | None = None
     memory_peak_bytes: Size | None = None
@@ -66,8 +75,7 @@ class Profile(Message):
             gpu_memory_bytes=self.gpu_memory_bytes,
             declared_memory_bytes=None,
             declared_utilisation_percent=None,
-            precision=self.precision,
-            optimizer=self.optimizer,
+            setup=Setup(self.precision, self.optimizer, self.framework),
         )
 
 

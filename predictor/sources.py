@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from predictor.equations import (
-    START_UP_BYTES,
-    Step,
-    activation_scale,
-    horus_memory_bytes,
-    is_half,
-    training_step,
-    two_levels,
-)
+from predictor.equations import Step, training_step, two_levels
 from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
 from predictor.measured import is_input_bound, measured_step
-from tandem.contracts.prediction import Optimizer, Precision
+from predictor.memory import Setup, formula_levels
+from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation, Source
 
-FORMULA_VERSION = "formula/1"
+FORMULA_VERSION = "formula/2"
 
-# Weights and their gradients; with autocast also the weights in 16 bits.
-_PARAMETER_COPIES = 2.0
-_CAST_COPIES = 0.5
-# The state of an unknown optimiser: one copy (momentum), two in the bound (Adam).
-_OPTIMIZER = Optimizer.MOMENTUM
-_OPTIMIZER_P95 = Optimizer.ADAM
-# Live at once in the backward pass: the gradient of a layer's output and that of its input.
-_GRADIENT_COPIES = 2
-# The bound is wide, since nothing was measured: all activations kept, a quarter more, 2 GiB start.
-_MEMORY_P95_FACTOR = 1.25
-_START_UP_P95_BYTES = 2 * GIB
 # What was seen is near what will be seen; a tenth more for data that differ.
 _OBSERVED_MEMORY_P95_FACTOR = 1.1
 PEAK_LEVEL = 0.75
@@ -56,8 +38,12 @@ class Question:
     observed: Observation | None = None
     earlier: tuple[Observation, ...] = ()
     gpu_type: str = ""
-    precision: Precision = Precision.FP32
-    optimizer: Optimizer | None = None
+    setup: Setup = field(default_factory=Setup)
+
+    @property
+    def precision(self) -> Precision:
+        """The precision that the job computes in."""
+        return self.setup.precision
 
 
 @dataclass(frozen=True)
@@ -136,54 +122,17 @@ def observed_utilisation(question: Question) -> Utilisation | None:
     )
 
 
-@dataclass(frozen=True)
-class Levels:
-    """Memory by the formula, bytes: what is there all the time, what a step adds, the bound."""
-
-    fixed: float
-    varying: float
-    p95: float
-
-
-def formula_levels(
-    features: GraphFeatures, batch: int, precision: Precision, optimizer: Optimizer | None
-) -> Levels:
-    """Return memory by [Horus] Eq. (2).
-
-    Differs: A is what training keeps of the activations, G the working set of one layer's
-    gradients (G = A overstates CNNs more than twofold), and P counts gradients and optimiser state.
-    """
-    scale = activation_scale(features, precision)
-    gradients = _GRADIENT_COPIES * features.largest_activation_bytes
-    copies = _PARAMETER_COPIES
-    copies += _CAST_COPIES if precision.half and not is_half(features) else 0
-    known, bound = optimizer or _OPTIMIZER, optimizer or _OPTIMIZER_P95
-    weights = features.parameter_bytes
-    p95 = _MEMORY_P95_FACTOR * horus_memory_bytes(
-        batch,
-        scale * features.activation_bytes,
-        (copies + bound.copies) * weights,
-        scale * gradients,
-        _START_UP_P95_BYTES / _MEMORY_P95_FACTOR,
-    )
-    return Levels(
-        horus_memory_bytes(0, 0, (copies + known.copies) * weights, 0),
-        batch * scale * (features.saved_activation_bytes + gradients),
-        p95,
-    )
-
-
 def formula_memory(question: Question) -> Memory | None:
     """Estimate memory by the formula; passes without a graph or a batch size."""
     features, batch = question.features, question.batch_size
     if features is None or batch is None:
         return None
-    levels = formula_levels(features, batch, question.precision, question.optimizer)
+    levels = formula_levels(features, batch, question.setup)
     fixed, varying, p95 = levels.fixed, levels.varying, levels.p95
     base, extra, probability = two_levels(fixed, varying, PEAK_LEVEL)
     why = (
         f"memory by the formula of Horus, batch {batch}: {gib(fixed)} for weights, gradients, "
-        f"optimiser and {gib(START_UP_BYTES)} of start-up, {gib(varying)} for activations"
+        f"optimiser and {gib(levels.start_up)} of start-up, {gib(varying)} for activations"
     )
     capacity = question.gpu_memory_bytes
     if capacity is not None and fixed + varying > capacity:

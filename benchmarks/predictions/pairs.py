@@ -1,25 +1,19 @@
-"""How well pairs are priced outside the training data; writes docs/results/predictions.md.
+"""How well pairs are priced on a type of GPU that was left out.
 
-    python -m benchmarks.predictions DATA [--page FILE]
-
-DATA has `colocation/gavel-oracle-v100-p100.json`, which is no part of this repository. The speeds
-are measured; the utilisations are derived, since nobody measured them next to the pairs: by the
-formula from features written down by hand, or by the formula with the measured time of a step.
+The speeds are measured. The utilisations are derived, since no published file has them next to the
+pairs: by the formula from the graph, or by the formula with the measured time of a step.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.interference import measured_pairs
+from benchmarks.interference import Matrix, measured_pairs
 from predictor.equations import time_shared_speed
 from predictor.pairs import MeasuredPair
 from predictor.selection import candidates
@@ -144,8 +138,8 @@ def methods(rows: Rows, pairs: list[MeasuredPair]) -> dict[str, Floats]:
     }
 
 
-def section(title: str, pairs: list[MeasuredPair]) -> tuple[str, dict[str, float]]:
-    """Return a table for one state of knowledge, and the spread of time sharing by type."""
+def section(title: str, pairs: list[MeasuredPair]) -> str:
+    """Return a table for one state of knowledge."""
     rows = rows_of(pairs)
     lines = [
         f"### {title}",
@@ -167,43 +161,26 @@ def section(title: str, pairs: list[MeasuredPair]) -> tuple[str, dict[str, float
                 f"{'-' if np.isnan(rank) else f'{rank:+.2f}'} | {best_of(own, p):.0%} | "
                 f"{coverage(own, p):.0%} |"
             )
-    everything = np.ones(len(rows.speed), dtype=np.bool_)
-    bounds = {"spread": spread(rows, found["time sharing"], everything)}
-    return "\n".join(lines) + "\n", bounds
+    return "\n".join(lines) + "\n"
 
 
-_HEAD = """# Predictions outside the training data
+_HEAD = """## Pairs
 
-Written by `python -m benchmarks.predictions DATA --page docs/results/predictions.md`. The speeds
-are **measured** (26 configurations of 7 families, alone and in pairs, on V100 and P100, by the
-Gavel project; both directions of each pair). The utilisations are **derived**: no published file
-has measured utilisations next to measured pairs. Each type of GPU is left out in turn: what is
-learned saw only the other. "Best of 8 partners" is how far the total speed gets from a random
-partner (0 %) to the best one (100 %), over 4,000 draws, seed 0. The lower bound of a family's
-speeds is calibrated on pairs that the family has no part in; 95 % are meant to lie above it. The
-lower bound is what a scheduling cycle plans with for a pair out of distribution.
+26 configurations of 7 families, alone and in pairs, on V100 and P100 (Gavel); both directions of
+each pair. The speeds are **measured**, the utilisations **derived**: no published file has measured
+utilisations next to measured pairs. Each type of GPU is left out in turn: what is learned saw only
+the other. "Best of 8 partners" is how far the total speed gets from a random partner (0 %) to the
+best one (100 %), over 4,000 draws, seed 0. The lower bound of a family's speeds is calibrated on
+pairs that the family has no part in; 95 % are meant to lie above it. The lower bound is what a
+scheduling cycle plans with for a pair out of distribution.
 """
 
 
-def main() -> None:
-    """Print the page, or write it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--page", type=Path)
-    options = parser.parse_args()
-    matrix = json.loads((options.data / "colocation" / "gavel-oracle-v100-p100.json").read_text())
+def page(matrix: Matrix) -> str:
+    """Return the tables for both states of knowledge."""
     parts = [_HEAD]
     for title, measured_solo in (
         ("From the graph alone", False), ("With the measured time of a step", True),
     ):  # fmt: skip
-        text, bounds = section(title, measured_pairs(matrix, measured_solo=measured_solo))
-        parts += [text, f"Spread of time sharing over all families: {bounds['spread']:.3f}.\n"]
-    page = "\n".join(parts)
-    if options.page:
-        options.page.parent.mkdir(parents=True, exist_ok=True)
-        options.page.write_text(page)
-    print(page)
-
-
-if __name__ == "__main__":
-    main()
+        parts.append(section(title, measured_pairs(matrix, measured_solo=measured_solo)))
+    return "\n".join(parts)

@@ -14,11 +14,20 @@ from predictor.graph.folding import complete_shapes
 from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, infer, load
 from predictor.graph.totals import Totals, sum_over_graphs
 from predictor.sequence import FURTHER_LENGTHS, scaling
-from tandem.contracts.resources import GraphFeatures
+from tandem.contracts.resources import Framework, GraphFeatures
 from tandem.policy.equations.tiresias import tensor_skew
 
 _MAX_FLOPS = 1e21
 _MAX_BYTES = 2.0**62
+
+#: What an exporter's name of itself contains.
+_PRODUCERS = {
+    "torch": Framework.PYTORCH,
+    "jax": Framework.JAX,
+    "tf2onnx": Framework.TENSORFLOW,
+    "keras": Framework.TENSORFLOW,
+    "tensorflow": Framework.TENSORFLOW,
+}
 
 
 def extract_features(
@@ -107,4 +116,14 @@ def _features(inferred: InferredModel, totals: Totals, sizes: SymbolSizes) -> Gr
         sequence_length=sizes.sequence_length if inferred.uses_sequence else None,
         bytes_moved=totals.bytes_moved / batch,
         unresolved_nodes=totals.unresolved,
+        framework=_framework(inferred.model.producer_name),
     )
+
+
+def _framework(producer: str) -> Framework | None:
+    """Return the framework of a graph by the exporter's name of itself."""
+    name = producer.lower()[:64]
+    for part, framework in _PRODUCERS.items():
+        if part in name:
+            return framework
+    return None

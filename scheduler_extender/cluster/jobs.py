@@ -22,13 +22,12 @@ _TIME_STEP = 1.25
 def kind_of_model(spec: GPUJobSpec, load: Load | None) -> str:
     """Return what a job is known by from run to run: its graph and batch, else its fingerprint.
 
-    With the precision, the optimizer and the sequence length where its annotations say them: runs
-    that differ in one of these need other memory and time.
+    With its training setup where its annotations state one: runs that differ in it need other
+    memory and time.
     """
     demand = spec.demand
     if load is not None and load.feature_hash and demand.batch_size:
-        said = (demand.precision, demand.optimizer, demand.sequence_length)
-        how = "".join(f"+{value}" for value in said if value is not None)
+        how = "".join(f"+{value}" for value in demand.training_setup)
         return f"{load.feature_hash}@{demand.batch_size}{how}"
     return f"image:{spec.fingerprint}" if spec.fingerprint else ""
 

@@ -177,7 +177,7 @@ def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:
     base, peak = seen.memory_base_bytes, seen.memory_peak_bytes
     if demand.model is None or demand.batch_size is None or not seen.gpu_model:
         return None
-    if demand.precision or demand.optimizer or demand.sequence_length:
+    if demand.training_setup:
         return None  # it would answer for jobs that leave these open
     busy = seen.solo_utilisation_percent
     if peak is None or busy is None or seen.seconds < LEAST_S:

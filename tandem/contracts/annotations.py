@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
-from tandem.contracts.resources import Demand, Optimizer, Precision
+from tandem.contracts.resources import Demand, Framework, Optimizer, Parallelism, Precision
 
 #: Errors that one answer names. To name all would let a small request cause a large answer.
 MAX_ERRORS = 10
@@ -230,6 +230,9 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         _whole(2**20),
         f"must be a whole number of tokens or frames, from 1 to {2**20}",
     ),
+    names.FRAMEWORK: ("framework", _one_of(Framework), _choices(Framework)),
+    names.PARALLELISM: ("parallelism", _one_of(Parallelism), _choices(Parallelism)),
+    names.GRADIENT_CHECKPOINTING: ("gradient_checkpointing", _boolean, _BOOLEAN_ALLOWED),
     names.EXCLUSIVE: ("exclusive", _boolean, _BOOLEAN_ALLOWED),
     names.CHECKPOINT: ("checkpoint", _boolean, _BOOLEAN_ALLOWED),
     names.ACCUMULATION: ("accumulation", _boolean, _BOOLEAN_ALLOWED),

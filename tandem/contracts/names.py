@@ -29,6 +29,9 @@ UTILIZATION = f"{GROUP}/utilization"
 PRECISION = f"{GROUP}/precision"
 OPTIMIZER = f"{GROUP}/optimizer"
 SEQUENCE_LENGTH = f"{GROUP}/sequence-length"
+FRAMEWORK = f"{GROUP}/framework"
+PARALLELISM = f"{GROUP}/parallelism"
+GRADIENT_CHECKPOINTING = f"{GROUP}/gradient-checkpointing"
 EXCLUSIVE = f"{GROUP}/exclusive"
 CHECKPOINT = f"{GROUP}/checkpoint"
 ACCUMULATION = f"{GROUP}/accumulation"
@@ -43,6 +46,9 @@ USER_ANNOTATIONS = (
     PRECISION,
     OPTIMIZER,
     SEQUENCE_LENGTH,
+    FRAMEWORK,
+    PARALLELISM,
+    GRADIENT_CHECKPOINTING,
     EXCLUSIVE,
     CHECKPOINT,
     ACCUMULATION,

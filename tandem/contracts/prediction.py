@@ -19,7 +19,9 @@ from tandem.contracts.resources import (
 )
 
 # Named here as well: they are fields of the messages.
+from tandem.contracts.resources import Framework as Framework
 from tandem.contracts.resources import Optimizer as Optimizer
+from tandem.contracts.resources import Parallelism as Parallelism
 from tandem.contracts.resources import Precision as Precision
 
 #: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
@@ -104,8 +106,10 @@ class PredictRequest(Message):
     the graph left it open. With `accumulation_steps` the batch runs in so many micro-batches:
     memory and the time of an iteration are those of one micro-batch. Where nothing is said,
     `precision` is the framework's default, and an `optimizer` keeps one copy, two in the upper
-    bound. What was observed of the model answers only requests that leave these three open. With
-    `candidates` the answer also has how the job and each of them would slow one another down.
+    bound. `framework` is that of the graph's producer where nothing is said. `parallelism` divides
+    weights and states among `workers` GPUs. What was observed of the model answers only requests
+    that state none of precision, sequence length, optimizer, parallelism, gradient checkpointing.
+    With `candidates` the answer also has how the job and each of them would slow one another down.
     """
 
     namespace: str = "default"
@@ -115,6 +119,10 @@ class PredictRequest(Message):
     precision: Precision | None = None
     sequence_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
     optimizer: Optimizer | None = None
+    framework: Framework | None = None
+    parallelism: Parallelism | None = None
+    workers: Annotated[int, Field(ge=1, le=2**20)] = 1
+    gradient_checkpointing: bool = False
     gpu_model: str | None = None
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None

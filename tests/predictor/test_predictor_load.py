@@ -152,7 +152,7 @@ def test_declared_values_count_without_a_model():
 def test_the_formula_comes_before_what_was_declared(resnet):
     answer = predict(resnet, batch_size=32, gpu_model=V100, declared_utilisation_percent=5)
     assert answer.load.utilisation_source is answer.load.memory_source is Source.FORMULA
-    assert answer.load.model_version == "formula/1"
+    assert answer.load.model_version == "formula/2"
     assert not answer.load.out_of_distribution
     assert "not measured, so the bounds are wide" in answer.explanation
 

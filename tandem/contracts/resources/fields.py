@@ -51,13 +51,51 @@ class Precision(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """What is kept of each weight between steps: nothing, one more copy of it, or two."""
+    """What is kept of each weight between steps: nothing, a part of a copy of it, or copies."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
     ADAM = "adam"
+    RMSPROP = "rmsprop"
+    ADAGRAD = "adagrad"
+    LION = "lion"
+    LAMB = "lamb"
+    ADAFACTOR = "adafactor"
+    ADAM_8BIT = "adam-8bit"
+    LION_8BIT = "lion-8bit"
 
     @property
-    def copies(self) -> int:
-        """Copies of the weights that it keeps."""
-        return {"sgd": 0, "momentum": 1, "adam": 2}[self.value]
+    def copies(self) -> float:
+        """Copies of the weights in 32 bits that it keeps.
+
+        Adafactor keeps a row and a column of each matrix; states in 8 bits are a quarter of a copy.
+        """
+        return _COPIES[self.value]
+
+
+_COPIES = {
+    "sgd": 0.0, "momentum": 1.0, "adam": 2.0, "rmsprop": 1.0, "adagrad": 1.0, "lion": 1.0,
+    "lamb": 2.0, "adafactor": 0.02, "adam-8bit": 0.5, "lion-8bit": 0.25,
+}  # fmt: skip
+
+
+class Framework(StrEnum):
+    """The framework that a job trains with: its start-up and its allocator take memory."""
+
+    PYTORCH = "pytorch"
+    TENSORFLOW = "tensorflow"
+    JAX = "jax"
+
+
+class Parallelism(StrEnum):
+    """How the workers of a job divide weights, gradients and optimiser state among them.
+
+    `ddp`: each holds all of them. `zero-1` divides the optimiser state, `zero-2` the gradients as
+    well, `zero-3` and `fsdp` everything.
+    """
+
+    DDP = "ddp"
+    ZERO_1 = "zero-1"
+    ZERO_2 = "zero-2"
+    ZERO_3 = "zero-3"
+    FSDP = "fsdp"

@@ -13,7 +13,9 @@ from tandem.contracts.resources.fields import (
     Bytes,
     Condition,
     Count,
+    Framework,
     Optimizer,
+    Parallelism,
     Percent,
     Precision,
     Probability,
@@ -44,9 +46,22 @@ class Demand(Message):
     precision: Precision | None = None
     optimizer: Optimizer | None = None
     sequence_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    framework: Framework | None = None
+    parallelism: Parallelism | None = None
+    gradient_checkpointing: bool = False
     exclusive: bool = False
     checkpoint: bool = False
     accumulation: bool = False
+
+    @property
+    def training_setup(self) -> tuple[str, ...]:
+        """What is stated of how the job trains; runs that differ in it need other memory and time.
+
+        Its framework is not among it: a model is of one framework.
+        """
+        said = (self.precision, self.optimizer, self.sequence_length, self.parallelism)
+        stated = [str(value) for value in said if value is not None]
+        return (*stated, *(["checkpointing"] if self.gradient_checkpointing else []))
 
 
 class Load(Message):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tandem.contracts.base import Message
 from tandem.contracts.learning import Neighbour
-from tandem.contracts.resources.fields import Bytes, Count, Percent, Probability, Time
+from tandem.contracts.resources.fields import Bytes, Count, Framework, Percent, Probability, Time
 
 
 class GraphFeatures(Message):
@@ -21,6 +21,7 @@ class GraphFeatures(Message):
     the graph was exported with; `unresolved_nodes` those whose shapes could not be known. Where
     the graph leaves a sequence open, figures are those of `sequence_length`, and
     `sequence_scaling` has the coefficients [c0, c1, c2] of those that are quadratics in it.
+    `framework` is that of the exporter that wrote the graph, where it names itself.
     """
 
     flops: Annotated[float, Field(ge=0)]
@@ -44,6 +45,7 @@ class GraphFeatures(Message):
     sequence_length: Count | None = None
     sequence_scaling: dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]] = {}
     unresolved_nodes: Count = 0
+    framework: Framework | None = None
 
 
 class ModelProfileSpec(Message):

@@ -1,0 +1,176 @@
+"""Memory, utilisation and time of a step of model families that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.predictions.features import features
+from benchmarks.predictions.measured import INPUT_BOUND, Measured
+from predictor.gpus import find_gpu
+from predictor.load import Predictor
+from predictor.load_evaluation import rmsle
+from predictor.memory import ALLOCATORS
+from predictor.profiles import Origin, Profile
+from tandem.contracts.prediction import Framework, PredictRequest
+from tandem.contracts.resources import Load, Observation
+
+Floats = NDArray[np.float64]
+GIB = 1024**3
+_MEASURED_AT = "2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one method says of one configuration."""
+
+    family: str
+    measured: float
+    predicted: float
+    bound: float
+
+
+def known(rows: Sequence[Measured]) -> list[Measured]:
+    """Return the configurations whose model was rebuilt."""
+    return [row for row in rows if row.model in features()]
+
+
+def ask(row: Measured, seen: Sequence[Observation] = ()) -> Load:
+    """Return what the service says of a configuration, `seen` being earlier runs of the model."""
+    gpu = find_gpu(row.gpu)
+    assert gpu is not None
+    request = PredictRequest(
+        model=row.model, batch_size=row.batch, gpu_model=row.gpu, gpu_memory_bytes=gpu.memory_bytes,
+        optimizer=row.optimizer if not seen else None, framework=row.framework,
+    )  # fmt: skip
+    return Predictor().predict(request, features()[row.model], row.model, seen).load
+
+
+def observation(row: Measured, utilisation: float | None = None) -> Observation:
+    """Return a configuration as a run that was observed."""
+    busy = row.utilisation if utilisation is None else utilisation
+    return Observation(
+        gpu_model=row.gpu, batch_size=row.batch, feature_hash=row.model, runs=1,
+        memory_base_bytes=round(row.memory_bytes or GIB),
+        memory_peak_bytes=round(row.memory_bytes or GIB),
+        peak_probability=0, utilisation_percent=busy if busy is not None else 100,
+        iterations_per_second=1 / row.step_s if row.step_s else None,
+        last_observed_at=_MEASURED_AT,
+    )  # fmt: skip
+
+
+def memory(rows: Sequence[Measured]) -> list[Row]:
+    """Return today's estimate of memory, peak and p95, against the measured peak."""
+    found = []
+    for row in rows:
+        if row.memory_bytes is None:
+            continue
+        load, without = ask(row), 0.0
+        if row.source == "salus":
+            # What the allocator held for the job: no start-up, no regions, no search.
+            load = ask(replace(row, framework="pytorch"))
+            without = ALLOCATORS[Framework.PYTORCH].start_up[0]
+        peak = load.memory_base_bytes + load.memory_peak_extra_bytes - without
+        found.append(Row(row.family, row.memory_bytes, peak, load.memory_p95_bytes - without))
+    return found
+
+
+def utilisation(rows: Sequence[Measured]) -> list[Row]:
+    """Return today's estimate of utilisation from the graph alone."""
+    loads = [(row, ask(row)) for row in rows if row.utilisation is not None]
+    return [
+        Row(
+            row.family, row.utilisation or 0, load.utilisation_percent, load.utilisation_p95_percent
+        )
+        for row, load in loads
+    ]
+
+
+def steps(rows: Sequence[Measured]) -> list[Row]:
+    """Return today's time of a step from the graph alone, seconds."""
+    found = []
+    for row in rows:
+        if row.step_s is not None:
+            seconds = ask(row).iteration_s or 1.0
+            found.append(Row(row.family, row.step_s, seconds, seconds))
+    return found
+
+
+def after_one_run(
+    rows: Sequence[Measured], figure: Callable[[Measured], float | None],
+    said: Callable[[Load], tuple[float, float]], same_gpu: bool = True,
+) -> list[Row]:  # fmt: skip
+    """Return estimates after one run of the model at another batch size, or on another GPU.
+
+    The run is that of the next smaller batch size, else the next larger one; on another type of
+    GPU, that of the same batch size.
+    """
+    found = []
+    for row in rows:
+        value = figure(row)
+        if value is None:
+            continue
+        others = [
+            o for o in rows
+            if (o.model, o.source) == (row.model, row.source) and figure(o) is not None
+            and ((o.gpu == row.gpu and o.batch != row.batch) if same_gpu
+                 else (o.gpu != row.gpu and o.batch == row.batch))
+        ]  # fmt: skip
+        if not others:
+            continue
+        near = min(others, key=lambda o: (o.batch > row.batch, abs(np.log(o.batch / row.batch))))
+        found.append(Row(row.family, value, *said(ask(row, [observation(near)]))))
+    return found
+
+
+def profiles(rows: Sequence[Measured]) -> list[Profile]:
+    """Return the configurations as profiles to learn from."""
+    return [
+        Profile(
+            name=f"{row.model} {row.batch}", family=row.family, origin=Origin.MEASURED,
+            features=features()[row.model], batch_size=row.batch, optimizer=row.optimizer,
+            framework=row.framework, gpu_model=row.gpu, utilisation_percent=row.utilisation,
+            iteration_s=row.step_s,
+            memory_peak_bytes=None if row.memory_bytes is None else round(row.memory_bytes),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def columns(found: Sequence[Row]) -> tuple[Any, Floats, Floats, Floats]:
+    """Return families, measured, predicted and bounds."""
+    return (
+        np.array([r.family for r in found]),
+        np.array([r.measured for r in found]),
+        np.array([r.predicted for r in found]),
+        np.array([r.bound for r in found]),
+    )
+
+
+def left_out_constant(found: Sequence[Row]) -> Floats:
+    """Return for each row the geometric mean of the other families."""
+    family, measured, _, _ = columns(found)
+    logs = np.log(np.maximum(measured, 1e-9))
+    return np.array([float(np.exp(logs[family != own].mean())) for own in family])
+
+
+def errors(found: Sequence[Row]) -> dict[str, float]:
+    """Return RMSLE, the share above the bound, the share within a factor of 1.5."""
+    _, measured, predicted, bound = columns(found)
+    ratio = np.abs(np.log(np.maximum(predicted, 1e-9) / np.maximum(measured, 1e-9)))
+    return {
+        "rmsle": rmsle(measured, predicted),
+        "log_error": float(np.sqrt((ratio**2).mean())),
+        "too_low": float((measured > bound * 1.0001).mean()),
+        "within": float((ratio <= np.log(1.5)).mean()),
+        "over": float(np.median(bound / measured)),
+    }
+
+
+def is_input_bound(row: Measured) -> bool:
+    """Whether the pace of a configuration is known to be set outside of its graph."""
+    return row.family in INPUT_BOUND
