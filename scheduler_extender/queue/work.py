@@ -26,6 +26,39 @@ class Elsewhere:
     work: Awaitable[None]
 
 
+class Waiting:
+    """The keys that wait to be looked at. Namespaces take turns, so that one waits for no other's.
+
+    Within a namespace the oldest comes first; a key that is added again keeps its place.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[Key, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._of.get(key[0], ())
+
+    def add(self, key: Key) -> None:
+        """Put a key last in its namespace, if it is not there already."""
+        keys = self._of.setdefault(key[0], {})
+        self._count += key not in keys
+        keys[key] = None
+
+    def take(self) -> Key:
+        """Remove and return the first key of the namespace whose turn it is."""
+        namespace, keys = next(iter(self._of.items()))
+        key = next(iter(keys))
+        del keys[key], self._of[namespace]
+        if keys:
+            self._of[namespace] = keys  # its next turn comes after all others
+        self._count -= 1
+        return key
+
+
 Step = Callable[[Key], Awaitable[None] | Elsewhere | None]
 
 
@@ -42,7 +75,7 @@ class WorkQueue:
         self._step = step
         self._clock = clock
         self._parallel = parallel
-        self._dirty: dict[Key, None] = {}
+        self._dirty = Waiting()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._elsewhere: set[Key] = set()  # those of the tasks that take no place
         self._timers: list[tuple[float, Key]] = []
@@ -62,7 +95,7 @@ class WorkQueue:
 
     def add(self, key: Key) -> None:
         """Have a key looked at soon."""
-        self._dirty[key] = None
+        self._dirty.add(key)
         self._schedule()
 
     def later(self, key: Key, at_s: float) -> None:
@@ -120,8 +153,7 @@ class WorkQueue:
         while self._dirty and not self._holds and time.perf_counter() - start < SLICE_S:
             if not self._has_place():
                 break
-            key = next(iter(self._dirty))
-            del self._dirty[key]
+            key = self._dirty.take()
             if key in self._tasks:
                 passed_over.append(key)
                 continue
@@ -138,7 +170,8 @@ class WorkQueue:
                 work = work.work
             if work is not None:
                 self._tasks[key] = asyncio.ensure_future(self._guard(key, work, planned=False))
-        self._dirty.update(dict.fromkeys(passed_over))
+        for key in passed_over:
+            self._dirty.add(key)
         # With all hands busy, or nothing but busy keys left, the end of a task goes on.
         if self._has_place() and len(self._dirty) > len(passed_over):
             self._schedule()
@@ -151,7 +184,7 @@ class WorkQueue:
         try:
             await work
             if planned:
-                self._dirty[key] = None
+                self._dirty.add(key)
         except (Conflict, NotFound):
             pass  # somebody was faster; the watch will tell, and at the latest we look again
         except KubeError as error:
