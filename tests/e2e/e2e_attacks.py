@@ -27,6 +27,8 @@ import httpx
 
 Object = dict[str, Any]
 
+#: A pod has an address of its own; this one is neither the API server's nor a service's.
+ADDRESS = "127.0.0.2"
 GPU = "tandem.gpu/gpu"
 SCHEDULER = "tandem-scheduler"
 #: All annotations of an object may have this many bytes; the epoch stamp needs some of them.
@@ -98,7 +100,8 @@ class Tenant:
             base_url=self.api, verify=context, headers=headers, timeout=30, trust_env=False
         )
         # The certificate of the public port is Tandem's own; the attacker does not check it.
-        self.open = httpx.Client(verify=False, timeout=15, trust_env=False)
+        transport = httpx.HTTPTransport(verify=False, local_address=ADDRESS)
+        self.open = httpx.Client(transport=transport, timeout=15, trust_env=False)
         self._left: dict[str, deque[str]] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -189,7 +192,9 @@ def half_sent_bodies(tenant: Tenant) -> None:
         url = urlsplit(tenant.public if index % 2 else tenant.predictor)
         path = "/mutate" if index % 2 else "/v1/predict"
         try:
-            raw = socket.create_connection((url.hostname, url.port), timeout=5)
+            raw = socket.create_connection(
+                (url.hostname, url.port), timeout=5, source_address=(ADDRESS, 0)
+            )
             if url.scheme == "https":
                 context = ssl._create_unverified_context()
                 raw = context.wrap_socket(raw, server_hostname=url.hostname)
