@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.table import GpuKind as KnownKind
 from scheduler_extender.predictions import GpuKind, Predictor
 
 AGAIN_S = 30.0
@@ -35,7 +36,8 @@ class Pricing:
             if asked is None:
                 return
             index, load, others, candidates = asked
-            answer = await self._predictor.interference(load, candidates, self._gpu_kind())
+            gpu = KnownKind(load.gpu_model, 0) if load.gpu_model else self._gpu_kind()
+            answer = await self._predictor.interference(load, candidates, gpu)
             if answer is None:
                 self._beliefs.not_said(index)
                 self._again_s = self._clock() + AGAIN_S

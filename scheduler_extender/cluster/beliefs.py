@@ -34,7 +34,8 @@ KINDS_PER_NAMESPACE = 128
 _CROWDED, _ROOMY = 0.9, 0.75
 _REST_ROUNDS = 50
 
-_Key = tuple[str | float, ...]  # model, utilisation, then its shares of the GPU where known
+#: Model, utilisation, then its shares of the GPU where known, and of which type these are.
+_Key = tuple[str | float, ...]
 _Experience = tuple[str, str, int]  # namespace, model, class
 
 
@@ -172,7 +173,7 @@ class Beliefs:
         """Return the class of a load; made and priced by the formula where it is new."""
         utilisation = float(round(job.gpu_utilisation))
         shares, plain = rates_of(load) if load is not None else (), ("", utilisation)
-        key: _Key = (job.model, utilisation, *shares)
+        key: _Key = (job.model, utilisation, *shares, *_gpu_of(load, shares))
         namespace = job.id.partition("/")[0]
         if key not in self._classes and key != plain and not self._has_room(namespace):
             self._crowded = True
@@ -345,6 +346,11 @@ class Beliefs:
             self._slowdown[at] = slowdown
         changed = {at for at in {*before, *learned} if before.get(at) != learned.get(at)}
         return {index for at in changed for index in at}
+
+
+def _gpu_of(load: Load | None, shares: tuple[float, ...]) -> tuple[str, ...]:
+    """Return the type of GPU that shares are of, so that each pair is priced on a type it meets."""
+    return (load.gpu_model,) if load is not None and shares else ()
 
 
 def classes_of(job: Job) -> set[int]:

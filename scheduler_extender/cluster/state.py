@@ -152,9 +152,16 @@ class ClusterState:
         """Return the agents' reports by ('', node)."""
         return self._objects.of("gpunodes")  # type: ignore[return-value] # kinds are kept apart
 
-    def gpu_kind(self) -> GpuKind | None:
-        """Return the commonest type of GPU, None without GPUs."""
-        return self.table.commonest_kind()
+    def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
+        """Return the commonest type of GPU on the nodes where a pod may run, None without GPUs.
+
+        Without a pod, or where no node would do, it is that of all nodes.
+        """
+        found = None
+        if pod is not None:
+            capable = self.nodes.capable(pod, self.table.sorted_names)
+            found = self.table.commonest_kind(capable)
+        return found or self.table.commonest_kind()
 
     def claims(self) -> dict[str, Claim]:
         """Return by which claim each pod counts, by uid; a copy."""

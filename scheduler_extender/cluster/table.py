@@ -139,9 +139,14 @@ class GpuTable:
             gpus=gpu_arrays(columns), node_names=names, gpu_ids=ids, generation=self.generation
         )
 
-    def commonest_kind(self) -> GpuKind | None:
-        """Return the commonest type of GPU (ties: the first seen), None without GPUs."""
-        types = self._columns["gpu_type"][self._ordered()[0]].astype(np.int64)
+    def commonest_kind(self, nodes: Bools | None = None) -> GpuKind | None:
+        """Return the commonest type of GPU (ties: the first seen), None without GPUs.
+
+        `nodes`, (nodes,) in the order of `sorted_names`, says on which of them; None: on all.
+        """
+        rows, node = self._ordered()[:2]
+        rows = rows if nodes is None else rows[nodes[node]]
+        types = self._columns["gpu_type"][rows].astype(np.int64)
         return list(self._kinds)[int(np.bincount(types).argmax())] if len(types) else None
 
     @property

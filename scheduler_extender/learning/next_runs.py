@@ -52,7 +52,11 @@ class NextRuns:
         source = prediction.load.memory_source
         if record is None or source not in (Source.WHOLE_GPU, Source.DECLARED):
             return prediction
-        demand, kind, gpu = record.spec.demand, kind_of_record(record), self._state.gpu_kind()
+        demand, kind, gpu = (
+            record.spec.demand,
+            kind_of_record(record),
+            self._state.gpu_kind(next(iter(gang.pods.values()), None)),
+        )
         if demand.exclusive or demand.model is not None or gpu is None:
             return prediction
         load = self._books.memory.load(gang.key[0], kind, gpu.model, demand)

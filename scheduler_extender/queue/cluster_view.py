@@ -56,8 +56,8 @@ class ClusterView(Protocol):
         """
         ...
 
-    def gpu_kind(self) -> GpuKind | None:
-        """Return the commonest type of GPU."""
+    def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
+        """Return the commonest type of GPU on the nodes where a pod may run, else on all."""
         ...
 
     def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:

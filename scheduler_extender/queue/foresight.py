@@ -10,6 +10,7 @@ import numpy as np
 from scheduler_extender import faults
 from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, scaled_steps
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.predictions import GpuKind, Predictor
 from scheduler_extender.pricing import Pricing
@@ -47,8 +48,8 @@ class Gpus(Protocol):
         """How jobs get along with one another."""
         ...
 
-    def gpu_kind(self) -> GpuKind | None:
-        """Return the commonest type of GPU."""
+    def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
+        """Return the commonest type of GPU on the nodes where a pod may run, else on all."""
         ...
 
 
@@ -91,7 +92,9 @@ class Foresight:
         created = min((p.created_at for p in gang.pods.values() if p.created_at), default=now)
         demand = gang.record.spec.demand
         prediction = await self._predict(gang, gang.record.spec)
-        sub_batches = await self._sub_batches(gang.key[0], demand, prediction.load)
+        sub_batches = await self._sub_batches(
+            gang.key[0], demand, prediction.load, self._kind_for(gang)
+        )
         if gang.record is None:
             return
         faults.reach("enqueue-before")
@@ -114,16 +117,26 @@ class Foresight:
 
     async def _predict(self, gang: Gang, spec: GPUJobSpec) -> Prediction:
         self._predicted_at[gang.key] = self._clock()
-        prediction = await self._predictor.predict(gang.key[0], spec.demand, self._gpus.gpu_kind())
+        kind = self._kind_for(gang)
+        prediction = await self._predictor.predict(gang.key[0], spec.demand, kind)
         prediction = self._earlier(gang, prediction)
+        if kind is not None:
+            load = prediction.load.model_copy(update={"gpu_model": kind.model})
+            prediction = prediction.model_copy(update={"load": load})
         # What it does to others is asked before it is planned beside them.
-        kind = kind_of_model(spec, prediction.load)
-        job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=kind)
+        known_by = kind_of_model(spec, prediction.load)
+        job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=known_by)
         self._gpus.beliefs.of(job, prediction.load)
         await self._pricing.ask()
         return prediction
 
-    async def _sub_batches(self, namespace: str, demand: Demand, load: Load) -> list[SubBatch]:
+    def _kind_for(self, gang: Gang) -> GpuKind | None:
+        """Return the type of GPU that a gang is most likely to get: what it needs depends on it."""
+        return self._gpus.gpu_kind(next(iter(gang.pods.values()), None))
+
+    async def _sub_batches(
+        self, namespace: str, demand: Demand, load: Load, gpu: GpuKind | None
+    ) -> list[SubBatch]:
         """Ask what the job would use with its batch halved once, twice and so on, down to one item.
 
         Source: [SJF-BSBF] Alg. 2. The time of an iteration is that of Eq. (3), (4) and (7): compute
@@ -134,20 +147,20 @@ class Foresight:
             return []
         said: dict[int, Load] = {1: load}
         while demand.batch_size % (steps := 2 * max(said)) == 0:
-            part = await self._predictor.predict(
-                namespace, _undeclared(demand), self._gpus.gpu_kind(), steps
-            )
+            part = await self._predictor.predict(namespace, _undeclared(demand), gpu, steps)
             if part.load.iteration_s is None:
                 break
             said[steps] = part.load
-        factor = await self._raised_by(namespace, demand, load)
+        factor = await self._raised_by(namespace, demand, load, gpu)
         return _parts(demand, said, factor)
 
-    async def _raised_by(self, namespace: str, demand: Demand, load: Load) -> float:
+    async def _raised_by(
+        self, namespace: str, demand: Demand, load: Load, gpu: GpuKind | None
+    ) -> float:
         """Return by how much the need of the whole batch was raised by what its user declared."""
         if demand.declared_memory_bytes is None:
             return 1.0
-        plain = await self._predictor.predict(namespace, _undeclared(demand), self._gpus.gpu_kind())
+        plain = await self._predictor.predict(namespace, _undeclared(demand), gpu)
         if plain.load.memory_source is Source.WHOLE_GPU:
             return 1.0
         return max(1.0, _peak_bytes(load) / max(_peak_bytes(plain.load), 1))
@@ -203,7 +216,9 @@ class Foresight:
             return
         demand = gang.record.spec.demand
         prediction = await self._predict(gang, gang.record.spec)
-        sub_batches = await self._sub_batches(gang.key[0], demand, prediction.load)
+        sub_batches = await self._sub_batches(
+            gang.key[0], demand, prediction.load, self._kind_for(gang)
+        )
         if gang.record is None:
             return
         status = gang.record.status

@@ -76,7 +76,8 @@ class Load(Message):
     runs slower when it is spread over machines. `peaks_measured`: the course of the memory is that
     of runs, and not assumed. `active_s` and `idle_s` are measured of runs that had their GPU alone:
     for how long a phase with kernels lasts, and for how long one without ([Xonar] III-A).
-    `message_bytes` is what a worker of a gang exchanges with the others each iteration.
+    `message_bytes` is what a worker of a gang exchanges with the others each iteration. `gpu_model`
+    is the type of GPU of which the figures are.
     """
 
     utilisation_percent: Percent
@@ -95,6 +96,7 @@ class Load(Message):
     bandwidth_share: Probability | None = None
     tensor_skew: Probability | None = None
     message_bytes: Bytes | None = None
+    gpu_model: str = ""
     peaks_measured: bool = False
     active_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
