@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from extender_builders import NOW, gpu, gpu_job, gpu_node, load, node, pod
+from extender_builders import GIB, NOW, gpu, gpu_job, gpu_node, load, node, pod
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -15,6 +15,7 @@ from scheduler_extender.cluster.ledger import Claim, Hold
 from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.state import ClusterState
+from tandem.contracts import names
 from tandem.policy.job import Job
 
 
@@ -221,6 +222,44 @@ def test_what_is_missing_from_a_list_is_gone() -> None:
     assert jobs(found) == [0, 1]
     assert found.pod_named("ml", "a") is None
     found.check()
+
+
+def test_a_plan_in_micro_batches_holds_what_they_need() -> None:
+    planned = gpu_job("pod-a", plan=[("u", "n0", ["g0"])], job_load=load(20, 4, 0.5))
+    whole = state(("gpunodes", gpu_node("n0", "g0")), ("gpujobs", planned))
+    assert whole.gpus.memory_base_gib[whole.node_rows("n0")].tolist() == [20]
+    part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
+    split = gpu_job("pod-a", plan=[("u", "n0", ["g0"])], job_load=load(20, 4, 0.5))
+    split["spec"]["demand"] |= {"accumulation": True, "batchSize": 64}
+    split["status"] |= {"subBatches": [part]}
+    split["status"]["plan"]["accumulationSteps"] = 2
+    found = state(("gpunodes", gpu_node("n0", "g0")), ("gpujobs", split))
+    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [6]
+    # The pod runs as it is planned, and as it was bound once it is.
+    found.upsert("pods", pod("a", uid="u", memory=None, version=1))
+    assert found.worker(found.pod("u").pod).memory_base_gib == 6
+    steps = {names.ACCUMULATION_STEPS: "1"}
+    bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0", annotations=steps)
+    found.upsert("pods", bound)
+    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [20]
+
+
+def test_a_pod_that_a_new_plan_leaves_out_gives_up_its_place() -> None:
+    first = gpu_job("g", plan=[("u", "n0", ["g0"]), ("v", "n0", ["g1"])], version=1)
+    found = state(("gpunodes", gpu_node("n0", "g0", "g1", "g2")), ("gpujobs", first))
+    assert jobs(found) == [1, 1, 0]
+    found.upsert("gpujobs", gpu_job("g", plan=[("v", "n0", ["g2"])], version=2))
+    assert jobs(found) == [0, 0, 1]
+    found.upsert("gpujobs", gpu_job("g", version=3))
+    assert jobs(found) == [0, 0, 0]
+    found.check()
+
+
+def test_a_plan_that_has_ended_holds_nothing_even_when_it_is_told_late() -> None:
+    found = state(("gpunodes", gpu_node("n0", "g0")))
+    found.tick(NOW + 30)
+    found.upsert("gpujobs", gpu_job("pod-a", plan=[("u", "n0", ["g0"])]))
+    assert jobs(found) == [0]
 
 
 def test_a_gpu_whose_memory_is_about_to_end_and_a_closed_one_take_no_more_jobs() -> None:

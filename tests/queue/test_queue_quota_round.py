@@ -215,3 +215,13 @@ def test_over_a_cap_one_that_is_before_in_the_order_does_not_give_way() -> None:
         ("a/old", 1), ("a/new", 1), gpus=3, runs={"a/old": 9999.0}, quotas=(capped,)
     )  # fmt: skip
     assert made.gives_way == []
+
+
+def test_nobody_gives_way_where_that_does_not_make_room_under_the_cap() -> None:
+    """One is before the claim in the order, so that only the other could go."""
+    capped = Quota(namespace="a", max_gpus=3)
+    runs = {"a/first": 9999.0, "a/last": 9999.0}
+    made = Round(
+        ("a/first", 2), ("a/new", 3), ("a/last", 1), gpus=9, runs=runs, quotas=(capped,)
+    )  # fmt: skip
+    assert made.gives_way == []

@@ -77,6 +77,7 @@ def overflow(*courses: tuple[float, float, float], room: float = 16.0) -> float:
         ([(6, 3, 0.5), (6, 3, 0.2)], 0.1),  # not both at once: 6 > 4
         ([(6, 5, 0.5), (6, 1, 0.2)], 0.5),  # the first alone is too much
         ([(6, 5, 0.5), (6, 5, 0.2)], 0.6),  # either: 1 - 0.5 * 0.8
+        ([(6, 2.5, 0.5), (6, 2, 0.2)], 0.1),  # both by half a GiB too much
         ([(9, 0, 0), (8, 0, 0)], 1.0),  # not even without a peak
         ([(4, 3, 0.5), (4, 3, 0.5), (4, 3, 0.5)], 0.5),  # room for one peak of 3: two of three
     ],

@@ -142,3 +142,12 @@ def test_too_many_terms_are_refused_at_apply_with_bound_and_number() -> None:
     assert fields(verdict) == ["spec.template.spec"]
     assert f"at most {MAX_NODE_REQUIREMENTS} entries" in verdict.errors[0].allowed
     assert "there are 10000" in verdict.errors[0].allowed
+
+
+def test_requirements_on_fields_of_nodes_count_like_those_on_labels() -> None:
+    field = {"key": "metadata.name", "operator": "In", "values": ["n0"]}
+    term = {"matchFields": [field] * (MAX_NODE_REQUIREMENTS + 1)}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    verdict = ask(pod(affinity={"nodeAffinity": required}))
+    assert fields(verdict) == ["spec"]
+    assert f"there are {MAX_NODE_REQUIREMENTS + 2}" in verdict.errors[0].allowed
