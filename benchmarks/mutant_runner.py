@@ -55,6 +55,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     if session.testsfailed:
         raise session.Interrupted("the tests were not collected")
     task = json.loads(Path(os.environ["MUTANTS_TASK"]).read_text())
+    # A shell's background process ignores the signal of the keyboard.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with Path(os.environ["MUTANTS_ANSWERS"]).open("a") as answers:
 
         def answer(value: dict[str, Any]) -> None:
@@ -392,6 +394,7 @@ def _is_ours(function: object) -> bool:
 
 def _alone() -> None:
     """Set up the child: no output, no terminal, bounds on memory, files that end with it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

@@ -57,7 +57,7 @@ class Run:
 
     def stop(self) -> None:
         """End pytest, and the test that it runs."""
-        self._process.send_signal(signal.SIGINT)
+        self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
     def new(self) -> list[dict[str, Any]]:
@@ -82,6 +82,7 @@ def answers(runs: Sequence[Run], until_s: float) -> Iterator[tuple[Run, dict[str
         if time.monotonic() > until_s:
             for run in left:
                 run.stop()
+                yield from ((run, answer) for answer in run.new())
             raise TimeoutError("the time is up; the next run goes on from here")
         if left:
             time.sleep(0.5)

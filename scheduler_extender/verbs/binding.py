@@ -98,7 +98,7 @@ class Binder:
         if other is None:
             task = asyncio.create_task(self._bind(args))
             other = self._under_way[uid] = _UnderWay(node, task)
-            task.add_done_callback(lambda _: self._under_way.pop(uid, None))
+            task.add_done_callback(lambda _: self._under_way.pop(uid))
         elif other.node != node:
             return f"a Binding of this pod to {other.node} is under way, its outcome not known yet"
         # The scheduler may hang up; the Binding goes on, and a second request joins it.

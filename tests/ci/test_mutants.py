@@ -10,6 +10,7 @@ import pytest
 from benchmarks.mutant_runner import changed_constants
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = tomllib.loads((ROOT / "benchmarks" / "mutants.toml").read_text())
 ENTRIES = tomllib.loads((ROOT / "benchmarks" / "hand_mutants.toml").read_text())["mutant"]
 GROUPS = {
     "guard", "ledger", "binding", "leadership", "gates", "preemption", "quota", "admission",
@@ -52,3 +53,19 @@ def test_a_constant_that_other_code_reads_at_import_needs_a_fresh_interpreter() 
     assert changed_constants(used.format(1), used.format(2)) == []
     inside = "LIMIT = {}\nclass C:\n    most = LIMIT\n"
     assert changed_constants(inside.format(1), inside.format(2)) == []
+
+
+def test_the_modules_and_the_tests_that_are_listed_are_there() -> None:
+    for pattern in (*SETTINGS["modules"], *SETTINGS["tests"]):
+        assert list(ROOT.glob(pattern)), f"benchmarks/mutants.toml: nothing is {pattern}"
+    modules = [str(f.relative_to(ROOT)) for each in SETTINGS["modules"] for f in ROOT.glob(each)]
+    for part, files in SETTINGS["near"].items():
+        assert any(part in module for module in modules), f"no module is {part}"
+        for file in files:
+            assert (ROOT / "tests" / f"{file}.py").is_file(), f"{part}: there is no {file}"
+
+
+def test_every_survivor_on_the_page_has_its_reason() -> None:
+    page = ROOT / "docs" / "mutants.md"
+    if page.exists():
+        assert "**open**" not in page.read_text()

@@ -220,3 +220,21 @@ def test_a_refusal_is_logged_counted_and_given_to_the_audit_log(caplog) -> None:
     assert line.startswith(r"refused user='ada\nforged=1' kind=Pod object=ml/p fields=")
     assert "a secret of mine" not in line
     assert counted == ["refused"]
+
+
+def test_what_is_no_request_goes_to_the_application_as_it_is() -> None:
+    """The start and the end of the service, say."""
+    seen: list[tuple] = []
+
+    async def application(*what: object) -> None:
+        seen.append(what)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def send(_: Message) -> None:
+        raise AssertionError("nothing is sent")
+
+    scope = {"type": "lifespan"}
+    asyncio.run(Limited(application)(scope, receive, send))
+    assert seen == [(scope, receive, send)]

@@ -68,5 +68,6 @@ def test_condition(driver, proc, tmp_path, seen, gpus, status):
     monitor.tick(driver.now_s, STAMP)
     conditions = monitor.status(driver.now_s, STAMP).conditions
     monitor.close()
-    found = [one.status for one in conditions if one.type == "VariableHonoured"]
-    assert found == ([] if status is None else [status])
+    found = [(one.status, one.reason) for one in conditions if one.type == "VariableHonoured"]
+    reason = "Honoured" if status == "True" else "NotHonoured"
+    assert found == ([] if status is None else [(status, reason)])

@@ -107,6 +107,34 @@ def test_pod_that_left_is_remembered_for_a_while(node, driver, proc):
     assert one.run(60).gpus[0].pods == []
 
 
+def test_processes_that_cannot_be_listed_leave_their_memory_unknown(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
+    proc.add(7, uid(1))
+    one = node()
+    assert one.run(2).gpus[0].pods[0].memory_bytes == 4 * GIB
+    call = "nvmlDeviceGetComputeRunningProcesses_v3"
+    driver.state.errors = [StubError(call, pynvml.NVML_ERROR_NO_PERMISSION, gpu=0)]
+    driver.state.processes = [StubProcess(0, 7, 5 * GIB)]
+    gpu = one.run(12).gpus[0]
+    assert [use.memory_bytes for use in gpu.pods] == [None]
+    assert gpu.memory_foreign_bytes is None
+    assert gpu.memory_used_bytes == 5 * GIB
+    driver.state.errors = []
+    assert one.run(12).gpus[0].pods[0].memory_bytes == 5 * GIB
+
+
+def test_processes_that_have_ended_are_not_remembered(node, driver, proc):
+    driver.state.processes = [StubProcess(0, 7 + n, GIB) for n in range(3)]
+    for n in range(3):
+        proc.add(7 + n, uid(n))
+    one = node()
+    one.run(2)
+    assert set(one.monitor._attribution._known) == {7, 8, 9}
+    driver.state.processes = driver.state.processes[:1]
+    one.run(12)
+    assert set(one.monitor._attribution._known) == {7}
+
+
 def test_a_peak_of_two_samples_is_not_missed(node, driver, proc):
     peak = Wave(period_us=60_000_000, high_us=600_000, phase_us=5_000_000)
     driver.state.processes = [StubProcess(0, 7, GIB, extra=3 * GIB, peaks=peak)]
@@ -239,6 +267,28 @@ def test_lost_gpu_is_quarantined_alone_and_comes_back(node, driver, proc):
     assert one.run(35).gpus[0].health == "Quarantined", "not well for long enough"
     back = one.run(60).gpus[0]
     assert (back.health, back.shares, back.memory_used_bytes) == ("Healthy", 2, 4 * GIB)
+
+
+def test_a_gpu_that_is_lost_between_two_readings_is_quarantined_alone(node, driver, proc):
+    one = node()
+    one.run(2)
+    driver.state.errors = [StubError("nvmlDeviceGetSamples", 15, gpu=0)]
+    lost, well = one.run(10).gpus
+    assert (lost.health, lost.health_reason) == ("Quarantined", "the GPU is lost")
+    assert (well.health, well.shares) == ("Healthy", 2)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_conditions_say_what_can_be_read(node, driver, gone):
+    one = node()
+    if gone:
+        driver.state.errors = [StubError("*", pynvml.NVML_ERROR_UNINITIALIZED)]
+        driver.apply()
+    found = {c.type: (c.status, c.reason) for c in one.run(2).conditions}
+    assert found["NvmlAvailable"] == (("False", "Gone") if gone else ("True", "Available"))
+    assert found["AllGpusReadable"] == ("True", "Readable")
+    assert found["AssignmentHonoured"] == ("True", "Honoured")
+    assert "VariableHonoured" not in found, "no canary was asked"
 
 
 def test_gpu_that_vanishes_from_the_bus_stays_in_the_report(node, driver):

@@ -22,6 +22,7 @@ from tandem.policy.catalog import (
     profile_names,
 )
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.pipeline import Pipeline
@@ -96,6 +97,47 @@ def test_a_constraint_is_a_mask_that_follows_its_gpus(kind: type) -> None:
             assert constraint.sentence(asked, gpus, row)
     assert same(gpus, before)
     assert constraint(JOBS[0], gpus.take(np.zeros(0, dtype=np.int64))).shape == (0,)
+
+
+def mixed() -> GpuArrays:
+    """GPUs of every sort: shared, full, exclusive, ill, stale, guarded, not offered."""
+    gpus = cluster().with_job(job(4, exclusive=True), [6], 4)
+    count = np.arange(len(gpus))
+    return replace(
+        gpus,
+        shares=np.where(count == 7, 0, gpus.shares),
+        healthy=count % 5 != 3,
+        fresh=count % 4 != 1,
+        guarded=count % 2 == 0,
+        peaks_measured=count % 3 != 2,
+    )
+
+
+OPTIONS = {
+    "shares": [{}, {"at_most": 1}],
+    "peak_fits": [{}, {"opportunistic": True}],
+    "memory_collision": [{}, {"max_collision_probability": 0.0}],
+}
+
+
+@pytest.mark.parametrize("kind", kinds(AnyConstraint))
+def test_a_constraint_says_of_many_jobs_at_once_what_it_says_of_each(kind: type) -> None:
+    asked = [
+        *JOBS, job(2, exclusive=True), job(3, peak_measured=True), job(5, memory_base_gib=15.5),
+        job(6, memory_base_gib=30.0),
+    ]  # fmt: skip
+    gpus = mixed()
+    demands = JobColumns(asked).demands(np.arange(len(asked)))
+    seen = set()
+    for options in OPTIONS.get(make(kind).kind, [{}]):
+        constraint = kind.model_validate(make(kind).model_dump() | options)
+        together = constraint.each(demands, gpus)
+        if together is None:  # it is asked for each job by itself
+            return
+        one_by_one = np.stack([constraint(each, gpus) for each in asked])
+        seen |= set(one_by_one.ravel().tolist())
+        assert np.array_equal(np.broadcast_to(together, one_by_one.shape), one_by_one)
+    assert seen == {True, False}, "the GPUs show both answers"
 
 
 @pytest.mark.parametrize("kind", kinds(AnyScorer))

@@ -433,6 +433,23 @@ def test_who_has_had_its_gpu_seconds_gives_way_to_who_has_not() -> None:
     run(scenario)
 
 
+def test_the_time_of_all_running_jobs_of_a_namespace_is_counted() -> None:
+    cluster = Teams(Quota(namespace="a", gpus=4, gpu_seconds=1e6), window_s=24_000)
+
+    async def scenario() -> None:
+        cluster.submit("a", "a1", gpus=2)
+        cluster.submit("a", "a2")
+        await cluster.comes("a2", "Running")
+        ((_, held, before),) = cluster.controller.quotas
+        assert held == 3
+        for _ in range(4):
+            await cluster.pass_s(10)
+        ((_, _, after),) = cluster.controller.quotas
+        assert after - before == pytest.approx(3 * 40)
+
+    run(scenario)
+
+
 def test_what_named_namespaces_hold_and_may_have_is_told_to_prometheus() -> None:
     cluster = Teams(Quota(namespace="a", gpus=2, max_gpus=3), Quota(namespace="*", gpus=1))
     registry = CollectorRegistry()

@@ -59,6 +59,7 @@ def run_shared(
     believed_memory: list[tuple[float, float, float]] | None = None,
     preemption_cost_s: float = 0.0,
     seed: int = 0,
+    guarded: bool = False,
 ) -> Outcome:
     """Run with a matrix of slowdowns, known to the policies, and memory courses by job."""
     if isinstance(profile, str):
@@ -85,4 +86,4 @@ def run_shared(
         )
         for i, job in enumerate(jobs)
     ]  # fmt: skip
-    return Engine(jobs, believed, gpus, profile, truth, seed=seed).run()
+    return Engine(jobs, believed, gpus, profile, truth, seed=seed, guarded=guarded).run()

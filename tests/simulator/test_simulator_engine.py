@@ -62,6 +62,27 @@ def test_bases_that_do_not_fit_kill_the_newcomer_which_then_runs_alone() -> None
     assert outcome.end_s[1] == pytest.approx(20, abs=0.2)
 
 
+@pytest.mark.parametrize(("guarded", "ooms"), [(True, [1, 0]), (False, [0, 1])])
+def test_where_memory_is_guarded_the_one_that_outgrew_most_goes(
+    guarded: bool, ooms: list[int]
+) -> None:
+    # Without a guard it is the newcomer, whose allocation fails.
+    outcome = run_shared(
+        trace((0, 1, 10), (5, 1, 10)), "1x1", PAIRS, [[0.0]], [0, 0],
+        memory=[(11.0, 0.0, 0.0), (6.0, 0.0, 0.0)],
+        believed_memory=[(5.0, 0.0, 0.0), (5.0, 0.0, 0.0)], guarded=guarded,
+    )  # fmt: skip
+    assert outcome.ooms.tolist() == ooms
+
+
+def test_where_nobody_outgrew_its_memory_the_newcomer_goes() -> None:
+    outcome = run_shared(
+        trace((0, 1, 10), (5, 1, 10)), "1x1", PAIRS, [[0.0]], [0, 0],
+        memory=[(11.0, 0.0, 0.0), (6.0, 0.0, 0.0)], guarded=True,
+    )  # fmt: skip
+    assert outcome.ooms.tolist() == [0, 1]
+
+
 def test_peaks_that_fall_together_kill_one_in_its_peak_which_loses_its_run() -> None:
     peaky = [(1.0, 10.0, 0.9), (1.0, 10.0, 0.9)]
     outcome = run_shared(
@@ -190,3 +211,19 @@ def test_what_becomes_due_on_the_way_comes_in_the_same_moment() -> None:
         if kind is Kind.ARRIVE:
             events.expect(5.0 + 1e-12, Kind.END, 1)
     assert seen == [(Kind.ARRIVE, 0), (Kind.END, 1)]
+
+
+def test_what_was_expected_before_a_change_does_not_come() -> None:
+    events = Events(jobs=2, rows=2)
+    for version in range(3):
+        events.expect(5.0, Kind.END, 0)
+        events.expect(6.0, Kind.OOM, 1)
+        if version < 2:
+            events.void_job(0)
+            events.void_row(1)
+    events.expect(6.0, Kind.OOM, 0)
+    assert list(events.due(5.0)) == [(Kind.END, 0)]
+    assert list(events.due(6.0)) == [(Kind.OOM, 0), (Kind.OOM, 1)]
+    assert not events
+    events.expect(float("inf"), Kind.TICK)
+    assert not events
