@@ -140,6 +140,17 @@ def test_a_constraint_says_of_many_jobs_at_once_what_it_says_of_each(kind: type)
     assert seen == {True, False}, "the GPUs show both answers"
 
 
+@pytest.mark.parametrize("missing", ["own_slowdown", "caused_slowdown"])
+@pytest.mark.parametrize("kind", kinds(AnyConstraint))
+def test_a_constraint_takes_a_job_of_which_only_one_side_is_believed(
+    kind: type, missing: str
+) -> None:
+    mask = make(kind)(job(1, **{missing: None}), cluster())
+    assert np.array_equal(
+        mask, make(kind)(job(1, own_slowdown=None, caused_slowdown=None), cluster())
+    )
+
+
 @pytest.mark.parametrize("kind", kinds(AnyScorer))
 def test_a_score_is_between_0_and_1_and_follows_its_gpus(kind: type) -> None:
     scorer, gpus = make(kind), cluster()

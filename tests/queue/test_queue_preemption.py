@@ -123,6 +123,30 @@ def test_whoever_had_more_than_the_threshold_gives_way_to_who_had_nothing() -> N
     run(scenario)
 
 
+def test_a_job_that_takes_the_name_of_another_begins_anew() -> None:
+    cluster = Training()
+
+    async def scenario() -> None:
+        cluster.submit("two")
+        await cluster.pass_s(30)
+        await cluster.pass_s(30)
+        former = cluster.gpujob("job-two")
+        assert former["status"]["phase"] == "Running"
+        cluster.api.delete(JOBS, "two", "default")
+        cluster.job_controller_deletes("two")
+        cluster.submit("two")
+        await cluster.pass_s(0)
+        await cluster.pass_s(0)
+        heir = cluster.gpujob("job-two")
+        owner = cluster.api.get(JOBS, "two", "default")["metadata"]["uid"]
+        assert heir["spec"]["workload"]["uid"] == owner != former["spec"]["workload"]["uid"]
+        assert heir["metadata"]["uid"] != former["metadata"]["uid"]
+        assert heir["status"]["phase"] == "Running"
+        assert heir["status"].get("attainedGpuSeconds", 0) == 0
+
+    run(scenario)
+
+
 def test_the_papers_three_jobs_give_way_in_turn() -> None:
     """[Tiresias] Fig. 7, boundary at four units of 25 s: two runs, three, two again, three."""
     cluster = Training(profile=tiresias(100.0))

@@ -143,6 +143,11 @@ def test_a_new_plan_keeps_the_places_of_pods_still_on_their_way() -> None:
     status = lifecycle.with_plan(group.record.status, group, [([second], place)], 5, 35)
     assert [(p.uid, p.gpus) for p in status.plan.pods] == [("uid-p0", ["a"]), ("uid-p1", ["c"])]
     assert (status.phase, status.attempts) == (Phase.ADMITTED, 1)
+    assert (status.reason, status.message) == ("Planned", "1 pod(s) planned on n1: c")
+    assert (status.plan.made_at, status.plan.deadline) == (rfc3339(5), rfc3339(35))
+    assert (status.admitted_at, status.position) == (rfc3339(5), None)
+    (scheduled,) = status.conditions
+    assert (scheduled.type, scheduled.status, scheduled.reason) == ("Scheduled", "True", "Planned")
 
 
 def test_who_waits_has_waited_since_it_began_to_and_keeps_its_phase() -> None:

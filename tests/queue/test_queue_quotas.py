@@ -168,6 +168,10 @@ def test_how_much_a_namespace_must_give_up_first() -> None:
 def test_settings_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ValidationError, match="max_gpus must be at least gpus"):
         Quota(namespace="a", gpus=3, max_gpus=2)
+    assert Quota(namespace="a", gpus=3, max_gpus=3).max_gpus == 3
+    assert Quota(namespace="a", max_gpus=0).max_gpus == 0, "none at all"
+    with pytest.raises(ValidationError, match="set gpus as well"):
+        Quota(namespace="a", gpu_seconds=3600)
     with pytest.raises(ValidationError, match="two quotas for a"):
         QueueConfig(quotas=(A, A))
 

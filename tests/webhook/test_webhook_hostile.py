@@ -128,6 +128,19 @@ def test_a_review_of_too_many_parts_is_refused_before_it_is_decoded(client: Test
     assert (status, b"objects and lists" in answer) == (413, True)
 
 
+@pytest.mark.parametrize(("parts", "status"), [(MAX_PARTS, 422), (MAX_PARTS + 1, 413)])
+def test_the_bound_on_parts_may_be_reached(client: TestClient, parts: int, status: int) -> None:
+    assert client.post("/mutate", content=b"[" * parts).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("entries", "errors"), [(podshape.MAX_ENTRIES, 0), (podshape.MAX_ENTRIES + 1, 1)]
+)
+def test_the_bound_on_entries_may_be_reached(entries: int, errors: int) -> None:
+    verdict = ask(pod(volumes=[{"name": "v"}] * entries))
+    assert len(verdict.errors) == errors
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"request": {"uid": 7}}', b"[" * 100_000])
 def test_what_is_no_review_is_refused_without_its_content(client: TestClient, body: bytes) -> None:
     answer = client.post("/mutate", content=body)
