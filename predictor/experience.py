@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 from predictor.equations import time_shared_speed
 from predictor.gpus import type_name
@@ -22,6 +22,8 @@ _PRIOR_PAIRS = 8.0
 _KEPT = 64
 #: A pair further from the formula than this factor (log) counts as this far.
 _FURTHEST = 1.5
+#: Standard deviations of a 95 % bound, and what a type's spread may be of that of other types.
+_LEVEL, _NARROWEST, _WIDEST = 1.64, 0.5, 1.5
 #: Kinds of jobs whose utilisation is remembered, the one seen last at the end.
 _KINDS = 10_000
 
@@ -71,12 +73,30 @@ class Experience:
         pairs seen: n / (n + 8).
         """
         with self._lock:
-            by_namespace = self._ratios.get(type_name(gpu_model), {})
+            by_namespace = self._of(gpu_model)
             votes = [fmean(pairs.values()) for pairs in by_namespace.values()]
             seen = sum(len(pairs) for pairs in by_namespace.values())
         return median(votes) * seen / (seen + _PRIOR_PAIRS) if votes else 0.0
 
+    def width(self, gpu_model: str | None, prior: float) -> float:
+        """Return by how much the spread around the shifted formula is wider than `prior` (log).
+
+        The spread is the root mean square of what is left of a namespace's ratios, times the 1.64
+        standard deviations of a 95 % bound; the median over namespaces, shrunk as `shift` is.
+        """
+        with self._lock:
+            by_namespace = [list(p.values()) for p in self._of(gpu_model).values()]
+        spreads = [_LEVEL * pstdev(ratios) / prior for ratios in by_namespace if len(ratios) > 1]
+        if not spreads:
+            return 1.0
+        seen = sum(map(len, by_namespace))
+        shown = min(max(median(spreads), _NARROWEST), _WIDEST)
+        return (seen * shown + _PRIOR_PAIRS) / (seen + _PRIOR_PAIRS)
+
+    def _of(self, gpu_model: str | None) -> dict[str, dict[tuple[str, str], float]]:
+        return self._ratios.get(type_name(gpu_model), {})
+
     def pairs(self, gpu_model: str | None) -> int:
         """Return how many pairs this type of GPU has shown."""
         with self._lock:
-            return sum(len(p) for p in self._ratios.get(type_name(gpu_model), {}).values())
+            return sum(len(p) for p in self._of(gpu_model).values())

@@ -36,9 +36,15 @@ _SLOWEST = 1 / 21
 #: time sharing by utilisations from the graph, and by those from a measured time of a step (no
 #: published pairs have measured utilisations); and of a model whose card does not say it.
 #: Derived from measured pairs on two types of GPU: docs/results/predictions.md.
-PREDICTED_SPREAD = 0.45
+PREDICTED_SPREAD = 0.65
 MEASURED_SPREAD = 0.69
 _MODEL_SPREAD = 0.40
+#: The same of the sum of both speeds: the two sides of a pair do not both come off worst.
+PREDICTED_TOTAL_SPREAD = 0.30
+MEASURED_TOTAL_SPREAD = 0.40
+#: Power of time-shared speed where a utilisation is predicted: predicted utilisations saturate, so
+#: that the loss they predict is on average twice the loss that is measured.
+PREDICTED_SLOPE = 0.5
 
 #: The columns of `pair_features`; `job` is the one whose speed is asked, `partner` the other.
 PAIR_FEATURES = (
@@ -53,9 +59,10 @@ class TimeSharing:
     """Two jobs share the GPU's time: speed = min(1, 1 / (u1 + u2)), u being busy shares.
 
     The formula knows no type of GPU. What a type of GPU has shown so far (`Experience`) shifts it.
+    Where a utilisation is predicted, only a part of the predicted loss counts.
     """
 
-    version = "time-sharing/1"
+    version = "time-sharing/2"
 
     def __init__(self, experience: Experience | None = None) -> None:
         self.experience = experience or Experience()
@@ -65,6 +72,7 @@ class TimeSharing:
         speed = time_shared_speed(
             np.array([job.utilisation_percent + p.utilisation_percent for p in partners])
         )
+        speed = np.where(both_measured(job, partners), speed, speed**PREDICTED_SLOPE)
         shift = self.experience.shift(gpu_model)
         shifted: Floats = np.clip(speed * math.exp(shift), _SLOWEST, 1.0)
         return shifted
@@ -146,9 +154,10 @@ class Interference:
         speed = np.repeat(
             self._formula.speeds(job, candidates, request.gpu_model)[:, None], 2, axis=1
         )
-        measured = np.array([_measured(each) for each in candidates], dtype=np.bool_)
-        measured &= _measured(job)
-        spread = np.where(measured, MEASURED_SPREAD, PREDICTED_SPREAD)
+        measured = both_measured(job, candidates)
+        width = self._formula.experience.width(request.gpu_model, MEASURED_SPREAD)
+        spread = width * np.where(measured, MEASURED_SPREAD, PREDICTED_SPREAD)
+        total_spread = width * np.where(measured, MEASURED_TOTAL_SPREAD, PREDICTED_TOTAL_SPREAD)
         in_domain = np.zeros(count, dtype=np.bool_)
         learned = self._learned
         if learned is not None and learned.covers(gpu, [job])[0]:
@@ -156,9 +165,10 @@ class Interference:
             at = np.flatnonzero(in_domain)
             if len(at):
                 speed[at] = learned.speeds(job, [candidates[i] for i in at], gpu)
-                spread[at] = learned.spread
+                spread[at] = total_spread[at] = learned.spread
         slowdown = 1 / speed - 1
         bound = np.exp(spread)[:, None] / speed - 1
+        total = speed.sum(axis=1) * np.exp(-total_spread)
         outside = ~(in_domain | measured)
         by_model = learned is not None and (bool(in_domain.all()) if count else True)
         # All pairs in one call: to make them one by one costs half as much as the model.
@@ -168,10 +178,11 @@ class Interference:
                     {
                         "job_slowdown": own, "partner_slowdown": caused,
                         "job_slowdown_p95": own_p95, "partner_slowdown_p95": caused_p95,
-                        "out_of_distribution": unseen,
+                        "total_speed_p5": both, "out_of_distribution": unseen,
                     }
-                    for (own, caused), (own_p95, caused_p95), unseen in zip(
-                        slowdown.tolist(), bound.tolist(), outside.tolist(), strict=True
+                    for (own, caused), (own_p95, caused_p95), both, unseen in zip(
+                        slowdown.tolist(), bound.tolist(), total.tolist(), outside.tolist(),
+                        strict=True,
                     )
                 ],
                 "source": Source.MODEL if by_model else Source.FORMULA,
@@ -187,6 +198,12 @@ def open_interference(directory: Path | None, experience: Experience | None = No
     """Return what prices pairs: with the model of `directory`, else the one that is shipped."""
     found = serving(directory, KIND)
     return Interference(LearnedInterference(*found) if found else None, experience)
+
+
+def both_measured(job: Load, partners: Sequence[Load]) -> Bools:
+    """Return (partners,): whether the utilisations of both sides were measured."""
+    found = np.array([_measured(each) for each in partners], dtype=np.bool_)
+    return found & _measured(job)
 
 
 def _measured(load: Load) -> bool:

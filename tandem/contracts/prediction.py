@@ -61,25 +61,32 @@ class PairSlowdown(Message):
 
     `*_slowdown` is the estimate. `*_slowdown_p95` is the upper bound that 95 % of pairs of unseen
     model families stay below; it is absent in answers of earlier versions of the predictor.
-    `out_of_distribution` means that no model was trained on such a pair and that at least one of
-    the two loads was never measured.
+    `total_speed_p5` is the lower bound of the sum of both speeds, which 95 % of such pairs exceed:
+    the two do not both come off worst. `out_of_distribution` means that no model was trained on
+    such a pair and that at least one of the two loads was never measured.
     """
 
     job_slowdown: Annotated[float, Field(ge=0)]
     partner_slowdown: Annotated[float, Field(ge=0)]
     job_slowdown_p95: Annotated[float, Field(ge=0)] | None = None
     partner_slowdown_p95: Annotated[float, Field(ge=0)] | None = None
+    total_speed_p5: Annotated[float, Field(gt=0, le=2)] | None = None
     out_of_distribution: bool = False
 
     @property
     def planned(self) -> tuple[float, float]:
         """Return the slowdowns of the job and of its partner that a scheduling cycle uses.
 
-        Of a pair out of distribution the upper bounds count, because its estimate may be wrong in
-        either direction; of every other pair the estimates count.
+        Of a pair out of distribution the bounds count, because its estimate may be wrong in either
+        direction; of every other pair the estimates count. What sharing is worth is the sum of both
+        speeds, so both are slowed down until they add up to its lower bound.
         """
         if not self.out_of_distribution:
             return self.job_slowdown, self.partner_slowdown
+        if self.total_speed_p5 is not None:
+            total = 1 / (1 + self.job_slowdown) + 1 / (1 + self.partner_slowdown)
+            slower = max(total / self.total_speed_p5, 1.0)
+            return slower * (1 + self.job_slowdown) - 1, slower * (1 + self.partner_slowdown) - 1
         bounds = self.job_slowdown_p95, self.partner_slowdown_p95
         job, partner = (0.0 if bound is None else bound for bound in bounds)
         return max(self.job_slowdown, job), max(self.partner_slowdown, partner)

@@ -21,9 +21,12 @@ from predictor.config import PredictorConfig
 from predictor.experience import Experience
 from predictor.interference import (
     KIND,
+    MEASURED_SPREAD,
     PAIR_FEATURES,
     PART,
+    PREDICTED_SLOPE,
     PREDICTED_SPREAD,
+    PREDICTED_TOTAL_SPREAD,
     Interference,
     LoadDomain,
     TimeSharing,
@@ -109,8 +112,11 @@ def trained(tmp_path_factory):
 
 def test_time_sharing_worked():
     # 60 + 100 = 160 % in total: each runs at 1 / 1.6 of its speed; 60 % alone loses nothing.
-    speeds = TimeSharing().speeds(load(60), [load(100), load(0)], None)
+    speeds = TimeSharing().speeds(observed(60), [observed(100), observed(0)], None)
     assert speeds == pytest.approx([0.625, 1.0])
+    # Of what a predicted utilisation says is lost, half counts (of the logarithm).
+    predicted = TimeSharing().speeds(observed(60), [load(100), load(0)], None)
+    assert predicted == pytest.approx([0.625**0.5, 1.0])
 
 
 def observed(utilisation: float) -> Load:
@@ -126,9 +132,14 @@ def test_outside_its_domain_the_model_is_not_used_and_the_bound_counts():
         (pair,) = answer.pairs
         assert (answer.source, answer.out_of_distribution) == (Source.FORMULA, True)
         assert pair.out_of_distribution
-        assert pair.job_slowdown == pair.partner_slowdown == pytest.approx(0.5)
-        assert pair.planned == (pair.job_slowdown_p95, pair.partner_slowdown_p95)
-        assert pair.job_slowdown_p95 == pytest.approx(1.5 * math.exp(PREDICTED_SPREAD) - 1)
+        speed = 1.5**-PREDICTED_SLOPE
+        assert pair.job_slowdown == pair.partner_slowdown == pytest.approx(1 / speed - 1)
+        assert pair.job_slowdown_p95 == pytest.approx(math.exp(PREDICTED_SPREAD) / speed - 1)
+        # The sum of both speeds is planned with at its lower bound, which is above both bounds.
+        total = sum(1 / (1 + slowdown) for slowdown in pair.planned)
+        assert total == pytest.approx(2 * speed * math.exp(-PREDICTED_TOTAL_SPREAD))
+        assert total == pytest.approx(pair.total_speed_p5)
+        assert pair.job_slowdown < pair.planned[0] < pair.job_slowdown_p95
 
 
 @pytest.mark.parametrize("gpu", ["Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"])
@@ -151,7 +162,8 @@ def test_measured_loads_are_planned_with_at_the_estimate_on_every_type_of_gpu():
     assert both.job_slowdown == pytest.approx(0.5)
     assert one.out_of_distribution
     assert both.job_slowdown_p95 > both.job_slowdown
-    assert one.planned == (one.job_slowdown_p95, one.partner_slowdown_p95)
+    assert sum(1 / (1 + s) for s in one.planned) == pytest.approx(one.total_speed_p5)
+    assert one.planned > (one.job_slowdown, one.partner_slowdown)
 
 
 def test_a_load_unlike_those_trained_on_is_out_of_the_domain():
@@ -180,6 +192,40 @@ def test_what_a_type_of_gpu_has_shown_shifts_its_estimates_and_no_others():
     assert before == pytest.approx(0.6)
     assert 1.1 < shown < 1.4
     assert pricing.answer(elsewhere).pairs[0].job_slowdown == pytest.approx(before)
+
+
+def shown(speeds: list[float], utilisation: float = 80.0) -> Experience:
+    """A type of GPU on which pairs of this utilisation were seen at these speeds."""
+    experience = Experience()
+    experience.add("team-a", "other", "NVIDIA L4", utilisation, [])
+    for index, speed in enumerate(speeds):
+        beside = Neighbour(kind="other", slowdown=1 / speed - 1, means=Means.UTILISATION)
+        experience.add("team-a", f"m{index}", "NVIDIA L4", utilisation, [beside])
+    return experience
+
+
+def test_jobs_never_measured_may_share_on_an_unknown_type_of_gpu_and_more_once_it_shares_well():
+    """The default policy shares a GPU where both speeds together exceed 1.1."""
+
+    def total(experience: Experience, utilisation: float) -> float:
+        request = InterferenceRequest(
+            job=load(utilisation), candidates=[load(utilisation)], gpu_model="NVIDIA L4"
+        )
+        (pair,) = Interference(None, experience).answer(request).pairs
+        assert pair.out_of_distribution
+        return sum(1 / (1 + slowdown) for slowdown in pair.planned)
+
+    nothing, well, badly = Experience(), shown([0.85] * 12 + [0.8] * 12), shown([0.45] * 24)
+    assert total(nothing, 75) > 1.1
+    assert total(nothing, 99) < 1.1 < total(well, 99)
+    assert total(badly, 75) < 1.1
+
+
+def test_the_bound_follows_how_much_the_pairs_of_a_type_differ():
+    alike, unlike = shown([0.6] * 24), shown([0.3, 0.95] * 12)
+    assert alike.width("NVIDIA L4", MEASURED_SPREAD) < 0.7
+    assert unlike.width("NVIDIA L4", MEASURED_SPREAD) > 1.1
+    assert Experience().width("NVIDIA L4", MEASURED_SPREAD) == 1.0
 
 
 @pytest.mark.parametrize("means", [Means.PROGRESS, Means.UTILISATION])
