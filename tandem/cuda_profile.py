@@ -19,6 +19,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+_CONTEXT_MIB = 1024
+
 
 @dataclass(slots=True)
 class Profile:
@@ -29,6 +31,21 @@ class Profile:
     idle_s: float = 0.0
     peak_memory_bytes: int = 0
 
+    def annotations(self) -> dict[str, str]:
+        """Return the annotations by which the next run of the job is predicted as it was seen.
+
+        The allocator's peak has no CUDA context in it; a GiB is added for that. Empty without an
+        iteration.
+        """
+        seconds = self.active_s + self.idle_s
+        if not self.iterations or not seconds:
+            return {}
+        return {
+            "tandem.gpu/framework": "pytorch",
+            "tandem.gpu/memory": f"{-(-self.peak_memory_bytes // 2**20) + _CONTEXT_MIB}Mi",
+            "tandem.gpu/utilization": f"{100 * self.active_s / seconds:.0f}",
+        }
+
 
 @contextmanager
 def recording(
@@ -36,8 +53,8 @@ def recording(
 ) -> Iterator[Profile]:
     """Record until the end of the block; `listeners` are called at each step of the job.
 
-    The profile is filled as iterations end, and logged as one line of JSON in the end. It is put
-    into `profiles`, from which the agent is told of it.
+    The profile is filled as iterations end, and logged as JSON in the end, with the annotations
+    that follow from it. It is put into `profiles`, from which the agent is told of it.
     """
     profile = Profile()
     if profiles is not None:
@@ -59,6 +76,7 @@ def recording(
         events.drain()
         profile.peak_memory_bytes = int(torch.cuda.max_memory_reserved())
         log.info("profile %s", json.dumps(asdict(profile)))
+        log.info("annotations %s", json.dumps(profile.annotations()))
 
 
 def _torch() -> Any:  # noqa: ANN401 - PyTorch, which is no dependency

@@ -1,11 +1,14 @@
 """The hook for PyTorch, on a GPU whose clock the test moves: PyTorch itself is not installed."""
 
+import json
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from tandem import progress
+from tandem.contracts.annotations import parse_demand
+from tandem.contracts.prediction import Framework
 
 
 class Gpu:
@@ -78,6 +81,19 @@ def test_active_and_idle_time_of_iterations_that_wait_for_data(gpu):
     assert profile.idle_s == pytest.approx(2.0)
     assert profile.peak_memory_bytes == 5 << 30
     assert (gpu.hooks, progress.listeners) == ([], [])
+
+
+def test_a_profile_says_what_to_annotate(gpu, caplog):
+    caplog.set_level("INFO")
+    with progress.profile() as profile:
+        assert profile.annotations() == {}
+        train(gpu, 11, load_ms=300, kernel_ms=100)
+    said = profile.annotations()
+    demand = parse_demand(said, gpus_per_pod=1)
+    assert demand.declared_memory_bytes == 6 << 30
+    assert demand.declared_utilisation_percent == 33
+    assert demand.framework is Framework.PYTORCH
+    assert json.dumps(said) in caplog.text
 
 
 def test_gpu_that_is_behind_is_never_idle(gpu):
