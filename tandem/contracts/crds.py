@@ -147,6 +147,7 @@ DEFINITIONS = (
             Column("Kind", ".spec.workload.kind", wide=True),
             Column("Workload", ".spec.workload.name", wide=True),
             Column("First-Node", ".status.plan.pods[0].node", wide=True),
+            Column("Slowdown", ".status.observed.slowdown.value", "number", wide=True),
             Column("Message", ".status.message", wide=True),
         ),
     ),
@@ -161,6 +162,7 @@ DEFINITIONS = (
         columns=(
             Column("GPUs", ".status.gpuCount", "integer"),
             Column("Healthy", ".status.healthyCount", "integer"),
+            Column("Idle", ".status.idleCount", "integer"),
             Column("Pods", ".status.podCount", "integer"),
             Column("Model", ".status.gpus[0].model"),
             Column("Reported", ".status.observedAt", "date"),

@@ -1,31 +1,40 @@
-"""Ten questions of users and operators: each is answered by one command of the CLI.
+"""Ten questions of users and operators: the page, the CLI and kubectl answer each in two steps.
 
-The commands run against the extender's own views of a small cluster.
+The commands are those of the table in docs/cli.md. They run against the extender's own views of a
+small cluster, and against the objects of that cluster as kubectl shows them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from click.testing import Result
-from extender_builders import NOW, gpu_job, gpu_node, load, pod
+from extender_builders import NOW, Object, gpu, gpu_job, gpu_node, load, pod
 from fastapi import FastAPI
-from test_extender_status import Site, slowdown
+from test_extender_status import Site, slowdown, view
 from typer.testing import CliRunner
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.serving.api import read_router
 from scheduler_extender.serving.readers import everybody
+from scheduler_extender.serving.status import assets
 from scheduler_extender.serving.status.publisher import Publisher
 from scheduler_extender.serving.status.routes import status_router
 from scheduler_extender.serving.status.sources import local_changes
 from tandem.cli.main import build_app
 from tandem.cli.reach import Reader
+from tandem.contracts.crds import DEFINITIONS
+from tandem.contracts.resources import GPUNodeStatus
 from tandem.errors import TandemError
 from tandem.kube.tunnel import Answer
 from tandem.policy.catalog import load_profile
@@ -37,14 +46,42 @@ WAITS = (
 )
 
 
+class Recorded(Site):
+    """A site that keeps the objects of its API server, by plural and name."""
+
+    def __init__(self, quotas: list[tuple[Quota, int, float]]) -> None:
+        super().__init__(quotas)
+        self.objects: dict[str, dict[tuple[str, str], Object]] = {}
+        upsert = self.state.upsert
+
+        def recorded(plural: str, body: Object) -> None:
+            meta = body["metadata"]
+            self.objects.setdefault(plural, {})[meta.get("namespace", ""), meta["name"]] = body
+            upsert(plural, body)
+
+        self.state.upsert = recorded  # type: ignore[method-assign]
+
+
+def use(job: str, namespace: str = "ml") -> Object:
+    return {"namespace": namespace, "pod": job, "uid": f"uid-{namespace}-{job}"}
+
+
+def counted(node: Object) -> Object:
+    """Return a GPUNode with the counts that an agent writes."""
+    return node | {"status": GPUNodeStatus.model_validate(node["status"]).wire()}
+
+
 @pytest.fixture(scope="module")
-def site() -> Site:
+def site() -> Recorded:
     """One GPU is shared, one has a job by itself, one is idle."""
-    found = Site([(Quota(namespace="ml", gpus=1), 3, 0.0)])
+    found = Recorded([(Quota(namespace="ml", gpus=1), 3, 0.0)])
     state = found.state
-    state.upsert("gpunodes", gpu_node("n0", "a", "b"))
-    state.upsert("gpunodes", gpu_node("n1", "c"))
-    found.run("bert", "n0", "a", observed=slowdown(0.25, "vgg"))
+    a, b = gpu("a", pods=[use("bert"), use("vgg", "other")]), gpu("b", pods=[use("solo")])
+    state.upsert("gpunodes", counted(gpu_node("n0", a, b)))
+    state.upsert("gpunodes", counted(gpu_node("n1", "c")))
+    placed = {"pods": [{"pod": "bert", "uid": "uid-ml-bert", "node": "n0", "gpus": ["a"]}],
+              "madeAt": rfc3339(NOW), "deadline": rfc3339(NOW + 30)}  # fmt: skip
+    found.run("bert", "n0", "a", observed=slowdown(0.25, "vgg"), plan=placed)
     found.run("vgg", "n0", "a", namespace="other", observed=slowdown(0.1))
     found.run("solo", "n0", "b")
     waiting = gpu_job("job-gpt", namespace="ml", job_load=load(17, 1, 0.2))
@@ -88,6 +125,7 @@ def site() -> Site:
         ],
     }
     state.upsert("gpujobs", stopped)
+    found.objects["modelprofiles"] = {("ml", "gpt2"): {"metadata": {"name": "gpt2"}}}
     return found
 
 
@@ -185,7 +223,7 @@ def test_which_namespace_is_over_quota() -> None:
     assert run("quotas").stdout.count("over quota") == 1
 
 
-def test_what_is_broken_is_answered_by_the_doctor() -> None:
+def test_what_is_broken_is_asked_of_the_doctor() -> None:
     """`tests/cli/test_cli_doctor.py` has the answers."""
     answer = CliRunner().invoke(build_app(), ["doctor", "--help"])
     assert "what is wrong" in answer.stdout
@@ -217,3 +255,192 @@ def test_top_draws_what_the_extender_answers() -> None:
 def test_a_long_queue_is_read_page_by_page_up_to_the_limit() -> None:
     assert len(json.loads(run("queue", "--json", "--limit", "1").stdout)["jobs"]) == 1
     assert "1 more wait" in run("queue", "--limit", "1").stdout
+
+
+# --- the table of docs/cli.md -------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+SCRIPTS = "".join(path.read_text() for path in sorted(assets.FOLDER.glob("*.js")))
+
+
+def table() -> dict[str, list[str]]:
+    """Return the cells of the page's table by question: page, command, kubectl."""
+    text = PAGE.read_text().partition("## Ten questions")[2].partition("JOB is a GPUJob")[0]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines()]
+    found = {row[0].removeprefix("| "): row[1:] for row in rows if row[0].endswith("?")}
+    return {
+        question: [cell.removesuffix(" |") for cell in cells] for question, cells in found.items()
+    }
+
+
+class Kubectl:
+    """`kubectl get`, by the columns of our definitions, and `describe`, of recorded objects."""
+
+    def __init__(self, objects: dict[str, dict[tuple[str, str], Object]]) -> None:
+        self.objects = objects
+        self.columns = {each.plural: each.columns for each in DEFINITIONS}
+
+    def run(self, command: str) -> str:
+        program, verb, *words = shlex.split(command)
+        assert program == "kubectl"
+        if verb == "describe":
+            kind, name = words
+            (found,) = (o for (_, n), o in self.objects[f"{kind}s"].items() if n == name)
+            return yaml.safe_dump(found, sort_keys=False, width=1000)
+        assert verb == "get"
+        plural, *options = words
+        everywhere, wide = "-A" in options, "wide" in options
+        columns = [each for each in self.columns[plural] if wide or not each.wide]
+        lines = []
+        for (namespace, name), found in sorted(self.objects.get(plural, {}).items()):
+            if namespace in ("", "ml") or everywhere:
+                values = {each.name: self._value(found, each.path) for each in columns}
+                shown = {"Namespace": namespace, "Name": name, **values}
+                lines.append(" ".join(f"{key}={value}" for key, value in shown.items()))
+        return "\n".join(lines)
+
+    def _value(self, found: Any, path: str) -> Any:
+        """Return what a simple JSONPath leads to; '' where that is nothing."""
+        for name, index in re.findall(r"\.(\w+)(?:\[(\d+)\])?", path):
+            found = (found or {}).get(name)
+            if index:
+                found = (found or [None])[int(index)]
+        return "" if found is None else found
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is true of the cluster: words that each way must say, and what the table leaves open."""
+
+    cli: tuple[str, ...]
+    kubectl: tuple[str, ...]
+    page: tuple[str, ...]
+    views: tuple[tuple[str, ...], ...]  # of the page, on the way to the answer
+    names: dict[str, str] = field(default_factory=dict)
+
+
+EARLIEST, LATEST = rfc3339(NOW + 86400 * 3650), rfc3339(NOW + 86400 * 3651)
+NO_ROOM = "needs 17.4 GiB of memory; 15.6 GiB there"
+GPT, BERT, OLD = ({"JOB": name, "job-NAME": f"job-{name}"} for name in ("gpt", "bert", "old"))
+GPT_VIEW, BERT_VIEW, OLD_VIEW = (("job", "ml", f"job-{name}") for name in ("gpt", "bert", "old"))
+ASKED = {
+    "Why does my job wait?": Truth(
+        ("why it waits", NO_ROOM), (NO_ROOM,), (NO_ROOM,), (("overview",), GPT_VIEW), GPT
+    ),
+    "When will it start?": Truth(
+        ("will start           in ",),
+        ("job-gpt Phase=Queued Queue= Position=0", f"Expected={EARLIEST} Expected-By={LATEST}"),
+        (EARLIEST, LATEST), (("overview",), GPT_VIEW), GPT,
+    ),
+    "What slows it down?": Truth(
+        ("slowed down          25%", "shares with          other/job-vgg"),
+        ("Slowdown=0.25", "First-Node=n0", "pod: vgg"),
+        ('"value": 0.25', '"job-vgg"'), (("jobs",), BERT_VIEW), {**BERT, "NODE": "n0"},
+    ),
+    "Which GPUs are idle?": Truth(
+        ("n1", " c ", "0/2"),
+        ("Name=n0 GPUs=2 Healthy=2 Idle=0", "Name=n1 GPUs=1 Healthy=1 Idle=1", "uuid: c"),
+        ('"idle": 1', '"gpu": "c"'), (("overview",), ("gpus", "state=idle")), {"NODE": "n1"},
+    ),
+    "Did sharing pay?": Truth(
+        ("It pays: without it the same work needs 0.7 GPUs more.",),
+        ("Namespace=ml Name=job-bert", "Slowdown=0.25", "Namespace=other Name=job-vgg",
+         "Slowdown=0.1"),
+        ('"gainGpus": 0.7',), (("overview",),),
+    ),
+    "Why was it stopped?": Truth(
+        ("suspended at", "for ml/job-bert", "this job 7200"),
+        ("by: ml/job-bert", "method: suspend", "this job 7200"),
+        ("ml/job-bert", "this job 7200"), (("jobs",), OLD_VIEW), OLD | {"JOB": "job-old"},
+    ),
+    "What load was predicted?": Truth(
+        ("14.0 GiB at most (formula), 40 % utilisation (formula)",),
+        (f"memoryP95Bytes: {14 * 2**30}", "utilisationPercent: 40"),
+        (f'"memoryP95Bytes": {14 * 2**30}', '"utilisationPercent": 40'), (("jobs",), BERT_VIEW),
+        BERT,
+    ),
+    "Is my model known?": Truth(
+        ("gpt2 is known",), ("Model=gpt2", "Namespace=ml Name=gpt2"),
+        ('"model": "gpt2"', '"source": "formula"'), (("models",), ("model", "ml", "gpt2")), GPT,
+    ),
+    "Which namespace is over quota?": Truth(
+        ("over quota",), (), ('"namespace": "ml"', '"overQuota": true'), (("overview",),)
+    ),
+    "What is broken?": Truth((), (), (), (("overview",), ("gpus", "state=quarantined"))),
+}  # fmt: skip
+
+
+def commands(cell: str, program: str) -> list[str]:
+    return [each for each in re.findall(r"`([^`]+)`", cell) if each.startswith(f"{program} ")]
+
+
+def named(command: str, names: dict[str, str]) -> str:
+    for placeholder, name in sorted(names.items(), reverse=True):
+        command = command.replace(placeholder, name)
+    return command
+
+
+def test_the_page_has_ten_questions_with_at_most_two_steps_each() -> None:
+    found = table()
+    assert list(found) == list(ASKED)
+    assert len(found) == 10
+    for question, (page, command, kubectl) in found.items():
+        assert 1 <= len(commands(command, "tandem")) <= 2, question
+        assert 1 <= len(commands(kubectl, "kubectl")) <= 2, question
+        assert len(page.split(" > ")) <= 2, question
+        for heading in re.findall(r"\*([^*]+)\*", page):
+            assert heading in SCRIPTS, f"the page has no {heading}"
+        assert len(ASKED[question].views) <= 2, question
+
+
+@pytest.mark.parametrize("question", [each for each in ASKED if ASKED[each].cli])
+def test_a_command_answers(question: str) -> None:
+    truth = ASKED[question]
+    for command in commands(table()[question][1], "tandem"):
+        said = run(*shlex.split(named(command, truth.names))[1:]).stdout
+        if command == "tandem queue":
+            assert "job-gpt" in said
+            continue
+        for words in truth.cli:
+            assert words in said, said
+
+
+@pytest.mark.parametrize("question", [each for each in ASKED if ASKED[each].kubectl])
+def test_kubectl_alone_answers(site: Recorded, question: str) -> None:
+    truth, kubectl = ASKED[question], Kubectl(site.objects)
+    cell = table()[question][2]
+    ours = [c for c in commands(cell, "kubectl") if " get pods " not in c]
+    said = "\n".join(kubectl.run(named(command, truth.names)) for command in ours)
+    for words in truth.kubectl:
+        assert words in said, said
+
+
+def shown(site: Recorded, question: str) -> str:
+    """Return the data of the page's views on the way to an answer."""
+    site.follow()
+    documents = []
+    for name, *path in ASKED[question].views:
+        given = dict(each.split("=") for each in path if "=" in each)
+        objects = [each for each in path if "=" not in each]
+        documents.append(view(site.cluster, name, *objects, **given))
+    return json.dumps(documents)
+
+
+@pytest.mark.parametrize("question", [each for each in ASKED if ASKED[each].page])
+def test_the_data_of_the_page_answer(site: Recorded, question: str) -> None:
+    said = shown(site, question)
+    for words in ASKED[question].page:
+        assert words in said, said
+
+
+def test_what_is_broken_is_seen_on_the_page_and_with_kubectl() -> None:
+    """`tests/cli/test_cli_doctor.py` has the answers of the command."""
+    site = Recorded([])
+    sick = gpu("b", health="Quarantined", healthReason="XID 79")
+    site.state.upsert("gpunodes", counted(gpu_node("n0", "a", sick)))
+    question = "What is broken?"
+    said = shown(site, question)
+    assert '"kind": "quarantined", "count": 1' in said
+    assert "XID 79" in said
+    (command, _) = commands(table()[question][2], "kubectl")
+    assert "Name=n0 GPUs=2 Healthy=1 Idle=1" in Kubectl(site.objects).run(command)

@@ -147,6 +147,14 @@ class GPUNodeStatus(Message):
 
     @computed_field  # type: ignore[prop-decorator] # as above
     @property
+    def idle_count(self) -> Count:
+        """How many of them take new work and are used by no process."""
+        return sum(
+            gpu.health is Health.HEALTHY and gpu.shares > 0 and not gpu.pods for gpu in self.gpus
+        )
+
+    @computed_field  # type: ignore[prop-decorator] # as above
+    @property
     def pod_count(self) -> Count:
         """How many pods of ours use them."""
         return len({use.uid for gpu in self.gpus for use in gpu.pods if use.uid})
