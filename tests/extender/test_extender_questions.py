@@ -11,7 +11,6 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ import yaml
 from click.testing import Result
 from extender_builders import NOW, Object, gpu, gpu_job, gpu_node, load, pod
 from fastapi import FastAPI
+from question_table import commands, named, table
 from test_extender_status import Site, slowdown, view
 from typer.testing import CliRunner
 
@@ -259,18 +259,7 @@ def test_a_long_queue_is_read_page_by_page_up_to_the_limit() -> None:
 
 # --- the table of docs/cli.md -------------------------------------------------------------------
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 SCRIPTS = "".join(path.read_text() for path in sorted(assets.FOLDER.glob("*.js")))
-
-
-def table() -> dict[str, list[str]]:
-    """Return the cells of the page's table by question: page, command, kubectl."""
-    text = PAGE.read_text().partition("## Ten questions")[2].partition("JOB is a GPUJob")[0]
-    rows = [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines()]
-    found = {row[0].removeprefix("| "): row[1:] for row in rows if row[0].endswith("?")}
-    return {
-        question: [cell.removesuffix(" |") for cell in cells] for question, cells in found.items()
-    }
 
 
 class Kubectl:
@@ -368,16 +357,6 @@ ASKED = {
     ),
     "What is broken?": Truth((), (), (), (("overview",), ("gpus", "state=quarantined"))),
 }  # fmt: skip
-
-
-def commands(cell: str, program: str) -> list[str]:
-    return [each for each in re.findall(r"`([^`]+)`", cell) if each.startswith(f"{program} ")]
-
-
-def named(command: str, names: dict[str, str]) -> str:
-    for placeholder, name in sorted(names.items(), reverse=True):
-        command = command.replace(placeholder, name)
-    return command
 
 
 def test_the_page_has_ten_questions_with_at_most_two_steps_each() -> None:

@@ -336,3 +336,27 @@ def test_the_install_page_names_what_the_code_names() -> None:
     text = (ROOT / "docs" / "install.md").read_text()
     for name in (names.NAMESPACE, names.AGENT_NAMESPACE, names.ADOPT_LABEL, names.GPU_TAINT):
         assert name in text
+
+
+def notes(helm: Helm, namespace: str, *args: str) -> str:
+    """Return what `helm install` says at its end."""
+    options = ("--dry-run=client", "--namespace", namespace, *args)
+    answer = helm("install", "tandem", str(CHART), *options)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.partition("\nNOTES:\n")[2]
+
+
+def test_the_notes_of_an_installation_end_with_the_next_three_steps(helm: Helm) -> None:
+    """`tests/cli/test_cli_live.py` carries them out."""
+    said = notes(helm, names.NAMESPACE)
+    steps = said.partition("The next three steps:")[2]
+    assert re.findall(r"(?m)^(\d)\. ", steps) == ["1", "2", "3"]
+    commands = re.findall(r"(?m)^ {5}(\S.*)$", steps)
+    assert [command.split()[0] for command in commands] == [
+        "kubectl", "tandem", "kubectl", "kubectl", "kubectl", "tandem",
+    ]  # fmt: skip
+    assert steps.rstrip().endswith("tandem top"), "nothing comes after them"
+    elsewhere = notes(helm, "gpus", "--set", "agent.namespace=gpu-agents")
+    assert "tandem doctor --tandem-namespace gpus --agent-namespace gpu-agents" in elsewhere
+    assert elsewhere.rstrip().endswith("tandem top --tandem-namespace gpus")
+    assert names.NAMESPACE not in elsewhere
