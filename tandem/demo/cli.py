@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +81,8 @@ def _run(gpus: int, speed: float, folder: Path, *, live: bool, as_json: bool) ->
             screen.update(line)
 
     def above(page: str) -> None:
-        screen.console.print(f"Status page: {page}", highlight=False)
+        for line in _addresses(page):
+            screen.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def keep_after(result: Result, page: str) -> None:
         screen.stop()
@@ -114,7 +116,17 @@ def _kept(result: Result, page: str) -> None:
 
 
 def _say_page(page: str) -> None:
-    _say(f"Status page: {page}")
+    for line in _addresses(page):
+        _say(line)
+
+
+def _addresses(page: str) -> Iterator[str]:
+    """Yield where the jobs of the demo are seen, in a browser and in another terminal."""
+    from tandem.demo.workload import NAMESPACE
+
+    yield f"Status page: {page}"
+    server = page.removesuffix("/status/")
+    yield f"In another terminal: tandem why resnet50-final -n {NAMESPACE} --server {server}"
 
 
 def _say(line: str) -> None:
