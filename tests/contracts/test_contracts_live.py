@@ -99,8 +99,9 @@ def test_columns_of_a_gpunode_answer_what_it_has(definitions):
     )
     set_status(definitions, "gpunodes/columns", status.wire())
     header, row = definitions.kubectl("get", "gn", "columns").splitlines()
-    assert header.split() == ["NAME", "GPUS", "HEALTHY", "PODS", "MODEL", "REPORTED", "AGE"]
-    assert row.split()[:5] == ["columns", "2", "1", "1", "V100"]
+    columns = ["NAME", "GPUS", "HEALTHY", "IDLE", "PODS", "MODEL", "REPORTED", "AGE"]
+    assert header.split() == columns
+    assert row.split()[:6] == ["columns", "2", "1", "1", "1", "V100"]
 
 
 @pytest.mark.parametrize(
