@@ -213,6 +213,19 @@ _PACKED_AND_SLOW = (
     Slow("a", 0.6, "e"), Pass(60),
 )  # fmt: skip
 
+_XONAR: dict[str, Any] = {
+    "gpus": 1,
+    "kinds": {
+        "wall": Kind(90, 79), "heavy": Kind(75, 20), "same": Kind(75, 10), "fit": Kind(20, 10),
+        "tiny": Kind(5, 2),
+    },
+    "slowdown": _both(3.0, ("heavy", "fit")) | _both(0.1, ("heavy", "same"), ("heavy", "tiny")),
+}  # fmt: skip
+_PEAKS_THAT_DO_NOT_FIT = (
+    Submit("wall", "wall"), Pass(1), Submit("head", "heavy"), Pass(1), Submit("next", "same"),
+    Pass(1), Submit("last", "fit"), Pass(1), Submit("tiny", "tiny"), Pass(1),
+)  # fmt: skip
+
 SCENARIOS = (
     Scenario(
         "tiresias-l",
@@ -301,19 +314,23 @@ SCENARIOS = (
         "xonar",
         "3.2, Eq. 1: the head of the queue picks the partner whose active fits its idle time.",
         "xonar-fifo-pairs",
-        gpus=1,
-        kinds={
-            "wall": Kind(90, 79), "heavy": Kind(75, 20), "same": Kind(75, 10),
-            "fit": Kind(20, 10), "tiny": Kind(5, 2),
-        },
-        slowdown=_both(3.0, ("heavy", "fit"))
-        | _both(0.1, ("heavy", "same"), ("heavy", "tiny")),
         course=(
-            Submit("wall", "wall"), Pass(1), Submit("head", "heavy"), Pass(1),
-            Submit("next", "same"), Pass(1), Submit("last", "fit"), Pass(1),
-            Submit("tiny", "tiny"), Pass(1), Look(("wall",), instead=("head+wall",)),
+            *_PEAKS_THAT_DO_NOT_FIT,
+            Look(("wall",), instead=("head+wall",)),
             Ends("wall"), Pass(2), Look(("head+last",)),
         ),
+        **_XONAR,
+    ),
+    Scenario(
+        "xonar-fifo-pairs",
+        "IV: the baseline pairs jobs in the order of arrival, whatever they need.",
+        "xonar",
+        course=(
+            *_PEAKS_THAT_DO_NOT_FIT,
+            Look(("head+wall",), instead=("wall",)),
+            Ends("wall"), Pass(2), Look(("head+next",)),
+        ),
+        **_XONAR,
     ),
     Scenario(
         "pab",

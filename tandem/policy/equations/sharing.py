@@ -8,8 +8,8 @@ from tandem.policy.units import Floats
 
 
 # Paper: [SJF-BSBF] Theorem 1 | share now, or after the first has ended | test:
-#   tests/policy/test_policy_best_sharing.py
-#   test_shares_where_theorem_1_says_so_and_waits_otherwise | live: yes | deviation: both ends
+#   tests/queue/test_queue_theorem_1.py
+#   test_the_live_decision_is_that_of_a_replay_with_true_times | live: yes | deviation: both ends
 #   are compared in both cases
 def sharing_benefit_s(
     first_s: Floats, second_s: Floats, first_ratio: Floats, second_ratio: Floats
