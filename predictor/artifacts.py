@@ -149,7 +149,10 @@ class Artifacts:
 
 
 def _version(digests: dict[str, str]) -> str:
-    models = "".join(sha for name, sha in digests.items() if name.endswith(".ubj"))
+    # A model that is not XGBoost's is JSON alone.
+    models = "".join(sha for name, sha in digests.items() if name.endswith(".ubj")) or "".join(
+        digests.values()
+    )
     return hashlib.sha256(models.encode()).hexdigest()[:_VERSION_LENGTH]
 
 

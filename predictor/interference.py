@@ -20,7 +20,7 @@ from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import time_shared_speed
 from predictor.experience import Experience
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
-from predictor.trees import Trees, in_json
+from predictor.stored import opened
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
 
@@ -82,7 +82,7 @@ class LearnedInterference:
     """A model trained on measured pairs, with the domain in which its figures hold."""
 
     def __init__(self, parts: dict[str, bytes], card: Card) -> None:
-        if card.features != list(PAIR_FEATURES) or f"{PART}.ubj" not in parts:
+        if card.features != list(PAIR_FEATURES) or not parts:
             raise ArtifactError(
                 f"The interference model {card.version} was trained on other features.",
                 "Train it again with this version of Tandem.",
@@ -90,7 +90,7 @@ class LearnedInterference:
         self.version = f"{KIND}/{card.version}"
         trained_on = map(find_gpu, card.details.get("gpus", ()))
         self._speeds = frozenset(gpu.speed for gpu in trained_on if gpu is not None)
-        self._trees = Trees(in_json(parts)[PART])
+        self._trees = opened(parts, PART)
         self._domain = LoadDomain.model_validate(card.details.get("domain", {}))
         self.spread = float(card.details.get("spread", _MODEL_SPREAD))
 

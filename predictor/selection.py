@@ -10,9 +10,9 @@ Needs the `train` extra (scikit-learn).
 from __future__ import annotations
 
 # Paper: [Horus] 4.1, Table 4; [OJPP] 4.2 | regressors, chosen by their error (AIP) | test:
-#   tests/predictor/test_predictor_learned_load.py
-#   test_what_is_no_better_than_the_formula_is_not_published | live: yes | deviation: published
-#   is only what beats the formula
+#   tests/predictor/test_predictor_aip.py
+#   test_the_kind_with_the_least_error_on_unseen_models_is_published_and_serves | live: yes |
+#   deviation: published is only what beats the quadratic; a forest is compared and not stored
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
