@@ -26,6 +26,8 @@ _LAUNCH_S = 10e-6
 HOST_STALL_S = 1e-3
 # What autocast leaves of activations in bytes: half, but for norms, softmax and losses in 32 bits.
 HALF_ACTIVATIONS = 0.6
+# How sharply time sharing begins to cost at 100 %.
+_CORNER = 6.0
 # Kernels of the optimiser, which works on lists of tensors at a time.
 _OPTIMIZER_KERNELS = 40
 
@@ -111,14 +113,18 @@ def training_step(
 
 
 def time_shared_speed(total_utilisation_percent: ArrayLike) -> NDArray[np.float64]:
-    """Return the speed of each job on a GPU whose time they share: min(1, 1 / (u1 + u2)).
+    """Return the speed of each job on a GPU whose time they share, about min(1, 1 / (u1 + u2)).
 
-    `total_utilisation_percent`, any shape, is the sum of what the jobs use alone. Below 100 %
-    nothing is lost; above, each gets its share. At 160 %: 0.625.
+    `total_utilisation_percent`, any shape, is the sum of what the jobs use alone. Above 100 % each
+    gets its share. The corner is rounded, (1 + u^6)^(-1/6): kernels meet by chance below 100 % as
+    well, and pairs that lose nothing by the formula still differ. At 160 %: 0.619; at 100 %: 0.891;
+    at 50 %: 0.997.
 
     Source: ours; the kernels of two processes take turns on a GPU without MPS.
     """
-    return 1 / np.maximum(np.asarray(total_utilisation_percent, dtype=np.float64) / 100, 1.0)
+    total = np.asarray(total_utilisation_percent, dtype=np.float64) / 100
+    speed: NDArray[np.float64] = (1 + total**_CORNER) ** (-1 / _CORNER)
+    return speed
 
 
 def two_levels(

@@ -37,11 +37,11 @@ _SLOWEST = 1 / 21
 #: published pairs have measured utilisations); and of a model whose card does not say it.
 #: Derived from measured pairs on two types of GPU: docs/results/predictions.md.
 PREDICTED_SPREAD = 0.65
-MEASURED_SPREAD = 0.69
+MEASURED_SPREAD = 0.62
 _MODEL_SPREAD = 0.40
 #: The same of the sum of both speeds: the two sides of a pair do not both come off worst.
 PREDICTED_TOTAL_SPREAD = 0.30
-MEASURED_TOTAL_SPREAD = 0.40
+MEASURED_TOTAL_SPREAD = 0.37
 #: Power of time-shared speed where a utilisation is predicted: predicted utilisations saturate, so
 #: that the loss they predict is on average twice the loss that is measured.
 PREDICTED_SLOPE = 0.5
@@ -56,7 +56,7 @@ PAIR_FEATURES = (
 
 
 class TimeSharing:
-    """Two jobs share the GPU's time: speed = min(1, 1 / (u1 + u2)), u being busy shares.
+    """Two jobs share the GPU's time: speed is about min(1, 1 / (u1 + u2)), u being busy shares.
 
     The formula knows no type of GPU. What a type of GPU has shown so far (`Experience`) shifts it.
     Where a utilisation is predicted, only a part of the predicted loss counts.

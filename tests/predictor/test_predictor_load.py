@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predictor_graphs import REFERENCE, light, measured_matrix
 
 from predictor.equations import horus_memory_bytes, training_step, two_levels
-from predictor.gpus import GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
+from predictor.gpus import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
 from predictor.graph.features import extract_features
 from predictor.load import Predictor
 from predictor.observed import add_run
@@ -72,8 +72,15 @@ def test_time_of_a_step_worked(resnet):
 def test_small_batches_wait_for_the_host(resnet):
     step = training_step(resnet, 1, find_gpu("NVIDIA H100 80GB HBM3"))
     kernels = 3 * resnet.kernels + 40
-    assert step.busy_seconds == pytest.approx(kernels * 3e-6)
+    assert step.busy_seconds == pytest.approx(kernels * 4e-6)
     assert step.seconds == pytest.approx(kernels * 10e-6 + 1e-3)
+
+
+def test_the_steps_of_a_recurrent_node_are_started_by_one_call(resnet):
+    """cuDNN starts the kernels of all time steps: the GPU is busy, and waits for no host."""
+    recurrent = resnet.model_copy(update={"kernels": 5000, "nodes": 60})
+    assert training_step(recurrent, 1, find_gpu(V100)).utilisation_percent > 80
+    assert training_step(resnet, 1, find_gpu("NVIDIA H100 80GB HBM3")).utilisation_percent < 50
 
 
 def test_a_measured_step_counts_as_it_is(resnet):
@@ -125,6 +132,26 @@ def test_steps_of_resnet50_are_near_the_measured_ones(resnet, gpu):
 def test_products_are_found_by_the_words_of_their_name(product, name):
     found = find_gpu(product)
     assert (found.name if found else None) == name
+
+
+#: FLOPs of a multiprocessor and clock in the precision that frameworks train in.
+PER_CLOCK = {
+    "Kepler": (384,), "Pascal": (128, 256), "Volta": (128,), "Turing": (128,),
+    "Ampere": (256, 512, 1024), "Ada Lovelace": (256, 512), "Hopper": (480, 2048),
+    "Blackwell": (256, 512, 4096),
+}  # fmt: skip
+
+
+def test_the_rates_of_each_card_are_those_of_its_multiprocessors_at_a_clock_that_cards_have():
+    wrong = []
+    for architecture, (_, rows) in _TABLE.items():
+        for name, tflops, half, *_, processors, source in rows:
+            clocks = [tflops * 1e3 / (processors * flops) for flops in PER_CLOCK[architecture]]
+            if not any(0.8 <= clock <= 2.7 for clock in clocks) or not source:
+                wrong.append((name, clocks))
+            if not any(abs(half / tflops - ratio) < 0.15 * ratio for ratio in (1, 2, 4, 8)):
+                wrong.append((name, half / tflops))
+    assert wrong == []
 
 
 def test_each_type_in_the_table_can_be_found():
