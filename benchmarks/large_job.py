@@ -20,7 +20,7 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import PARSERS
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue.controller import Controller
+from scheduler_extender.queue.controller import Connection, Controller
 from tandem.contracts import names
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand
@@ -57,15 +57,13 @@ class Bench:
 
     def __init__(self, pods: int) -> None:
         self.api = MemoryCluster()
-        self.state = ClusterState(now_s=time.time())
+        self.state = ClusterState(now_s=time.time(), clock=time.time)
         self.pods = pods
         self.controller = Controller(
             state=self.state,
-            api=self.api,
+            connection=Connection(api=self.api, tell=lambda *_: None, clock=time.time),
             profile=load_profile("tandem"),
             predictor=self,  # type: ignore[arg-type] # only predict is asked
-            tell=lambda *_: None,
-            clock=time.time,
         )
         self.state.listener = self.controller
 

@@ -16,8 +16,8 @@ from benchmarks.papers.ojpp import (
     empty_board,
     true_slowdowns,
 )
-from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.adjusting import Adjuster, Resident, SharedGpu
+from scheduler_extender.learning.config import LearningConfig
 from tandem.policy.adjust.migrate import Migrate
 from tandem.policy.board import Board, Stop
 from tandem.policy.catalog import load_profile

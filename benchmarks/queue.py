@@ -24,7 +24,7 @@ from scheduler_extender.cluster.records import PARSERS, PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue.controller import Controller
+from scheduler_extender.queue.controller import Connection, Controller, Settings
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand
@@ -68,20 +68,20 @@ class _Bench:
         self, profile: str, gpus: int, queued: int, demands: int, forecast_every_s: float
     ) -> None:
         self.api = MemoryCluster()
-        self.state = ClusterState(now_s=time.time())
+        self.state = ClusterState(now_s=time.time(), clock=time.time)
         self.loop = asyncio.get_running_loop()
         self.demands = demands
         self.queued = queued
         self.controller = Controller(
             state=self.state,
-            api=self.api,
+            connection=Connection(api=self.api, tell=lambda *_: None, clock=time.time),
             profile=load_profile(profile),
             predictor=self,
-            tell=lambda *_: None,
-            clock=time.time,
-            settings=QueueConfig(expected_start_every_s=forecast_every_s),
-            forecasts=True,
+            settings=Settings(
+                queue=QueueConfig(expected_start_every_s=forecast_every_s), forecasts=True
+            ),
         )
+        self.state.listener = self.controller
         self.verbs = Verbs(self.state, load_profile(profile).pipeline())
         self.plans: list[float] = []
         self.questions: list[float] = []
@@ -181,7 +181,7 @@ class _Bench:
     def time_parts(self) -> None:
         """Have the controller's parts timed."""
         rounds = self.controller.rounds
-        for name, times in (("_picture", self.questions), ("_carry_out", self.carried)):
+        for name, times in (("freeze", self.questions), ("carry_out", self.carried)):
             inner = getattr(rounds, name)
 
             def timed(*args: object, inner: Any = inner, times: list[float] = times) -> object:  # noqa: ANN401 - any method

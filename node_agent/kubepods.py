@@ -15,7 +15,7 @@ from tandem.contracts.resources import Source
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import KubeError
-from tandem.kube.reflector import EventType, Reflector
+from tandem.kube.reflector import EventType, Reflector, Selector
 from tandem.kube.resource import GPU_JOBS, NODES, PODS
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class KubePods:
         self._client = client
         self._pods: dict[str, PodInfo] = {}
         self._reflector = Reflector(
-            client, PODS, self._take, field_selector=f"spec.nodeName={node}", trim=trim
+            client, PODS, self._take, selector=Selector(fields=f"spec.nodeName={node}"), trim=trim
         )
 
     def start(self) -> None:

@@ -290,6 +290,13 @@ def create_app(
         await authority.check(request, read_models(None, "list"))  # by what all have shown
         return _as_it_is(service.price(asked))
 
+    _add_probes(app, store, metrics)
+    return app
+
+
+def _add_probes(app: FastAPI, store: ProfileStore, metrics: Metrics) -> None:
+    """Add the probes and the metrics, which ask for no token."""
+
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         """Answer while the process lives."""
@@ -304,8 +311,6 @@ def create_app(
     @app.get("/metrics", include_in_schema=False)
     async def show_metrics() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return app
 
 
 def _kind(feature_hash: str, batch_size: int, accumulation_steps: int) -> str:

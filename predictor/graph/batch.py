@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from onnx import GraphProto, NodeProto, helper
 
@@ -84,43 +85,49 @@ def batch_axes(
 
 
 def _follow(node: NodeProto, flow: _Flow) -> None:
-    op, ins = node.op_type, node.input
-    if not ins or not node.output:
+    if not node.input or not node.output:
         return
-    first, out = ins[0], node.output[0]
-    rank = len(flow.shapes.get(first, ()))
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if not _follow_layer(node, attributes, flow):
+        _follow_shape(node, attributes, flow)
+
+
+def _follow_layer(node: NodeProto, attributes: Mapping[str, Any], flow: _Flow) -> bool:
+    """Follow an operator that says which axis is the batch; False for any other."""
+    op, first, out = node.op_type, node.input[0], node.output[0]
+    rank = len(flow.shapes.get(first, ()))
     if op in _LEADING and rank > 2:
         flow.is_batch(first, 0)
         flow.is_other(first, *range(1, rank))
         _set(flow, out, (flow.of(first)[0], *(_NONE for _ in flow.shapes.get(out, ())[1:])))
         if op in _SAME:
             _set(flow, out, flow.of(first))
-        return
-    if op == "Scan":
-        for name in ins[len(ins) - max(attributes.get("num_scan_inputs", 0), 0) :]:
+    elif op == "Scan":
+        for name in node.input[len(node.input) - max(attributes.get("num_scan_inputs", 0), 0) :]:
             flow.is_other(name, 0)
             flow.is_batch(name, 1)
-        return
-    if op in _RECURRENT:
+    elif op in _RECURRENT:
         time, batch = (1, 0) if attributes.get("layout") else (0, 1)
         flow.is_other(first, time, 2)
         flow.is_batch(first, batch)
         labels = flow.of(first)
         if len(labels) == 3 and not attributes.get("layout"):
             _set(flow, out, (labels[0], _NONE, labels[1], _NONE))
-        return
+    else:
+        return False
+    return True
+
+
+def _follow_shape(node: NodeProto, attributes: Mapping[str, Any], flow: _Flow) -> None:
+    """Follow an operator that keeps, joins, moves or removes axes."""
+    op, ins, first, out = node.op_type, node.input, node.input[0], node.output[0]
     if op in _SAME:
-        if op in ("Softmax", "LogSoftmax"):
-            flow.is_other(first, attributes.get("axis", -1))
-        elif op in ("LayerNormalization", "RMSNormalization"):
-            flow.is_other(first, *range(attributes.get("axis", -1), 0))
-        _set(flow, out, flow.of(first))
+        _same(op, attributes, first, out, flow)
     elif op in _BROADCAST:
         _broadcast(ins, out, flow)
     elif op == "Transpose":
         labels = flow.of(first)
-        order = attributes.get("perm", range(rank)[::-1])
+        order = attributes.get("perm", range(len(flow.shapes.get(first, ())))[::-1])
         if len(labels) == len(order):
             _set(flow, out, tuple(labels[axis] for axis in order))
     elif op in ("MatMul", "Gemm"):
@@ -133,16 +140,27 @@ def _follow(node: NodeProto, flow: _Flow) -> None:
     elif op == "Gather":
         _gather(attributes.get("axis", 0), ins, out, flow)
     elif op == "Concat":
-        axis = attributes.get("axis", 0)
-        for name in ins:
-            flow.is_other(name, axis)
-        shape = flow.shapes.get(out, ())
-        labels = flow.of(next((n for n in ins if n in flow.labels), first))
-        if len(labels) == len(shape):
-            axis %= max(len(shape), 1)
-            _set(flow, out, (*labels[:axis], _NONE, *labels[axis + 1 :]))
+        _concat(attributes.get("axis", 0), ins, out, flow)
     elif op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split", "Pad"):
         _reshape(first, list(node.output), flow)
+
+
+def _same(op: str, attributes: Mapping[str, Any], first: str, out: str, flow: _Flow) -> None:
+    if op in ("Softmax", "LogSoftmax"):
+        flow.is_other(first, attributes.get("axis", -1))
+    elif op in ("LayerNormalization", "RMSNormalization"):
+        flow.is_other(first, *range(attributes.get("axis", -1), 0))
+    _set(flow, out, flow.of(first))
+
+
+def _concat(axis: int, ins: Sequence[str], out: str, flow: _Flow) -> None:
+    for name in ins:
+        flow.is_other(name, axis)
+    shape = flow.shapes.get(out, ())
+    labels = flow.of(next((n for n in ins if n in flow.labels), ins[0]))
+    if len(labels) == len(shape):
+        axis %= max(len(shape), 1)
+        _set(flow, out, (*labels[:axis], _NONE, *labels[axis + 1 :]))
 
 
 def _set(flow: _Flow, name: str, labels: _Labels) -> None:

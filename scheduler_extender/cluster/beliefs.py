@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 
 from scheduler_extender.cluster.jobs import rates_of
-from scheduler_extender.cluster.learned import Pair, Pairs
+from scheduler_extender.cluster.pair_slowdowns import Pair, PairSlowdowns
 from tandem.contracts.prediction import InterferenceAnswer
 from tandem.contracts.resources import Load
 from tandem.policy.equations.horus import slowdown_over_commit
@@ -48,8 +48,8 @@ class Beliefs:
     for new kinds. A kind for which there is no room is priced by its utilisation alone meanwhile.
     """
 
-    def __init__(self, pairs: Pairs | None = None) -> None:
-        self.pairs = Pairs() if pairs is None else pairs  # an empty one is false
+    def __init__(self, pairs: PairSlowdowns | None = None) -> None:
+        self.pairs = PairSlowdowns() if pairs is None else pairs  # an empty one is false
         self._pairs_known = 0
         self._predicted: dict[tuple[int, int], float] = {}  # what was learned stands in its place
         self.models = ["", ""]  # by class; nobody and the unknown have none

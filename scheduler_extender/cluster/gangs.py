@@ -1,263 +1,341 @@
-"""Which pods belong to one GPUJob, and how many of them must start together."""
+"""Gangs: a GPUJob and its pods, with the counts that the queue reads updated as pods change.
+
+`Gangs` is a part of `ClusterState`. The state decides which version of an object counts
+(`objects.py`: staleness, order of events, deleted uids) and hands over what it has accepted, in
+that order; nothing else changes a gang.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Set
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import islice
 
-from scheduler_extender.cluster.pods import Owner, PodInfo
-from tandem.contracts import gangs, names
-from tandem.contracts.resources import WorkloadRef
-from tandem.kube.resource import JOBS, Resource
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import PodInfo, Shape
+from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
+from tandem.contracts.resources import PodService
 
-Raw = Mapping[str, Any]
+#: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
+_ENDS_AGAIN_S = 60.0
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What we know of a kind of workload.
-
-    `roles` reads off the object which pods start together (none: each alone), `suspend` is the path
-    of the field by which its owner lets it rest, `restarts` says that its owner makes new pods for
-    those evicted.
-    """
-
-    resource: Resource | None = None
-    roles: Callable[[Raw], Roles] = lambda _: _NO_ROLES
-    suspend: tuple[str, ...] = ()
-    restarts: bool = True
+_Names = list[tuple[str, str]]  # (name, uid) of pods, ascending
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
-    """Pods of a workload that are made of one template.
+class Expected:
+    """What the workload of a gang said when it was read: pods by role that can exist now.
 
-    `pods` is how many of them run at once, `left` how many have not succeeded yet. A role that is
-    `later` is created once another role is ready or has ended: it cannot exist before.
+    `left` is how many pods had not succeeded, None where any number may follow; `succeeded` is how
+    many of the gang's pods were seen to have succeeded at that time.
     """
 
-    pods: int
-    gpus: bool
-    later: bool = False
-    left: int | None = None
+    roles: Mapping[str, int]
+    left: int | None
+    succeeded: int
 
 
-Roles = Mapping[str, Role]
-_NO_ROLES: Roles = {}
+@dataclass(slots=True)
+class Gang:
+    """One GPUJob, as far as it exists, and its pods by uid.
 
-
-def _asks_for_gpus(template: Raw | None, resource: str = names.RESOURCE) -> bool:
-    containers = ((template or {}).get("spec") or {}).get("containers") or ()
-    limits = (((each.get("resources") or {}).get("limits")) or {} for each in containers)
-    return any(str(each.get(resource) or "0") != "0" for each in limits)
-
-
-def _gpus_of(templates: Mapping[str, Raw | None]) -> Callable[[str], bool]:
-    """Return which roles ask for GPUs, by their templates.
-
-    In namespaces that Tandem adopts, templates name NVIDIA's resource and the pods Tandem's. Where
-    no template names either, pods are changed on their way by others, and each role may.
+    `gone` are pods that have left the gang and whose last service may not have been written yet,
+    with the time at which they left (Unix time). `ends_since_s` is when its pods were last heard to
+    begin to succeed (Unix time). `put` and `remove` keep the counts, so that a change of one pod
+    costs the same in a gang of one and in a gang of thousands.
     """
-    for resource in (names.RESOURCE, names.NVIDIA_RESOURCE):
-        asking = {role for role, each in templates.items() if _asks_for_gpus(each, resource)}
-        if asking:
-            return asking.__contains__
-    return lambda _: True
 
-
-def _indexed_job(job: Raw) -> Roles:
-    """Return what runs at once of an indexed Job; the pods of a plain one start each alone."""
-    spec = job.get("spec") or {}
-    if spec.get("completionMode") != "Indexed":
-        return _NO_ROLES
-    succeeded = int((job.get("status") or {}).get("succeeded") or 0)
-    return {"": _job_role(spec, succeeded)}
-
-
-def _job_role(spec: Raw, succeeded: int = 0) -> Role:
-    parallelism = int(spec.get("parallelism", 1))
-    if spec.get("completions") is None:
-        return Role(parallelism, gpus=True)
-    left = max(0, int(spec["completions"]) - succeeded)
-    return Role(min(parallelism, left), gpus=True, left=left)
-
-
-def _job_set(job_set: Raw) -> Roles:
-    """Return the replicated Jobs; each may wait for others, or for the one before it."""
-    spec = job_set.get("spec") or {}
-    parts = {str(part["name"]): part for part in spec.get("replicatedJobs") or ()}
-    jobs = {name: (part.get("template") or {}).get("spec") or {} for name, part in parts.items()}
-    asks = _gpus_of({name: job.get("template") for name, job in jobs.items()})
-    in_order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
-    ended = {
-        each.get("name"): int(each.get("succeeded") or 0)
-        for each in (job_set.get("status") or {}).get("replicatedJobsStatus") or ()
-    }
-    first = next(iter(parts), "")
-    return {
-        name: Role(
-            max(0, int(part.get("replicas", 1)) - ended.get(name, 0)) * _job_role(jobs[name]).pods,
-            gpus=asks(name),
-            later=bool(part.get("dependsOn")) or (in_order and name != first),
-        )
-        for name, part in parts.items()
-    }
-
-
-def _kubeflow(field: str) -> Callable[[Raw], Roles]:
-    """Return what reads the roles that are listed under `field`."""
-
-    def roles(job: Raw) -> Roles:
-        spec, status = job.get("spec") or {}, job.get("status") or {}
-        parts = {role: part or {} for role, part in (spec.get(field) or {}).items()}
-        asks = _gpus_of({role: part.get("template") for role, part in parts.items()})
-        ended = {
-            role: int((each or {}).get("succeeded") or 0)
-            for role, each in (status.get("replicaStatuses") or {}).items()
-        }
-        # Of MPIJobs, a Job of its own makes the launcher, and may do so once the workers are ready.
-        launches = field == "mpiReplicaSpecs" and job.get("apiVersion") != "kubeflow.org/v1"
-        return {
-            role.lower(): Role(
-                max(0, int(part.get("replicas", 1)) - ended.get(role, 0)),
-                gpus=asks(role),
-                later=launches and role == "Launcher",
-            )
-            for role, part in parts.items()
-        }
-
-    return roles
-
-
-def _leader_worker_set(workers: Raw) -> Roles:
-    """Return the leader and the workers of one group."""
-    spec = workers.get("spec") or {}
-    template = spec.get("leaderWorkerTemplate") or {}
-    worker = template.get("workerTemplate")
-    asks = _gpus_of({"leader": template.get("leaderTemplate") or worker, "worker": worker})
-    later = spec.get("startupPolicy") == "LeaderReady"
-    return {
-        "leader": Role(1, gpus=asks("leader")),
-        "worker": Role(int(template.get("size", 1)) - 1, gpus=asks("worker"), later=later),
-    }
-
-
-def _kubeflow_kind(kind: str, plural: str, field: str) -> Kind:
-    return Kind(
-        Resource("kubeflow.org", "v1", kind, plural),
-        _kubeflow(field),
-        ("spec", "runPolicy", "suspend"),
+    key: Key
+    record: GpuJobRecord | None = None
+    pods: dict[str, PodInfo] = field(default_factory=dict)
+    gone: dict[str, tuple[PodInfo, float]] = field(default_factory=dict)
+    ends_since_s: float = -math.inf
+    expected: Expected | None = None
+    size_is_stale: bool = False  # its pods disagree with its size, and its workload is not read yet
+    running: int = field(default=0, init=False)  # live pods on a node in phase Running
+    succeeded: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    gpus_running: int = field(default=0, init=False)  # GPUs (shares) on which containers run
+    _live: _Names = field(default_factory=list, init=False, repr=False)
+    unbound: int = field(default=0, init=False)  # live pods on no node
+    _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
+        default_factory=dict, init=False, repr=False
     )
+    _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    # The service of its pods is `rate * now + offset`, in GPU-milliseconds; `before` is what of it
+    # the record has counted already, of the pods in `served`.
+    _rate: int = field(default=0, init=False, repr=False)
+    _offset: int = field(default=0, init=False, repr=False)
+    _before: int = field(default=0, init=False, repr=False)
+    _served: dict[str, PodService] = field(default_factory=dict, init=False, repr=False)
+    _served_of: GpuJobRecord | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Count the pods that are there at the start."""
+        for pod in self.pods.values():
+            self._count(pod, 1)
+
+    def put(self, pod: PodInfo) -> None:
+        """Take in a pod as it is now."""
+        known = self.pods.get(pod.uid)
+        if known is not None:
+            self._count(known, -1)
+        self.pods[pod.uid] = pod
+        self.gone.pop(pod.uid, None)
+        self._count(pod, 1)
+
+    def remove(self, uid: str, now_s: float) -> None:
+        """Let a pod go; its service is still to be counted to `now_s` or to its end."""
+        pod = self.pods.pop(uid)
+        self._count(pod, -1)
+        if pod.started_at:
+            self.gone[uid] = (pod, now_s)
+
+    def frozen(self) -> Gang:
+        """Return a copy to read in another thread; its pods and its record do not change."""
+        same = copy(self)
+        same.pods, same.gone = dict(self.pods), dict(self.gone)
+        return same
+
+    def attained_gpu_s(self, now_s: float) -> float:
+        """Return the service until `now_s` (Unix time) in GPU-seconds, as a write counts it.
+
+        Its time does not grow with the number of pods, except once for each version of the record.
+        Clocks that go back, which a write takes care of pod by pod, count for all as one.
+        """
+        assert self.record is not None
+        status = self.record.status
+        if self._served_of is not self.record:
+            self._served_of = self.record
+            self._served = {part.uid: part for part in status.pod_service}
+            self._before = sum(self._counted(pod) for pod in self.pods.values())
+        added = self._rate * _ms(now_s) + self._offset - self._before
+        for pod, gone_s in self.gone.values():
+            end_s = seconds(pod.finished_at) if pod.finished_at else gone_s
+            service = pod.gpus * max(0, _ms(end_s) - _ms(seconds(pod.started_at)))
+            added += max(0, service - self._counted(pod))
+        return status.attained_gpu_seconds + max(0, added) / 1000
+
+    @property
+    def is_live(self) -> bool:
+        """True with a pod that has neither ended nor is terminating."""
+        return bool(self._live)
+
+    @property
+    def finished(self) -> int:
+        """How many of its pods have ended."""
+        return self.succeeded + self.failed
+
+    def first(self) -> PodInfo:
+        """Return the first live pod by name."""
+        return self.pods[self._live[0][1]]
+
+    def live_pods(self) -> list[PodInfo]:
+        """Return the pods that have neither ended nor are terminating, by name."""
+        return [self.pods[uid] for _, uid in self._live]
+
+    def waiting_pods(
+        self, leaving_out: Iterable[str] = (), most: float = math.inf
+    ) -> list[PodInfo]:
+        """Return the pods for which a plan could take effect, by name.
+
+        Those with uids in `leaving_out` are left out. Of those that ask the same of a node, `most`
+        at most are returned.
+        """
+        out = frozenset(leaving_out)
+        limit = None if most == math.inf else int(most)
+        found: _Names = []
+        for named in self._waiting.values():
+            found += islice((each for each in named if each[1] not in out), limit)
+        if len(self._waiting) > 1:
+            found.sort()
+        return [self.pods[uid] for _, uid in found]
+
+    def is_waiting(self, uid: str) -> bool:
+        """Say whether a pod of the gang is live and on no node."""
+        pod = self.pods.get(uid)
+        return pod is not None and not (pod.node_name or pod.finished or pod.deleting)
+
+    def still_to_come(self, size: int) -> int:
+        """Return how many pods must start together now: those that have succeeded do not come back.
+
+        `size` is what the GPUJob says; what the workload said when it was read is newer. At least
+        one, for a workload that has pods again after all had ended.
+        """
+        if self.expected is None:
+            return max(1, size - self.succeeded)
+        more = max(0, self.succeeded - self.expected.succeeded)
+        at_once, left = sum(self.expected.roles.values()), self.expected.left
+        return max(1, at_once - more if left is None else min(at_once, left - more))
+
+    @property
+    def bound(self) -> int:
+        """How many live pods are on a node."""
+        return len(self._live) - self.unbound
+
+    @property
+    def blocked(self) -> int:
+        """How many live pods are on no node and could follow no plan yet (`PodInfo.blocked`)."""
+        return self.unbound - sum(map(len, self._waiting.values()))
+
+    @property
+    def holds(self) -> int:
+        """How many of its pods hold GPUs."""
+        return len(self._holders)
+
+    def holders(self) -> list[PodInfo]:
+        """Return the pods that hold GPUs: bound and not ended, those terminating included."""
+        return list(self._holders.values())
+
+    def _counted(self, pod: PodInfo) -> int:
+        """Return what of a pod's service the record has counted, in GPU-milliseconds."""
+        part = self._served.get(pod.uid)
+        if part is None or part.started_at != pod.started_at or not _has_run(pod):
+            return 0
+        return _ms(part.gpu_seconds)
+
+    def _serve(self, pod: PodInfo, by: int) -> None:
+        """Add the service of a pod that has run, or with -1 take it out."""
+        start_ms = _ms(seconds(pod.started_at))
+        if pod.finished and pod.finished_at:
+            self._offset += by * pod.gpus * max(0, _ms(seconds(pod.finished_at)) - start_ms)
+        else:
+            self._rate += by * pod.gpus
+            self._offset -= by * pod.gpus * start_ms
+        self._before += by * self._counted(pod)
+
+    def _count(self, pod: PodInfo, by: int) -> None:
+        """Add a pod to the counts, or with -1 take it out."""
+        if _has_run(pod):
+            self._serve(pod, by)
+        self.succeeded += by * (pod.phase == "Succeeded")
+        self.failed += by * (pod.phase == "Failed")
+        if pod.finished:
+            return
+        if pod.phase == "Running" and pod.started_at:
+            self.gpus_running += by * pod.gpus
+        if pod.node_name:
+            if by > 0:
+                self._holders[pod.uid] = pod
+            else:
+                del self._holders[pod.uid]
+        if pod.deleting:
+            return
+        self.running += by * bool(pod.node_name and pod.phase == "Running")
+        _count_name(self._live, pod, by)
+        if pod.node_name:
+            return
+        self.unbound += by
+        if not pod.blocked:
+            named = self._waiting.setdefault(pod.shape, [])
+            _count_name(named, pod, by)
+            if not named:
+                del self._waiting[pod.shape]
 
 
-#: By the kind of the workload. Kinds that are not here start pod by pod and are evicted.
-KINDS: Mapping[str, Kind] = {
-    "Job": Kind(JOBS, _indexed_job, ("spec", "suspend")),
-    "JobSet": Kind(
-        Resource("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"),
-        _job_set,
-        ("spec", "suspend"),
-    ),
-    "PyTorchJob": _kubeflow_kind("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs"),
-    "TFJob": _kubeflow_kind("TFJob", "tfjobs", "tfReplicaSpecs"),
-    "MPIJob": _kubeflow_kind("MPIJob", "mpijobs", "mpiReplicaSpecs"),
-    "XGBoostJob": _kubeflow_kind("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs"),
-    "PaddleJob": _kubeflow_kind("PaddleJob", "paddlejobs", "paddleReplicaSpecs"),
-    "JAXJob": _kubeflow_kind("JAXJob", "jaxjobs", "jaxReplicaSpecs"),
-    "LeaderWorkerSet": Kind(
-        Resource("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"),
-        _leader_worker_set,
-    ),
-    "RayCluster": Kind(Resource("ray.io", "v1", "RayCluster", "rayclusters")),
-    "Pod": Kind(restarts=False),
-}
-_OTHER = Kind()
-
-#: Kinds that stand above the controllers of their pods, by the label that names them.
-_ABOVE = {names.JOBSET_LABEL: "JobSet", names.LEADER_WORKER_SET_LABEL: "LeaderWorkerSet"}
+def _has_run(pod: PodInfo) -> bool:
+    return bool(pod.started_at) and (pod.phase == "Running" or bool(pod.finished_at))
 
 
-def kind_of(workload: WorkloadRef) -> Kind:
-    """Return what we know of the kind of a workload; of the same name in another group, nothing."""
-    kind = KINDS.get(workload.kind, _OTHER)
-    if kind.resource is not None and _group(workload) != kind.resource.group:
-        return _OTHER
-    return kind
+def _ms(time_s: float) -> int:
+    return round(1000 * time_s)
 
 
-def resource_of(workload: WorkloadRef) -> Resource | None:
-    """Return how the API serves a workload: at the version by which its pods refer to it."""
-    resource = kind_of(workload).resource
-    version = workload.api_version.rpartition("/")[2]
-    return replace(resource, version=version) if resource is not None else None
+def _count_name(names: _Names, pod: PodInfo, by: int) -> None:
+    entry = (pod.name, pod.uid)
+    if by > 0:
+        insort(names, entry)
+    else:
+        del names[bisect_left(names, entry)]
 
 
-def _group(workload: WorkloadRef) -> str:
-    return workload.api_version.rpartition("/")[0]
+class Gangs:
+    """All gangs. `observe` and `forget` return the keys of the gangs that have changed.
 
-
-def gpujob_name(pod: PodInfo) -> str:
-    """Return the name of the GPUJob, in the pod's namespace, that the pod belongs to."""
-    owner = (pod.owner.kind, pod.owner.name) if pod.owner else None
-    return gangs.gpujob_name(pod.name, pod.annotations, pod.labels, owner)
-
-
-def above(pod: PodInfo) -> tuple[str, str] | None:
-    """Return kind and name of the workload above the pod's controller, where there is one."""
-    for label, kind in _ABOVE.items():
-        if pod.labels.get(label):
-            return kind, pod.labels[label]
-    return None
-
-
-def workload_of(pod: PodInfo) -> WorkloadRef:
-    """Return the object that controls the pod; a bare pod is its own."""
-    owner = pod.owner or Owner("v1", "Pod", pod.name, pod.uid)
-    return WorkloadRef(
-        api_version=owner.api_version, kind=owner.kind, name=owner.name, uid=owner.uid
-    )
-
-
-def role_of(pod: PodInfo) -> str:
-    """Return the role of a pod in its workload, '' where the kind has one role only."""
-    labels = pod.labels
-    if names.LEADER_WORKER_SET_WORKER_LABEL in labels:
-        leads = labels[names.LEADER_WORKER_SET_WORKER_LABEL] == "0"
-        return "leader" if leads else "worker"
-    for label in (names.REPLICATED_JOB_LABEL, names.REPLICA_TYPE_LABEL, names.JOB_ROLE_LABEL):
-        if labels.get(label):
-            return labels[label] if label == names.REPLICATED_JOB_LABEL else labels[label].lower()
-    return ""
-
-
-def roles_now(workload: Raw, present: Collection[str]) -> Roles:
-    """Return the roles of a workload whose pods ask for GPUs and can exist now.
-
-    Roles without GPUs never join the gang. A role that is created later counts once it is
-    `present`, with all its pods; until then those before it start without it.
+    A pod belongs to the gang that its labels, annotations and owner name now: where they change, it
+    leaves one gang and joins another.
     """
-    roles = KINDS.get(str(workload.get("kind")), _OTHER).roles(workload)
-    return {
-        name: role
-        for name, role in roles.items()
-        if role.gpus and role.pods > 0 and (name in present or not role.later)
-    }
 
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._gangs: dict[Key, Gang] = {}
+        self._clock = clock
+        self._gang_of_pod: dict[str, Key] = {}
 
-def explicit_size(pod: PodInfo) -> int | None:
-    """Return the size of the gang that a pod states, None where it states none that is valid."""
-    stated = pod.annotations.get(names.GANG_SIZE, "")
-    return int(stated) if stated.isdecimal() and int(stated) > 0 else None
+    @property
+    def by_key(self) -> Mapping[Key, Gang]:
+        """All gangs that have a GPUJob or a pod."""
+        return self._gangs
 
+    def gang_of(self, uid: str) -> Gang | None:
+        """Return the gang of a pod."""
+        key = self._gang_of_pod.get(uid)
+        return self._gangs.get(key) if key else None
 
-def gang_size(pod: PodInfo, workload: Raw | None) -> int:
-    """Return how many pods must start together.
+    def pods_of(self, key: Key) -> Set[str]:
+        """Return the uids of the pods of a gang, empty where there is none."""
+        gang = self._gangs.get(key)
+        return gang.pods.keys() if gang is not None else frozenset()
 
-    `workload` is the object they belong to as the API server has it, where we know its kind. An
-    explicit size takes precedence.
-    """
-    stated = explicit_size(pod)
-    if stated is not None or workload is None:
-        return stated or 1
-    return max(1, sum(role.pods for role in roles_now(workload, {role_of(pod)}).values()))
+    def observe(self, record: Record) -> list[Key]:
+        """Take in an object that the state has accepted; pods without GPUs of ours are left out."""
+        if isinstance(record, GpuJobRecord):
+            gang = self._gang(record.key)
+            if gang.record is not None and gang.record.uid != record.uid:
+                gang.gone.clear()
+            gang.record = record
+            return [record.key]
+        return self._pod_changed(record) if isinstance(record, PodRecord) else []
+
+    def forget(self, record: Record) -> list[Key]:
+        """Forget an object that no longer exists."""
+        if isinstance(record, PodRecord):
+            return self._leave(record.uid)
+        if isinstance(record, GpuJobRecord):
+            gang = self._gangs.get(record.key)
+            if gang is not None and gang.record is not None and gang.record.uid == record.uid:
+                gang.record = None
+                gang.gone.clear()
+                self._drop_if_empty(gang)
+                return [record.key]
+        return []
+
+    def _pod_changed(self, record: PodRecord) -> list[Key]:
+        pod, left = record.pod, list[Key]()
+        if self._gang_of_pod.get(record.uid, record.gpujob) != record.gpujob or not record.ours:
+            left = self._leave(record.uid)  # its labels, its annotations or its owner have changed
+        if not record.ours:
+            return left
+        gang = self._gang(record.gpujob)
+        known = gang.pods.get(record.uid)
+        if known is not None and pod.phase == "Succeeded" != known.phase:
+            now = self._clock()
+            if now > gang.ends_since_s + _ENDS_AGAIN_S:
+                gang.ends_since_s = now
+        self._gang_of_pod[record.uid] = record.gpujob
+        gang.put(pod)
+        return [*left, record.gpujob]
+
+    def _leave(self, uid: str) -> list[Key]:
+        key = self._gang_of_pod.pop(uid, None)
+        if key is None:
+            return []
+        gang = self._gangs[key]
+        gang.remove(uid, self._clock())
+        self._drop_if_empty(gang)
+        return [key]
+
+    def _gang(self, key: Key) -> Gang:
+        return self._gangs.setdefault(key, Gang(key))
+
+    def _drop_if_empty(self, gang: Gang) -> None:
+        if gang.record is None and not gang.pods:
+            del self._gangs[gang.key]
+
+    def check(self) -> None:
+        """Raise AssertionError unless each pod is in the gang that the index names. For tests."""
+        listed = {uid: key for key, gang in self._gangs.items() for uid in gang.pods}
+        assert listed == self._gang_of_pod
+        assert all(gang.record is not None or gang.pods for gang in self._gangs.values())

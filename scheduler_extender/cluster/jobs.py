@@ -230,13 +230,12 @@ def policy_job(
     attained_gpu_seconds: float = 0.0,
     sub_batches: Sequence[SubBatch] = (),
     kind: str = "",
-    alone: bool = False,
 ) -> Job:
     """Return the job as policies see it; memory is the upper estimate, so that sharing is safe.
 
     `pods` is how many start now (a gang, or one replacement); by default the whole gang.
     `sub_batches` is what gradient accumulation offers, where the job allows it; `kind` is what the
-    job is known by from run to run, `alone` says that it shares with no other job any more.
+    job is known by from run to run.
     """
     base = gib(load.memory_base_bytes)
     peak = max(
@@ -252,7 +251,7 @@ def policy_job(
         peak_measured=load.peaks_measured,
         gpu_utilisation=load.utilisation_percent,
         active_share=_active_share(load),
-        exclusive=demand.exclusive or alone or load.memory_source is Source.WHOLE_GPU,
+        exclusive=demand.exclusive or load.memory_source is Source.WHOLE_GPU,
         checkpointable=demand.checkpoint,
         queued_at_s=queued_at_s,
         attained_gpu_seconds=attained_gpu_seconds,
@@ -300,18 +299,22 @@ def in_steps(job: Job, steps: int) -> Job:
     return job if chosen is None else job.with_sub_batch(chosen)
 
 
+def demand_now(spec: GPUJobSpec, status: GPUJobStatus) -> Demand:
+    """Return what a job asks for; one that was moved to GPUs of its own shares with no job."""
+    return spec.demand.model_copy(update={"exclusive": True}) if status.alone else spec.demand
+
+
 def job_of(job_id: str, spec: GPUJobSpec, status: GPUJobStatus, *, pods: int | None = None) -> Job:
     """Return the policy core's job of a GPUJob."""
     return policy_job(
         job_id,
-        spec.demand,
+        demand_now(spec, status),
         load_now(spec.demand, status),
         pods=pods,
         queued_at_s=seconds(status.queued_at) if status.queued_at else 0.0,
         attained_gpu_seconds=status.attained_gpu_seconds,
         sub_batches=sub_batches_now(status),
         kind=kind_of_model(spec, status.load),
-        alone=status.alone,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler_extender.cluster.gangs import gpujob_name
 from scheduler_extender.cluster.jobs import (
+    demand_now,
     kind_of_model,
     load_now,
     policy_job,
@@ -18,6 +18,7 @@ from scheduler_extender.cluster.jobs import (
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
+from scheduler_extender.cluster.workloads import gpujob_name
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.quantity import parse_quantity
@@ -184,12 +185,11 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
         status=status,
         worker=policy_job(
             "/".join(identity[:2]),
-            spec.demand,
+            demand_now(spec, status),
             load,
             pods=1,
             kind=kind,
             sub_batches=sub_batches_now(status),
-            alone=status.alone,
         ),
         plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
     )

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_extender.cluster.beliefs import Beliefs, classes_of
-from scheduler_extender.cluster.gangs import gpujob_name
+from scheduler_extender.cluster.gangs import Gangs
 from scheduler_extender.cluster.jobs import in_steps
-from scheduler_extender.cluster.learned import Pairs
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
 from scheduler_extender.cluster.objects import Objects
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.plans import Plans
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import (
@@ -32,6 +32,7 @@ from scheduler_extender.cluster.records import (
     worker_by_annotations,
 )
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
+from scheduler_extender.cluster.workloads import gpujob_name
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Ints
@@ -41,22 +42,23 @@ _AT_ONCE = 64
 
 
 class Listener(Protocol):
-    """A view of the cluster that follows the state: the queue controller."""
+    """What acts on changes of the state: the queue controller. `gangs` are those that changed."""
 
-    def observe(self, record: Record) -> None:
+    def observe(self, record: Record, gangs: Collection[Key]) -> None:
         """Take in an object that the state has accepted."""
         ...
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: Record, gangs: Collection[Key]) -> None:
         """Take in that an object is gone."""
         ...
 
 
 class ClusterState:
-    """Nodes, GPUs, pods, gangs, and who holds what.
+    """Nodes, GPUs, pods, gangs, and which pod holds which GPU.
 
     `max_jobs_per_gpu` caps the shares that agents offer; a report older than `stale_after_s` makes
-    its GPUs stale. `now_s` (Unix time) only moves by `tick`. `beliefs` says how jobs get along.
+    its GPUs stale. `now_s` (Unix time) only moves by `tick`. `clock` (Unix time) is read where a
+    pod leaves or ends; it defaults to `now_s`. `beliefs` says how jobs get along.
     """
 
     def __init__(
@@ -65,7 +67,8 @@ class ClusterState:
         now_s: float,
         max_jobs_per_gpu: int = 2,
         stale_after_s: float = 150.0,
-        pairs: Pairs | None = None,
+        pairs: PairSlowdowns | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.now_s = now_s
         self.beliefs = Beliefs(pairs)
@@ -78,7 +81,7 @@ class ClusterState:
         self._objects = Objects()
         self._objects.tick(now_s)
         self._pods: dict[str, PodRecord] = {}  # by uid
-        self._members: dict[Key, set[str]] = {}  # GPUJob -> uids of its pods
+        self.gangs = Gangs(clock or (lambda: self.now_s))
         self._plans = Plans()
         #: Called for each object that is accepted, once the state has followed it. An old version
         #: of an object, or one that is gone, never comes to the listener.
@@ -169,7 +172,7 @@ class ClusterState:
 
     def members(self, gpujob: Key) -> list[PodRecord]:
         """Return the pods of a gang by name."""
-        found = (self._pods[uid] for uid in self._members.get(gpujob, ()))
+        found = (self._pods[uid] for uid in self.gangs.pods_of(gpujob))
         return sorted(found, key=lambda record: record.name)
 
     def worker(self, pod: PodInfo) -> Job:
@@ -286,8 +289,9 @@ class ClusterState:
                 self._follow_gpu_job(record, before, gone=gone)
             case PodRecord():
                 self._follow_pod(record, gone=gone)
+        gangs = self.gangs.forget(record) if gone else self.gangs.observe(record)
         if self.listener is not None:
-            (self.listener.forget if gone else self.listener.observe)(record)
+            (self.listener.forget if gone else self.listener.observe)(record, gangs)
         for follow in self.followers:
             follow(record, gone)
 
@@ -315,7 +319,7 @@ class ClusterState:
         for uid in sorted(planned):
             self._derive(uid)
         if gone or not isinstance(before, GpuJobRecord) or _runs_otherwise(before, record):
-            self._derive_all(self._members.get(record.key, set()) - planned)
+            self._derive_all(self.gangs.pods_of(record.key) - planned)
 
     def _derive_all(self, uids: Collection[str]) -> None:
         """Work out anew what pods hold: a few at once, of many as `catch_up` comes to them.
@@ -342,18 +346,10 @@ class ClusterState:
             self._derive(uid)
 
     def _follow_pod(self, record: PodRecord, *, gone: bool) -> None:
-        known = self._pods.get(record.uid)
-        if known is not None and known.ours:
-            members = self._members[known.gpujob]
-            members.discard(record.uid)
-            if not members:
-                del self._members[known.gpujob]
         if gone:
             self._pods.pop(record.uid, None)
         else:
             self._pods[record.uid] = record
-            if record.ours:
-                self._members.setdefault(record.gpujob, set()).add(record.uid)
         self._derive(record.uid)
 
     def _derive(self, uid: str) -> None:
@@ -391,9 +387,10 @@ class ClusterState:
     def check(self) -> None:
         """Raise AssertionError unless everything derived agrees with the objects. For tests."""
         self.ledger.check()
+        self.gangs.check()
         for uid, record in self._pods.items():
             assert self._objects.of("pods")[record.key] is record
-            assert not record.ours or uid in self._members[record.gpujob]
+            assert (uid in self.gangs.pods_of(record.gpujob)) == record.ours
         assert len(self._pods) == len(self._objects.of("pods"))
         assert {node for _, node in self.gpu_nodes()} == set(self.table.slot_of)
         assert not any(self._objects.is_gone(uid) for uid in self.nodes.uses())

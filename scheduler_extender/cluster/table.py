@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from scheduler_extender.cluster.lines import NodeLines
+from scheduler_extender.cluster.response_encoder import ResponseEncoder
 from tandem.policy.cluster import GpuArrays, Snapshot, reset_rows
 from tandem.policy.equations.horus import over_commit_curve
 from tandem.policy.units import Bools, Floats, Ints
@@ -68,7 +68,7 @@ class GpuTable:
         self.generation = 0
         self.slot_of: dict[str, int] = {}
         self.node_names: list[str] = []  # by slot; the last holder's name where nobody is now
-        self.lines = NodeLines()  # the same, for answers
+        self.encoder = ResponseEncoder()  # the same, for answers
         self.layout = 0  # grows whenever a slot is given to another node
         self._counts = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self.gpu_ids: list[str] = []  # by row
@@ -252,7 +252,7 @@ class GpuTable:
             self.gpu_ids[row] = uuid
             self.row_of[name, uuid] = row
         self.slot_of[name] = slot
-        self.lines.put(slot, name)
+        self.encoder.put(slot, name)
         self.layout += 1
         self._order = None
         return rows

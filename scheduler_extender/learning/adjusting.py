@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.observed import GpuKey
 from tandem.policy.equations.observed import shared_out_slowdown
 from tandem.policy.equations.ojpp import ewma

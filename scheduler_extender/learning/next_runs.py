@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, seconds
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.config import LearningConfig
-from scheduler_extender.learning.books import Books
-from scheduler_extender.learning.remembering import feedback
-from scheduler_extender.queue.cluster_view import ClusterView
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.learned_state import LearnedState
+from scheduler_extender.learning.run_history import feedback
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback, Prediction
 from tandem.contracts.resources import Source
@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 
 
 class NextRuns:
-    """Reads and fills the books. `observed` is what is known of the gangs that run.
+    """Reads and fills the learned state. `observed` is what is known of the gangs that run.
 
     `tell` sends the predictor what was observed of a model; True when it took it.
     """
 
     def __init__(
         self,
-        books: Books,
+        learned: LearnedState,
         state: ClusterView,
         writer: Writer,
         settings: LearningConfig,
         observed: dict[Key, Observed],
         tell: Callable[[Feedback], Awaitable[bool]] | None,
     ) -> None:
-        self._books = books
+        self._learned = learned
         self._state = state
         self._writer = writer
         self._settings = settings
@@ -59,10 +59,10 @@ class NextRuns:
         )
         if demand.exclusive or demand.model is not None or gpu is None:
             return prediction
-        load = self._books.memory.load(gang.key[0], kind, gpu.model, demand)
+        load = self._learned.memory.load(gang.key[0], kind, gpu.model, demand)
         if load is None:
             return prediction
-        runs = self._books.memory.runs_of(gang.key[0], kind, gpu.model)
+        runs = self._learned.memory.runs_of(gang.key[0], kind, gpu.model)
         return Prediction(
             load=load, explanation=f"as observed in {runs} runs of the same image and command"
         )
@@ -81,11 +81,11 @@ class NextRuns:
         # Not when the end was noticed: a Job says that it is complete seconds after its pods' end,
         # and of two jobs the one that ended first may say so last.
         at_s = seconds(seen.at)
-        self._books.memory.enter(gang.key[0], seen, at_s)
+        self._learned.memory.enter(gang.key[0], seen, at_s)
         if seen.slowdown is not None:
             for neighbour in seen.neighbours:
                 if neighbour.slowdown > self._settings.max_interference / 2:
-                    self._books.pairs.enter(
+                    self._learned.pairs.enter(
                         seen.kind,
                         neighbour.kind,
                         gang.key[0],

@@ -1,6 +1,6 @@
 """Who shares which GPU and how they fare: residents for the adjuster, observations for GPUJobs.
 
-Pure but for the two books that it reads: what the agents say now, and what earlier runs have shown.
+Pure, but for what was learned: what agents report now, and what earlier runs have shown.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from scheduler_extender.cluster.attained_service import kept_run_s
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import (
     alone_iteration_s,
     kind_of_model,
@@ -21,9 +23,7 @@ from scheduler_extender.cluster.jobs import (
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.learning.adjusting import Resident
 from scheduler_extender.learning.observed import GpuKey, Rates, Watch, Watched
-from scheduler_extender.learning.remembering import Memory, in_steps_kind
-from scheduler_extender.queue.one_standing import kept_run_s
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.learning.run_history import RunHistory, in_steps_kind
 from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
 from tandem.contracts.resources import GPUJobStatus, Source
 from tandem.policy.equations.observed import shared_out_slowdown
@@ -39,7 +39,7 @@ _NEIGHBOURS = 8
 class Sharing:
     """Turns what is watched of pods into what is known of gangs."""
 
-    def __init__(self, watch: Watch, memory: Memory) -> None:
+    def __init__(self, watch: Watch, memory: RunHistory) -> None:
         self._watch = watch
         self._memory = memory
 

@@ -12,7 +12,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import gpu_arrays
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
-from scheduler_extender.planning.drawing import Drawn
+from scheduler_extender.planning.cycle_input import CycleInput
 from scheduler_extender.planning.questions import Question, Start
 from tandem.policy.cluster import GpuArrays, reset_rows
 from tandem.policy.gather import whole_pods
@@ -30,18 +30,18 @@ _Asks = tuple[Key, tuple[object, ...]]  # a gang, and what its pods ask
 class Capacity:
     """The GPUs of one board as if they were empty, on nodes as if nothing ran there."""
 
-    def __init__(self, question: Question, drawn: Drawn, pipeline: ClusterPipeline) -> None:
+    def __init__(self, question: Question, inputs: CycleInput, pipeline: ClusterPipeline) -> None:
         self._q = question
-        self._drawn = drawn
+        self._inputs = inputs
         self._pipeline = pipeline
-        columns = {f.name: getattr(drawn.board.gpus, f.name).copy() for f in fields(GpuArrays)}
-        reset_rows(columns, np.arange(len(drawn.board.gpus)))
+        columns = {f.name: getattr(inputs.board.gpus, f.name).copy() for f in fields(GpuArrays)}
+        reset_rows(columns, np.arange(len(inputs.board.gpus)))
         self._empty = gpu_arrays(columns)
         self._known: dict[tuple[object, ...], Ints] = {}
 
     def rows(self, index: int) -> Ints:
         """Return the GPUs (rows) that the job at `index` of the board could use."""
-        start = self._drawn.starts[index]
+        start = self._inputs.starts[index]
         assert start is not None
         job = start.job
         if job.demand not in self._known:
@@ -53,7 +53,7 @@ class Capacity:
 
     def holds(self, index: int) -> bool:
         """Say whether the cluster could hold the job at `index` of the board."""
-        job, node = self._drawn.board.jobs[index], self._empty.node
+        job, node = self._inputs.board.jobs[index], self._empty.node
         return whole_pods(job, node, self.rows(index)) is not None
 
 
@@ -73,7 +73,7 @@ class Impossible:
         return start is not None and (start.gpujob, start.job.demand) in self._until_s
 
     def sift(
-        self, waiting: Iterable[int], question: Question, drawn: Drawn, capacity: Capacity
+        self, waiting: Iterable[int], question: Question, inputs: CycleInput, capacity: Capacity
     ) -> Iterable[int]:
         """Yield the waiting jobs (rows of the board) that the cluster can hold, in their order."""
         if question.snapshot.gpu_ids != self._gpu_ids:
@@ -88,7 +88,7 @@ class Impossible:
         looks: Counter[str] = Counter()
         seen: set[_Asks] = set()
         for index in waiting:
-            start, key = drawn.starts[index], drawn.keys[index]
+            start, key = inputs.starts[index], inputs.keys[index]
             if start is None or start in self or looks[key[0]] == _LOOKS_PER_NAMESPACE:
                 continue
             asks = key, start.job.demand

@@ -15,11 +15,6 @@ from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 
 _GIB = 1 << 30
-#: Constraints whose sentence is one of figures.
-WITH_FIGURES = frozenset(
-    ("shares", "memory_capacity", "memory_collision", "peak_fits", "interference", "utilisation",
-     "balance")
-)  # fmt: skip
 GPUS = 4  # of one job that are told of in full
 
 
@@ -29,7 +24,7 @@ def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list
     for constraint in pipeline.constraints:
         allows = bool(constraint(job, gpus)[row])
         says = constraint.sentence(job, gpus, row)
-        told = not allows or constraint.kind in WITH_FIGURES
+        told = not allows or constraint.has_figures
         found.append(
             {"constraint": constraint.kind, "allows": allows, "says": says if told else ""}
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.planning.drawing import Drawn, draw
+from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
 from scheduler_extender.planning.forecast import Picture
 from scheduler_extender.planning.questions import Question
 from tandem.policy.catalog import Profile
@@ -44,17 +44,19 @@ def picture_of(
     question = asked.question
     snapshot = question.snapshot
     names, node = snapshot.node_names, snapshot.gpus.node.tolist()
-    drawn = draw(question, {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)})
-    running = [i for i in drawn.held if i not in drawn.going]
-    waiting = [i for i in drawn.ranked.tolist() if drawn.starts[i] is not None]
-    order = [*running, *waiting, *sorted(drawn.going)]
-    keys = [drawn.keys[i] for i in order]
-    jobs = [drawn.board.jobs[i] for i in order]
+    inputs = cycle_input_of(
+        question, {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)}
+    )
+    running = [i for i in inputs.held if i not in inputs.going]
+    waiting = [i for i in inputs.ranked.tolist() if inputs.starts[i] is not None]
+    order = [*running, *waiting, *sorted(inputs.going)]
+    keys = [inputs.keys[i] for i in order]
+    jobs = [inputs.board.jobs[i] for i in order]
     picture = Picture(
         profile=profile,
         gpus=snapshot.gpus,
-        arrays=_arrays(drawn, order, question.now_s),
-        rows_of={new: drawn.held[i] for new, i in enumerate(running)},
+        arrays=_arrays(inputs, order, question.now_s),
+        rows_of={new: inputs.held[i] for new, i in enumerate(running)},
         known=np.array([key in asked.certain for key in keys]),
         endless=np.array([key in asked.endless for key in keys]),
         nodes=asked.nodes,
@@ -66,9 +68,9 @@ def picture_of(
     return picture, jobs, keys
 
 
-def _arrays(drawn: Drawn, order: Sequence[int], now_s: float) -> JobArrays:
+def _arrays(inputs: CycleInput, order: Sequence[int], now_s: float) -> JobArrays:
     columns: dict[str, Any] = {
-        f.name: getattr(drawn.board.arrays, f.name)[order] for f in fields(JobArrays)
+        f.name: getattr(inputs.board.arrays, f.name)[order] for f in fields(JobArrays)
     }
     columns |= {name: columns[name] - now_s for name in _TIMES}
     waiting = np.zeros(len(order))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
-from scheduler_extender.planning.drawing import Drawn
+from scheduler_extender.planning.cycle_input import CycleInput
 from scheduler_extender.planning.questions import Question
 from tandem.policy.units import Ints
 
@@ -20,17 +20,17 @@ _CANDIDATES = 64
 _PREEMPTORS = 16
 
 
-def preemption_gain_gpu_s(question: Question, drawn: Drawn, victim: int, index: int) -> float:
+def preemption_gain_gpu_s(question: Question, inputs: CycleInput, victim: int, index: int) -> float:
     """Return what the order counts for a start rather than a running gang, in GPU-seconds.
 
     The service that the running gang has had more or, in an order by the work that is left, the
     work that it has left more. Rows of the board name both.
     """
-    arrays = drawn.board.arrays
+    arrays = inputs.board.arrays
     if question.by_work_left:
         left = arrays.remaining_at_since * arrays.gpus
         return float(left[victim] - left[index])
-    had = question.victims[drawn.keys[victim]].service_gpu_s
+    had = question.victims[inputs.keys[victim]].service_gpu_s
     return had - float(arrays.service_at_since[index])
 
 
@@ -40,26 +40,26 @@ class MakingRoom:
     def __init__(
         self,
         question: Question,
-        drawn: Drawn,
+        inputs: CycleInput,
         pipeline: ClusterPipeline,
         starts: dict[int, tuple[int, ...]],
         stops: set[int],
     ) -> None:
         self._q = question
-        self._drawn = drawn
-        self._board = drawn.board
+        self._inputs = inputs
+        self._board = inputs.board
         self._pipeline = pipeline
         self._starts = starts
         self._stops = stops
-        self._rank = {index: place for place, index in enumerate(drawn.ranked.tolist())}
+        self._rank = {index: place for place, index in enumerate(inputs.ranked.tolist())}
 
     def seek(self, waiting: list[int]) -> None:
         """Look for places for those that wait, in order."""
         self._take_back()
         lesser = [
             index
-            for index in reversed(self._drawn.ranked.tolist())
-            if index in self._drawn.held and index in self._board.rows_of
+            for index in reversed(self._inputs.ranked.tolist())
+            if index in self._inputs.held and index in self._board.rows_of
             and index not in self._board.pinned
         ]  # fmt: skip
         hopeless: set[tuple[object, ...]] = set()
@@ -84,8 +84,8 @@ class MakingRoom:
         """Leave those where they are whose GPUs nobody takes."""
         taken = {row for rows in self._starts.values() for row in rows}
         for index in sorted(self._stops):
-            if taken.isdisjoint(self._drawn.held[index]):
-                self._board.place(index, np.array(self._drawn.held[index], dtype=np.int64))
+            if taken.isdisjoint(self._inputs.held[index]):
+                self._board.place(index, np.array(self._inputs.held[index], dtype=np.int64))
                 self._stops.discard(index)
 
     def _make_room(self, index: int, lesser: list[int]) -> tuple[Ints | None, list[int]]:
@@ -96,8 +96,8 @@ class MakingRoom:
         for other in lesser[:_CANDIDATES]:
             if self._rank[other] < self._rank[index]:
                 break
-            victim = self._q.victims[self._drawn.keys[other]]
-            gain = preemption_gain_gpu_s(self._q, self._drawn, other, index)
+            victim = self._q.victims[self._inputs.keys[other]]
+            gain = preemption_gain_gpu_s(self._q, self._inputs, other, index)
             if gain < victim.charge_gpu_s:
                 continue
             gone.append(other)
@@ -107,7 +107,7 @@ class MakingRoom:
                 break
         # Those that need not have gone stay, the most deserving first.
         for other in reversed(gone[:-1] if rows is not None else gone[:]):
-            board.place(other, np.array(self._drawn.held[other], dtype=np.int64))
+            board.place(other, np.array(self._inputs.held[other], dtype=np.int64))
             without = None if rows is None else self._pipeline.choose(job, board.gpus)
             if rows is not None and without is None:
                 board.remove(other)

@@ -13,7 +13,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.capacity import Capacity, Impossible
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
-from scheduler_extender.planning.drawing import Drawn, draw
+from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
 from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
 from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
@@ -54,8 +54,8 @@ class Planner:
         self._refusals.look(question.snapshot, question.eligible)
         spared: set[Key] = set()
         for again in range(_AGAIN + 1):
-            drawn = self._draw(question, spared)
-            this = _Round(question, drawn, self._profile, self._refusals, self._impossible)
+            inputs = self._draw(question, spared)
+            this = _Round(question, inputs, self._profile, self._refusals, self._impossible)
             this.decide(self._reserve)
             too_dear = this.too_dear() if again < _AGAIN else set()
             if not too_dear:
@@ -63,15 +63,15 @@ class Planner:
             spared |= too_dear
         return this.answer(self._pipeline)
 
-    def _draw(self, question: Question, spared: set[Key]) -> Drawn:
+    def _draw(self, question: Question, spared: set[Key]) -> CycleInput:
         snapshot = question.snapshot
         if snapshot.gpu_ids is not self._rows_are_of:
             names, node = snapshot.node_names, snapshot.gpus.node.tolist()
             self._rows = {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)}
             self._rows_are_of = snapshot.gpu_ids
-        drawn = draw(question, self._rows)
-        drawn.board.pinned |= {i for i in drawn.held if drawn.keys[i] in spared} - drawn.going
-        return drawn
+        inputs = cycle_input_of(question, self._rows)
+        inputs.board.pinned |= {i for i in inputs.held if inputs.keys[i] in spared} - inputs.going
+        return inputs
 
 
 class _Round:
@@ -80,19 +80,19 @@ class _Round:
     def __init__(
         self,
         question: Question,
-        drawn: Drawn,
+        inputs: CycleInput,
         profile: Profile,
         refusals: Refusals,
         impossible: Impossible,
     ) -> None:
         self._q = question
-        self._drawn = drawn
+        self._inputs = inputs
         self._profile = profile
         self._impossible = impossible
         self._tries = Tries()
         self._pipeline = ClusterPipeline(
             profile.constraints, profile.scorers, profile.gather,
-            nodes=drawn.nodes, apart=drawn.apart, memory=refusals, tries=self._tries,
+            nodes=inputs.nodes, apart=inputs.apart, memory=refusals, tries=self._tries,
             residents=question.snapshot.gpus.jobs,
         )  # fmt: skip
         self._starts: dict[int, tuple[int, ...]] = {}
@@ -103,70 +103,70 @@ class _Round:
 
     def decide(self, reserve: Reserve) -> None:
         """Let the dispatch act on the board, and note what it did."""
-        drawn, board, dispatch = self._drawn, self._drawn.board, self._profile.dispatch
-        reserve.hold(self._q, drawn, self._pipeline, self._impossible)
+        inputs, board, dispatch = self._inputs, self._inputs.board, self._profile.dispatch
+        reserve.hold(self._q, inputs, self._pipeline, self._impossible)
         if self._q.targets:
             self._to_their_targets()
         if self._profile.order.blocks:
             self._pass_over_impossible()
         if isinstance(dispatch, Share):
             # It tries jobs by worth; those that were moved to the front come before all others.
-            front = [i for i in self._waiting() if drawn.keys[i] in self._q.front]
+            front = [i for i in self._waiting() if inputs.keys[i] in self._q.front]
             if front:
                 self._dispatch(np.array(front, dtype=np.int64))
-                drawn.began([i for i in front if i in board.rows_of])
-        waiting = ~board.arrays.running[drawn.ranked]
-        self._dispatch(drawn.ranked if dispatch.preempts else drawn.ranked[waiting])
+                inputs.began([i for i in front if i in board.rows_of])
+        waiting = ~board.arrays.running[inputs.ranked]
+        self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
         self._note()
         if isinstance(dispatch, Preempt):
-            room = MakingRoom(self._q, drawn, self._pipeline, self._starts, self._stops)
+            room = MakingRoom(self._q, inputs, self._pipeline, self._starts, self._stops)
             room.seek(self._waiting())
 
     def _to_their_targets(self) -> None:
         """Start gangs that are being moved where their move leads, if they may still go there."""
-        drawn, snapshot = self._drawn, self._q.snapshot
+        inputs, snapshot = self._inputs, self._q.snapshot
         names, node = snapshot.node_names, snapshot.gpus.node.tolist()
         started = []
         for index in self._waiting():
-            places = self._q.targets.get(drawn.keys[index], frozenset())
+            places = self._q.targets.get(inputs.keys[index], frozenset())
             rows = np.array(
                 [r for r, gpu in enumerate(snapshot.gpu_ids) if (names[node[r]], gpu) in places],
                 dtype=np.int64,
             )
-            job, gpus = drawn.board.jobs[index], drawn.board.gpus
+            job, gpus = inputs.board.jobs[index], inputs.board.gpus
             if (
                 len(rows) == job.gpus
                 and self._pipeline.evaluate(job, gpus.take(rows)).allowed.all()
             ):
-                drawn.board.start(index, rows)
+                inputs.board.start(index, rows)
                 started.append(index)
-        drawn.began(started)
+        inputs.began(started)
 
     def _pass_over_impossible(self) -> None:
         """Put jobs that the cluster could not hold behind all others: they block no job then."""
-        drawn = self._drawn
+        inputs = self._inputs
         waiting = self._waiting()
-        capacity = Capacity(self._q, drawn, self._pipeline)
-        next(iter(self._impossible.sift(waiting, self._q, drawn, capacity)), None)
-        behind = np.array([drawn.starts[i] in self._impossible for i in drawn.ranked.tolist()])
-        behind &= ~drawn.board.arrays.running[drawn.ranked]
-        drawn.ranked = np.concatenate((drawn.ranked[~behind], drawn.ranked[behind]))
+        capacity = Capacity(self._q, inputs, self._pipeline)
+        next(iter(self._impossible.sift(waiting, self._q, inputs, capacity)), None)
+        behind = np.array([inputs.starts[i] in self._impossible for i in inputs.ranked.tolist()])
+        behind &= ~inputs.board.arrays.running[inputs.ranked]
+        inputs.ranked = np.concatenate((inputs.ranked[~behind], inputs.ranked[behind]))
 
     def _dispatch(self, ranked: Ints) -> None:
-        board = self._drawn.board
+        board = self._inputs.board
         self._profile.dispatch(board, ranked, self._pipeline, self._profile.order.blocks)
 
     def _waiting(self) -> list[int]:
         """Return the starts that have no place, in order."""
-        drawn = self._drawn
+        inputs = self._inputs
         return [
             i
-            for i in drawn.ranked.tolist()
-            if drawn.starts[i] is not None and i not in drawn.board.rows_of
+            for i in inputs.ranked.tolist()
+            if inputs.starts[i] is not None and i not in inputs.board.rows_of
         ]
 
     def _note(self) -> None:
-        for action in self._drawn.board.take_actions():
+        for action in self._inputs.board.take_actions():
             if not isinstance(action, Started):
                 self._stops.add(action.job)
             elif action.job in self._stops:
@@ -184,11 +184,11 @@ class _Round:
         found = set()
         for index, victims in self._needs().items():
             for victim in victims & self._stops:
-                key = self._drawn.keys[victim]
+                key = self._inputs.keys[victim]
                 known = self._q.victims[key]
                 # What costs nothing is the order's to decide, as in the simulator: in a list, who
                 # came first goes first, even where both have had the same.
-                gain = preemption_gain_gpu_s(self._q, self._drawn, victim, index)
+                gain = preemption_gain_gpu_s(self._q, self._inputs, victim, index)
                 if known.charge_gpu_s > 0 and gain < known.charge_gpu_s:
                     found.add(key)
         return found
@@ -196,8 +196,8 @@ class _Round:
     def _needs(self) -> dict[int, set[int]]:
         """Return for each start that has to wait who must leave its GPUs first."""
         leaving: dict[int, set[int]] = defaultdict(set)
-        for index in self._stops | self._drawn.going:
-            for row in self._drawn.held[index]:
+        for index in self._stops | self._inputs.going:
+            for row in self._inputs.held[index]:
                 leaving[row].add(index)
         needs: dict[int, set[int]] = {}
         for index, rows in self._starts.items():
@@ -210,29 +210,29 @@ class _Round:
 
     def answer(self, pipeline: Pipeline) -> Answer:
         """Return the decisions in terms of gangs and pods."""
-        drawn, needs = self._drawn, self._needs()
+        inputs, needs = self._inputs, self._needs()
         explaining = _Explaining(
-            self._q, drawn, pipeline, self._profile, self._tries, self._impossible
+            self._q, inputs, pipeline, self._profile, self._tries, self._impossible
         )
         answer = Answer(explaining.why, explaining.summary)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
         position = 0
-        for index in drawn.ranked.tolist():
-            start = drawn.starts[index]
+        for index in inputs.ranked.tolist():
+            start = inputs.starts[index]
             if start is None:
                 continue
             why = ""
             if index in self._starts:
-                job = drawn.board.jobs[index]
+                job = inputs.board.jobs[index]
                 place = _placement(job, self._starts[index], self._q.snapshot)
                 if index not in needs and place is not None:
                     answer.placed.append(Verdict(start, place, job.accumulation_steps))
                     continue
                 new = sorted((needs.get(index, set()) & self._stops) - asked)
                 asked |= set(new)
-                answer.gives_way += [GivesWay(drawn.keys[v], start.gpujob) for v in new]
-                names = named([drawn.keys[v] for v in new], start.gpujob)
+                answer.gives_way += [GivesWay(inputs.keys[v], start.gpujob) for v in new]
+                names = named([inputs.keys[v] for v in new], start.gpujob)
                 why = (
                     f"waits for {names} to give up {'its' if len(new) == 1 else 'their'} GPUs"
                     if names
@@ -242,7 +242,7 @@ class _Round:
             position += 1
         # Nobody is stopped for nothing: only for who starts there, or for a better place.
         moves = sorted(self._moves - asked)
-        answer.gives_way += [GivesWay(drawn.keys[i], drawn.keys[i]) for i in moves]
+        answer.gives_way += [GivesWay(inputs.keys[i], inputs.keys[i]) for i in moves]
         return answer
 
 
@@ -252,14 +252,14 @@ class _Explaining:
     def __init__(
         self,
         question: Question,
-        drawn: Drawn,
+        inputs: CycleInput,
         pipeline: Pipeline,
         profile: Profile,
         tries: Tries,
         impossible: Impossible,
     ) -> None:
         self._q = question
-        self._drawn = drawn
+        self._inputs = inputs
         self._pipeline = pipeline
         self._profile = profile
         self._tries = tries
@@ -299,10 +299,10 @@ class _Explaining:
         return self._known[job.demand]
 
     def _search(self, job: Job) -> tuple[str, str]:
-        board = self._drawn.board
+        board = self._inputs.board
         q = self._q.snapshot
         now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
-        found = self._pipeline.place(job, now, self._drawn.nodes.get(job.where))
+        found = self._pipeline.place(job, now, self._inputs.nodes.get(job.where))
         if isinstance(found, Waits):
             return found.message, summary_of(job, found)
         why = (

@@ -1,7 +1,7 @@
 """The queue controller: one GPUJob per gang, a plan for those that fit, a reason for the others.
 
-It holds no state that the API server does not have: what it knows comes in by events (the
-registry and the state), what it decides goes out as writes with resourceVersions. Killed at any
+It holds no state that the API server does not have: what it knows is the
+state, fed by events; what it decides goes out as writes with resourceVersions. Killed at any
 point, another one goes on from what was written: a plan without open gates has its gates opened,
 open gates without a valid plan are planned again, a gang on its way out of its GPUs comes back.
 
@@ -14,34 +14,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
-from scheduler_extender.config import LearningConfig, QueueConfig
-from scheduler_extender.learning.books import Books, observing
-from scheduler_extender.learning.history import Learned
-from scheduler_extender.learning.loop import Learning
-from scheduler_extender.planning.avoiding import Avoiding
+from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.cluster.writes import Tell, Writer
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.history_store import HistoryStore
+from scheduler_extender.learning.learned_state import LearnedState, observing
+from scheduler_extender.planning.anti_affinity import AntiAffinity
 from scheduler_extender.predictions import Predictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.cluster_view import ClusterView
 from scheduler_extender.queue.evictions import Evictions
-from scheduler_extender.queue.forecasts import Forecasts
-from scheduler_extender.queue.foresight import Foresight
 from scheduler_extender.queue.gates import Gates
+from scheduler_extender.queue.learning_loop import Learning
+from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.pending import PendingJobs
+from scheduler_extender.queue.phases import CLOSED
 from scheduler_extender.queue.preemption import Preempter
+from scheduler_extender.queue.queue_state import QueueState
+from scheduler_extender.queue.quota_accounts import Accounts
+from scheduler_extender.queue.reason_writer import ReasonWriter
 from scheduler_extender.queue.reconcile import Reconciler
-from scheduler_extender.queue.registry import Gang, Registry
 from scheduler_extender.queue.repairs import Repairs
 from scheduler_extender.queue.rounds import Rounds
-from scheduler_extender.queue.standing import Standings
-from scheduler_extender.queue.telling import Telling
-from scheduler_extender.queue.waiters import Waiters
-from scheduler_extender.queue.work import Elsewhere, WorkQueue
-from scheduler_extender.queue.writes import Tell, Writer
-from scheduler_extender.quotas.accounts import Accounts
+from scheduler_extender.queue.start_forecast import StartForecast
+from scheduler_extender.queue.work import ExternalWork, WorkQueue
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
@@ -55,7 +59,33 @@ STALE_AFTER_S = 150.0  # an agent's report that is older says nothing of now
 IDLE_CYCLE_S = 1.0  # a cycle runs at least this often, and soon after a change
 SETTLE_S = 0.02  # changes come in bursts; one cycle takes them together
 _PARALLEL = 16
-_OPEN = (Phase.QUEUED, Phase.ADMITTED, Phase.RUNNING, Phase.PREEMPTING, Phase.SUSPENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The API server as the controller uses it.
+
+    `tell` records an event. `clock` returns Unix time. `term` names the term in which we lead, ''
+    where we do not; `take_over` fences off the leader of the term before. `namespace` is where the
+    history is kept; None: in memory alone.
+    """
+
+    api: ClusterApi
+    tell: Tell
+    clock: Callable[[], float]
+    term: Callable[[], str] = lambda: "always"
+    take_over: Callable[[str], Awaitable[None]] | None = None
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an operator has set. A report older than `stale_after_s` (seconds) asks for nothing."""
+
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
+    stale_after_s: float = STALE_AFTER_S
+    forecasts: bool = False
 
 
 class Controller:
@@ -65,50 +95,48 @@ class Controller:
         self,
         *,
         state: ClusterView,
-        api: ClusterApi,
         profile: Profile,
         predictor: Predictor,
-        tell: Tell,
-        clock: Callable[[], float],
-        term: Callable[[], str] = lambda: "always",
-        take_over: Callable[[str], Awaitable[None]] | None = None,
-        settings: QueueConfig | None = None,
-        learned: Learned | None = None,
-        books: Books | None = None,
-        learning: LearningConfig | None = None,
+        connection: Connection,
+        settings: Settings | None = None,
+        learned: LearnedState | None = None,
         feedback: Callable[[Feedback], Awaitable[bool]] | None = None,
         metrics: QueueMetrics | None = None,
-        stale_after_s: float = STALE_AFTER_S,
-        forecasts: bool = False,
     ) -> None:
-        settings = settings or QueueConfig()
-        self.work = WorkQueue(self._step, clock, _PARALLEL)
-        self.registry = Registry(self.work.add, clock)
-        self.standings = Standings(profile.order, state.beliefs.of)
+        chosen, clock = settings or Settings(), connection.clock
+        learned = learned or LearnedState(pairs=state.beliefs.pairs)
+        self.gangs = state.gangs
         self.metrics = metrics or QueueMetrics()
         self._changed = asyncio.Event()
-        self._waiters = Waiters(self._changed.set, state.beliefs.of)
-        self._avoiding = Avoiding()
-        self._writer = Writer(api, state, tell, clock)
-        self._preempter = Preempter(self._writer, settings, clock)
-        self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
         self._beliefs = state.beliefs
-        self._books = books or Books(pairs=state.beliefs.pairs)
-        self.learning = Learning(
-            settings=observing(profile, learning or LearningConfig()),
-            books=self._books,
-            state=state,
-            registry=self.registry,
-            work=self.work,
-            writer=self._writer,
-            preempter=self._preempter,
-            avoiding=self._avoiding,
-            pipeline=profile.pipeline(),
-            clock=clock,
-            tell=feedback,
+        self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
+        writer = Writer(
+            connection.api, state, connection.tell, clock, self._annotated, self._may_write
         )
-        foresight = Foresight(
-            self._writer,
+        parts = Parts(
+            state=state,
+            gangs=state.gangs,
+            work=WorkQueue(self._step, clock, _PARALLEL),
+            queue_state=QueueState(profile.order, state.beliefs.of),
+            pending=PendingJobs(self._changed.set, state.beliefs.of),
+            writer=writer,
+            preempter=Preempter(writer, chosen.queue, clock),
+            anti_affinity=AntiAffinity(),
+            history=HistoryStore(connection.namespace, chosen.queue.history_jobs, learned.kept()),
+            profile=profile,
+            settings=chosen.queue,
+            clock=clock,
+        )
+        self.work = parts.work
+        self.queue_state = parts.queue_state
+        self._pending = parts.pending
+        self._anti_affinity = parts.anti_affinity
+        self._writer = parts.writer
+        self._preempter = parts.preempter
+        self._history = parts.history
+        self.learning = Learning(parts, observing(profile, chosen.learning), learned, feedback)
+        load_prediction = LoadPrediction(
+            writer,
             predictor,
             self._pricing,
             state,
@@ -117,108 +145,68 @@ class Controller:
             self.learning.next_runs.earlier,
             self.work.add,
         )
-        self._reconciler = Reconciler(
-            self._writer,
-            foresight,
-            self._preempter,
-            self._avoiding,
-            settings,
-            clock,
-            self.work.later,
-        )
-        self.evictions = Evictions(self._writer, self.registry, clock, stale_after_s)
-        self.gates = Gates(self._writer, self.registry, clock)
-        self._telling = Telling(self._writer, clock)
-        self._learned = learned or Learned(None, settings.history_jobs)
+        self._reconciler = Reconciler(parts, load_prediction)
+        self.evictions = Evictions(writer, self.gangs, clock, chosen.stale_after_s)
+        self.gates = Gates(writer, self.gangs, clock)
+        self._reason_writer = ReasonWriter(writer, clock)
         self._accounts = Accounts(
-            settings, self.registry, self.standings, clock, self._learned.namespace
+            chosen.queue, self.gangs, self.queue_state, clock, connection.namespace
         )
-        self._forecasts = Forecasts(
-            state=state,
-            registry=self.registry,
-            standings=self.standings,
-            waiters=self._waiters,
-            work=self.work,
-            writer=self._writer,
-            profile=profile,
-            every_s=settings.expected_start_every_s if forecasts else 0.0,
-            preemption_cost_s=settings.preemption_cost_s,
-            clock=clock,
-            told=self.metrics.forecast,
-        )
-        self.repairs = Repairs(
-            profile=profile,
-            state=state,
-            registry=self.registry,
-            standings=self.standings,
-            waiters=self._waiters,
-            work=self.work,
-            writer=self._writer,
-            learned=self._learned,
-            learning=self.learning,
-            clock=clock,
-        )
+        every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
+        self._start_forecast = StartForecast(parts, every_s, self.metrics.forecast)
+        self.repairs = Repairs(parts, self.learning)
         self.rounds = Rounds(
-            state=state,
-            registry=self.registry,
-            work=self.work,
-            standings=self.standings,
-            waiters=self._waiters,
-            writer=self._writer,
-            preempter=self._preempter,
-            learned=self._learned,
-            accounts=self._accounts,
-            telling=self._telling,
-            avoiding=self._avoiding,
-            metrics=self.metrics,
-            profile=profile,
-            settings=settings,
-            clock=clock,
-            foresee=self._forecasts.look,
+            parts,
+            self._accounts,
+            self._reason_writer,
+            self.metrics,
+            foresee=self._start_forecast.look,
             targets=self.repairs.targets,
         )
         self._clock = clock
-        self._term = term
-        self._take_over = take_over
+        self._term = connection.term
+        self._take_over = connection.take_over
         self._leads_in = ""  # the term for which nothing decided before can take effect
         self._runs = False  # by itself, not cycle by cycle at another's word
-        annotate = self._writer.annotate
-        self._writer.annotate = lambda gang, status: self.standings.annotated(
-            gang.key, annotate(gang, status)
-        )
-        self._writer.may_write = lambda: not self._runs or self.leads
         self.caught_up = asyncio.Event()  # all that was there when we began has been looked at
         self.metrics.watch(self)
 
+    def _annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
+        """Return a status that is about to be written with what the parts know of the gang."""
+        status = self.learning.annotated(gang, status)
+        status = self._start_forecast.annotated(gang, status)
+        return self.queue_state.annotated(gang.key, status)
+
+    def _may_write(self) -> bool:
+        return not self._runs or self.leads
+
     # --- events -------------------------------------------------------------------------------
 
-    def observe(self, record: Record) -> None:
-        """Take in an object that the state has accepted."""
+    def observe(self, record: Record, gangs: Collection[Key]) -> None:
+        """Take in an object that the state has accepted, and which gangs it has changed."""
+        for key in gangs:
+            self.work.add(key)
         match record:
             case PodRecord():
-                self.registry.observe(record)
                 self.learning.pod_changed(record)
-            case GpuJobRecord():
-                self.registry.observe(record)
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
                 self.learning.node_changed(record)
         self._changed.set()
 
-    def forget(self, record: Record) -> None:
-        """Take in that an object is gone."""
+    def forget(self, record: Record, gangs: Collection[Key]) -> None:
+        """Take in that an object is gone, and which gangs that has changed."""
+        for key in gangs:
+            self.work.add(key)
         match record:
-            case PodRecord():
-                self.registry.forget(record)
             case GpuJobRecord():
-                self.registry.forget(record)
-                self._learned.take_killed(record)
+                self._history.take_killed(record)
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
                 self.learning.node_gone(record)
         self._changed.set()
 
-    # --- rounds -------------------------------------------------------------------------------
+    # --- cycles -------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Work until cancelled. A failed cycle is logged, and the next one tries again."""
@@ -236,7 +224,7 @@ class Controller:
                 began = time.perf_counter()
                 try:
                     if await self._leading():
-                        await self._round()
+                        await self._run_cycle()
                 except KubeError as error:
                     log.warning("cycle broken off error=%s", error)
                 except Exception:
@@ -249,7 +237,9 @@ class Controller:
                 rest_s = max(SETTLE_S, 3 * (time.perf_counter() - began))
         finally:
             self._pricing.stop()
-            await asyncio.gather(*self.work.stop(), *self._forecasts.stop(), return_exceptions=True)
+            await asyncio.gather(
+                *self.work.stop(), *self._start_forecast.stop(), return_exceptions=True
+            )
 
     @property
     def leads(self) -> bool:
@@ -274,15 +264,15 @@ class Controller:
             await self._take_over(term)
         if self._term() != term:
             return False
-        self._learned.read_again()
-        self.standings.begin_term(self._written)
+        self._history.read_again()
+        self.queue_state.begin_term(self._written)
         self.gates.withdrawn = self._accounts.exceeding_plans()
         self._leads_in = term
         self.work.go()
         return True
 
     def _written(self, key: Key) -> GPUJobStatus | None:
-        gang = self.registry.gangs.get(key)
+        gang = self.gangs.by_key.get(key)
         return gang.record.status if gang is not None and gang.record is not None else None
 
     async def cycle(self) -> None:
@@ -294,26 +284,42 @@ class Controller:
         try:
             self.work.wake()
             await self.work.settled()
-            await self._round()
+            await self._run_cycle()
             await self.work.settled()
         finally:
             self.work.hold()
 
-    async def _round(self) -> None:
+    async def _run_cycle(self) -> None:
+        """Run one scheduling cycle, from top to bottom.
+
+        Each gang whose pods or GPUJob have changed is brought up to date beside this (`_step`).
+        A part that fails ends alone (`_apart`): one bad request, pod or ConfigMap stops no other.
+        """
+        # 1. Look again at the gangs whose time has come, and ask for the slowdowns of new pairs.
         self.work.wake()
         self._pricing.step()
-        # One request, pod or ConfigMap that cannot be dealt with must not end planning for all.
+        # 2. Evict the pods that node agents name, because their GPU's memory is about to end.
         await self._apart("evictions", self.evictions.step())
+        # 3. Take in what agents measured, and move jobs that slow each other down.
         await self._apart("learning", self.learning.step())
+        # 4. Let the profile's adjuster move jobs, where it has one.
         await self._apart("repairs", self.repairs.step())
+        # 5. Where a slowdown was learned, every refusal may be wrong now: ask for all places anew.
         if self.learning.believe():
             self.rounds.forget_refusals()
-            for key in list(self._waiters.starts):
+            for key in list(self._pending.starts):
                 self.work.add(key)
-        await self._apart("history", self._learned.save(self._writer, self._clock()))
+        # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds.
+        await self._apart("history", self._history.save(self._writer, self._clock()))
         await self._apart("quotas", self._accounts.step(self._writer))
-        if self._waiters.starts:
-            await self.rounds.plan()
+        if not self._pending.starts:
+            return
+        # 7. Plan all pending pods on one frozen snapshot, in a thread (`plan_within`, `Planner`).
+        planned = await self.rounds.plan(self.rounds.freeze())
+        # 8. Write the plans, whose gates open next, and ask victims to give up their GPUs.
+        self.rounds.carry_out(planned)
+        # 9. Promote jobs that starve, write to each other job why it waits, and forecast starts.
+        self.rounds.report(planned)
 
     async def _apart(self, what: str, part: Awaitable[None]) -> None:
         """Carry out a part of a round; where it fails, the others go on, and the next round too."""
@@ -331,9 +337,9 @@ class Controller:
         return self._beliefs.kinds
 
     @property
-    def history(self) -> Learned:
+    def history(self) -> HistoryStore:
         """What is kept of finished jobs, and whether that was saved."""
-        return self._learned
+        return self._history
 
     @property
     def preemptions(self) -> int:
@@ -343,7 +349,7 @@ class Controller:
     @property
     def overdue_preemptions(self) -> int:
         """How many gangs have been giving up their GPUs for too long."""
-        return self._preempter.overdue(self.registry.gangs.values())
+        return self._preempter.overdue(self.gangs.by_key.values())
 
     @property
     def quotas(self) -> list[tuple[Quota, int, float]]:
@@ -353,7 +359,7 @@ class Controller:
     def waits(self) -> tuple[float, float]:
         """Return the longest wait in seconds, of all that wait and of those that were preempted."""
         now = self._clock()
-        waiting = [each for each in self.standings.of.values() if not each.placed]
+        waiting = [each for each in self.queue_state.of.values() if not each.placed]
         preempted = [each for each in waiting if each.attained > each.promoted]
         return (
             max((now - each.waiting_since_s for each in waiting), default=0.0),
@@ -362,21 +368,21 @@ class Controller:
 
     # --- one gang -----------------------------------------------------------------------------
 
-    def _step(self, key: Key) -> Awaitable[None] | Elsewhere | None:
+    def _step(self, key: Key) -> Awaitable[None] | ExternalWork | None:
         """Decide what is to be done about a gang; where nothing is, note what it wants."""
-        self._waiters.drop(key)
-        gang = self.registry.gangs.get(key)
+        self._pending.drop(key)
+        gang = self.gangs.by_key.get(key)
         if gang is None or gang.record is None:
-            self.standings.drop(key)
+            self.queue_state.drop(key)
             if gang is None:
                 self._forget(key)
                 return None
         work = self._reconciler.step(gang)
         if work is not None or gang.record is None:
             return work
-        if gang.record.status.phase not in _OPEN:
-            self.standings.drop(key)
-            self._learned.take(gang.record)
+        if gang.record.status.phase in CLOSED:
+            self.queue_state.drop(key)
+            self._history.take(gang.record)
             return self.learning.next_runs.end(gang)
         work = self.gates.step(gang)
         if work is not None:
@@ -393,27 +399,27 @@ class Controller:
                 self.work.later(gang.key, end_s)
         if record.status.load is None:
             return
-        known = self.standings.of.get(gang.key)
+        known = self.queue_state.of.get(gang.key)
         if (ends_s := lifecycle.ends_until_s(gang)) > now:
             self.work.later(gang.key, ends_s)
         elif known is not None and known.ends:
             # A part of it stays: what was kept free beside it is anybody's again.
-            self.standings.competes = True
+            self.queue_state.competes = True
             self.rounds.forget_refusals()
-        self.standings.put(gang, now, self._preempter.gives_way_s(gang))
+        self.queue_state.put(gang, now, self._preempter.gives_way_s(gang))
         if record.status.phase is Phase.RUNNING:
-            self._avoiding.runs(gang.key)
-        if not self._avoiding.rests(gang.key, now):
-            self._waiters.note(gang, record, now)
+            self._anti_affinity.runs(gang.key)
+        if not self._anti_affinity.rests(gang.key, now):
+            self._pending.note(gang, record, now)
 
     def _forget(self, key: Key) -> None:
         self._reconciler.forget(key)
         self._preempter.forget(key)
-        self._telling.forget(key)
+        self._reason_writer.forget(key)
         self.learning.forget(key)
         self.repairs.forget(key)
-        self._waiters.forget(key)
-        self._avoiding.forget(key)
+        self._pending.forget(key)
+        self._anti_affinity.forget(key)
 
     def move_apart(self, key: Key, why: str, neighbour: Key | None = None) -> bool:
         """Have a running gang give up its GPUs and plan it anew, not beside `neighbour` again.
@@ -421,12 +427,12 @@ class Controller:
         `why` completes "gives up its GPUs: ...". Minimum run, cap per hour and disruption budgets
         hold as for any preemption. False where it may not go, or not now: ask again later.
         """
-        gang = self.registry.gangs.get(key)
+        gang = self.gangs.by_key.get(key)
         if gang is None or self.work.busy(key) or self._preempter.spared(key):
             return False
         if self._clock() < self._preempter.gives_way_s(gang):
             return False
         if neighbour is not None:
-            self._avoiding.apart(key, neighbour, self._clock())
+            self._anti_affinity.apart(key, neighbour, self._clock())
         self.work.do(key, self._preempter.begin(gang, why))
         return True

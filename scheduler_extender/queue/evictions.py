@@ -13,12 +13,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.jobs import memory_of_steps, scaled, scaled_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import EvictionRequest, GPUJobStatus, Load, Source, SubBatch
 from tandem.kube.errors import Conflict, KubeError, NotFound, TooManyRequests
 
@@ -43,11 +43,11 @@ class Evictions:
     """
 
     def __init__(
-        self, writer: Writer, registry: Registry, clock: Callable[[], float], max_age_s: float
+        self, writer: Writer, gangs: Gangs, clock: Callable[[], float], max_age_s: float
     ) -> None:
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._writer = writer
-        self._registry = registry
+        self._gangs = gangs
         self._clock = clock
         self._max_age_s = max_age_s
         self._nodes: dict[str, GpuNodeRecord] = {}
@@ -102,7 +102,7 @@ class Evictions:
 
     def _find(self, node: str, request: EvictionRequest) -> tuple[Gang, PodInfo] | str:
         """Return the pod that is asked for, or why the agent of `node` may not ask for it."""
-        for gang in self._registry.gangs.values():
+        for gang in self._gangs.by_key.values():
             pod = gang.pods.get(request.uid)
             if pod is None:
                 continue
@@ -131,7 +131,7 @@ class Evictions:
             return
         message = (
             f"held {request.memory_bytes / _GIB:.1f} GiB on {request.gpu};"
-            f" asks for {load.memory_p95_bytes / _GIB:.1f} GiB from now on"
+            f" its next run is placed with {load.memory_p95_bytes / _GIB:.1f} GiB"
         )
         conditions = lifecycle.with_condition(
             status.conditions, lifecycle.PREDICTED, True, "Observed", message, self._clock()
@@ -155,7 +155,7 @@ class Evictions:
     async def _evicted(self, pod: PodInfo, request: EvictionRequest) -> None:
         self.outcomes["evicted"] += 1
         log.warning("evicted pod=%s/%s gpu=%s reason=%r", *pod.key, request.gpu, request.reason)
-        grows = " Its next run will ask for more." if request.memory_bytes else ""
+        grows = " Its next run is placed with more memory." if request.memory_bytes else ""
         note = f"Evicted from {request.gpu}: {request.reason}.{grows}"
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
         for other in self._neighbours(pod, request.gpu):
@@ -180,14 +180,14 @@ class Evictions:
         for other in self._neighbours(pod, request.gpu):
             note = (
                 f"{_named(pod, other)} may fill {request.gpu} and cannot be evicted;"
-                " nobody else is put there"
+                " no other job is placed there"
             )
             await self._writer.say(other, "MemoryAtRisk", note, "Warning")
 
     def _neighbours(self, pod: PodInfo, gpu: str) -> list[PodInfo]:
         return [
             other
-            for gang in self._registry.gangs.values()
+            for gang in self._gangs.by_key.values()
             for other in gang.live_pods()
             if other.uid != pod.uid and gpu in other.devices
         ]

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from scheduler_extender import faults
+from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.cluster.writes import Object, Writer
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.writes import Object, Writer
 from tandem.contracts import names
 from tandem.kube.errors import Forbidden, Invalid
 from tandem.kube.resource import PODS
@@ -25,9 +25,9 @@ class Gates:
     the time at which they were made, with the reason.
     """
 
-    def __init__(self, writer: Writer, registry: Registry, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: Writer, gangs: Gangs, clock: Callable[[], float]) -> None:
         self._writer = writer
-        self._registry = registry
+        self._gangs = gangs
         self._clock = clock
         self.withdrawn: Mapping[tuple[Key, str], str] = {}
 
@@ -38,7 +38,7 @@ class Gates:
         pod could not be scheduled for a reason of its own, such as an unbound volume claim. Only a
         live plan says that quota, order and hold allow the pod to start.
         """
-        gang = self._registry.gang_of(pod.uid)
+        gang = self._gangs.gang_of(pod.uid)
         if gang is None or gang.record is None:
             return "Tandem's queue has not seen the pod yet"
         planned = lifecycle.planned_uids(gang.record.status, self._clock())

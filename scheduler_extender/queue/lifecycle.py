@@ -6,12 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from scheduler_extender.cluster.gangs import role_of
+from scheduler_extender.cluster.attained_service import with_service
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.queue.accounting import with_service
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.cluster.workloads import role_of
 from tandem.contracts.learning import Decision
+from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
     Condition,
     GPUJobStatus,
@@ -19,6 +20,8 @@ from tandem.contracts.resources import (
     Plan,
     PodPlan,
     Preemption,
+    Source,
+    SubBatch,
 )
 from tandem.policy.decision import Placement
 
@@ -108,6 +111,63 @@ def ends_until_s(gang: Gang) -> float:
     if record is None or not begun or record.spec.demand.gang_size == 1:
         return -math.inf
     return -math.inf if gang.unbound else gang.ends_since_s + _ENDS_WITHIN_S
+
+
+def queued(
+    status: GPUJobStatus,
+    prediction: Prediction,
+    sub_batches: Sequence[SubBatch],
+    created_at: str,
+    waiting_since: str,
+    now_s: float,
+) -> GPUJobStatus:
+    """Return the status of a new GPUJob whose load is predicted.
+
+    Its place in the queue follows from `created_at`, when its first pod was created; its wait
+    begins at `waiting_since`, when its load was asked for.
+    """
+    return status.model_copy(
+        update={
+            "phase": Phase.QUEUED,
+            "reason": "Queued",
+            "message": prediction.explanation,
+            "load": prediction.load,
+            "sub_batches": list(sub_batches),
+            "queued_at": created_at,
+            "waiting_since": waiting_since,
+            "conditions": predicted(status, prediction, now_s),
+        }
+    )
+
+
+def predicted(status: GPUJobStatus, prediction: Prediction, now_s: float) -> list[Condition]:
+    """Return the conditions with the source of the predicted load."""
+    source = prediction.load.memory_source
+    return with_condition(
+        status.conditions,
+        PREDICTED,
+        source is not Source.WHOLE_GPU,
+        source.value.title().replace("-", ""),
+        prediction.explanation,
+        now_s,
+    )
+
+
+def revived(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
+    """Return the status of a closed GPUJob whose workload has pods again (a CronJob's, say)."""
+    now = rfc3339(now_s)
+    return status.model_copy(
+        update={
+            "phase": Phase.QUEUED,
+            "reason": "NewPods",
+            "message": "the workload has pods again",
+            "finished_at": None,
+            "running_since": None,
+            "plan": None,
+            "queued_at": now,
+            "waiting_since": now,
+        }
+    )
 
 
 def with_plan(

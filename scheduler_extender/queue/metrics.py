@@ -75,7 +75,7 @@ class _OfQueue(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
         controller = self._controller
-        records = [gang.record for gang in controller.registry.gangs.values()]
+        records = [gang.record for gang in controller.gangs.by_key.values()]
         tally = Tally(record.status.phase for record in records if record is not None)
         phases = GaugeMetricFamily("tandem_queue_jobs", "GPUJobs by phase.", labels=["phase"])
         for phase in Phase:

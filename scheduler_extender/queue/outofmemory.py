@@ -6,13 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
+from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.jobs import memory_of_steps, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.evictions import raised_in_steps
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.writes import Writer
 from tandem.contracts.resources import OutOfMemory, Source
 from tandem.kube.errors import Conflict, NotFound
 
@@ -26,10 +26,10 @@ _Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, containe
 class OutOfMemories:
     """Each of them is taken once. Runs on the event loop."""
 
-    def __init__(self, writer: Writer, registry: Registry, clock: Callable[[], float]) -> None:
+    def __init__(self, writer: Writer, gangs: Gangs, clock: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
         self._writer = writer
-        self._registry = registry
+        self._gangs = gangs
         self._clock = clock
         self._seen: dict[_Seen, None] = {}
         self._nodes: dict[str, GpuNodeRecord] = {}  # the last reports
@@ -84,7 +84,7 @@ class OutOfMemories:
         new, self._new = self._new, []
         for one, capacity in new:
             uid = one.blamed.uid if one.blamed else one.uid
-            gang = self._registry.gang_of(uid)
+            gang = self._gangs.gang_of(uid)
             if gang is None:
                 continue
             try:
@@ -108,11 +108,11 @@ class OutOfMemories:
             return
         self.counts["outgrown" if one.blamed else "together"] += 1
         message = (
-            f"ran out of memory on {one.gpu}"
-            f" ({'inferred' if one.inferred else 'its container said so'});"
-            f" {'held' if one.inferred else 'there were'} {held / _GIB:.1f} GiB"
-            f"{'' if one.inferred else ' for it'}, asks for"
-            f" {more.memory_p95_bytes / _GIB:.1f} GiB from now on"
+            f"ran out of GPU memory on {one.gpu}"
+            f" ({'inferred by the node agent' if one.inferred else 'reported by its container'}):"
+            f" {'it held' if one.inferred else 'there were'} {held / _GIB:.1f} GiB"
+            f"{'' if one.inferred else ' for it'}; its next run is placed with"
+            f" {more.memory_p95_bytes / _GIB:.1f} GiB"
         )
         log.warning("out of memory gpujob=%s/%s gpu=%s", *gang.key, one.gpu)
         now = self._clock()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler_extender.cluster.gangs import kind_of, resource_of
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.workloads import kind_of, resource_of
+from scheduler_extender.cluster.writes import Writer
 from tandem.kube.errors import Forbidden, Invalid, NotFound, Replaced
 from tandem.kube.resource import Resource
 

@@ -13,17 +13,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from scheduler_extender import faults
-from scheduler_extender.cluster.gangs import Kind, kind_of
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.selectors import selects
+from scheduler_extender.cluster.workloads import ENDLESS, Kind, kind_of
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.owners import Owners
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.writes import Writer
-from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts.resources import Phase
 from tandem.kube.errors import Forbidden, Invalid, NotFound, TooManyRequests
 from tandem.kube.resource import Resource

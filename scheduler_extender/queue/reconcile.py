@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.config import QueueConfig
-from scheduler_extender.planning.avoiding import Avoiding
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.births import Births, is_stale
-from scheduler_extender.queue.endings import Endings
-from scheduler_extender.queue.foresight import Foresight
+from scheduler_extender.queue.completion import Completion
+from scheduler_extender.queue.creation import Creation
 from scheduler_extender.queue.gates import HELD
-from scheduler_extender.queue.preemption import Preempter, method_of
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.load_prediction import LoadPrediction
+from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.phases import Stage, stage_of
+from scheduler_extender.queue.preemption import method_of
 from scheduler_extender.queue.sizes import Sizes
-from scheduler_extender.queue.work import Elsewhere
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.queue.work import ExternalWork
 from tandem.contracts.resources import GPUJobStatus, Phase
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
@@ -28,69 +27,72 @@ BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodI
 class Reconciler:
     """Brings one GPUJob after another up to date. All methods run on the event loop."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        foresight: Foresight,
-        preempter: Preempter,
-        avoiding: Avoiding,
-        settings: QueueConfig,
-        clock: Callable[[], float],
-        later: Callable[[Key, float], None],
-    ) -> None:
-        self._writer = writer
-        self._foresight = foresight
-        self._births = Births(writer, foresight)
-        self._endings = Endings(writer, clock, later)
+    def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
+        self._writer = writer = parts.writer
+        self._clock = clock = parts.clock
+        self._later = later = parts.work.later
+        self._load_prediction = load_prediction
+        self._creation = Creation(writer, load_prediction)
+        self._completion = Completion(writer, clock, later)
         self._sizes = Sizes(writer, clock, later)
-        self._preempter = preempter
-        self._avoiding = avoiding
-        self._settings = settings
-        self._clock = clock
-        self._later = later
+        self._preempter = parts.preempter
+        self._anti_affinity = parts.anti_affinity
+        self._settings = parts.settings
         self._counted_at: dict[Key, float] = {}
         self._partial_since: dict[Key, float] = {}
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
-        self._foresight.forget(key)
-        self._endings.forget(key)
+        self._load_prediction.forget(key)
+        self._completion.forget(key)
         self._sizes.forget(key)
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
 
-    def step(self, gang: Gang) -> Awaitable[None] | Elsewhere | None:
+    def step(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about one gang, if anything; only decides, does not wait.
 
         Where time alone will make something due, `later` is told when to ask again.
         """
+        match stage_of(gang):
+            case Stage.NEW:
+                return self._creation.create(gang, gang.first())
+            case Stage.REPLACED:
+                assert gang.record is not None
+                return self._creation.delete_replaced(gang.record)
+            case Stage.REVIVED:
+                return self._completion.revive(gang)
+            case Stage.UNPREDICTED:
+                return self._load_prediction.enqueue(gang)
+            case Stage.PREEMPTING:
+                self._later(gang.key, self._clock() + 1.0)
+                return self._preempter.step(gang)
+            case Stage.ENDING:
+                return self._completion.step(gang)
+            case Stage.OPEN:
+                self._completion.forget(gang.key)
+                return self._follow_pods(gang)
+            case Stage.GONE | Stage.CLOSED:
+                return None
+
+    def _follow_pods(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
+        """Return what is to be done about a gang that waits or runs: at most one thing at a time.
+
+        Its size, its prediction, a start that stayed incomplete, then its status and service.
+        """
         record, now = gang.record, self._clock()
-        if record is None:
-            return self._births.create(gang, gang.first()) if gang.is_live else None
-        if gang.is_live and is_stale(record, gang.first()):
-            return self._births.delete_stale(record)
-        phase = record.status.phase
-        if phase in (Phase.COMPLETED, Phase.FAILED):
-            return self._endings.revive(gang) if gang.is_live else None
-        if record.status.queued_at is None:
-            return self._foresight.enqueue(gang)
-        if phase is Phase.PREEMPTING:
-            self._later(gang.key, now + 1.0)
-            return self._preempter.step(gang)
-        if not gang.is_live and gang.finished == len(gang.pods):
-            return self._endings.step(gang)
-        self._endings.forget(gang.key)
+        assert record is not None
         if (sized := self._sizes.step(gang)) is not None:
             return sized
-        if self._foresight.is_due(gang, now):
-            return self._foresight.again(gang)
+        if self._load_prediction.is_due(gang, now):
+            return self._load_prediction.again(gang)
         if self._is_half_placed(gang, now):
             why = f"part of it had no place for {self._settings.partial_gang_s:.0f} s"
             return self._preempter.release(gang, why)
         status = self._held(gang, lifecycle.observed(gang, now), now)
         if status.reason == "PlanExpired" and record.status.plan is not None:
             nodes = {pod.node for pod in record.status.plan.pods}
-            rests_until_s = self._avoiding.refused(gang.key, nodes, now)
+            rests_until_s = self._anti_affinity.refused(gang.key, nodes, now)
             if rests_until_s > now:
                 self._later(gang.key, rests_until_s)
         if status is not record.status or self._should_count(gang, now):

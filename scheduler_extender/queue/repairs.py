@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.learning.history import Learned
-from scheduler_extender.learning.loop import Learning
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
-from scheduler_extender.planning.drawing import draw
+from scheduler_extender.planning.cycle_input import cycle_input_of
 from scheduler_extender.planning.questions import Question, Victim
-from scheduler_extender.queue.cluster_view import ClusterView
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.standing import Standings
-from scheduler_extender.queue.waiters import Waiters
-from scheduler_extender.queue.work import WorkQueue
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.queue.learning_loop import Learning
+from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import Phase
 from tandem.policy.board import Start
-from tandem.policy.catalog import Profile
 
 log = logging.getLogger(__name__)
 
@@ -70,30 +64,17 @@ class _Seen:
 class Repairs:
     """Runs on the event loop, but for `_decide`, which has a frozen picture."""
 
-    def __init__(
-        self,
-        *,
-        profile: Profile,
-        state: ClusterView,
-        registry: Registry,
-        standings: Standings,
-        waiters: Waiters,
-        work: WorkQueue,
-        writer: Writer,
-        learned: Learned,
-        learning: Learning,
-        clock: Callable[[], float],
-    ) -> None:
-        self._profile = profile
-        self._state = state
-        self._registry = registry
-        self._standings = standings
-        self._waiters = waiters
-        self._work = work
-        self._writer = writer
-        self._learned = learned
+    def __init__(self, parts: Parts, learning: Learning) -> None:
+        self._profile = parts.profile
+        self._state = parts.state
+        self._gangs = parts.gangs
+        self._queue_state = parts.queue_state
+        self._pending = parts.pending
+        self._work = parts.work
+        self._writer = parts.writer
+        self._history = parts.history
         self._learning = learning
-        self._clock = clock
+        self._clock = parts.clock
         self._next_s = -np.inf
         self._level: dict[Place, float] = {}  # the moving average of each GPU's interference
         self._moved_s: dict[Key, float] = {}
@@ -127,7 +108,7 @@ class Repairs:
         finally:
             self._work.go()
         for repair in repairs:
-            gang = self._registry.gangs.get(repair.key)
+            gang = self._gangs.by_key.get(repair.key)
             if gang is None or self._work.busy(repair.key):
                 # A status of it is being written. A newcomer has only so many looks: the next one
                 # comes at once.
@@ -153,8 +134,8 @@ class Repairs:
     def _seen(self, *, others_too: bool) -> _Seen:
         """Return what is measured; what only a job's own pods tell moves no other job."""
         slowdown, movable = {}, set()
-        for key in self._standings.placed:
-            gang = self._registry.gangs.get(key)
+        for key in self._queue_state.placed:
+            gang = self._gangs.by_key.get(key)
             if gang is None or gang.record is None or gang.record.status.phase is not Phase.RUNNING:
                 continue
             value, measured = self._learning.slowdown_of(gang)
@@ -164,20 +145,20 @@ class Repairs:
         return _Seen(slowdown, frozenset(movable), dict(self._cost_s))
 
     def _question(self, now: float, movable: frozenset[Key]) -> Question:
-        nodes = self._state.nodes_picture(self._waiters.shapes())
-        history, standings = self._learned.history(), self._standings
-        placed = sorted(standings.placed)
+        nodes = self._state.nodes_picture(self._pending.shapes())
+        history, queue_state = self._history.history(), self._queue_state
+        placed = sorted(queue_state.placed)
         return Question(
             rank=lambda: placed,
             starts={},
             snapshot=self._state.snapshot(),
             eligible={number: nodes.eligible(number) for number in nodes.asks},
-            arrays=standings.arrays(now, history),
-            row_of={key: standing.row for key, standing in standings.of.items()},
+            arrays=queue_state.arrays(now, history),
+            row_of={key: entry.row for key, entry in queue_state.of.items()},
             claims=self._state.claims(),
-            going=standings.going(),
+            going=queue_state.going(),
             victims={key: Victim(0.0, 0.0) for key in movable},
-            where_of=dict(self._waiters.where_of),
+            where_of=dict(self._pending.where_of),
             history=history,
             now_s=now,
         )
@@ -188,9 +169,9 @@ class Repairs:
         assert adjust is not None
         names, node = snapshot.node_names, snapshot.gpus.node.tolist()
         places = [(names[node[row]], gpu) for row, gpu in enumerate(snapshot.gpu_ids)]
-        drawn = draw(question, {place: row for row, place in enumerate(places)})
-        board = drawn.board
-        index_of = {drawn.keys[i]: i for i in drawn.held if i not in drawn.going}
+        inputs = cycle_input_of(question, {place: row for row, place in enumerate(places)})
+        board = inputs.board
+        index_of = {inputs.keys[i]: i for i in inputs.held if i not in inputs.going}
         for key, index in index_of.items():
             board.arrays.speed[index] = 1 / (1 + seen.slowdown.get(key, 0.0))
             board.jobs[index] = replace(
@@ -204,7 +185,7 @@ class Repairs:
         }
         pipeline = ClusterPipeline(
             self._profile.constraints, self._profile.scorers, self._profile.gather,
-            nodes=drawn.nodes, residents=snapshot.gpus.jobs,
+            nodes=inputs.nodes, residents=snapshot.gpus.jobs,
         )  # fmt: skip
         adjust(board, pipeline)
         self._level = {
@@ -222,7 +203,7 @@ class Repairs:
             key = key_of[index]
             if key not in seen.movable:
                 continue
-            held = {places[row] for row in drawn.held[index]}
+            held = {places[row] for row in inputs.held[index]}
             repairs.append(Repair(key, to, _said(seen, key, held, to)))
         return repairs
 
@@ -231,7 +212,7 @@ class Repairs:
     def _follow(self, now: float) -> None:
         """Measure how long gangs that move take to stop and to start, without their wait."""
         for key, journey in list(self._journeys.items()):
-            gang = self._registry.gangs.get(key)
+            gang = self._gangs.by_key.get(key)
             if gang is None or gang.record is None:
                 continue
             phase = gang.record.status.phase

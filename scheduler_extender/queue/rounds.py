@@ -6,34 +6,26 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scheduler_extender import faults
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.config import QueueConfig
-from scheduler_extender.learning.history import Learned
 from scheduler_extender.planning import explaining
-from scheduler_extender.planning.avoiding import Avoiding
 from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Victim
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.cluster_view import ClusterView
 from scheduler_extender.queue.metrics import QueueMetrics
-from scheduler_extender.queue.preemption import Preempter
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.standing import Standings
-from scheduler_extender.queue.telling import Chooser, Telling, ToTell
-from scheduler_extender.queue.waiters import Waiters
-from scheduler_extender.queue.work import WorkQueue
-from scheduler_extender.queue.writes import Writer
-from scheduler_extender.quotas.accounts import Accounts
+from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.quota_accounts import Accounts
+from scheduler_extender.queue.reason_writer import Chooser, Reason, ReasonWriter
 from scheduler_extender.quotas.round import plan_within
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import KubeError
-from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.dispatch.best_sharing import BestSharing
 from tandem.policy.job import Job
@@ -43,47 +35,45 @@ PLACED = "Placed"
 _VICTIMS = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one cycle has decided: places, what to write about jobs that wait, and promotions."""
+
+    question: Question
+    answer: Answer
+    to_tell: dict[Key, Reason]
+    starving: list[Key]
+
+
 class Rounds:
     """Plans what waits. All methods but `_think` run on the event loop."""
 
     def __init__(
         self,
-        *,
-        state: ClusterView,
-        registry: Registry,
-        work: WorkQueue,
-        standings: Standings,
-        waiters: Waiters,
-        writer: Writer,
-        preempter: Preempter,
-        learned: Learned,
+        parts: Parts,
         accounts: Accounts,
-        telling: Telling,
-        avoiding: Avoiding,
+        reason_writer: ReasonWriter,
         metrics: QueueMetrics,
-        profile: Profile,
-        settings: QueueConfig,
-        clock: Callable[[], float],
-        foresee: Callable[[Question, Answer], None] = lambda _question, _answer: None,
-        targets: Callable[[], dict[Key, frozenset[tuple[str, str]]]] = dict,
+        foresee: Callable[[Question, Answer], None],
+        targets: Callable[[], dict[Key, frozenset[tuple[str, str]]]],
     ) -> None:
-        self._state = state
-        self._registry = registry
-        self._work = work
-        self._standings = standings
-        self._waiters = waiters
-        self._writer = writer
-        self._preempter = preempter
-        self._learned = learned
+        self._state = parts.state
+        self._gangs = parts.gangs
+        self._work = parts.work
+        self._queue_state = parts.queue_state
+        self._pending = parts.pending
+        self._writer = parts.writer
+        self._preempter = parts.preempter
+        self._history = parts.history
         self._accounts = accounts
-        self._telling = telling
+        self._reason_writer = reason_writer
         self._metrics = metrics
-        self._avoiding = avoiding
-        self._profile = profile
-        self._pipeline = profile.pipeline()
-        self._planner = Planner(profile, settings.reserve_after_s)
-        self._settings = settings
-        self._clock = clock
+        self._anti_affinity = parts.anti_affinity
+        self._profile = parts.profile
+        self._pipeline = parts.profile.pipeline()
+        self._planner = Planner(parts.profile, parts.settings.reserve_after_s)
+        self._settings = parts.settings
+        self._clock = parts.clock
         self._targets = targets  # where gangs that are being moved start again
         self._foresee = foresee  # with what each round has seen and decided
         self._slice_ends_s = 0.0
@@ -99,85 +89,87 @@ class Rounds:
         """Try everybody anew in the next round, though nobody has left."""
         self._forgets = True
 
-    async def plan(self) -> None:
-        """Plan all starts on one snapshot, beside the loop, and carry out what came out."""
-        asked = self._picture()
-        tell = self._telling.chooser(self._preempter.told_of_spared())
+    async def plan(self, frozen: Callable[[], Question]) -> Planned:
+        """Plan all starts on one snapshot, in a thread."""
+        tell = self._reason_writer.chooser(self._preempter.told_of_spared())
         self._work.hold()  # what is being planned stands still, what is being written goes on
         began = time.perf_counter()
         try:
-            question, answer, to_tell, starving, coming = await asyncio.to_thread(
-                self._think, asked, tell, self._clock()
-            )
+            planned = await asyncio.to_thread(self._think, frozen, tell, self._clock())
         finally:
             self._work.go()
         self._metrics.planned(time.perf_counter() - began)
-        self._carry_out(question.snapshot, answer)
-        if not self._standings.competes:
-            # What was not to be had in this round is decided in the next: no place is lost by it.
-            self._standings.settle(self._asked, coming)
-        self._promote(starving)
-        self._tell(to_tell)
-        self._foresee(question, answer)
+        return planned
 
-    def _think(
-        self, asked: Callable[[], Question], tell: Chooser, now_s: float
-    ) -> tuple[Question, Answer, dict[Key, ToTell], list[Key], list[Key]]:
-        """Plan, and choose who is told of it; in a thread, on what stands still meanwhile."""
-        question = asked()
+    def _think(self, frozen: Callable[[], Question], tell: Chooser, now_s: float) -> Planned:
+        """Plan, and choose about which jobs to write; in a thread, on what stands still."""
+        question = frozen()
         answer = plan_within(question, self._accounts.turn(), self._planner.plan)
-        told = tell(answer.waiting, answer.explain, answer.summarise)
-        coming = [each.start.gpujob for each in answer.waiting if each.coming]
-        return question, answer, told, self._standings.starving(now_s), coming
+        return Planned(
+            question=question,
+            answer=answer,
+            to_tell=tell(answer.waiting, answer.explain, answer.summarise),
+            starving=self._queue_state.starving(now_s),
+        )
+
+    def report(self, planned: Planned) -> None:
+        """Promote jobs that starve, write why jobs wait, and hand the cycle to the forecasts."""
+        if not self._queue_state.competes:
+            # What was not to be had in this cycle is decided in the next: no place is lost by it.
+            coming = [each.start.gpujob for each in planned.answer.waiting if each.coming]
+            self._queue_state.settle(self._asked, coming)
+        self._promote(planned.starving)
+        self._tell(planned.to_tell)
+        self._foresee(planned.question, planned.answer)
 
     # --- the question -------------------------------------------------------------------------
 
-    def _picture(self) -> Callable[[], Question]:
-        """Take down what changes while we plan; return what makes a question of it.
+    def freeze(self) -> Callable[[], Question]:
+        """Copy what changes while we plan; return what makes a question of it, for the thread.
 
-        The latter is for the thread: standings and starts stand still meanwhile.
+        The queue state and the starts stand still while the thread plans.
         """
         now = self._clock()
         if self._forgets:
             self._planner.forget_refusals()
             self._forgets = False
-        history, standings = self._learned.history(), self._standings
-        standings.cross(now)
+        history, queue_state = self._history.history(), self._queue_state
+        queue_state.cross(now)
         if self._preempter.expire() or now >= min(self._slice_ends_s, self._ripe_s):
-            standings.competes = True
+            queue_state.competes = True
         if now >= self._slice_ends_s:
             self._slice_ends_s = now + self._profile.order.slice_s
-        competes, standings.competes = standings.competes, False
+        competes, queue_state.competes = queue_state.competes, False
         preempts = self._profile.dispatch.preempts
         if self._state.settle_beliefs(self._jobs()):
             # What was refused, or priced, by a class may have one of its own now.
             self._planner.forget_refusals()
-            for key in self._waiters.starts:
+            for key in self._pending.starts:
                 self._work.add(key)
         picture: dict[str, Any] = {
-            "starts": dict(self._waiters.starts),
+            "starts": dict(self._pending.starts),
             "snapshot": self._state.snapshot(),
             "claims": self._state.claims(),
             "victims": self._victims(now) if preempts and competes else {},
-            "where_of": dict(self._waiters.where_of),
-            "avoids": self._avoiding.all(now),
+            "where_of": dict(self._pending.where_of),
+            "avoids": self._anti_affinity.all(now),
             "targets": self._targets(),
         }
 
-        nodes = self._state.nodes_picture(self._waiters.shapes())
+        nodes = self._state.nodes_picture(self._pending.shapes())
 
         def question() -> Question:
-            standings.line_up(now)
-            arrays = standings.arrays(now, history)
+            queue_state.line_up(now)
+            arrays = queue_state.arrays(now, history)
             return Question(
-                rank=lambda: standings.rank(arrays, now, history),
+                rank=lambda: queue_state.rank(arrays, now, history),
                 arrays=arrays,
-                row_of={key: standing.row for key, standing in standings.of.items()},
+                row_of={key: entry.row for key, entry in queue_state.of.items()},
                 eligible={number: nodes.eligible(number) for number in nodes.asks},
                 capable=lambda number: nodes.capable(number) if number in nodes.asks else None,
-                endless=frozenset(k for k in standings.placed if standings.of[k].endless),
-                going=standings.going() if preempts else frozenset(),
-                front=frozenset(standings.front()),
+                endless=frozenset(k for k in queue_state.placed if queue_state.of[k].endless),
+                going=queue_state.going() if preempts else frozenset(),
+                front=frozenset(queue_state.front()),
                 competes=competes,
                 history=history,
                 now_s=now,
@@ -190,29 +182,31 @@ class Rounds:
 
     def _jobs(self) -> Iterator[Job]:
         """Yield all jobs that the queue holds."""
-        yield from (standing.job for standing in self._standings.of.values())
-        yield from (each.job for starts in self._waiters.starts.values() for each in starts)
+        yield from (entry.job for entry in self._queue_state.of.values())
+        yield from (each.job for starts in self._pending.starts.values() for each in starts)
 
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""
         found: dict[Key, Victim] = {}
-        keys, self._ripe_s = self._standings.may_give_way(now)
+        keys, self._ripe_s = self._queue_state.may_give_way(now)
         for key in keys:
             if len(found) == _VICTIMS or self._work.busy(key):
                 # Not now: a round is to be short, and the next cycle looks at all of them.
-                self._standings.competes = True
+                self._queue_state.competes = True
             if len(found) == _VICTIMS:
                 break
             if self._work.busy(key) or self._preempter.spared(key):
                 continue
-            standing = self._standings.of[key]
-            charge = self._settings.preemption_cost_s * standing.rate
-            found[key] = Victim(standing.service(now), charge)
+            entry = self._queue_state.of[key]
+            charge = self._settings.preemption_cost_s * entry.rate
+            found[key] = Victim(entry.service(now), charge)
         return found
 
     # --- the answer ---------------------------------------------------------------------------
 
-    def _carry_out(self, snapshot: Snapshot, answer: Answer) -> None:
+    def carry_out(self, planned: Planned) -> None:
+        """Write the plans of the jobs that have a place, and ask the victims to give up theirs."""
+        snapshot, answer = planned.question.snapshot, planned.answer
         placed: dict[Key, list[Verdict]] = defaultdict(list)
         for verdict in answer.placed:
             # What was overtaken while we planned is seen anew in the next cycle.
@@ -223,7 +217,7 @@ class Rounds:
         # Those of one round know of one another, but not of plans that are still on their way.
         promised = frozenset().union(*self._promised.values())
         for key, verdicts in placed.items():
-            gang = self._registry.gangs.get(key)
+            gang = self._gangs.by_key.get(key)
             gpus = frozenset(
                 (pod.node, gpu)
                 for each in verdicts
@@ -231,8 +225,8 @@ class Rounds:
                 for gpu in pod.gpu_ids
             )
             if gang is not None and not self._work.busy(key) and not gpus & promised:
-                self._waiters.drop(key)
-                self._standings.place(key)
+                self._pending.drop(key)
+                self._queue_state.place(key)
                 self._promised[key] = gpus
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
             else:
@@ -242,9 +236,9 @@ class Rounds:
             self._ask_to_give_way(gives)
 
     def _ask_to_give_way(self, gives: GivesWay) -> None:
-        gang = self._registry.gangs.get(gives.victim)
+        gang = self._gangs.by_key.get(gives.victim)
         if gang is None or self._work.busy(gives.victim):
-            self._standings.competes = True  # not now; the next cycle asks again
+            self._queue_state.competes = True  # not now; the next cycle asks again
             return
         why = "runs faster elsewhere"
         if gives.to != gives.victim:
@@ -294,20 +288,20 @@ class Rounds:
     def _promote(self, keys: Iterable[Key]) -> None:
         """Put those that have starved back into the first queue."""
         for key in keys:
-            gang = self._registry.gangs.get(key)
+            gang = self._gangs.by_key.get(key)
             if gang is None or gang.record is None or self._work.busy(key):
                 continue
-            self._standings.promote(key, self._clock())
+            self._queue_state.promote(key, self._clock())
             self._metrics.promoted()
             status = lifecycle.promoted(gang.record.status, self._clock())
-            self._waiters.drop(key)
+            self._pending.drop(key)
             self._work.do(key, self._writer.write_status(gang, status))
 
-    def _tell(self, to_tell: dict[Key, ToTell]) -> None:
+    def _tell(self, to_tell: dict[Key, Reason]) -> None:
         spared = self._preempter.told_of_spared()
         for key, what in to_tell.items():
-            gang = self._registry.gangs.get(key)
+            gang = self._gangs.by_key.get(key)
             if gang is not None and gang.record is not None and not self._work.busy(key):
-                queue = self._standings.queue_of(key, self._clock())
+                queue = self._queue_state.queue_of(key, self._clock())
                 # It waits on meanwhile: nobody behind it is to have its place because it is told.
-                self._work.do(key, self._telling.tell(gang, what, queue, spared(key)))
+                self._work.do(key, self._reason_writer.tell(gang, what, queue, spared(key)))

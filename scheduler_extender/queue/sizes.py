@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_extender.cluster.gangs import (
+from scheduler_extender.cluster.gangs import Expected, Gang
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.workloads import (
     explicit_size,
     kind_of,
     resource_of,
     role_of,
     roles_now,
 )
-from scheduler_extender.cluster.records import Key
-from scheduler_extender.queue.registry import Expected, Gang
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.writes import Writer
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.resource import GPU_JOBS
 

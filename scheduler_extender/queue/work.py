@@ -20,7 +20,7 @@ _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class ExternalWork:
     """Work that waits for another service: it takes none of the places for decisions."""
 
     work: Awaitable[None]
@@ -59,14 +59,14 @@ class Waiting:
         return key
 
 
-Step = Callable[[Key], Awaitable[None] | Elsewhere | None]
+Step = Callable[[Key], Awaitable[None] | ExternalWork | None]
 
 
 class WorkQueue:
     """Keys whose picture has changed, and the tasks that write what follows.
 
     `step` decides, without waiting, what is to be done about a key; what it returns runs as a task,
-    `parallel` of them at most; those that wait `Elsewhere` do not count. A key is not looked at
+    `parallel` of them at most; those that wait `ExternalWork` do not count. A key is not looked at
     while its task runs, and again afterwards: at once where its picture has changed, else after a
     second.
     """
@@ -165,7 +165,7 @@ class WorkQueue:
                 self.failures += 1
                 self.later(key, self._clock() + _AGAIN_S)
                 continue
-            if isinstance(work, Elsewhere):
+            if isinstance(work, ExternalWork):
                 self._elsewhere.add(key)
                 work = work.work
             if work is not None:

@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.quotas.config import EVERYBODY, Quota
 
-#: Kinds whose pods have no end of their own: services and notebooks.
-ENDLESS = frozenset(
-    {"Deployment", "ReplicaSet", "ReplicationController", "StatefulSet", "Notebook", "DaemonSet"}
-)
 _ALONE = Quota(namespace="")  # of a namespace for which nothing is set
 
 

@@ -10,8 +10,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 
-from scheduler_extender.learning.history import NAME
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.writes import Writer
+from tandem.contracts import names
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import AlreadyExists, Conflict, NotFound
 from tandem.kube.resource import CONFIG_MAPS
@@ -74,7 +74,7 @@ class Usage:
         """Write ours, or return what somebody else has written since we last did."""
         assert self._namespace is not None
         try:
-            stored = api.get(CONFIG_MAPS, NAME, self._namespace)
+            stored = api.get(CONFIG_MAPS, names.HISTORY_CONFIG_MAP, self._namespace)
         except NotFound:
             stored = {}
         data = dict(stored.get("data") or {})
@@ -84,7 +84,7 @@ class Usage:
         if text == known:
             return None
         body = {
-            "metadata": {"name": NAME, "namespace": self._namespace},
+            "metadata": {"name": names.HISTORY_CONFIG_MAP, "namespace": self._namespace},
             "data": data | {_KEY: text},
         }
         if "binaryData" in stored:  # the history's, where it is large

@@ -16,21 +16,20 @@ from functools import partial
 from uuid import uuid4
 
 from scheduler_extender.cluster.feed import Feed
-from scheduler_extender.cluster.learned import Pairs
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.fencing import Fence
 from scheduler_extender.leader import LeaseWatch
-from scheduler_extender.learning.books import Books, believing
-from scheduler_extender.learning.history import Learned
+from scheduler_extender.learning.learned_state import LearnedState, believing
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, token_of_file
-from scheduler_extender.queue.controller import Controller
+from scheduler_extender.queue.controller import Connection, Controller, Settings
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.status.changes import Changes
-from scheduler_extender.verbs.binding import Binder
+from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.credentials import stays_secret
@@ -87,13 +86,14 @@ async def running(
         )
     profile = believing(config.profile, config.learning)
     learning = config.learning
-    books = Books(Pairs(learning.pairs_per_namespace, learning.max_interference))
+    learned = LearnedState(PairSlowdowns(learning.pairs_per_namespace, learning.max_interference))
     pipeline = profile.pipeline()
     state = ClusterState(
         now_s=clock(),
         max_jobs_per_gpu=config.shares,
         stale_after_s=config.stale_after_s,
-        pairs=books.pairs,
+        pairs=learned.pairs,
+        clock=clock,
     )
     metrics = Metrics()
     feed = Feed(state, on_slice=metrics.slice_took)
@@ -104,9 +104,11 @@ async def running(
         api,
         threads,
         stamp=lambda: uuid4().hex,
-        may_bind=lambda: state.listener is not None and controller.leads,
-        stands_by=lambda since_s: lease.stands_by(since_s),
-        hurry=lambda: lease.hurry(),
+        leadership=Leadership(
+            may_bind=lambda: state.listener is not None and controller.leads,
+            stands_by=lambda since_s: lease.stands_by(since_s),
+            hurry=lambda: lease.hurry(),
+        ),
         refusal=lambda pod: fence.open.get(pod.uid) or controller.gates.refusal(pod),
     )
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
@@ -145,21 +147,25 @@ async def running(
 
     state.listener = controller = Controller(
         state=state,
-        api=api,
         profile=profile,
         predictor=predictor,
-        tell=tell,
-        clock=clock,
-        term=(lambda: "always") if config.leader.always else lease.term,
-        take_over=None if config.leader.always else take_over,
-        stale_after_s=config.stale_after_s,
-        settings=config.queue,
-        learned=Learned(config.public.namespace, config.queue.history_jobs, books.kept()),
-        books=books,
-        learning=config.learning,
+        connection=Connection(
+            api=api,
+            tell=tell,
+            clock=clock,
+            term=(lambda: "always") if config.leader.always else lease.term,
+            take_over=None if config.leader.always else take_over,
+            namespace=config.public.namespace,
+        ),
+        settings=Settings(
+            queue=config.queue,
+            learning=config.learning,
+            stale_after_s=config.stale_after_s,
+            forecasts=True,
+        ),
+        learned=learned,
         feedback=predictor.tell,
         metrics=QueueMetrics(metrics.registry),
-        forecasts=True,
     )
     reflectors = _start_feed(feed, api)
     metrics.watch(state, feed, binder, reflectors, config.shares)

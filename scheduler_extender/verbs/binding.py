@@ -47,14 +47,25 @@ class _UnderWay:
     task: asyncio.Task[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Whether this replica may bind, and how it finds out.
+
+    `may_bind` is False while another replica leads, or may still have Bindings under way. `hurry`
+    asks to find out at once whether we lead; `stands_by` is True where that has been found out
+    since a time (monotonic), and we do not.
+    """
+
+    may_bind: Callable[[], bool] = lambda: True
+    stands_by: Callable[[float], bool] = lambda _: True
+    hurry: Callable[[], None] = lambda: None
+
+
 class Binder:
     """One Binding at a time per pod; `bind` answers '' for success, else why not.
 
     `threads` runs the blocking calls. `stamp` names this attempt in the pod's wake annotation.
-    `may_bind` is False while another replica leads, or may still have Bindings under way. `hurry`
-    asks to find out at once whether we lead; `stands_by` is True where that has been found out
-    since a time (monotonic), and we do not. `refusal` returns why a pod may not start now, whatever
-    GPUs are free, or ''.
+    `refusal` returns why a pod may not start now, whatever GPUs are free, or ''.
     All methods run on the event loop.
     """
 
@@ -65,9 +76,7 @@ class Binder:
         api: ClusterApi,
         threads: Executor,
         stamp: Callable[[], str],
-        may_bind: Callable[[], bool] = lambda: True,
-        stands_by: Callable[[float], bool] = lambda _: True,
-        hurry: Callable[[], None] = lambda: None,
+        leadership: Leadership | None = None,
         refusal: Callable[[PodInfo], str] = lambda _: "",
     ) -> None:
         self._state = state
@@ -75,9 +84,10 @@ class Binder:
         self._api = api
         self._threads = threads
         self._stamp = stamp
-        self._may_bind = may_bind
-        self._stands_by = stands_by
-        self._hurry = hurry
+        leadership = leadership or Leadership()
+        self._may_bind = leadership.may_bind
+        self._stands_by = leadership.stands_by
+        self._hurry = leadership.hurry
         self._refusal = refusal
         self._under_way: dict[str, _UnderWay] = {}
 

@@ -118,7 +118,7 @@ class Verbs:
             names if all_fit else [table.node_names[slot] for slot in fitting.tolist()],
             fitting,
         )
-        fitting_names = table.lines.names(fitting)
+        fitting_names = table.encoder.names(fitting)
         self._told = _NAMES % (b"[%s]" % fitting_names)
         if all_fit:
             return filter_answer(fitting_names)
@@ -154,7 +154,7 @@ class Verbs:
         others: list[HostPriority] = [
             {"Host": names[index], "Score": 0} for index in np.flatnonzero(~known).tolist()
         ]
-        parts = (table.lines.scored(here, scores), json.dumps(others).encode()[1:-1])
+        parts = (table.encoder.scored(here, scores), json.dumps(others).encode()[1:-1])
         return b"[%s]" % b",".join(filter(None, parts))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
@@ -227,7 +227,7 @@ class Verbs:
             gpus = self._state.ledger.without(rows, frozenset((pod.uid,)))
             ids = [f"{node}/{table.gpu_ids[row]}" for row in rows.tolist()]
             in_full.append(node_reason(job, gpus, ids, constraints))
-        first = table.lines.members(
+        first = table.encoder.members(
             slots[:_TOLD_IN_FULL], in_full, np.arange(len(in_full), dtype=np.int64)
         )
         rest = slots[_TOLD_IN_FULL:]
@@ -236,7 +236,7 @@ class Verbs:
             [(refused_by == index).sum(axis=0) for index in range(len(constraints))], axis=0
         )
         in_common = [reason_of_many(constraint.kind, pod.gpus) for constraint in constraints]
-        return b",".join(filter(None, (first, table.lines.members(rest, in_common, mostly))))
+        return b",".join(filter(None, (first, table.encoder.members(rest, in_common, mostly))))
 
 
 _Value = TypeVar("_Value", np.bool_, np.int64, np.float64)

@@ -15,6 +15,8 @@ SCHEDULER_NAME = "tandem-scheduler"
 LEASE_NAME = "tandem-scheduler"
 NAMESPACE = "tandem-system"
 AGENT_NAMESPACE = "tandem-agents"
+#: The ConfigMap in which the extender keeps what outlives GPUJobs: history, pairs, quota usage.
+HISTORY_CONFIG_MAP = "tandem-history"
 PRIORITY_CLASS = "tandem-training"
 SCHEDULING_GATE = f"{GROUP}/queue"
 ADOPT_LABEL = f"{GROUP}/adopt"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.demo.kubelet import Run
 from tandem.demo.physics import FORMULA, Outcome, exclusive_fifo
@@ -76,6 +76,15 @@ def notes(speed: float) -> tuple[str, ...]:
     )
 
 
+class Counts(NamedTuple):
+    """What was counted during a run; `wall_s` is its duration in real seconds."""
+
+    max_jobs_on_a_gpu: int
+    bindings: int
+    refusals: int
+    wall_s: float
+
+
 def collect(
     jobs: Sequence[DemoJob],
     runs: Mapping[str, Run],
@@ -83,10 +92,7 @@ def collect(
     *,
     gpus: int,
     speed: float,
-    max_jobs_on_a_gpu: int,
-    bindings: int,
-    refusals: int,
-    wall_s: float,
+    counts: Counts,
 ) -> Result:
     """Return the result of a run in which every job has finished."""
     rows = []
@@ -120,9 +126,9 @@ def collect(
         exclusive_fifo=exclusive_fifo(jobs, gpus),
         jobs=tuple(rows),
         shared_jobs=sum(bool(row.shared_with) for row in rows),
-        max_jobs_on_a_gpu=max_jobs_on_a_gpu,
-        bindings=bindings,
-        refusals=refusals,
-        wall_s=wall_s,
+        max_jobs_on_a_gpu=counts.max_jobs_on_a_gpu,
+        bindings=counts.bindings,
+        refusals=counts.refusals,
+        wall_s=counts.wall_s,
         notes=notes(speed),
     )

@@ -13,7 +13,7 @@ from tandem.controlplane.waiting import wait_until
 from tandem.demo.api import ApiServer
 from tandem.demo.gpus import SimulatedNode
 from tandem.demo.kubelet import Kubelets, Run
-from tandem.demo.result import Result, collect
+from tandem.demo.result import Counts, Result, collect
 from tandem.demo.scheduler import Scheduler
 from tandem.demo.services import START_TIMEOUT_S, Services
 from tandem.demo.view import View, Viewer
@@ -82,10 +82,12 @@ def run(
             session.viewer,
             gpus=gpus,
             speed=speed,
-            max_jobs_on_a_gpu=session.kubelets.max_jobs_on_a_gpu,
-            bindings=scheduler.bound,
-            refusals=scheduler.refused,
-            wall_s=time.monotonic() - began_s,
+            counts=Counts(
+                max_jobs_on_a_gpu=session.kubelets.max_jobs_on_a_gpu,
+                bindings=scheduler.bound,
+                refusals=scheduler.refused,
+                wall_s=time.monotonic() - began_s,
+            ),
         )
         keep(result, services.page_url)
         return result

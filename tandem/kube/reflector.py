@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import urllib3
 from pydantic_core import from_json  # shares equal keys and short texts between documents
 
-from tandem.kube.client import PAGE_SIZE, KubeClient, Object
+from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import Gone, KubeError, from_status, unreachable
 from tandem.kube.pace import Pace, Rations
 from tandem.kube.resource import Resource
@@ -45,6 +45,13 @@ def drop_managed_fields(item: Object) -> Object:
     return item
 
 
+class Selector(NamedTuple):
+    """Which objects are mirrored, as the API server writes selectors; empty: all."""
+
+    labels: str = ""
+    fields: str = ""
+
+
 class Reflector:
     """Mirrors one collection and tells `on_event` of every change, in a thread of its own.
 
@@ -66,23 +73,19 @@ class Reflector:
         on_event: OnEvent,
         *,
         namespace: str | None = None,
-        label_selector: str = "",
-        field_selector: str = "",
+        selector: Selector | None = None,
         trim: Trim = drop_managed_fields,
         on_synced: Callable[[], None] | None = None,
         pace: Pace | None = None,
-        page_size: int = PAGE_SIZE,
     ) -> None:
         self._client = client
         self._resource = resource
         self._on_event = on_event
         self._namespace = namespace
-        self._label_selector = label_selector
-        self._field_selector = field_selector
+        self._selector = selector or Selector()
         self._trim = trim
         self._on_synced = on_synced
         self._pace = pace or Pace()
-        self._page_size = page_size
 
         self._objects: dict[tuple[str, str], Object] = {}
         self._resource_version = ""  # empty: list before the next watch
@@ -168,9 +171,8 @@ class Reflector:
         pages = self._client.pages(
             self._resource,
             self._namespace,
-            label_selector=self._label_selector,
-            field_selector=self._field_selector,
-            page_size=self._page_size,
+            label_selector=self._selector.labels,
+            field_selector=self._selector.fields,
         )
         seen: set[tuple[str, str]] = set()
         resource_version = ""
@@ -204,10 +206,10 @@ class Reflector:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": max(1, int(random.uniform(pace.watch_min_s, pace.watch_max_s))),  # noqa: S311 - no secret
         }
-        if self._label_selector:
-            query["labelSelector"] = self._label_selector
-        if self._field_selector:
-            query["fieldSelector"] = self._field_selector
+        if self._selector.labels:
+            query["labelSelector"] = self._selector.labels
+        if self._selector.fields:
+            query["fieldSelector"] = self._selector.fields
         path = self._resource.path(self._namespace)
         response = self._client.open("GET", path, query, read_timeout_s=pace.answer_timeout_s)
         sock = getattr(response.connection, "sock", None)

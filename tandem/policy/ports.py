@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,8 @@ class Policy(BaseModel):
     """Base of all policies: frozen, unknown parameters refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    #: Of a constraint: its sentence has a value and a bound, and is shown where it allows, too.
+    has_figures: ClassVar[bool] = False
 
 
 class QueueOrder(Protocol):
@@ -70,6 +72,11 @@ class Constraint(Protocol):
     @property
     def kind(self) -> str:
         """Name in configuration, reasons and metrics."""
+        ...
+
+    @property
+    def has_figures(self) -> bool:
+        """True where `sentence` has a value and a bound, so that it is shown where it allows."""
         ...
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:

@@ -45,7 +45,7 @@ class Engine:
     fails. With `begun`, jobs of `trace` may run already; `pipeline` stands in for the profile's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run is made of, and how it is watched
         self,
         trace: Sequence[TraceJob],
         believed: Sequence[Job],

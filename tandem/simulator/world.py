@@ -16,6 +16,8 @@ from tandem.simulator.jobs import TraceJob
 from tandem.simulator.spread import SpreadTable, spread_slowdowns, stem
 from tandem.simulator.truth import MemoryCourse, Truth, no_truth
 
+#: What the policies are told of memory is the truth and so much more, as an upper estimate is.
+_MEMORY_MARGIN = 0.05
 _KNOWN = 2  # classes before the first model: nobody, unknown
 
 
@@ -49,7 +51,6 @@ def measured_world(
     seed: int,
     preemption_cost_s: float = 60.0,
     belief_error: float | None = None,
-    memory_margin: float = 0.05,
     by_type: Sequence[PairMatrix] = (),
     spread: SpreadTable | None = None,
 ) -> World:
@@ -58,7 +59,7 @@ def measured_world(
     Models are drawn from the matrix with `seed` unless the trace names one of it; memory and
     utilisation are synthetic, drawn with the same seed where the trace has none. The policies are
     told slowdowns by a model trained without the pair concerned, or the truth with a mean relative
-    error of `belief_error`, and memory with `memory_margin` on top, as an upper estimate has.
+    error of `belief_error`, and memory with a margin of 5 % on top, as an upper estimate has.
 
     `by_type` has the matrix of each GPU type where the cluster has several, with the models of
     `matrix`: slowdowns are then those of the GPU. The policies see the predictions of `matrix`.
@@ -119,8 +120,8 @@ def measured_world(
         Job(
             id=job.id,
             pods=job.gpus,
-            memory_base_gib=memory[i].base_gib * (1 + memory_margin),
-            memory_peak_extra_gib=memory[i].peak_extra_gib * (1 + memory_margin),
+            memory_base_gib=memory[i].base_gib * (1 + _MEMORY_MARGIN),
+            memory_peak_extra_gib=memory[i].peak_extra_gib * (1 + _MEMORY_MARGIN),
             peak_probability=memory[i].peak_probability,
             gpu_utilisation=float(busy[i]),
             checkpointable=True,

@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.registry import Registry
-from scheduler_extender.queue.standing import Standings
-from scheduler_extender.quotas.accounts import Accounts
+from scheduler_extender.queue.queue_state import QueueState
+from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.quotas.config import Quota
 from tandem.policy.catalog import load_profile
 
@@ -28,27 +27,20 @@ class View:
     """What the queue derives from a state: gangs, places, quota accounts."""
 
     def __init__(self, state: ClusterState, clock: Any) -> None:
-        self.registry = Registry(lambda _: None, clock)
-        state.listener = self
+        self.gangs = state.gangs
         self._clock = clock
-
-    def observe(self, record: Any) -> None:
-        self.registry.observe(record)
-
-    def forget(self, record: Any) -> None:
-        self.registry.forget(record)
 
     def picture(self) -> dict:
         gangs = {
             key: (gang.record, dict(sorted(gang.pods.items())))
-            for key, gang in self.registry.gangs.items()
+            for key, gang in self.gangs.by_key.items()
         }
-        standings = Standings(load_profile("tandem").order)
-        for gang in self.registry.gangs.values():
+        queue_state = QueueState(load_profile("tandem").order)
+        for gang in self.gangs.by_key.values():
             if gang.record is not None:
-                standings.put(gang, self._clock(), float("inf"))
+                queue_state.put(gang, self._clock(), float("inf"))
         quotas = QUOTAS.model_copy(update={"quotas": (Quota(namespace="*", gpus=1),)})
-        turn = Accounts(quotas, self.registry, standings, self._clock, None).turn()
+        turn = Accounts(quotas, self.gangs, queue_state, self._clock, None).turn()
         return {"gangs": gangs, "held": +Counter(turn.held)}
 
 
@@ -58,7 +50,7 @@ class Membership(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = NOW
-        self.state = ClusterState(now_s=NOW)
+        self.state = ClusterState(now_s=NOW, clock=lambda: self.now)
         self.view = View(self.state, lambda: self.now)
         self.version = 0
         self.births = 0
@@ -153,7 +145,7 @@ class Membership(RuleBasedStateMachine):
     @invariant()
     def it_equals_a_rebuild(self) -> None:
         self.state.check()
-        rebuilt = ClusterState(now_s=self.now)
+        rebuilt = ClusterState(now_s=self.now, clock=lambda: self.now)
         view = View(rebuilt, lambda: self.now)
         for kind, obj in self.gone:
             rebuilt.delete(kind, obj)
@@ -163,7 +155,7 @@ class Membership(RuleBasedStateMachine):
 
     @invariant()
     def each_pod_is_in_one_gang_and_counts_once(self) -> None:
-        gangs = self.view.registry.gangs
+        gangs = self.view.gangs.by_key
         seen = Counter(uid for gang in gangs.values() for uid in gang.pods)
         assert seen == Counter(record.uid for record in self.state.pods())
         assert all(gang.record is not None or gang.pods for gang in gangs.values())

@@ -14,7 +14,7 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.leader import LeaseWatch
 from scheduler_extender.verbs import binding
-from scheduler_extender.verbs.binding import Binder
+from scheduler_extender.verbs.binding import Binder, Leadership
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import LEASES
 from tandem.policy.catalog import load_profile
@@ -94,9 +94,11 @@ class Replica:
             MemoryCluster(),
             ThreadPoolExecutor(1),
             stamp=lambda: "stamp",
-            may_bind=lambda: self.leads,
-            stands_by=lambda _: self.hurried > 0 and self.stands_by,
-            hurry=self.hurry,
+            leadership=Leadership(
+                may_bind=lambda: self.leads,
+                stands_by=lambda _: self.hurried > 0 and self.stands_by,
+                hurry=self.hurry,
+            ),
         )
 
     def hurry(self) -> None:

@@ -9,8 +9,8 @@ import pytest
 from extender_builders import NOW
 
 from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.leader import LeaseWatch
-from scheduler_extender.queue.writes import Writer
 from tandem.kube.errors import Conflict, KubeError, unreachable
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import LEASES

@@ -9,7 +9,7 @@ from tandem.kube import errors
 from tandem.kube.client import KubeClient
 from tandem.kube.events import EventRecorder
 from tandem.kube.pace import Pace
-from tandem.kube.reflector import Reflector
+from tandem.kube.reflector import Reflector, Selector
 from tandem.kube.resource import CONFIG_MAPS, NAMESPACES, PODS
 
 pytestmark = [pytest.mark.controlplane]
@@ -150,7 +150,7 @@ def test_the_mirror_follows_selectors_and_outlives_the_api_server(control_plane,
         CONFIG_MAPS,
         take,
         namespace=namespace,
-        label_selector="kept=yes",
+        selector=Selector(labels="kept=yes"),
         pace=Pace(backoff_min_s=0.1, request_interval_s=0.5),
     )
     labels = {"labels": {"kept": "yes"}}

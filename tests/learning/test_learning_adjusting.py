@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from learning_builders import NOW, gpu, resident
 
-from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning import sharing
 from scheduler_extender.learning.adjusting import Adjuster, Looked, Obstacle, SharedGpu, blamed
+from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.observed import Watched
 from tandem.contracts.learning import Means, ObservedSlowdown, Reference
 from tandem.contracts.resources import PodUse

@@ -4,7 +4,7 @@ import numpy as np
 from learning_builders import NOW
 
 from scheduler_extender.cluster.beliefs import Beliefs
-from scheduler_extender.cluster.learned import Pairs
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from tandem.policy.cluster import GpuArrays, add_worker
 from tandem.policy.constraints.interference import Apart
 from tandem.policy.job import Job
@@ -14,7 +14,9 @@ def job(kind: str, namespace: str = "ml", name: str = "j") -> Job:
     return Job(id=f"{namespace}/{name}", model=kind, gpu_utilisation=40.0)
 
 
-def allowed(pairs: Pairs, newcomer: Job, there: Job, beliefs: Beliefs | None = None) -> bool:
+def allowed(
+    pairs: PairSlowdowns, newcomer: Job, there: Job, beliefs: Beliefs | None = None
+) -> bool:
     """Whether `newcomer` may go beside `there`."""
     beliefs = beliefs or Beliefs(pairs)
     for each in (newcomer, there):
@@ -27,7 +29,7 @@ def allowed(pairs: Pairs, newcomer: Job, there: Job, beliefs: Beliefs | None = N
 
 
 def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
-    pairs = Pairs()
+    pairs = PairSlowdowns()
     assert allowed(pairs, job("bert"), job("resnet"))
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     assert not allowed(pairs, job("bert"), job("resnet"))
@@ -37,7 +39,7 @@ def test_a_pair_that_was_parted_is_refused_whoever_comes_first() -> None:
 
 
 def test_others_profit_from_measurements_and_from_nothing_else() -> None:
-    pairs = Pairs()
+    pairs = PairSlowdowns()
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=False)
     assert not allowed(pairs, job("bert"), job("resnet", "other"))
     assert allowed(pairs, job("bert", "other"), job("resnet", "other"))
@@ -47,7 +49,7 @@ def test_others_profit_from_measurements_and_from_nothing_else() -> None:
 
 
 def test_one_namespace_has_one_voice_among_others() -> None:
-    pairs = Pairs()
+    pairs = PairSlowdowns()
     for _ in range(100):
         pairs.enter("bert", "resnet", "liar", 9.0, NOW, measured=True)
     for honest in ("x", "y"):
@@ -59,7 +61,7 @@ def test_one_namespace_has_one_voice_among_others() -> None:
 
 
 def test_a_flood_drowns_nobody_elses_memory() -> None:
-    pairs = Pairs(8)
+    pairs = PairSlowdowns(8)
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     for number in range(300):
         pairs.enter(f"k{number}", f"m{number}", "flood", 9.0, NOW + number, measured=True)
@@ -68,7 +70,7 @@ def test_a_flood_drowns_nobody_elses_memory() -> None:
 
 
 def test_what_was_forgotten_does_not_come_back_from_where_it_is_kept() -> None:
-    pairs = Pairs(8)
+    pairs = PairSlowdowns(8)
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     kept = pairs.stored()
     for number in range(30):
@@ -82,7 +84,7 @@ def test_what_was_forgotten_does_not_come_back_from_where_it_is_kept() -> None:
 
 
 def test_what_was_forgotten_is_no_newer_where_it_is_kept() -> None:
-    pairs = Pairs(1)
+    pairs = PairSlowdowns(1)
     pairs.enter("k0", "m0", "ml", 0.6, NOW + 0.6, measured=True)
     kept = pairs.stored()
     pairs.enter("k1", "m1", "ml", 0.6, NOW + 0.8, measured=True)
@@ -91,7 +93,7 @@ def test_what_was_forgotten_is_no_newer_where_it_is_kept() -> None:
 
 
 def test_the_end_of_an_earlier_run_makes_a_pair_no_older() -> None:
-    pairs = Pairs(2)
+    pairs = PairSlowdowns(2)
     pairs.part("k0", "m0", "ml", 0.6, NOW + 3, measured=False)
     pairs.enter("k1", "m1", "ml", 0.6, NOW + 2, measured=False)
     pairs.enter("k0", "m0", "ml", 0.6, NOW + 1, measured=False)
@@ -100,7 +102,7 @@ def test_the_end_of_an_earlier_run_makes_a_pair_no_older() -> None:
 
 
 def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
-    pairs = Pairs()
+    pairs = PairSlowdowns()
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     pairs.part("bert", "resnet", "ml", 0.4, NOW + 1, measured=False)
     pairs.enter("bert", "resnet", "ml", 0.5, NOW + 2, measured=False)
@@ -108,7 +110,7 @@ def test_what_was_parted_is_not_believed_to_be_better_later() -> None:
 
 
 def test_it_is_kept_across_a_restart() -> None:
-    before, after = Pairs(), Pairs()
+    before, after = PairSlowdowns(), PairSlowdowns()
     before.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     before.enter("vgg", "vgg", "x", 0.2, NOW, measured=False)
     after.merge(before.stored())
@@ -122,7 +124,7 @@ def test_it_is_kept_across_a_restart() -> None:
 def test_what_was_measured_stands_in_the_place_of_what_was_predicted_until_it_is_forgotten() -> (
     None
 ):
-    pairs = Pairs(1)
+    pairs = PairSlowdowns(1)
     beliefs = Beliefs(pairs)
     bert, resnet = beliefs.of(job("bert")), beliefs.of(job("resnet"))
     assert bert.own_slowdown is not None
@@ -141,6 +143,6 @@ def test_what_was_measured_stands_in_the_place_of_what_was_predicted_until_it_is
 
 
 def test_jobs_of_no_known_kind_teach_nothing() -> None:
-    pairs = Pairs()
+    pairs = PairSlowdowns()
     pairs.enter("", "bert", "ml", 0.9, NOW, measured=True)
     assert len(pairs) == 0

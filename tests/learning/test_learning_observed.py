@@ -3,7 +3,7 @@
 import pytest
 from learning_builders import report, use
 
-from scheduler_extender.config import LearningConfig
+from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.observed import Watch, Watched
 from tandem.contracts.learning import Means, Reference
 

@@ -5,7 +5,7 @@ import pytest
 from learning_builders import GIB, NOW
 
 from scheduler_extender.cluster.jobs import SETTLED_S, load_now, policy_job, sub_batches_now
-from scheduler_extender.learning.remembering import Memory, feedback, in_steps_kind
+from scheduler_extender.learning.run_history import RunHistory, feedback, in_steps_kind
 from scheduler_extender.queue.evictions import raised_in_steps
 from tandem.contracts.learning import Means, Observed
 from tandem.contracts.resources import Demand, GPUJobStatus, Load, Source, SubBatch
@@ -87,7 +87,7 @@ def test_a_gpu_that_no_longer_meets_its_collision_bound_takes_no_new_job() -> No
 
 
 def test_a_fingerprint_is_recognised_once_it_has_been_stable() -> None:
-    memory, demand = Memory(), Demand(gpus_per_pod=1)
+    memory, demand = RunHistory(), Demand(gpus_per_pod=1)
     memory.enter("ml", seen(20), NOW)
     assert memory.load("ml", "image:x", A100, demand) is None
     memory.enter("ml", seen(21), NOW + 1)
@@ -101,7 +101,7 @@ def test_a_fingerprint_is_recognised_once_it_has_been_stable() -> None:
 
 
 def test_speed_alone_is_its_namespaces_own_and_load_is_everybodys() -> None:
-    memory = Memory()
+    memory = RunHistory()
     memory.enter("ml", seen(20, solo_iterations_per_second=2.0), NOW)
     assert memory.alone("ml", "image:x", A100) == {Means.PROGRESS: 2.0, Means.UTILISATION: 70.0}
     assert memory.alone("other", "image:x", A100) == {Means.UTILISATION: 70.0}
@@ -109,12 +109,12 @@ def test_speed_alone_is_its_namespaces_own_and_load_is_everybodys() -> None:
 
 
 def test_a_namespace_forgets_its_own_and_a_restart_forgets_nothing() -> None:
-    memory = Memory()
+    memory = RunHistory()
     memory.enter("ml", seen(20), NOW)
     for number in range(200):
         memory.enter("flood", seen(20, kind=f"image:{number}"), NOW + number)
     assert len(memory) == 65
-    again = Memory()
+    again = RunHistory()
     again.merge(memory.stored())
     assert sorted(again.stored(), key=str) == sorted(memory.stored(), key=str)
     again.enter("flood", seen(20, kind="image:new"), NOW + 300)
@@ -175,7 +175,7 @@ def test_running_out_of_memory_raises_the_way_that_ran_and_all_others() -> None:
 
 
 def test_runs_in_steps_are_remembered_and_told_apart_from_whole_ones() -> None:
-    memory = Memory()
+    memory = RunHistory()
     memory.enter("ml", seen(20, kind="h@64", solo_iterations_per_second=2.0), NOW)
     memory.enter(
         "ml", seen(9, kind="h@64", solo_iterations_per_second=1.6, accumulation_steps=2), NOW

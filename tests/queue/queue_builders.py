@@ -1,8 +1,8 @@
 """Pods and gangs for the queue's tests: only what a scenario says differs from the default."""
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
-from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import (
     Demand,
     GPUJobSpec,

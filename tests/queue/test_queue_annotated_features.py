@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from scheduler_extender.cluster.jobs import kind_of_model
-from scheduler_extender.learning.remembering import feedback
+from scheduler_extender.learning.run_history import feedback
 from scheduler_extender.predictions import HttpPredictor
 from tandem.contracts import names
 from tandem.contracts.annotations import parse_demand

@@ -10,10 +10,11 @@ import pytest
 from queue_builders import GIB, load, raw_pod
 
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.config import LearningConfig, QueueConfig
-from scheduler_extender.learning.books import Books, believing
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.learned_state import LearnedState, believing
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue.controller import Controller
+from scheduler_extender.queue.controller import Connection, Controller, Settings
 from tandem.contracts.prediction import Feedback, Prediction
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, JOBS, NODES, PODS
@@ -41,22 +42,28 @@ class Cluster:
         self.api = api or MemoryCluster(clock=lambda: self.now)
         self.said: list[tuple[str, str, str]] = []
         self.predictions = 0
-        self.books = Books()
+        self.learned = LearnedState()
         self.feedback: list[Feedback] = []
-        self.state = ClusterState(now_s=self.now, max_jobs_per_gpu=shares, pairs=self.books.pairs)
+        self.state = ClusterState(
+            now_s=self.now,
+            max_jobs_per_gpu=shares,
+            pairs=self.learned.pairs,
+            clock=lambda: self.now,
+        )
         self.controller = Controller(
             state=self.state,
-            api=self.api,
-            profile=believing(profile or load_profile("tandem"), LearningConfig()),
-            books=self.books,
-            feedback=self.take_feedback,
-            settings=settings,
-            predictor=self,
-            tell=lambda regarding, reason, note, _kind: self.said.append(
-                (regarding["metadata"]["name"], reason, note)
+            connection=Connection(
+                api=self.api,
+                tell=lambda regarding, reason, note, _kind: self.said.append(
+                    (regarding["metadata"]["name"], reason, note)
+                ),
+                clock=lambda: self.now,
             ),
-            clock=lambda: self.now,
-            forecasts=forecasts,
+            profile=believing(profile or load_profile("tandem"), LearningConfig()),
+            learned=self.learned,
+            feedback=self.take_feedback,
+            settings=Settings(queue=settings or QueueConfig(), forecasts=forecasts),
+            predictor=self,
         )
         self.state.listener = self.controller
         for kind, resource in KINDS.items():

@@ -8,7 +8,7 @@ from test_queue_preemption import Training
 from test_queue_quotas import A, B, Teams
 from test_queue_sizes import GPU, PART, replicated
 
-from scheduler_extender.cluster.gangs import gang_size
+from scheduler_extender.cluster.workloads import gang_size
 
 
 def test_replicas_of_a_job_set_that_have_succeeded_are_not_waited_for() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 from queue_builders import pod
 from test_queue_controller import NOW
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.planning.questions import Start, Waiting
 from scheduler_extender.planning.summaries import summary_of, without_figures
-from scheduler_extender.queue import telling
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.telling import Telling
+from scheduler_extender.queue import reason_writer
+from scheduler_extender.queue.reason_writer import ReasonWriter
 from tandem.policy.decision import Refusal, Waits
 from tandem.policy.job import Job
 
@@ -53,7 +53,7 @@ class Queue:
 
     def __init__(self, **gangs: int) -> None:
         self.writer = Recorded()
-        self.telling = Telling(self.writer, lambda: self.writer.now)  # type: ignore[arg-type]
+        self.reason_writer = ReasonWriter(self.writer, lambda: self.writer.now)  # type: ignore[arg-type]
         self.gangs: dict[tuple[str, str], Gang] = {}
         self.waiting: list[Waiting] = []
         self.summary = "waits for 8 times 1 GPU(s) on one node; GPUs are refused by shares"
@@ -72,14 +72,14 @@ class Queue:
             for _ in range(seconds):
                 self.writer.now += 1
                 self.figures += 1
-                choose = self.telling.chooser(lambda _: "")
+                choose = self.reason_writer.chooser(lambda _: "")
                 chosen = choose(
                     self.waiting,
                     lambda _: f"{self.figures} GPU(s) refused by shares",
                     lambda _: self.summary,
                 )
                 for key, what in chosen.items():
-                    await self.telling.tell(self.gangs[key], what, None, "")
+                    await self.reason_writer.tell(self.gangs[key], what, None, "")
 
         asyncio.run(cycles())
 
@@ -93,13 +93,13 @@ def test_240_waiting_gangs_cause_each_event_once_within_the_budget() -> None:
     queue.run(600)
     events = queue.writer.events
     assert len(events) == 240 * 8
-    assert most_in_a_second([at for at, _, _ in events]) <= telling.EVENTS_BURST
+    assert most_in_a_second([at for at, _, _ in events]) <= reason_writer.EVENTS_BURST
     assert not any(char.isdigit() for _, _, note in events for char in note.split(";")[1])
     before = len(events)
     queue.run(600)
     assert len(events) == before, "only figures have changed"
     # Once at first; then the figures, each few minutes.
-    assert len(queue.writer.statuses) <= 240 * (1 + 1200 / telling.REFRESH_S)
+    assert len(queue.writer.statuses) <= 240 * (1 + 1200 / reason_writer.REFRESH_S)
 
 
 def test_one_namespace_does_not_use_up_the_events_of_another() -> None:
@@ -108,7 +108,7 @@ def test_one_namespace_does_not_use_up_the_events_of_another() -> None:
     quiet = [at for at, _, note in queue.writer.events if "job-quiet" in note]
     assert len(quiet) == 3 * 8
     noisy = [at for at, _, note in queue.writer.events if "job-noisy" in note]
-    bound = telling.NAMESPACE_EVENTS_BURST + 20 * telling.NAMESPACE_EVENTS_PER_SECOND
+    bound = reason_writer.NAMESPACE_EVENTS_BURST + 20 * reason_writer.NAMESPACE_EVENTS_PER_SECOND
     assert len(noisy) <= bound
 
 
@@ -118,7 +118,7 @@ def test_another_reason_is_a_new_event_but_not_at_each_change() -> None:
     for index in range(300):
         queue.summary = reasons[index % 2]
         queue.run(1)
-    assert 2 * 8 <= len(queue.writer.events) <= 8 * (1 + 300 / telling.EVENT_EVERY_S)
+    assert 2 * 8 <= len(queue.writer.events) <= 8 * (1 + 300 / reason_writer.EVENT_EVERY_S)
 
 
 def test_an_event_is_repeated_before_it_expires() -> None:

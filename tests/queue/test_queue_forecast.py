@@ -22,7 +22,7 @@ from scheduler_extender.planning.forecast import DRAWS, Picture, forecast, packe
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
-from scheduler_extender.queue import forecasts
+from scheduler_extender.queue import start_forecast
 from tandem.contracts.quantity import parse_quantity
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import Profile, load_profile
@@ -225,7 +225,7 @@ class Waiting(Cluster):
 
 def test_who_waits_is_told_when_it_is_expected_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Waiting()
-    monkeypatch.setattr(forecasts, "LIMIT_S", 250.0)
+    monkeypatch.setattr(start_forecast, "LIMIT_S", 250.0)
 
     async def scenario() -> None:
         cluster.submit("first")
@@ -261,7 +261,9 @@ def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
         raise RuntimeError("its process ended with 1")
 
     async def scenario() -> None:
-        monkeypatch.setattr(forecasts.Forecasts, "_child_says", lambda *_: {"1": [30.0, None]})
+        monkeypatch.setattr(
+            start_forecast.StartForecast, "_child_says", lambda *_: {"1": [30.0, None]}
+        )
         cluster.submit("first")
         await cluster.cycle()
         cluster.bind_as_planned("first")
@@ -272,7 +274,7 @@ def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
         said = cluster.says("second")
         assert seconds(said["earliest"]) == cluster.now + 30
         assert "latest" not in said
-        monkeypatch.setattr(forecasts.Forecasts, "_child_says", fails)
+        monkeypatch.setattr(start_forecast.StartForecast, "_child_says", fails)
         for minutes in (1, 6):
             assert cluster.says("second") == said
             before = cluster.failures()
@@ -285,16 +287,18 @@ def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
 
 
 def test_only_what_differs_is_written_again() -> None:
-    def said(earliest: float, latest: float | None, as_of: float = 0.0) -> forecasts.ExpectedStart:
-        at = forecasts._time
-        return forecasts.ExpectedStart(
+    def said(
+        earliest: float, latest: float | None, as_of: float = 0.0
+    ) -> start_forecast.ExpectedStart:
+        at = start_forecast._time
+        return start_forecast.ExpectedStart(
             earliest=at(NOW + earliest),
             latest=None if latest is None else at(NOW + latest),
             as_of=at(NOW + as_of),
         )
 
     known = said(1000, 5000)
-    assert not forecasts._is_news(known, said(1100, 5500, 60), NOW + 60)
-    assert forecasts._is_news(known, said(1300, 5500, 60), NOW + 60)
-    assert forecasts._is_news(known, said(1000, None, 60), NOW + 60)
-    assert forecasts._is_news(known, said(1000, 5000, 600), NOW + 600)
+    assert not start_forecast._is_news(known, said(1100, 5500, 60), NOW + 60)
+    assert start_forecast._is_news(known, said(1300, 5500, 60), NOW + 60)
+    assert start_forecast._is_news(known, said(1000, None, 60), NOW + 60)
+    assert start_forecast._is_news(known, said(1000, 5000, 600), NOW + 600)

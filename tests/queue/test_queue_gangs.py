@@ -3,8 +3,8 @@
 import pytest
 from queue_builders import pod
 
-from scheduler_extender.cluster.gangs import KINDS, above, gang_size, gpujob_name
 from scheduler_extender.cluster.selectors import selects
+from scheduler_extender.cluster.workloads import KINDS, above, gang_size, gpujob_name
 
 JOBSET = {"jobset.sigs.k8s.io/jobset-name": "set"}
 WORKERS = {

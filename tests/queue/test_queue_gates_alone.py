@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from queue_builders import gang, pod, raw_pod
 
+from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.workloads import ENDLESS
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.gates import Gates
 from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.preemption import BUDGETS, Preempter
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.writes import Writer
-from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.kube.errors import (
@@ -66,8 +66,8 @@ class Gate:
         raw["spec"]["schedulingGates"] = ours if gates is None else gates
         self.stored = self.api.create(PODS, raw, "default")
         self.writer = Writer(self.api, Picture(), lambda *_: None, lambda: self.now)  # type: ignore[arg-type]
-        self.registry = Registry(lambda _: None, lambda: self.now)
-        self.gates = Gates(self.writer, self.registry, lambda: self.now)
+        self.gangs = Gangs(lambda: self.now)
+        self.gates = Gates(self.writer, self.gangs, lambda: self.now)
         uid = self.stored["metadata"]["uid"]
         places = [PodPlan(pod="p", uid=plan.get("uid", uid), node="n0", gpus=["g0"])]
         made = Plan(made_at=rfc3339(NOW), deadline=rfc3339(NOW + 30), pods=places)

@@ -9,12 +9,13 @@ from uuid import UUID
 import pytest
 from queue_builders import gang
 
-from scheduler_extender.cluster.learned import Pairs
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
-from scheduler_extender.learning.history import NAME, Learned
-from scheduler_extender.learning.remembering import Memory
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.learning.history_store import HistoryStore
+from scheduler_extender.learning.run_history import RunHistory
 from scheduler_extender.quotas.usage import Usage
+from tandem.contracts.names import HISTORY_CONFIG_MAP as NAME
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient
@@ -34,14 +35,14 @@ def finished(uid: str, service: float, phase: Phase = Phase.COMPLETED) -> GpuJob
     )
 
 
-def save(learned: Learned, api: ClusterApi, now_s: float) -> None:
+def save(learned: HistoryStore, api: ClusterApi, now_s: float) -> None:
     writer = Writer(api, None, lambda *_: None, lambda: now_s)  # type: ignore[arg-type] # no picture is touched
     asyncio.run(learned.save(writer, now_s))
 
 
 def test_each_end_is_learned_once_that_of_failed_and_killed_jobs_too() -> None:
     """[Tiresias] 3.2.2: the distribution is of the service that jobs receive, however they end."""
-    learned = Learned(None, 10)
+    learned = HistoryStore(None, 10)
     for record in (finished("a", 5), finished("a", 5), finished("b", 7, Phase.FAILED)):
         learned.take(record)
     learned.take(finished("never-ran", 0, Phase.FAILED))
@@ -54,13 +55,13 @@ def test_each_end_is_learned_once_that_of_failed_and_killed_jobs_too() -> None:
 
 def test_what_was_learned_outlives_the_process_and_two_leaders_add_up() -> None:
     api = MemoryCluster()
-    first, second = Learned("tandem-system", 10), Learned("tandem-system", 10)
+    first, second = HistoryStore("tandem-system", 10), HistoryStore("tandem-system", 10)
     first.take(finished("a", 5))
     save(first, api, 100)
     second.take(finished("a", 5))
     second.take(finished("b", 7))
     save(second, api, 200)
-    third = Learned("tandem-system", 10)
+    third = HistoryStore("tandem-system", 10)
     save(third, api, 300)
     assert sorted(third.history().service_gpu_s.tolist()) == [5, 7]
     stored = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
@@ -68,7 +69,7 @@ def test_what_was_learned_outlives_the_process_and_two_leaders_add_up() -> None:
 
 
 def test_the_oldest_are_forgotten() -> None:
-    learned = Learned(None, 2)
+    learned = HistoryStore(None, 2)
     for uid, service in (("a", 1), ("b", 2), ("c", 3)):
         learned.take(finished(uid, service))
     assert learned.history().service_gpu_s.tolist() == [2, 3]
@@ -77,11 +78,11 @@ def test_the_oldest_are_forgotten() -> None:
 # --- its size ---------------------------------------------------------------------------------
 
 
-def at_all_bounds(jobs: int = 5000) -> tuple[Learned, Pairs, Memory]:
+def at_all_bounds(jobs: int = 5000) -> tuple[HistoryStore, PairSlowdowns, RunHistory]:
     """All that may be kept: names as long as they may be, no two alike, figures of many digits."""
     random = Random(1)
-    pairs, memory = Pairs(per_namespace=1000), Memory()
-    learned = Learned("tandem-system", jobs, {"pairs": pairs, "runs": memory})
+    pairs, memory = PairSlowdowns(per_namespace=1000), RunHistory()
+    learned = HistoryStore("tandem-system", jobs, {"pairs": pairs, "runs": memory})
     for _ in range(jobs):
         learned.take(finished(str(UUID(int=random.getrandbits(128))), 1e6 * random.random()))
     words, runs = [], []
@@ -104,9 +105,9 @@ def at_all_bounds(jobs: int = 5000) -> tuple[Learned, Pairs, Memory]:
     return learned, pairs, memory
 
 
-def read_back(api: ClusterApi, jobs: int = 5000) -> tuple[Learned, Pairs, Memory]:
-    pairs, memory = Pairs(per_namespace=1000), Memory()
-    learned = Learned("tandem-system", jobs, {"pairs": pairs, "runs": memory})
+def read_back(api: ClusterApi, jobs: int = 5000) -> tuple[HistoryStore, PairSlowdowns, RunHistory]:
+    pairs, memory = PairSlowdowns(per_namespace=1000), RunHistory()
+    learned = HistoryStore("tandem-system", jobs, {"pairs": pairs, "runs": memory})
     save(learned, api, 1e9)
     return learned, pairs, memory
 
@@ -206,7 +207,7 @@ def test_a_write_that_fails_loses_nothing_that_comes_in_meanwhile() -> None:
                 raise Unavailable(503, "away")
             return super().create(resource, body, namespace)
 
-    api, learned = Away(), Learned("tandem-system", 10)
+    api, learned = Away(), HistoryStore("tandem-system", 10)
     learned.take(finished("a", 5))
     with pytest.raises(Unavailable):
         save(learned, api, 100)
@@ -222,7 +223,7 @@ def test_a_history_that_cannot_be_read_is_begun_anew() -> None:
     metadata = {"name": NAME, "namespace": "tandem-system"}
     data = {"serviceGpuSeconds": "{", "pairs": "[]"}
     api.create(CONFIG_MAPS, {"metadata": metadata, "data": data}, "tandem-system")
-    learned = Learned("tandem-system", 10)
+    learned = HistoryStore("tandem-system", 10)
     learned.take(finished("a", 5))
     save(learned, api, 100)
     assert read_back(api, 10)[0].history().service_gpu_s.tolist() == [5]
@@ -234,8 +235,8 @@ def test_all_that_may_be_kept_fits_a_real_config_map(control_plane, namespace) -
     learned, pairs, memory = at_all_bounds()
     learned._namespace = namespace
     save(learned, api, 100)
-    more_pairs, more_memory = Pairs(per_namespace=1000), Memory()
-    again = Learned(namespace, 5000, {"pairs": more_pairs, "runs": more_memory})
+    more_pairs, more_memory = PairSlowdowns(per_namespace=1000), RunHistory()
+    again = HistoryStore(namespace, 5000, {"pairs": more_pairs, "runs": more_memory})
     save(again, api, 200)
     assert len(again.history().service_gpu_s) == 5000
     assert sorted(more_pairs.stored()) == sorted(pairs.stored())

@@ -147,7 +147,7 @@ def test_a_bad_pair_is_parted_and_never_put_together_again() -> None:
         assert sorted([cluster.gpu_of("a"), cluster.gpu_of("b")]) == ["GPU-n0-0", "GPU-n0-1"]
         moved = [d for job in ("a", "b") for d in cluster.status(job)["decisions"]]
         assert any(d["what"] == "Moved" and "slowed down by 60%" in d["why"] for d in moved)
-        assert cluster.books.pairs.believed("a@32", "b@32", "other") == 0.6
+        assert cluster.learned.pairs.believed("a@32", "b@32", "other") == 0.6
         await cluster.live(120)
         assert cluster.controller.learning.outcomes["Moved"] == 1
         for job in ("a", "b"):
@@ -164,8 +164,8 @@ def test_what_a_pod_tells_moves_itself_and_nobody_elses_word_is_needed() -> None
     async def scenario() -> None:
         await paired(cluster)
         await cluster.live(60)
-        assert cluster.books.pairs.believed("a@32", "b@32", "default") > 0.35
-        assert cluster.books.pairs.believed("a@32", "b@32", "other") is None
+        assert cluster.learned.pairs.believed("a@32", "b@32", "default") > 0.35
+        assert cluster.learned.pairs.believed("a@32", "b@32", "other") is None
 
     run(scenario)
 
@@ -182,7 +182,7 @@ def test_who_saves_no_checkpoint_stays_and_nobody_joins() -> None:
         assert cluster.state.gpus.shares[row] == 1
         assert "saves no checkpoint" in cluster.status("a")["decisions"][-1]["why"]
         # The pair is known all the same, and gets over it: others may join again.
-        assert cluster.books.pairs.believed("a@32", "b@32", "other") > 0.35
+        assert cluster.learned.pairs.believed("a@32", "b@32", "other") > 0.35
         cluster.percent = {}
         await cluster.live(60)
         assert cluster.state.gpus.shares[row] == 2
@@ -195,7 +195,7 @@ def test_the_pair_that_was_observed_last_is_kept_whichever_job_is_closed_last(fi
     """A GPUJob is closed when its Job is read as complete, which is seconds after its pods' end."""
     cluster = Sharing()
     cluster.told = {"a": 0.2, "c": 0.2}
-    cluster.books.pairs._per_namespace = 1
+    cluster.learned.pairs._per_namespace = 1
     last = {"a": "c", "c": "a"}[first]
 
     async def scenario() -> None:
@@ -219,7 +219,7 @@ def test_the_pair_that_was_observed_last_is_kept_whichever_job_is_closed_last(fi
         await cluster.live(90)
         for name in ("a", "c"):
             assert cluster.status(name)["observed"]["remembered"], name
-        kept = {(row[0], row[1]) for row in cluster.books.pairs.stored()}
+        kept = {(row[0], row[1]) for row in cluster.learned.pairs.stored()}
         assert kept == {pairs[last]}
 
     run(scenario)
@@ -260,7 +260,7 @@ def test_who_outgrew_its_prediction_answers_for_a_failure_for_want_of_memory() -
         assert after["memoryP95Bytes"] == 66 * GIB  # what it held, and a tenth
         assert after["memorySource"] == "observed"
         (told,) = [d for d in cluster.status("b")["decisions"] if d["what"] == "OutOfMemory"]
-        assert "(inferred); held 60.0 GiB, asks for 66.0 GiB from now on" in told["why"]
+        assert "it held 60.0 GiB; its next run is placed with 66.0 GiB" in told["why"]
         assert all(d["what"] != "OutOfMemory" for d in cluster.status("a")["decisions"])
 
     run(scenario)
@@ -319,7 +319,7 @@ def test_a_container_that_says_that_gpu_memory_ran_out_asks_for_what_was_there(
             return
         assert load["memoryP95Bytes"] / GIB == pytest.approx(asks_gib)
         assert len(told) == 1
-        assert "its container said so" in told[0]["why"]
+        assert "reported by its container" in told[0]["why"]
 
     run(scenario)
 

@@ -29,7 +29,7 @@ def cluster() -> Cluster:
 
 
 def members(cluster: Cluster) -> dict[str, set[str]]:
-    gangs = cluster.controller.registry.gangs
+    gangs = cluster.controller.gangs.by_key
     return {key[1]: {each.name for each in gang.pods.values()} for key, gang in gangs.items()}
 
 

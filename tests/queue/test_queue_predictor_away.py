@@ -12,7 +12,7 @@ from test_queue_controller import Cluster, run
 
 from scheduler_extender import predictions
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, without_predictor
-from scheduler_extender.queue import foresight
+from scheduler_extender.queue import load_prediction
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import Demand, Source
 from tandem.kube.resource import GPU_JOBS, PODS
@@ -52,7 +52,7 @@ def test_a_new_job_is_seen_while_hundreds_are_asked_about_again() -> None:
             cluster.api.create(PODS, raw_pod(f"waits{index}", annotations=declared))
         await cluster.cycle()
         cluster.hangs = True
-        cluster.now += foresight.PREDICT_AGAIN_S + 1
+        cluster.now += load_prediction.PREDICT_AGAIN_S + 1
         cluster.state.tick(cluster.now)
         work = cluster.controller.work
         work.go()

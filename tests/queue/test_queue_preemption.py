@@ -477,10 +477,10 @@ def test_demoted_jobs_keep_their_places_in_the_queue_after_a_change_of_leader() 
     cluster = Training(profile=tiresias(100.0, within="list"))
 
     def in_order(training: Training) -> list[str]:
-        now, history = training.now, training.controller._learned.history()
-        standings = training.controller.standings
-        standings.line_up(now)
-        return [key[1] for key in standings.rank(standings.arrays(now, history), now, history)]
+        now, history = training.now, training.controller.history.history()
+        queue_state = training.controller.queue_state
+        queue_state.line_up(now)
+        return [key[1] for key in queue_state.rank(queue_state.arrays(now, history), now, history)]
 
     async def has_its_run(name: str) -> None:
         """Let a job run beyond the threshold, and then be told to make room for good."""

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from queue_builders import gang, load, pod, raw_pod
 
-from scheduler_extender.cluster.gangs import gang_size, gpujob_name
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import policy_job, rfc3339, unpredicted_load
 from scheduler_extender.cluster.pods import pod_info, trim_pod
+from scheduler_extender.cluster.workloads import gang_size, gpujob_name
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import Snapshot

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from queue_builders import gang, pod
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.quotas.accounts import _stake
+from scheduler_extender.queue.quota_accounts import _stake
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.policy.job import Job
 

@@ -11,13 +11,13 @@ from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, tiresias
 
 from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.learning.history import NAME
 from scheduler_extender.queue.metrics import QueueMetrics
-from scheduler_extender.queue.writes import Writer
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.quotas.grants import Stake, Turn
 from scheduler_extender.quotas.usage import Usage
+from tandem.contracts.names import HISTORY_CONFIG_MAP as NAME
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, JOBS, PODS
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_builders import gang, pod
 
+from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.queue.accounting import with_service
 from tandem.contracts.resources import Phase, PodService
 
 

@@ -10,8 +10,8 @@ from test_queue_controller import Cluster, run
 from test_queue_preemption import EAGER, SAVES, Training
 
 from scheduler_extender.cluster.beliefs import KINDS_PER_NAMESPACE
-from scheduler_extender.config import LearningConfig
-from scheduler_extender.learning.books import believing
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.learned_state import believing
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown, Prediction
 from tandem.contracts.resources import Source

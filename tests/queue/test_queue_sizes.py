@@ -8,7 +8,7 @@ import pytest
 from queue_builders import pod, raw_pod
 from test_queue_controller import Cluster, run
 
-from scheduler_extender.cluster.gangs import KINDS, gang_size
+from scheduler_extender.cluster.workloads import KINDS, gang_size
 from tandem.kube.resource import JOBS, PODS
 
 GPU: dict[str, Any] = {"spec": {"containers": [{"resources": {"limits": {"tandem.gpu/gpu": 1}}}]}}

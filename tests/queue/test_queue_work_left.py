@@ -57,9 +57,9 @@ class Timed(Sharing):
         return found.model_copy(update={"load": load})
 
     def left_s(self, job: str) -> float:
-        standings = self.controller.standings
-        arrays = standings.arrays(self.now, History())
-        row = standings.of["default", f"job-{job}"].row
+        queue_state = self.controller.queue_state
+        arrays = queue_state.arrays(self.now, History())
+        row = queue_state.of["default", f"job-{job}"].row
         return float(arrays.remaining_s(np.array([row]), self.now)[0])
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from queue_builders import gang, pod
 
+from scheduler_extender.cluster import writes
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Record
-from scheduler_extender.queue import writes
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.writes import Writer
 from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.errors import Conflict
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,7 @@ class Balance(Policy):
     nothing is refused. Source: [OJPP] Eq. (8), (15), Alg. 2 line 6.
     """
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["balance"] = "balance"
     max_imbalance: Annotated[float, Field(ge=0)] = 0.1
 

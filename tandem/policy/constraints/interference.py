@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,7 @@ class Interference(Policy):
     all, nothing is refused: memory and utilisation must do.
     """
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["interference"] = "interference"
     max_interference: Annotated[float, Field(ge=0)] = 0.2
 
@@ -82,6 +83,7 @@ class Apart(Policy):
 class Utilisation(Policy):
     """The compute demands on a GPU stay within its capacity. Source: [OJPP] Eq. (1), (11)."""
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["utilisation"] = "utilisation"
     max_percent: Annotated[float, Field(gt=0)] = 100.0
 

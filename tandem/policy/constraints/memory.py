@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -18,6 +18,7 @@ from tandem.policy.units import Bools, Floats
 class MemoryCapacity(Policy):
     """Room for every base and for one peak. Source: [OJPP] Eq. (3), (12)."""
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["memory_capacity"] = "memory_capacity"
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
@@ -54,6 +55,7 @@ class MemoryCollision(Policy):
     where the peaks fit together.
     """
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["memory_collision"] = "memory_collision"
     max_collision_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
 
@@ -102,6 +104,7 @@ class PeakFits(Policy):
     where its estimate exceeds the memory.
     """
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["peak_fits"] = "peak_fits"
     opportunistic: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +17,7 @@ from tandem.policy.units import Bools, Ints
 class Shares(Policy):
     """A GPU holds at most its number of shares ([SJF-BSBF]: two), and at most `at_most` jobs."""
 
+    has_figures: ClassVar[bool] = True
     kind: Literal["shares"] = "shares"
     at_most: Annotated[int, Field(ge=1)] | None = None
 

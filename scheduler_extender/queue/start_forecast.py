@@ -22,20 +22,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.planning.forecast import packed
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Answer, Question
-from scheduler_extender.queue.cluster_view import ClusterView
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.standing import Standings
-from scheduler_extender.queue.waiters import Waiters
-from scheduler_extender.queue.work import WorkQueue
-from scheduler_extender.queue.writes import Writer
-from scheduler_extender.quotas.grants import ENDLESS
+from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import ExpectedStart, GPUJobStatus, Phase
-from tandem.policy.catalog import Profile
 
 log = logging.getLogger(__name__)
 
@@ -54,43 +49,27 @@ _T = TypeVar("_T")
 _WAITS = (Phase.QUEUED, Phase.SUSPENDED)
 
 
-class Forecasts:
+class StartForecast:
     """What is expected of those that wait. Methods run on the event loop, `_ask` in a thread."""
 
-    def __init__(
-        self,
-        *,
-        state: ClusterView,
-        registry: Registry,
-        standings: Standings,
-        waiters: Waiters,
-        work: WorkQueue,
-        writer: Writer,
-        profile: Profile,
-        every_s: float,
-        preemption_cost_s: float,
-        clock: Callable[[], float],
-        told: Callable[[float | None], None],
-    ) -> None:
-        self._state = state
-        self._registry = registry
-        self._standings = standings
-        self._waiters = waiters
-        self._work = work
-        self._writer = writer
-        self._profile = profile
+    def __init__(self, parts: Parts, every_s: float, told: Callable[[float | None], None]) -> None:
+        self._state = parts.state
+        self._gangs = parts.gangs
+        self._queue_state = parts.queue_state
+        self._pending = parts.pending
+        self._work = parts.work
+        self._writer = parts.writer
+        self._profile = parts.profile
         self._every_s = every_s
-        self._preemption_cost_s = preemption_cost_s
-        self._clock = clock
+        self._preemption_cost_s = parts.settings.preemption_cost_s
+        self._clock = parts.clock
         self._told = told  # how long one took, None where it failed
         self._most = MOST
-        self._next_s = clock() + every_s
+        self._next_s = parts.clock() + every_s
         self._expected: dict[Key, ExpectedStart] = {}
         self._made_s = -np.inf
         self._task: asyncio.Task[None] | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        before = writer.annotate
-        writer.annotate = lambda gang, status: self.annotated(gang, before(gang, status))
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -115,11 +94,11 @@ class Forecasts:
 
     async def _write(self) -> None:
         """Write what has changed, a few a second; who is busy has its turn a moment later."""
-        wanted = list(self._registry.gangs)
+        wanted = list(self._gangs.by_key)
         for _ in range(_TURNS):
             busy = []
             for key in wanted:
-                gang = self._registry.gangs.get(key)
+                gang = self._gangs.by_key.get(key)
                 if gang is None or gang.record is None:
                     continue
                 status = gang.record.status
@@ -147,7 +126,7 @@ class Forecasts:
         order += [each.start.gpujob for each in answer.waiting]
         keys = list(dict.fromkeys(order))[: self._most]
         starts = {key: question.starts[key] for key in keys if key in question.starts}
-        # The round's own order is the standings', which go on.
+        # The round's own order is the queue_state', which go on.
         question = replace(question, starts=starts, rank=lambda: keys, avoids={})
         self._task = asyncio.create_task(self._foresee(question))
 
@@ -184,19 +163,19 @@ class Forecasts:
         wanted = {start.job.where for starts in question.starts.values() for start in starts}
         wanted |= set(question.where_of.values())
         names, nodes = question.snapshot.node_names, {}
-        for part in _parts(list(self._waiters.shapes().items()), _SHAPES):
+        for part in _parts(list(self._pending.shapes().items()), _SHAPES):
             for number, pod in part:
                 if number in wanted:
                     nodes[number] = self._state.capable_nodes(pod, names)
             await asyncio.sleep(0)
         certain: set[Key] = set()
         endless: set[Key] = set()
-        for keys in _parts([*self._standings.placed, *question.starts], _SLICE):
+        for keys in _parts([*self._queue_state.placed, *question.starts], _SLICE):
             for key in keys:
-                standing, gang = self._standings.of.get(key), self._registry.gangs.get(key)
-                if standing is None or gang is None or gang.record is None:
+                entry, gang = self._queue_state.of.get(key), self._gangs.by_key.get(key)
+                if entry is None or gang is None or gang.record is None:
                     continue
-                if not np.isnan(standing.left_s):
+                if not np.isnan(entry.left_s):
                     certain.add(key)
                 if gang.record.spec.workload.kind in ENDLESS:
                     endless.add(key)

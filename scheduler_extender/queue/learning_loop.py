@@ -14,28 +14,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord
-from scheduler_extender.config import LearningConfig
 from scheduler_extender.learning.adjusting import Adjuster, Looked, Resident, SharedGpu, blamed
-from scheduler_extender.learning.books import Books
-from scheduler_extender.learning.elsewhere import has_place
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.learned_state import LearnedState
 from scheduler_extender.learning.next_runs import NextRuns, kind_of_record
 from scheduler_extender.learning.observed import GpuKey, Watch
 from scheduler_extender.learning.sharing import Sharing, notable
-from scheduler_extender.learning.telling_moves import told_of_move, told_of_obstacles
-from scheduler_extender.planning.avoiding import Avoiding
+from scheduler_extender.planning.relocation import has_place
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.cluster_view import ClusterView
+from scheduler_extender.queue.move_messages import told_of_move, told_of_obstacles
 from scheduler_extender.queue.outofmemory import OutOfMemories
-from scheduler_extender.queue.preemption import Preempter, method_of
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.work import WorkQueue
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.preemption import method_of
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
-from tandem.policy.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
 
@@ -53,43 +49,34 @@ class Learning:
 
     def __init__(
         self,
-        *,
+        parts: Parts,
         settings: LearningConfig,
-        books: Books,
-        state: ClusterView,
-        registry: Registry,
-        work: WorkQueue,
-        writer: Writer,
-        preempter: Preempter,
-        avoiding: Avoiding,
-        pipeline: Pipeline,
-        clock: Callable[[], float],
+        learned: LearnedState,
         tell: Callable[[Feedback], Awaitable[bool]] | None = None,
     ) -> None:
-        self.pairs, self.memory = books.pairs, books.memory
+        self.pairs, self.memory = learned.pairs, learned.memory
         self.outcomes: Counter[str] = Counter(dict.fromkeys((MOVED, KEPT, WOULD_MOVE), 0))
         self.looked = Looked()
         self.worst = 0.0
         self._settings = settings
-        self._state = state
-        self._registry = registry
-        self._work = work
-        self._writer = writer
-        self._preempter = preempter
-        self._avoiding = avoiding
-        self._pipeline = pipeline
-        self._clock = clock
+        self._state = state = parts.state
+        self._gangs = parts.gangs
+        self._work = parts.work
+        self._writer = writer = parts.writer
+        self._preempter = parts.preempter
+        self._anti_affinity = parts.anti_affinity
+        self._pipeline = parts.profile.pipeline()
+        self._clock = clock = parts.clock
         self._watch = Watch(settings.settle_s)
-        self._sharing = Sharing(self._watch, books.memory)
+        self._sharing = Sharing(self._watch, learned.memory)
         self._adjuster = Adjuster(settings)
-        self._outofmemory = OutOfMemories(writer, registry, clock)
+        self._outofmemory = OutOfMemories(writer, parts.gangs, clock)
         self._observed: dict[Key, Observed] = {}
-        self.next_runs = NextRuns(books, state, writer, settings, self._observed, tell)
+        self.next_runs = NextRuns(learned, state, writer, settings, self._observed, tell)
         self._written_s: dict[Key, float] = {}
         self._next_s = 0.0
         self._pairs_known = 0
         self._said: dict[GpuKey, str] = {}
-        writer.annotate = self.annotated
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -150,7 +137,7 @@ class Learning:
 
     async def _observe(self, now: float) -> None:
         """Note what is observed of each gang that runs; write what decides something."""
-        for count, gang in enumerate(list(self._registry.gangs.values())):
+        for count, gang in enumerate(list(self._gangs.by_key.values())):
             if count % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             record = gang.record
@@ -174,7 +161,7 @@ class Learning:
         return {uid: self._kind(uid) for uid in others}
 
     def _kind(self, uid: str) -> str:
-        other = self._registry.gang_of(uid)
+        other = self._gangs.gang_of(uid)
         return (
             kind_of_record(other.record) if other is not None and other.record is not None else ""
         )
@@ -184,7 +171,7 @@ class Learning:
         for count, (at, uids) in enumerate(sorted(self._watch.shared.items())):
             if count % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-            gangs = {g.key: g for g in map(self._registry.gang_of, sorted(uids)) if g is not None}
+            gangs = {g.key: g for g in map(self._gangs.gang_of, sorted(uids)) if g is not None}
             residents = tuple(
                 replace(
                     self._sharing.resident(gang, at, self.stays(gang, gang.record)),
@@ -211,7 +198,7 @@ class Learning:
         if not record.spec.demand.checkpoint:
             return "it saves no checkpoint"
         if not method_of(record):
-            return "nobody would make its pods anew"
+            return "its owner would not create its pods again"
         return "a disruption budget protects it" if self._preempter.spared(gang.key) else ""
 
     def _is_busy(self, gang: Gang) -> bool:
@@ -219,7 +206,7 @@ class Learning:
         return self._work.busy(gang.key) or any(pod.deleting for pod in gang.holders())
 
     def _has_place(self, resident: Resident, gpu: SharedGpu) -> bool:
-        gang = self._registry.gangs.get(resident.key)
+        gang = self._gangs.by_key.get(resident.key)
         if gang is None or gang.record is None:
             return False
         job = job_of("/".join(gang.key), gang.record.spec, gang.record.status)
@@ -228,7 +215,7 @@ class Learning:
         shunned = frozenset(
             pod.uid
             for key in away_from
-            if (other := self._registry.gangs.get(key)) is not None
+            if (other := self._gangs.by_key.get(key)) is not None
             for pod in other.holders()
         )
         return has_place(self._state, self._pipeline, gang, job, shunned)
@@ -254,10 +241,10 @@ class Learning:
                 log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, said[at])
                 for resident in residents[at]:
                     told = told_of_obstacles(why, resident.key)
-                    note = f"suffers on {at[1]}, which takes nobody else now; {told}"
+                    note = f"runs slower on {at[1]}, where no other job is placed now; {told}"
                     self._decide(resident.key, KEPT, note, now)
         for move in self.looked.moves:
-            gang = self._registry.gangs.get(move.key)
+            gang = self._gangs.by_key.get(move.key)
             if gang is None or self._work.busy(move.key):
                 continue
             words = told_of_move(move)
@@ -273,7 +260,7 @@ class Learning:
             others = here if move.sufferer == move.key else [move.key]
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
             for key in move.beside:
-                self._avoiding.apart(move.key, key, now)
+                self._anti_affinity.apart(move.key, key, now)
             self._work.do(move.key, self._move(gang, words))
         self._said = said
 
@@ -294,12 +281,12 @@ class Learning:
 
         `here` are all who share its GPU.
         """
-        gang = self._registry.gangs.get(own)
+        gang = self._gangs.by_key.get(own)
         if gang is None or gang.record is None or not here:
             return
         answers = blamed([self._predicted_beside(gang, key) for key in here], slowdown)
         for key, part in zip(here, answers, strict=True):
-            other = self._registry.gangs.get(key)
+            other = self._gangs.by_key.get(key)
             if part > 0 and key in others and other is not None and other.record is not None:
                 kinds = kind_of_record(gang.record), kind_of_record(other.record)
                 part = max(part, _OVER * self._bound)
@@ -307,11 +294,11 @@ class Learning:
 
     def _predicted(self, gang: Gang, uid: str) -> float:
         """Return how much a gang is expected to be slowed down next to a pod of another."""
-        other = self._registry.gang_of(uid)
+        other = self._gangs.gang_of(uid)
         return float("inf") if other is None else self._predicted_beside(gang, other.key)
 
     def _predicted_beside(self, gang: Gang, key: Key) -> float:
-        other = self._registry.gangs.get(key)
+        other = self._gangs.by_key.get(key)
         if gang.record is None or other is None or other.record is None:
             return float("inf")
         beliefs = self._state.beliefs
@@ -333,7 +320,7 @@ class Learning:
         self.outcomes[MOVED] += 1
         log.warning("moved gpujob=%s/%s why=%s", *gang.key, words)
         for pod in pods:
-            await self._writer.say(pod, MOVED, f"{words}. It goes on elsewhere.", "Normal")
+            await self._writer.say(pod, MOVED, f"{words}. It starts again on other GPUs.", "Normal")
         if gang.record is not None:
             status = lifecycle.decided(gang.record.status, MOVED, words, self._clock())
             await self._writer.write_status(gang, status)
@@ -341,7 +328,7 @@ class Learning:
 
     def _decide(self, key: Key, what: str, why: str, now: float) -> None:
         """Write a decision into a GPUJob."""
-        gang = self._registry.gangs.get(key)
+        gang = self._gangs.by_key.get(key)
         if gang is None or gang.record is None or self._work.busy(key):
             return
         status = lifecycle.decided(gang.record.status, what, why, now)

@@ -26,7 +26,7 @@ _NOBODY: Key = ("", "")
 
 
 @dataclass(slots=True)
-class Drawn:
+class CycleInput:
     """A board, and what its jobs are: gangs on GPUs (`start` None) or starts that wait.
 
     A gang of which some pods run and others wait has a row for each. `nodes` and `apart` are facts
@@ -80,7 +80,7 @@ class _Rows:
         return index
 
 
-def draw(question: Question, rows_of_gpus: Mapping[tuple[str, str], int]) -> Drawn:
+def cycle_input_of(question: Question, rows_of_gpus: Mapping[tuple[str, str], int]) -> CycleInput:
     """Return the board of a question; `rows_of_gpus` has the snapshot's rows by node and UUID."""
     snapshot = question.snapshot
     rows = _Rows()
@@ -106,14 +106,14 @@ def draw(question: Question, rows_of_gpus: Mapping[tuple[str, str], int]) -> Dra
         stale={i for there in residents_of if len(there) > 1 for i in there},
         pinned={i for i in held if i not in going and rows.keys[i] not in question.victims},
     )
-    drawn = Drawn(
+    inputs = CycleInput(
         board, rows.keys, rows.starts, held, going,
         np.array([name[i] for i in ranked], dtype=np.int64), dict(question.eligible),
     )  # fmt: skip
-    _keep_apart(question, drawn)
+    _keep_apart(question, inputs)
     for index in sorted(going):
         board.remove(index)
-    return drawn
+    return inputs
 
 
 def _holders(
@@ -200,23 +200,23 @@ def _arrays(question: Question, rows: _Rows, held: Mapping[int, tuple[int, ...]]
     return JobArrays(**(whole | {"interference_class": classes}))
 
 
-def _keep_apart(question: Question, drawn: Drawn) -> None:
+def _keep_apart(question: Question, inputs: CycleInput) -> None:
     """Give those a `where` of their own that avoid certain nodes or neighbours."""
     if not question.avoids:
         return
     names = np.array(question.snapshot.node_names)
-    handles = {key: i for i, key in enumerate(drawn.keys) if i in drawn.held}
-    for index, start in enumerate(drawn.starts):
-        avoid = question.avoids.get(drawn.keys[index]) if start is not None else None
+    handles = {key: i for i, key in enumerate(inputs.keys) if i in inputs.held}
+    for index, start in enumerate(inputs.starts):
+        avoid = question.avoids.get(inputs.keys[index]) if start is not None else None
         if avoid is None:
             continue
-        job = drawn.board.jobs[index]
+        job = inputs.board.jobs[index]
         everywhere = np.ones(len(names), dtype=np.bool_)
         number = SPECIAL + index
-        nodes = drawn.nodes.get(job.where, everywhere)
+        nodes = inputs.nodes.get(job.where, everywhere)
         others = nodes & ~np.isin(names, sorted(avoid.nodes))
-        drawn.nodes[number] = others if others.any() else nodes
+        inputs.nodes[number] = others if others.any() else nodes
         apart = [handles[key] for key in avoid.neighbours if key in handles]
         if apart:
-            drawn.apart[number] = np.array(apart, dtype=np.int64)
-        drawn.board.jobs[index] = replace(job, where=number)
+            inputs.apart[number] = np.array(apart, dtype=np.int64)
+        inputs.board.jobs[index] = replace(job, where=number)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
-from scheduler_extender.queue.one_standing import Believe, Standing, queue_key_of, standing_of
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.queue_entry import Believe, QueueEntry, entry_of, queue_key_of
 from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
@@ -30,7 +30,7 @@ _LEAST_LEFT_S = 1.0
 _KEY_STEP_S = 1e-3  # between the keys of two neighbours in a queue of which one got ahead
 
 
-class Standings:
+class QueueState:
     """All open gangs in the order's memory. Rows stay a gang's own as long as it is here.
 
     `competes`: something has happened for which running jobs may have to give way. `believe` says
@@ -39,7 +39,7 @@ class Standings:
 
     def __init__(self, order: KeyOrder, believe: Believe = lambda job, _: job) -> None:
         self.order = order
-        self.of: dict[Key, Standing] = {}
+        self.of: dict[Key, QueueEntry] = {}
         self.placed: set[Key] = set()
         self.competes = True
         self._believe = believe
@@ -58,39 +58,39 @@ class Standings:
         assert record is not None
         known = self.of.get(gang.key)
         row = known.row if known else self._row(gang.key)
-        standing = standing_of(gang, record, now_s, row, gives_way_s, self._believe)
-        for here, group in ((standing.placed, self.placed), (standing.leaves, self._leaving)):
+        entry = entry_of(gang, record, now_s, row, gives_way_s, self._believe)
+        for here, group in ((entry.placed, self.placed), (entry.leaves, self._leaving)):
             group.add(gang.key) if here else group.discard(gang.key)
-        self.of[gang.key] = standing
+        self.of[gang.key] = entry
         if known is None:
-            service = standing.service(now_s)
-            standing.next_level = self.order.next_level_gpu_s(service)
-            self._state.add(standing.row, service)
+            service = entry.service(now_s)
+            entry.next_level = self.order.next_level_gpu_s(service)
+            self._state.add(entry.row, service)
             self._restores = self._restores or record.status.queue_key is not None
             self.competes = True
-            if standing.is_new and standing.job.queued_at_s < self._latest_s:
-                self._overtaken_s = min(self._overtaken_s, standing.job.queued_at_s)
-            self._latest_s = max(self._latest_s, standing.job.queued_at_s)
+            if entry.is_new and entry.job.queued_at_s < self._latest_s:
+                self._overtaken_s = min(self._overtaken_s, entry.job.queued_at_s)
+            self._latest_s = max(self._latest_s, entry.job.queued_at_s)
         else:
             # A promotion counts from when it was decided, a threshold until `cross` has seen it.
-            standing.promoted = max(standing.promoted, known.promoted)
-            standing.next_level = known.next_level
-            standing.queue_key = known.queue_key
-            if (known.placed and not standing.placed) or standing.gives_way_s < known.gives_way_s:
+            entry.promoted = max(entry.promoted, known.promoted)
+            entry.next_level = known.next_level
+            entry.queue_key = known.queue_key
+            if (known.placed and not entry.placed) or entry.gives_way_s < known.gives_way_s:
                 self.competes = True
-        self._write(standing)
+        self._write(entry)
 
     def drop(self, key: Key) -> None:
         """Forget a gang that has ended."""
-        standing = self.of.pop(key, None)
-        if standing is None:
+        entry = self.of.pop(key, None)
+        if entry is None:
             return
         self.placed.discard(key)
         self._leaving.discard(key)
-        self._columns["placed"][standing.row] = 0
-        self._state.remove(standing.row)
-        self._rows[standing.row] = None
-        self._free.append(standing.row)
+        self._columns["placed"][entry.row] = 0
+        self._state.remove(entry.row)
+        self._rows[entry.row] = None
+        self._free.append(entry.row)
         self.competes = True
 
     def place(self, key: Key) -> None:
@@ -104,11 +104,11 @@ class Standings:
         of, service = self._columns, self._service(now_s)
         crossed = (of["placed"] > 0) & (of["rate"] > 0) & (service >= of["next_level"])
         for row in np.flatnonzero(crossed).tolist():
-            standing = self.of[self._key(row)]
-            standing.next_level = self.order.next_level_gpu_s(service[row])
-            of["next_level"][row] = standing.next_level
+            entry = self.of[self._key(row)]
+            entry.next_level = self.order.next_level_gpu_s(service[row])
+            of["next_level"][row] = entry.next_level
             self._state.cross(row, service[row])
-            self._set_queue_key(standing, now_s)
+            self._set_queue_key(entry, now_s)
             self.competes = True
 
     def may_give_way(self, now_s: float) -> tuple[list[Key], float]:
@@ -124,41 +124,41 @@ class Standings:
         """Return those that were preempted and have waited for as long as promotes them."""
         return [
             key
-            for key, standing in self.of.items()
-            if not standing.placed
-            and standing.attained > standing.promoted
-            and now_s - standing.waiting_since_s
-            >= self.order.promote_after_s(standing.service(now_s) / standing.job.gpus)
+            for key, entry in self.of.items()
+            if not entry.placed
+            and entry.attained > entry.promoted
+            and now_s - entry.waiting_since_s
+            >= self.order.promote_after_s(entry.service(now_s) / entry.job.gpus)
         ]
 
     def promote(self, key: Key, now_s: float) -> None:
         """Put a gang back into the first queue, its priority service at nothing."""
-        standing = self.of[key]
-        standing.promoted = standing.attained
-        standing.next_level = self.order.next_level_gpu_s(0.0)
-        self._columns["promoted"][standing.row] = standing.promoted
-        self._columns["next_level"][standing.row] = standing.next_level
-        self._state.promote(standing.row, self._columns["placed"][: len(self._rows)] > 0)
-        self._set_queue_key(standing, now_s)
+        entry = self.of[key]
+        entry.promoted = entry.attained
+        entry.next_level = self.order.next_level_gpu_s(0.0)
+        self._columns["promoted"][entry.row] = entry.promoted
+        self._columns["next_level"][entry.row] = entry.next_level
+        self._state.promote(entry.row, self._columns["placed"][: len(self._rows)] > 0)
+        self._set_queue_key(entry, now_s)
         self._follow()
         self.competes = True
 
     def begin_term(self, written: Callable[[Key], GPUJobStatus | None]) -> None:
         """Order the gangs that are known by what an earlier leader has written of them."""
-        for key, standing in self.of.items():
+        for key, entry in self.of.items():
             status = written(key)
             if status is not None:
-                self._set_queue_key(standing, queue_key_of(status))
+                self._set_queue_key(entry, queue_key_of(status))
         self._restores = bool(self.of)
 
     def annotated(self, key: Key, status: GPUJobStatus) -> GPUJobStatus:
         """Return a status that is about to be written, with what orders the gang in its queue."""
-        standing = self.of.get(key)
-        if standing is None or not isinstance(self._state, QueueLists):
+        entry = self.of.get(key)
+        if entry is None or not isinstance(self._state, QueueLists):
             return status
-        if status.finished_at is not None or not np.isfinite(standing.queue_key):
+        if status.finished_at is not None or not np.isfinite(entry.queue_key):
             return status.model_copy(update={"queue_key": None})
-        return status.model_copy(update={"queue_key": rfc3339(standing.queue_key)})
+        return status.model_copy(update={"queue_key": rfc3339(entry.queue_key)})
 
     def line_up(self, now_s: float) -> None:
         """Put gangs in the order of their keys, which need not be that of the news of them.
@@ -181,8 +181,8 @@ class Standings:
             for each in self.of.values()
             if each.is_new and each.job.queued_at_s > self._overtaken_s
         ]
-        for standing in sorted(behind, key=lambda each: each.job.queued_at_s):
-            self._state.cross(standing.row, 0.0)
+        for entry in sorted(behind, key=lambda each: each.job.queued_at_s):
+            self._state.cross(entry.row, 0.0)
         self._overtaken_s = np.inf
 
     def rank(self, arrays: JobArrays, now_s: float, history: History) -> list[Key]:
@@ -194,7 +194,7 @@ class Standings:
 
     def front(self) -> list[Key]:
         """Return those that an administrator has moved to the front."""
-        return [key for key, standing in self.of.items() if standing.prioritized_s < np.inf]
+        return [key for key, entry in self.of.items() if entry.prioritized_s < np.inf]
 
     def going(self) -> frozenset[str]:
         """Return the uids of the pods that are giving up their GPUs, or are about to."""
@@ -203,10 +203,10 @@ class Standings:
 
     def queue_of(self, key: Key, now_s: float) -> int | None:
         """Return the queue that a gang is in, 0 first; None where the order has none."""
-        standing = self.of.get(key)
-        if standing is None or not isinstance(self.order, Queues):
+        entry = self.of.get(key)
+        if entry is None or not isinstance(self.order, Queues):
             return None
-        return int(self.order.level(standing.service(now_s)))
+        return int(self.order.level(entry.service(now_s)))
 
     def settle(self, asked: Collection[Key], coming: Iterable[Key]) -> None:
         """Let the order note who has a place after a round, as the round has decided.
@@ -232,9 +232,9 @@ class Standings:
             for index in np.flatnonzero(least < keys - _KEY_STEP_S / 2).tolist():
                 self._set_queue_key(self.of[self._key(rows[index])], float(least[index]))
 
-    def _set_queue_key(self, standing: Standing, key: float) -> None:
-        standing.queue_key = key
-        self._columns["queue_key"][standing.row] = key
+    def _set_queue_key(self, entry: QueueEntry, key: float) -> None:
+        entry.queue_key = key
+        self._columns["queue_key"][entry.row] = key
 
     def arrays(self, now_s: float, history: History) -> JobArrays:
         """Return all gangs as the policies see them, by row, as of now."""
@@ -295,14 +295,14 @@ class Standings:
             }
         return len(self._rows) - 1
 
-    def _write(self, standing: Standing) -> None:
-        job = standing.job
+    def _write(self, entry: QueueEntry) -> None:
+        job = entry.job
         values = (
-            job.gpus, job.interference_class, standing.placed, job.queued_at_s, standing.attained,
-            standing.promoted, standing.rate, standing.since_s, standing.waiting_since_s,
-            standing.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
-            job.peak_probability, standing.left_s, standing.speed, standing.next_level,
-            standing.gives_way_s, standing.queue_key,
+            job.gpus, job.interference_class, entry.placed, job.queued_at_s, entry.attained,
+            entry.promoted, entry.rate, entry.since_s, entry.waiting_since_s,
+            entry.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
+            job.peak_probability, entry.left_s, entry.speed, entry.next_level,
+            entry.gives_way_s, entry.queue_key,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
-            self._columns[name][standing.row] = value
+            self._columns[name][entry.row] = value

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduler_extender.cluster.learned import Pairs
-from scheduler_extender.config import LearningConfig
-from scheduler_extender.learning.history import Kept
-from scheduler_extender.learning.remembering import Memory
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.learning.config import LearningConfig
+from scheduler_extender.learning.history_store import Stored
+from scheduler_extender.learning.run_history import RunHistory
 from tandem.policy.catalog import Profile
 from tandem.policy.constraints.interference import Apart, Interference
 from tandem.policy.dispatch.share import Share
@@ -16,13 +16,13 @@ _ROUNDING = 1e-9  # a pair that the dispatch finds exactly at its bar is not ref
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """Both books; kept by their keys in the ConfigMap of the history."""
+class LearnedState:
+    """Both; kept by their keys in the ConfigMap of the history."""
 
-    pairs: Pairs = field(default_factory=Pairs)
-    memory: Memory = field(default_factory=Memory)
+    pairs: PairSlowdowns = field(default_factory=PairSlowdowns)
+    memory: RunHistory = field(default_factory=RunHistory)
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, Stored]:
         """Return what is kept, by its key there."""
         return {"pairs": self.pairs, "runs": self.memory}
 

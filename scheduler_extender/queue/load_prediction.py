@@ -9,21 +9,19 @@ import numpy as np
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, scaled_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.predictions import GpuKind, Predictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.work import Elsewhere
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.queue.work import ExternalWork
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
-    Condition,
     Demand,
     GPUJobSpec,
-    GPUJobStatus,
     Load,
     Phase,
     Source,
@@ -53,7 +51,7 @@ class Gpus(Protocol):
         ...
 
 
-class Foresight:
+class LoadPrediction:
     """What each gang is expected to use. All methods run on the event loop."""
 
     def __init__(
@@ -98,21 +96,8 @@ class Foresight:
         if gang.record is None:
             return
         faults.reach("enqueue-before")
-        await self._writer.write_status(
-            gang,
-            status.model_copy(
-                update={
-                    "phase": Phase.QUEUED,
-                    "reason": "Queued",
-                    "message": prediction.explanation,
-                    "load": prediction.load,
-                    "sub_batches": sub_batches,
-                    "queued_at": created,
-                    "waiting_since": now,
-                    "conditions": self._predicted(status, prediction),
-                }
-            ),
-        )
+        status = lifecycle.queued(status, prediction, sub_batches, created, now, self._clock())
+        await self._writer.write_status(gang, status)
         faults.reach("enqueue-after")
 
     async def _predict(self, gang: Gang, spec: GPUJobSpec) -> Prediction:
@@ -165,17 +150,6 @@ class Foresight:
             return 1.0
         return max(1.0, _peak_bytes(load) / max(_peak_bytes(plain.load), 1))
 
-    def _predicted(self, status: GPUJobStatus, prediction: Prediction) -> list[Condition]:
-        source = prediction.load.memory_source
-        return lifecycle.with_condition(
-            status.conditions,
-            lifecycle.PREDICTED,
-            source is not Source.WHOLE_GPU,
-            source.value.title().replace("-", ""),
-            prediction.explanation,
-            self._clock(),
-        )
-
     def is_due(self, gang: Gang, now: float) -> bool:
         """Return True where a model was named but nothing was known of it when asked last."""
         assert gang.record is not None
@@ -195,11 +169,11 @@ class Foresight:
             return False
         return now >= due
 
-    def again(self, gang: Gang) -> Elsewhere:
+    def again(self, gang: Gang) -> ExternalWork:
         """Ask the predictor once more, and write down what it says now."""
         self._asking_again += 1
         self._to_ask_again.pop(gang.key, None)
-        return Elsewhere(self._again(gang))
+        return ExternalWork(self._again(gang))
 
     async def _again(self, gang: Gang) -> None:
         try:
@@ -225,7 +199,7 @@ class Foresight:
         seen = status.load is not None and status.load.memory_source is Source.OBSERVED
         if seen or prediction.load == status.load:
             return  # what was seen meanwhile, by the memory guard, counts for more
-        conditions = self._predicted(status, prediction)
+        conditions = lifecycle.predicted(status, prediction, self._clock())
         changes = {
             "load": prediction.load,
             "conditions": conditions,

@@ -15,7 +15,7 @@ from tandem.policy.job import Job
 _ON_PAPER = -1  # handle of a resident that is not in the ledger
 
 
-class Room:
+class WhatIf:
     """A copy of a snapshot that may be changed. With `claims`, holders can be taken off.
 
     Holders are named by pod uid, those put on here by whatever name they are given.

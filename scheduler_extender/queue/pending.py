@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import in_steps, job_of
 from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.planning.questions import Start
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.one_standing import Believe
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.queue.queue_entry import Believe
 from tandem.policy.job import Job
 
 _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped
 
 
-class Waiters:
+class PendingJobs:
     """The starts of each gang that waits; `changed` is told when there are new ones.
 
     What a pod asks of its node apart from GPUs is its shape, and has a number: `Job.where`.

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.ledger import Claim
-from scheduler_extender.planning.room import Room
-from scheduler_extender.queue.cluster_view import ClusterView
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.planning.what_if import WhatIf
 from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
@@ -22,7 +22,7 @@ def has_place(
 ) -> bool:
     """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`."""
     claims = state.claims()
-    room = Room(state.snapshot(), claims)
+    room = WhatIf(state.snapshot(), claims)
     pods = gang.holders()
     room.remove([pod.uid for pod in pods])
     snapshot = _without(room.snapshot, claims, shunned)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scheduler_extender.cluster.attained_service import kept_run_s
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of, progress_of, seconds
 from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts.resources import GPUJobStatus, Load, Phase
 from tandem.policy.job import Job
 
@@ -19,7 +20,7 @@ Believe = Callable[[Job, Load | None], Job]
 
 
 @dataclass(slots=True)
-class Standing:
+class QueueEntry:
     """One gang as the order sees it. Times are Unix seconds, services GPU-seconds."""
 
     row: int
@@ -62,14 +63,14 @@ class Standing:
         return self.attained - self.promoted + self.rate * max(0.0, now_s - self.since_s)
 
 
-def standing_of(
+def entry_of(
     gang: Gang, record: GpuJobRecord, now_s: float, row: int, gives_way_s: float, believe: Believe
-) -> Standing:
+) -> QueueEntry:
     """Return how a gang stands now, at a row; its `next_level` is the order's to say."""
     status, spec, holders = record.status, record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
     left_s, speed = progress_of(spec.demand, status, kept_run_s(gang, record, now_s))
-    return Standing(
+    return QueueEntry(
         row=row,
         job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
         attained=gang.attained_gpu_s(now_s),
@@ -90,18 +91,6 @@ def standing_of(
         next_level=np.inf,
         queue_key=queue_key_of(status),
     )
-
-
-def kept_run_s(gang: Gang, record: GpuJobRecord, now_s: float) -> float:
-    """Return for how long a gang has run, in seconds, without the runs whose work is lost.
-
-    A job that saves no checkpoint begins anew with new pods.
-    """
-    demand, since = record.spec.demand, record.status.running_since
-    ran_s = gang.attained_gpu_s(now_s) / (demand.gpus_per_pod * demand.gang_size)
-    if demand.checkpoint:
-        return ran_s
-    return min(ran_s, now_s - seconds(since)) if since else 0.0
 
 
 def queue_key_of(status: GPUJobStatus) -> float:

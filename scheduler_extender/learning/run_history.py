@@ -46,7 +46,7 @@ class Runs:
 _FIELDS = tuple(field.name for field in fields(Runs))
 
 
-class Memory:
+class RunHistory:
     """Runs by namespace, kind and type of GPU."""
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from scheduler_extender.cluster.beliefs import Beliefs
+from scheduler_extender.cluster.gangs import Gangs
 from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.nodes import NodesPicture
 from scheduler_extender.cluster.pods import PodInfo
@@ -22,6 +23,11 @@ class ClusterView(Protocol):
     @property
     def beliefs(self) -> Beliefs:
         """How jobs get along with one another."""
+        ...
+
+    @property
+    def gangs(self) -> Gangs:
+        """The GPUJobs with their pods."""
         ...
 
     def snapshot(self) -> Snapshot:

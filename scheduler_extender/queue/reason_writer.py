@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.planning.questions import Waiting
 from scheduler_extender.planning.summaries import without_figures
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.writes import Writer
 
 CHANGED_S = 5.0  # a reason or place that has changed is written again after this
 REFRESH_S = 240.0  # figures that have changed, while the reason has not, are written after this
@@ -32,7 +32,7 @@ _MOST_NAMESPACES = 10_000
 Explain = Callable[[Waiting], str]
 
 
-class ToTell(NamedTuple):
+class Reason(NamedTuple):
     """What is written about one gang: its starts that wait, and why the first of them does."""
 
     waiting: list[Waiting]
@@ -40,7 +40,7 @@ class ToTell(NamedTuple):
     summary: str
 
 
-Chooser = Callable[[Sequence[Waiting], Explain, Explain], dict[Key, ToTell]]
+Chooser = Callable[[Sequence[Waiting], Explain, Explain], dict[Key, Reason]]
 Spared = Callable[[Key], str]
 
 
@@ -92,7 +92,7 @@ class EventBudget:
         return True
 
 
-class Telling:
+class ReasonWriter:
     """What was written about each gang, and when. Methods run on the event loop, choosers do not.
 
     A GPUJob has the reason in full, with figures. An event has the reason without figures: the same
@@ -122,7 +122,7 @@ class Telling:
 
         def choose(
             waiting: Sequence[Waiting], explain: Explain, summarise: Explain
-        ) -> dict[Key, ToTell]:
+        ) -> dict[Key, Reason]:
             starts: dict[Key, list[Waiting]] = {}
             new: list[tuple[int, Key]] = []
             due: list[Key] = []
@@ -141,10 +141,10 @@ class Telling:
                     due.append(key)
             new.sort(key=lambda each: each[0])
             due.sort(key=lambda key: told[key].looked_s)
-            chosen: dict[Key, ToTell] = {}
+            chosen: dict[Key, Reason] = {}
             for key in [*(key for _, key in new), *due][:most]:
                 first = starts[key][0]
-                what = ToTell(starts[key], explain(first), summarise(first))
+                what = Reason(starts[key], explain(first), summarise(first))
                 said = told.get(key)
                 if said is not None:
                     told[key] = said._replace(looked_s=now)
@@ -159,7 +159,7 @@ class Telling:
 
         return choose
 
-    async def tell(self, gang: Gang, what: ToTell, queue: int | None, spared: str) -> None:
+    async def tell(self, gang: Gang, what: Reason, queue: int | None, spared: str) -> None:
         """Write why a gang waits into its GPUJob, and as events on the first of its pods."""
         if gang.record is None:
             return
@@ -179,7 +179,7 @@ class Telling:
         if _is_event(known, summary, now):
             await self._write_events(gang, what, known, summary)
 
-    async def _write_events(self, gang: Gang, what: ToTell, known: _Told, summary: str) -> None:
+    async def _write_events(self, gang: Gang, what: Reason, known: _Told, summary: str) -> None:
         pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods][:_PODS]
         if not known.owed or known.event != summary:
             uids = tuple(pod.uid for pod in pods)
@@ -196,7 +196,7 @@ class Telling:
         self._told[gang.key] = known._replace(owed=tuple(owed))
 
 
-def _in_full(what: ToTell, spared: str) -> tuple[str, str]:
+def _in_full(what: Reason, spared: str) -> tuple[str, str]:
     """Return the reason with and without figures; the latter is '' where it is not known."""
     if not spared or not what.summary:
         return what.why, what.summary

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from scheduler_extender import faults
+from scheduler_extender.cluster.attained_service import with_service
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo, trim_pod
 from scheduler_extender.cluster.records import GpuJobRecord, Record, parse_gpu_job, parse_pod
-from scheduler_extender.queue.accounting import with_service
-from scheduler_extender.queue.registry import Gang
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict
@@ -41,15 +41,16 @@ class Writer:
         state: Picture,
         tell: Tell,
         clock: Callable[[], float],
+        annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.api = api
         self._state = state
         self._tell = tell
         self._clock = clock
         self._turns = asyncio.Semaphore(PARALLEL_WRITES)
-        #: What else goes with each write of a status.
-        self.annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
-        self.may_write: Callable[[], bool] = lambda: True  # asked right before each write
+        self._annotate = annotate  # adds to each status what other parts know of the gang
+        self.may_write = may_write  # asked right before each write
 
     async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.
@@ -67,7 +68,7 @@ class Writer:
                 status = await asyncio.to_thread(with_service, status, gang.frozen(), now)
             else:
                 status = with_service(status, gang, now)
-        status = self.annotate(gang, status)
+        status = self._annotate(gang, status)
         if not large and status == record.status:
             return
         written = await self.call(self._replace_status, record, status)

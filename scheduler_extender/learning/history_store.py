@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.cluster.writes import Writer
+from tandem.contracts import names
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import AlreadyExists, Conflict, Invalid, KubeError, NotFound
@@ -22,7 +23,6 @@ from tandem.policy.jobs import History
 
 log = logging.getLogger(__name__)
 
-NAME = "tandem-history"
 _KEY = "serviceGpuSeconds"
 _SAVE_EVERY_S = 10.0
 #: A ConfigMap holds 1 MiB of values; others keep something in this one, too.
@@ -33,7 +33,7 @@ _PLAIN_BYTES = 512 * 1024
 _TOO_LARGE = 413
 
 
-class Kept(Protocol):
+class Stored(Protocol):
     """Something else that was learned and is kept in the same place; `version` grows with it."""
 
     version: int
@@ -51,7 +51,7 @@ class Kept(Protocol):
         ...
 
 
-class Learned:
+class HistoryStore:
     """The lifetime services of the latest finished jobs, by the uid of their GPUJob.
 
     A job is learned once however often its end is seen, and whoever sees it: the uids are kept
@@ -60,7 +60,7 @@ class Learned:
     """
 
     def __init__(
-        self, namespace: str | None, jobs: int, beside: Mapping[str, Kept] | None = None
+        self, namespace: str | None, jobs: int, beside: Mapping[str, Stored] | None = None
     ) -> None:
         self._namespace = namespace
         self._beside = beside or {}
@@ -173,7 +173,7 @@ class Learned:
         """Return the ConfigMap, and what it holds of ours by key. Blocks."""
         assert self._namespace is not None
         try:
-            stored = api.get(CONFIG_MAPS, NAME, self._namespace)
+            stored = api.get(CONFIG_MAPS, names.HISTORY_CONFIG_MAP, self._namespace)
         except NotFound:
             stored = {}
         known = {name: _decoded(stored, name) or [] for name in self._beside}
@@ -211,7 +211,7 @@ class Learned:
                 return None
             body["binaryData"] = {k: base64.b64encode(v).decode() for k, v in packed.items()}
         version = stored.get("metadata", {}).get("resourceVersion")
-        body["metadata"] = {"name": NAME, "namespace": self._namespace}
+        body["metadata"] = {"name": names.HISTORY_CONFIG_MAP, "namespace": self._namespace}
         if version:
             body["metadata"]["resourceVersion"] = version
         return body

@@ -6,15 +6,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from scheduler_extender import faults
-from scheduler_extender.cluster.gangs import kind_of
-from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.workloads import kind_of
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.preemption import has_ended
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.writes import Writer
-from tandem.contracts.resources import Phase
 from tandem.kube.errors import NotFound
 
 _AGAIN_S = 2.0  # a workload without pods that has not ended is read again; doubled each time
@@ -30,7 +28,7 @@ class _Read:
     next_s: float = field(default=0.0)
 
 
-class Endings:
+class Completion:
     """How gangs end. All methods run on the event loop."""
 
     def __init__(
@@ -62,22 +60,8 @@ class Endings:
     async def revive(self, gang: Gang) -> None:
         """Put a GPUJob whose workload has pods again (a CronJob's, say) back into the queue."""
         assert gang.record is not None
-        now = rfc3339(self._clock())
-        await self._writer.write_status(
-            gang,
-            gang.record.status.model_copy(
-                update={
-                    "phase": Phase.QUEUED,
-                    "reason": "NewPods",
-                    "message": "the workload has pods again",
-                    "finished_at": None,
-                    "running_since": None,
-                    "plan": None,
-                    "queued_at": now,
-                    "waiting_since": now,
-                }
-            ),
-        )
+        status = lifecycle.revived(gang.record.status, self._clock())
+        await self._writer.write_status(gang, status)
 
     async def end(self, gang: Gang) -> None:
         """Close a GPUJob whose workload has ended; a workload that goes on keeps it open.

@@ -22,7 +22,7 @@ _HOST, _SCORE = b'{"Host":', b',"Score":  },'
 _LINE = len(_HOST) + len(_SCORE)
 
 
-class NodeLines:
+class ResponseEncoder:
     """The names of nodes by slot: quoted, and in lines of one width for prioritize's answer.
 
     A line is `{"Host":"a"  ,"Score": 0},` with room for the longest name.

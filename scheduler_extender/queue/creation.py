@@ -6,14 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler_extender import faults
-from scheduler_extender.cluster.gangs import KINDS, above, gang_size, resource_of, workload_of
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.queue.foresight import Foresight
+from scheduler_extender.cluster.workloads import (
+    ENDLESS,
+    KINDS,
+    above,
+    gang_size,
+    resource_of,
+    workload_of,
+)
+from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.owners import Owners
-from scheduler_extender.queue.registry import Gang
-from scheduler_extender.queue.writes import Writer
-from scheduler_extender.quotas.grants import ENDLESS
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.resources import GPUJobSpec, WorkloadRef
@@ -21,12 +27,12 @@ from tandem.kube.errors import AlreadyExists, Forbidden, NotFound
 from tandem.kube.resource import GPU_JOBS
 
 
-class Births:
+class Creation:
     """One GPUJob per gang. All methods run on the event loop."""
 
-    def __init__(self, writer: Writer, foresight: Foresight) -> None:
+    def __init__(self, writer: Writer, load_prediction: LoadPrediction) -> None:
         self._writer = writer
-        self._foresight = foresight
+        self._load_prediction = load_prediction
         self._owners = Owners(writer)
 
     async def create(self, gang: Gang, pod: PodInfo) -> None:
@@ -68,7 +74,7 @@ class Births:
             return
         faults.reach("gpujob-create-after")
         self._writer.take(created)
-        await self._foresight.enqueue(gang)
+        await self._load_prediction.enqueue(gang)
 
     async def _owner_of(self, pod: PodInfo) -> tuple[WorkloadRef, Mapping[str, Any] | None]:
         """Return the workload of a pod, and the object where its kind says what starts together."""
@@ -93,15 +99,8 @@ class Births:
             )
         return workload, owner | {"kind": resource.kind}
 
-    async def delete_stale(self, record: GpuJobRecord) -> None:
-        """Delete the GPUJob of a workload that has been replaced by another of the same name."""
+    async def delete_replaced(self, record: GpuJobRecord) -> None:
+        """Delete the GPUJob of a workload that was replaced by another of the same name."""
         await self._writer.call(
             self._writer.api.delete, GPU_JOBS, record.name, record.namespace, uid=record.uid
         )
-
-
-def is_stale(record: GpuJobRecord, pod: PodInfo) -> bool:
-    """Return True where the workload has been replaced by another of the same name."""
-    if record.spans_workloads or above(pod) is not None:
-        return False
-    return workload_of(pod).uid != record.spec.workload.uid

@@ -26,7 +26,7 @@ class _Known:
     neighbours: dict[Key, float] = field(default_factory=dict)  # until
 
 
-class Avoiding:
+class AntiAffinity:
     """What is known of each gang. Runs on the event loop."""
 
     def __init__(self) -> None:

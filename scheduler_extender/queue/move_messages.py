@@ -13,8 +13,8 @@ def told_of_move(move: Move) -> str:
     """Say to its owner why a gang moves."""
     suffers = "it is" if move.sufferer == move.key else f"{_named(move.sufferer, move.key)} is"
     beside = ", ".join(_named(key, move.key) for key in move.beside)
-    beside = beside if move.sufferer == move.key else "beside it"
-    where = f"beside {beside}" if move.sufferer == move.key else beside
+    beside = beside if move.sufferer == move.key else "next to it"
+    where = f"next to {beside}" if move.sufferer == move.key else beside
     how = "measured" if move.measured else "as its pods tell"
     return f"leaves {move.at[1]}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
 

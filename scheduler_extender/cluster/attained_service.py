@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.queue.registry import Gang
+from scheduler_extender.cluster.records import GpuJobRecord
 from tandem.contracts.resources import GPUJobStatus, PodService
 
 _DIGITS = 3  # milliseconds
@@ -37,6 +38,18 @@ def with_service(status: GPUJobStatus, gang: Gang, now_s: float) -> GPUJobStatus
             "pod_service": parts,
         }
     )
+
+
+def kept_run_s(gang: Gang, record: GpuJobRecord, now_s: float) -> float:
+    """Return for how long a gang has run, in seconds, without the runs whose work is lost.
+
+    A job that saves no checkpoint begins anew with new pods.
+    """
+    demand, since = record.spec.demand, record.status.running_since
+    ran_s = gang.attained_gpu_s(now_s) / (demand.gpus_per_pod * demand.gang_size)
+    if demand.checkpoint:
+        return ran_s
+    return min(ran_s, now_s - seconds(since)) if since else 0.0
 
 
 def _services(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.cluster.workloads import ENDLESS
+from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.one_standing import Standing
-from scheduler_extender.queue.registry import Gang, Registry
-from scheduler_extender.queue.standing import Standings
-from scheduler_extender.queue.writes import Writer
+from scheduler_extender.queue.queue_entry import QueueEntry
+from scheduler_extender.queue.queue_state import QueueState
 from scheduler_extender.quotas.config import EVERYBODY, Quota
-from scheduler_extender.quotas.grants import ENDLESS, Stake, Turn
+from scheduler_extender.quotas.grants import Stake, Turn
 from scheduler_extender.quotas.usage import Usage
 
 
@@ -22,15 +23,15 @@ class Accounts:
     def __init__(
         self,
         settings: QueueConfig,
-        registry: Registry,
-        standings: Standings,
+        gangs: Gangs,
+        queue_state: QueueState,
         clock: Callable[[], float],
         namespace: str | None,
     ) -> None:
         self._quotas = settings.quotas
         self._counts = any(quota.gpu_seconds is not None for quota in settings.quotas)
-        self._registry = registry
-        self._standings = standings
+        self._gangs = gangs
+        self._queue_state = queue_state
         self._clock = clock
         self._usage = Usage(namespace, settings.quota_window_s)
 
@@ -39,37 +40,37 @@ class Accounts:
         if not self._counts:
             return
         now, running = self._clock(), Counter[str]()
-        for key in self._standings.placed:
-            running[key[0]] += self._standings.of[key].rate
+        for key in self._queue_state.placed:
+            running[key[0]] += self._queue_state.of[key].rate
         self._usage.advance(now, running)
         await self._usage.save(writer, now)
 
     def turn(self) -> Turn:
         """Return the account with which a cycle begins; for the thread that plans.
 
-        Standings stand still meanwhile; gangs go on changing, and each is read as it is by then.
+        The queue state does not change meanwhile. Gangs do: each is read as it is by then.
         """
         if not self._quotas:
             return Turn()
         stakes: dict[Key, Stake] = {}
-        for key, standing in self._standings.of.items():
-            gang = self._registry.gangs.get(key)
+        for key, entry in self._queue_state.of.items():
+            gang = self._gangs.by_key.get(key)
             record = gang.record if gang is not None else None
             if gang is not None and record is not None:
-                stakes[key] = _stake(gang, record, standing)
+                stakes[key] = _stake(gang, record, entry)
         return Turn(self._quotas, stakes, self._usage.used(self._clock()))
 
     def exceeding_plans(self) -> dict[tuple[Key, str], str]:
         """Return the plans that exceed a quota, by GPUJob and time of making, with the reason.
 
         For plans that an earlier leader has made, perhaps by other quotas. The latest plans give
-        way first. Reads the registry alone: the standings follow later.
+        way first. Reads the gangs alone: the queue_state follow later.
         """
         if not self._quotas:
             return {}
         stakes: dict[Key, Stake] = {}
         coming: dict[Key, tuple[str, int]] = {}  # when the plan was made, GPUs not bound yet
-        for key, gang in self._registry.gangs.items():
+        for key, gang in self._gangs.by_key.items():
             if gang.record is None:
                 continue
             live = {pod.uid: pod for pod in gang.pods.values() if not pod.finished}
@@ -96,8 +97,8 @@ class Accounts:
         if not self._quotas:
             return []
         held = Counter[str]()
-        for key in self._standings.placed:
-            held[key[0]] += self._standings.of[key].job.gpus
+        for key in self._queue_state.placed:
+            held[key[0]] += self._queue_state.of[key].job.gpus
         used = self._usage.used(self._clock())
         return [
             (quota, held[quota.namespace], used.get(quota.namespace, 0.0))
@@ -106,16 +107,16 @@ class Accounts:
         ]
 
 
-def _stake(gang: Gang, record: GpuJobRecord, standing: Standing) -> Stake:
+def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry) -> Stake:
     """Count the pods that hold GPUs or are planned; one start where the plan is being written."""
     live = {pod.uid: pod for pod in list(gang.pods.values()) if not pod.finished}
-    pods = {*standing.holders, *(place.uid for place in record.plan)}
+    pods = {*entry.holders, *(place.uid for place in record.plan)}
     held = sum(live[uid].gpus for uid in pods if uid in live)
-    if standing.placed and not held:
-        held = standing.job.gpus
+    if entry.placed and not held:
+        held = entry.job.gpus
     return Stake(
         held=held,
-        wants=standing.job.gpus,
+        wants=entry.job.gpus,
         endless=record.spec.workload.kind in ENDLESS,
-        leaving=sum(live[uid].gpus for uid in standing.leaving if uid in live),
+        leaving=sum(live[uid].gpus for uid in entry.leaving if uid in live),
     )

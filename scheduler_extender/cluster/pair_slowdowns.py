@@ -27,7 +27,7 @@ class Word:
     at_s: float
 
 
-class Pairs:
+class PairSlowdowns:
     """Slowdowns by pair and namespace. `version` grows with each change.
 
     A namespace's own jobs are placed by all that it has shown. Others believe what agents measured,

@@ -1,0 +1,36 @@
+"""What the parts of the queue controller share. The controller makes one and hands it to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler_extender.cluster.gangs import Gangs
+from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.learning.history_store import HistoryStore
+from scheduler_extender.planning.anti_affinity import AntiAffinity
+from scheduler_extender.queue.pending import PendingJobs
+from scheduler_extender.queue.preemption import Preempter
+from scheduler_extender.queue.queue_state import QueueState
+from scheduler_extender.queue.work import WorkQueue
+from tandem.policy.catalog import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """One object of each kind, used on the event loop; `clock` returns Unix time."""
+
+    state: ClusterView
+    gangs: Gangs
+    work: WorkQueue
+    queue_state: QueueState
+    pending: PendingJobs
+    writer: Writer
+    preempter: Preempter
+    anti_affinity: AntiAffinity
+    history: HistoryStore
+    profile: Profile
+    settings: QueueConfig
+    clock: Callable[[], float]
