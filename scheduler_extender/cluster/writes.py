@@ -49,7 +49,7 @@ class Writer:
         self._tell = tell
         self._clock = clock
         self._turns = asyncio.Semaphore(PARALLEL_WRITES)
-        self._annotate = annotate  # adds to each status what other parts know of the gang
+        self.annotate = annotate  # adds to each status what other parts know of the gang
         self.may_write = may_write  # asked right before each write
 
     async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
@@ -68,7 +68,7 @@ class Writer:
                 status = await asyncio.to_thread(with_service, status, gang.frozen(), now)
             else:
                 status = with_service(status, gang, now)
-        status = self._annotate(gang, status)
+        status = self.annotate(gang, status)
         if not large and status == record.status:
             return
         written = await self.call(self._replace_status, record, status)
