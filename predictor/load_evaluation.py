@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from predictor.interference import Floats
-from predictor.load_features import known
+from predictor.load_features import LOAD_FEATURES, known
 from predictor.load_model import ITERATION, MEMORY, UTILISATION
 from predictor.profiles import Profile
 from predictor.selection import Learner
@@ -25,6 +26,7 @@ PUBLISHED = "xgboost"
 FORMULA = "formula"
 #: How sure the upper bounds are to be, on families that were not seen.
 BOUND_LEVEL = 0.95
+_RISING = ("log_batch", "log_flops")
 _FOLDS = 10
 _SEED = 0
 
@@ -99,16 +101,22 @@ def learners() -> dict[str, Callable[[], Learner]]:
             random_state=_SEED,
         ),
         PUBLISHED: xgboost_learner,
+        "xgboost-monotone": partial(xgboost_learner, monotone=True),
     }  # fmt: skip
 
 
-def xgboost_learner() -> Learner:
-    """Return the learner that is published: squared error on logarithms, small and smooth trees."""
+def xgboost_learner(*, monotone: bool = False) -> Learner:
+    """Return the learner that is published: squared error on logarithms, small and smooth trees.
+
+    `monotone`: what it corrects never falls with the batch size or the FLOPs of a step.
+    """
     from xgboost import XGBRegressor
 
+    rising = tuple(int(monotone and name in _RISING) for name in LOAD_FEATURES)
     learner: Learner = XGBRegressor(
         n_estimators=200, max_depth=4, learning_rate=0.06, subsample=0.8, colsample_bytree=0.6,
         min_child_weight=4, reg_lambda=4.0, random_state=_SEED, n_jobs=1,
+        monotone_constraints=rising if monotone else None,
     )  # fmt: skip
     return learner
 
