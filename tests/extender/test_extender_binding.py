@@ -14,7 +14,7 @@ from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.verbs.binding import Binder
 from tandem.contracts import names
-from tandem.kube.errors import Forbidden, TooManyRequests, unreachable
+from tandem.kube.errors import Forbidden, Invalid, TooManyRequests, unreachable
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile
@@ -31,6 +31,7 @@ class Faulty(MemoryCluster):
         self.patch_faults: list[Exception] = []
         self.binds = 0
         self.sent: list[dict] = []
+        self.touched: list[dict] = []
 
     def bind(self, *args, **kwargs) -> None:
         self.binds += 1
@@ -42,6 +43,7 @@ class Faulty(MemoryCluster):
             done()
 
     def patch(self, *args, **kwargs):
+        self.touched.append(args[2])
         if self.patch_faults:
             raise self.patch_faults.pop(0)
         return super().patch(*args, **kwargs)
@@ -524,3 +526,78 @@ async def test_a_node_with_too_few_gpus_says_so() -> None:
     created = bench.create("p", 2)
     assert await bench.bind(created) == "1 of the 2 GPUs wanted"
     assert bench.cluster.binds == 0
+
+
+@scenario
+async def test_the_touch_that_settles_an_outcome_names_the_pod_and_the_version_of_its_binding() -> (
+    None
+):
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    bench.cluster.bind_faults = [request_lost]
+    assert await bench.bind(created) == ""
+    (touch,) = bench.cluster.touched
+    metadata = created["metadata"]
+    assert touch == {
+        "metadata": {
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+            "annotations": {names.WAKE: "stamp"},
+        }
+    }
+
+
+@scenario
+async def test_a_touch_that_is_refused_while_the_pod_stays_as_it_was_settles_nothing() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p", exclusive=True)
+    bench.cluster.bind_faults = [request_lost]
+    bench.cluster.patch_faults = [Invalid(422, "a webhook refuses it")]
+    held = []
+    patch = bench.cluster.patch
+
+    def noting(*args, **kwargs):
+        held.append(bench.state.ledger.held(created["metadata"]["uid"])[0])
+        return patch(*args, **kwargs)
+
+    bench.cluster.patch = noting
+    assert await bench.bind(created) == ""
+    assert held == [Hold.RESERVED] * 2
+    assert bench.cluster.binds == 2
+
+
+@scenario
+async def test_a_request_that_was_never_sent_gives_its_gpus_back_at_once() -> None:
+    def not_sent(_: Callable[[], None]) -> None:
+        raise unreachable("connection refused", maybe_done=False)
+
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    bench.cluster.bind_faults = [not_sent]
+    assert "the API server refused" in await bench.bind(created)
+    assert bench.state.ledger.held(created["metadata"]["uid"]) is None
+    assert bench.cluster.touched == []
+
+
+@scenario
+async def test_a_caller_that_hangs_up_does_not_stop_the_binding() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    created = bench.create("p")
+    loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+    def tells(done: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(sent.set)
+        answer_lost(done)
+
+    bench.cluster.bind_faults = [tells]
+    caller = asyncio.create_task(bench.bind(created))
+    await sent.wait()
+    caller.cancel()
+    await bench.binder.drained(30.0)
+    assert bench.assigned("p") == ("n0", "a")
+    assert bench.state.ledger.held(created["metadata"]["uid"])[0] is Hold.BOUND
+    assert bench.binder.under_way == 0

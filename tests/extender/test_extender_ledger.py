@@ -164,3 +164,17 @@ def test_the_residents_of_a_gpu_are_the_jobs_that_hold_it(
     named = {ledger.job_of_handle(handle) for handle in residents[residents >= 0].tolist()}
     assert named == {"small", "large"}
     assert np.isclose(state.gpus.memory_base_gib[row], 50)
+
+
+def test_each_change_of_what_is_held_shows_in_the_rows_that_it_concerns(
+    state: ClusterState, ledger: Ledger
+) -> None:
+    taken = state.snapshot()
+    ledger.put("p", Hold.BOUND, Claim("n0", ("a",), SMALL))
+    assert not state.unchanged(taken, [0])
+    assert state.unchanged(taken, [1, 2])
+    later = state.snapshot()
+    ledger.put("p", Hold.BOUND, Claim("n0", ("a",), SMALL))
+    assert state.unchanged(later, [0, 1, 2]), "nothing has changed"
+    ledger.drop("p")
+    assert not state.unchanged(later, [0])

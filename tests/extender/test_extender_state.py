@@ -519,6 +519,12 @@ AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=25)
 TestAnyOrder = AnyOrder.TestCase
 
 
+def test_a_worker_has_as_many_gpus_as_its_pod_asks_for() -> None:
+    found = state(("gpujobs", gpu_job("pod-a", gpus_per_pod=1)))
+    assert found.worker(pod_info(pod("a", 4))).gpus_per_pod == 4
+    assert found.worker(pod_info(pod("unknown", 2))).gpus_per_pod == 2
+
+
 def test_a_job_past_its_shares_still_counts_in_the_sums() -> None:
     found = state(
         ("gpunodes", gpu_node("n0", "g0")),

@@ -1,11 +1,19 @@
 """What agents ask to evict: checked, carried out once, and remembered in the job's next need."""
 
+from dataclasses import replace
+
 import pytest
-from queue_builders import GIB, load, raw_pod
+from queue_builders import GIB, load, pod, raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
-from scheduler_extender.queue.evictions import HEADROOM, RETRY_S, raised
-from tandem.contracts.resources import Source
+from scheduler_extender.queue.evictions import (
+    HEADROOM,
+    RETRY_S,
+    _named,
+    raised,
+    raised_in_steps,
+)
+from tandem.contracts.resources import GPUJobStatus, Source, SubBatch
 from tandem.kube.errors import NotFound, TooManyRequests, Unavailable
 from tandem.kube.resource import GPU_NODES, PODS
 
@@ -201,6 +209,58 @@ def test_failed_eviction_does_not_hold_up_the_queue(cluster: Cluster, monkeypatc
     run(cluster.cycle)
     run(cluster.cycle)
     assert not cluster.gated("late")
+
+
+def test_a_request_that_is_done_is_not_carried_out_again(cluster: Cluster, monkeypatch) -> None:
+    """Its pod takes its time to end, and the agent goes on asking."""
+    evicted = []
+    monkeypatch.setattr(cluster.api, "evict", lambda _, pod, **how: evicted.append((pod, how)))
+    ask(cluster)
+    for _ in range(4):
+        run(cluster.cycle)
+        cluster.now += RETRY_S
+    assert evicted == [("greedy", {"uid": cluster.pod("greedy")["metadata"]["uid"]})]
+
+
+def test_a_pod_that_goes_already_is_not_evicted(cluster: Cluster, monkeypatch) -> None:
+    evicted = []
+    monkeypatch.setattr(cluster.api, "evict", lambda _, pod, **__: evicted.append(pod))
+    keep = {"metadata": {"finalizers": ["example.com/keep"]}}
+    cluster.api.patch(PODS, "greedy", keep, "default")
+    cluster.api.delete(PODS, "greedy", "default")
+    ask(cluster)
+    run(cluster.cycle)
+    assert evicted == []
+
+
+def test_the_request_of_a_node_that_is_gone_is_not_carried_out(cluster: Cluster) -> None:
+    ask(cluster)
+    cluster.api.delete(GPU_NODES, "n0")
+    run(cluster.cycle)
+    assert exists(cluster, "greedy")
+
+
+@pytest.mark.parametrize(("namespace", "said"), [("default", "default/p"), ("other", "A pod of")])
+def test_a_pod_of_another_namespace_is_told_without_its_name(namespace: str, said: str) -> None:
+    reader = replace(pod("q"), namespace=namespace)
+    assert _named(pod("p"), reader).startswith(said)
+
+
+def test_all_ways_to_run_a_batch_are_raised_by_the_factor_of_the_one_that_outgrew() -> None:
+    parts = [
+        SubBatch(steps=n, memory_base_bytes=4 * GIB // n, memory_peak_bytes=8 * GIB // n, stretch=1)
+        for n in (2, 4)
+    ]
+    status = GPUJobStatus(load=load(10, 2), sub_batches=parts)
+    whole, raised_parts = raised_in_steps(status, 1, 20 * GIB, 80 * GIB)
+    assert whole.memory_p95_bytes == round(22 * GIB)
+    assert [each.memory_peak_bytes for each in raised_parts] == pytest.approx(
+        [4 * GIB * 22 / 12, 2 * GIB * 22 / 12], rel=1e-6
+    )
+    # Two micro-batches held 6 GiB where 4 were said: everything needs 1.65 times as much.
+    whole, raised_parts = raised_in_steps(status, 2, 6 * GIB, 80 * GIB)
+    assert whole.memory_p95_bytes == pytest.approx(12 * GIB * 1.65, rel=1e-6)
+    assert raised_parts[0].memory_peak_bytes == pytest.approx(4 * GIB * 1.65, rel=1e-6)
 
 
 def test_next_run_is_placed_by_what_the_last_one_showed(cluster: Cluster) -> None:

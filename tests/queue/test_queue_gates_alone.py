@@ -18,7 +18,7 @@ from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.gates import Gates
 from scheduler_extender.queue.owners import Owners
-from scheduler_extender.queue.preemption import BUDGETS, Preempter
+from scheduler_extender.queue.preemption import BUDGETS, OVERDUE, Preempter, method_of
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.kube.errors import (
@@ -252,6 +252,10 @@ def bound(name: str, *, deleting: bool = False, **_: Any) -> Any:
     return pod_info(raw)
 
 
+def without_pods(of: Gang) -> Gang:
+    return Gang(of.key, of.record, {})
+
+
 def gives_way_s(of: Gang, **settings: Any) -> float:
     chosen = {"min_run_s": 0.0, "max_preemptions_per_hour": 4, **settings}
     api = MemoryCluster()
@@ -262,6 +266,9 @@ def gives_way_s(of: Gang, **settings: Any) -> float:
 def test_a_running_job_that_saves_its_state_may_be_preempted_after_its_minimum_run() -> None:
     assert gives_way_s(runs()) == NOW - 100
     assert gives_way_s(runs(), min_run_s=300.0) == NOW + 200
+    # The run counts from when it came back, not from its first start.
+    back = runs(status={"started_at": rfc3339(NOW - 5000)})
+    assert gives_way_s(back, min_run_s=300.0) == NOW + 200
 
 
 @pytest.mark.parametrize("kind", sorted(ENDLESS))
@@ -282,8 +289,18 @@ def test_the_kinds_without_an_end_are_these() -> None:
         lambda: runs(phase=Phase.PREEMPTING),
         lambda: runs(deleting=True),
         lambda: runs(status={"running_since": None}),
+        lambda: runs("Pod"),
+        lambda: without_pods(runs()),
     ],
-    ids=["saves-nothing", "suspended", "preempting", "goes-already", "not-begun"],
+    ids=[
+        "saves-nothing",
+        "suspended",
+        "preempting",
+        "goes-already",
+        "not-begun",
+        "no-new-pods",
+        "no-pods",
+    ],
 )
 def test_others_are_never_preempted(of: Any) -> None:
     assert gives_way_s(of()) == float("inf")
@@ -495,6 +512,43 @@ def test_what_was_asked_for_without_effect_is_asked_for_again_after_a_while() ->
     going.now += 60
     assert step()
     assert going.api.writes[-1] == "evict p"
+
+
+def test_pods_that_go_already_are_not_asked_again() -> None:
+    going = Going()
+    going.leave()
+    going.gang.put(replace(going.pod, deleting=True))
+    going.now += 3600
+    going.gang.record = replace(
+        going.gang.record,
+        status=going.gang.record.status.model_copy(update={"reason": OVERDUE}),
+    )
+    assert going.preempter.step(going.gang) is None
+
+
+def test_a_gang_goes_with_its_pods_on_their_way_and_without_those_that_are_gated() -> None:
+    going = Going(kind="RayCluster")
+    for name, gated in (("on-its-way", False), ("gated", True)):
+        stored = going.api.create(PODS, raw_pod(name, gated=gated), "default")
+        going.gang.put(pod_info(stored))
+    going.leave()
+    assert set(going.api.writes) == {"replace gpujobs", "evict p", "evict on-its-way"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "method"),
+    [
+        ("job-j", "Job", "suspend"), ("jobset-j", "JobSet", "suspend"), ("gang-g", "Job", "evict"),
+        ("group-g", "Job", "evict"), ("raycluster-j", "RayCluster", "evict"), ("pod-p", "Pod", ""),
+    ],
+)  # fmt: skip
+def test_how_a_gang_is_made_to_give_up_its_gpus(name: str, kind: str, method: str) -> None:
+    made = runs(kind).record
+    assert made is not None
+    if kind == "Pod":
+        workload = made.spec.workload.model_copy(update={"api_version": "v1"})
+        made = replace_spec(made, workload=workload)
+    assert method_of(replace(made, name=name)) == method
 
 
 def test_an_owner_that_cannot_rest_has_its_pods_evicted() -> None:
