@@ -301,6 +301,21 @@ def test_a_better_prediction_changes_what_the_running_pods_of_the_gang_count_for
     found.check()
 
 
+def test_a_demand_that_changes_counts_for_the_running_pods_of_the_gang() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("pods", pod("a", memory=None, node_name="n0", devices="g0")),
+        ("gpujobs", gpu_job("pod-a", version=1)),
+    )
+    row = found.node_rows("n0")[0]
+    assert found.gpus.exclusive[row]
+    declared = gpu_job("pod-a", version=2)
+    declared["spec"]["demand"] |= {"declaredMemoryBytes": 12 * GIB}
+    found.upsert("gpujobs", declared)
+    assert not found.gpus.exclusive[row]
+    found.check()
+
+
 def test_reports_grow_stale_and_fresh_again() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")))
     found.tick(NOW + 150)
