@@ -224,6 +224,8 @@ class Runner:
             return  # not imported yet: the child imports the changed file
         for old, new in changed(before, after):
             found = live.get((old.co_qualname, old.co_firstlineno))
+            if not found and "<locals>" in old.co_qualname:
+                continue  # not made yet: the function around it will make the changed one
             if not found:
                 raise NotInMemoryError(f"no function {old.co_qualname}")
             if any(len(f.__code__.co_freevars) != len(new.co_freevars) for f in found):
@@ -305,7 +307,7 @@ def _fresh(tests: Sequence[str], why: str) -> tuple[str, str, str]:
 
 
 def changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
-    """Yield the outermost functions that differ, old and new.
+    """Yield the functions that differ, old and new: the outermost, then those within them.
 
     Raises:
         NotInMemoryError: code outside of functions differs.
@@ -320,6 +322,17 @@ def changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeT
             yield from changed(one, other)
         elif _whole(one) != _whole(other):
             yield one, other
+            yield from _within(one, other)
+
+
+def _within(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """Yield the functions that differ within one: a decorator, say, has made them at import."""
+    old, new = _nested(before), _nested(after)
+    if [code.co_name for code in old] == [code.co_name for code in new]:
+        for one, other in zip(old, new, strict=True):
+            if _whole(one) != _whole(other):
+                yield one, other
+                yield from _within(one, other)
 
 
 def changed_constants(before: str, after: str) -> list[ast.stmt]:

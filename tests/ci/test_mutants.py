@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutant_runner import changed_constants
+from benchmarks.mutant_runner import changed, changed_constants
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((ROOT / "benchmarks" / "mutants.toml").read_text())
@@ -69,3 +69,10 @@ def test_every_survivor_on_the_page_has_its_reason() -> None:
     page = ROOT / "docs" / "mutants.md"
     if page.exists():
         assert "**open**" not in page.read_text()
+
+
+def test_a_function_within_another_is_changed_with_it() -> None:
+    code = "def f(n):\n    def g(x):\n        return x {} n\n    return g\n"
+    before, after = (compile(code.format(sign), "f.py", "exec") for sign in ("<", "<="))
+    assert [old.co_qualname for old, _ in changed(before, after)] == ["f", "f.<locals>.g"]
+    assert list(changed(before, before)) == []

@@ -8,13 +8,13 @@ import logging
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from scheduler_extender.admission.patch import AdmissionConfig
 from scheduler_extender.admission.webhook import admission_router
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.api import read_router
-from scheduler_extender.serving.limits import MAX_BODY_BYTES, Limited
+from scheduler_extender.serving.limits import MAX_BODY_BYTES, Budget, Limited
 from scheduler_extender.serving.readers import Readers
 from tandem.contracts import names
 from tandem.kube.access import ACCESS_REVIEWS, TOKEN_REVIEWS
@@ -238,3 +238,42 @@ def test_what_is_no_request_goes_to_the_application_as_it_is() -> None:
     scope = {"type": "lifespan"}
     asyncio.run(Limited(application)(scope, receive, send))
     assert seen == [(scope, receive, send)]
+
+
+def test_a_body_that_has_come_is_not_given_up_while_its_request_is_served() -> None:
+    async def story() -> None:
+        served: list[str] = []
+        done = asyncio.Event()
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            served.append(scope["client"][0])
+            if len(served) == 2:
+                both.set()
+            await done.wait()
+
+        both = asyncio.Event()
+        limited = Limited(application, budget=Budget(per_client=10, in_all=20))
+
+        async def call(client: str) -> None:
+            async def receive() -> Message:
+                return {"type": "http.request", "body": b"x" * 10, "more_body": False}
+
+            async def send(_: Message) -> None:
+                raise AssertionError("nothing is refused")
+
+            scope = {"type": "http", "client": (client, 1), "headers": []}
+            await limited(scope, receive, send)
+
+        calls = [asyncio.create_task(call(client)) for client in ("10.0.0.1", "10.0.0.2")]
+        await both.wait()
+        late = asyncio.create_task(call("10.0.0.3"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(served) == 2
+        assert not late.done(), "it waits for memory"
+        done.set()
+        await asyncio.gather(*calls, late)
+        assert len(served) == 3
+
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -316,6 +316,20 @@ def test_a_demand_that_changes_counts_for_the_running_pods_of_the_gang() -> None
     found.check()
 
 
+def test_a_report_that_says_the_same_changes_no_row() -> None:
+    found = state(
+        ("gpunodes", gpu_node("n0", "g0", "g1")),
+        ("pods", pod("a", node_name="n0", devices="g0")),
+    )
+    before = found.generation
+    found.upsert("gpunodes", gpu_node("n0", "g0", "g1", observed_at_s=NOW + 1))
+    assert found.generation == before
+    taken = found.snapshot()
+    found.upsert("gpunodes", gpu_node("n0", "g0", gpu("g1", 40)))
+    assert not found.unchanged(taken, [1])
+    assert found.gpus.memory_capacity_gib[found.node_rows("n0")].tolist() == [80, 40]
+
+
 def test_reports_grow_stale_and_fresh_again() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")))
     found.tick(NOW + 150)
@@ -532,6 +546,23 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=25)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_picture_of_the_nodes_answers_by_the_number_of_a_pod() -> None:
+    found = state(
+        ("nodes", node("n0", cpu="2")),
+        ("nodes", node("n1", cpu="64")),
+        ("gpunodes", gpu_node("n0", "g0")),
+        ("gpunodes", gpu_node("n1", "g1")),
+        ("pods", pod("there", node_name="n1", devices="g1", cpu="63")),
+    )
+    asks = {3: pod_info(pod("small", cpu="1")), 7: pod_info(pod("large", cpu="4"))}
+    shown = found.nodes_picture(asks)
+    assert shown.eligible(3).tolist() == [True, True]
+    assert shown.eligible(7).tolist() == [False, False]
+    assert shown.capable(7).tolist() == [False, True]
+    for number, info in asks.items():
+        assert found.eligible_nodes(info).tolist() == shown.eligible(number).tolist()
 
 
 def test_a_worker_has_as_many_gpus_as_its_pod_asks_for() -> None:
