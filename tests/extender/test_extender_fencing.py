@@ -47,10 +47,12 @@ class Takeover:
             self.api,
             names.SCHEDULER_NAME,
             lambda _kind, record: self.taken.append(record),
-            lambda regarding, reason, note, _: self.said.append(
-                (regarding["metadata"]["name"], reason, note)
-            ),
+            self.tell,
         )
+
+    def tell(self, regarding: dict, reason: str, note: str, kind: str) -> None:
+        assert (regarding["apiVersion"], regarding["kind"], kind) == ("v1", "Pod", "Warning")
+        self.said.append((regarding["metadata"]["name"], reason, note))
 
     def create(self, name: str, gpus: int = 1, **more) -> Callable[[], None]:
         """Create an ungated pod; return the Binding that the old leader sends too late."""

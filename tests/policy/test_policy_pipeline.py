@@ -13,6 +13,7 @@ from tandem.policy.decision import Placement, Waits
 from tandem.policy.equations.collision import collision_probability
 from tandem.policy.equations.horus import GTX_1080, RTX_2080, slowdown_over_commit
 from tandem.policy.job import Job
+from tandem.policy.pipeline import Evaluation
 
 PIPELINE = load_profile("tandem").pipeline()
 
@@ -169,3 +170,15 @@ def test_one_peak_suffices_where_peaks_are_measured_and_the_memory_is_guarded(
     wide = replace(gpus, shares=np.array([3]))
     full = wide.with_job(first, [0]).with_job(second, [0])
     assert not pipeline.allowed(replace(second, memory_base_gib=11), full)[0]
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
+def test_the_constraint_that_refuses_most_is_named_first(first: int, second: int) -> None:
+    pipeline = load_profile("tandem").pipeline()
+    snapshot = Snapshot.from_rows([("n0", f"g{i}", 80.0) for i in range(4)])
+    refused_by = np.array([0] * first + [1] * second + [-1])
+    evaluation = Evaluation(refused_by < 0, refused_by, np.zeros(4))
+    found = pipeline.refusals(Job(id="j"), snapshot, evaluation)
+    kinds = [constraint.kind for constraint in pipeline.constraints[:2]]
+    expected = sorted(zip(kinds, (first, second), strict=True), key=lambda each: -each[1])
+    assert [(each.constraint, each.count) for each in found] == expected

@@ -52,7 +52,7 @@ class Picture:
     """Takes in what was written, as the live state does."""
 
     def apply(self, kind: str, record: object) -> None:
-        self.last = record
+        self.last = kind, record
 
 
 class Gate:
@@ -210,7 +210,8 @@ def test_the_answer_of_an_opened_gate_is_taken_in_at_once() -> None:
     gate = Gate()
     assert gate.step()
     stored = gate.api.get(PODS, "p", "default")["metadata"]
-    assert gate.writer._state.last.resource_version == stored["resourceVersion"]
+    kind, record = gate.writer._state.last
+    assert (kind, record.resource_version) == ("pods", stored["resourceVersion"])
 
 
 def test_a_pod_of_which_no_job_is_known_may_not_be_bound() -> None:

@@ -201,6 +201,11 @@ def test_a_gang_whose_owner_cannot_be_resumed_is_not_back_in_the_queue_until_it_
         await cluster.pass_s(1)
         assert cluster.mpi_status()["phase"] == "Preempting"
         assert cluster.mpi_suspended()
+        for _ in range(6):
+            await cluster.pass_s(60)
+        status = cluster.mpi_status()
+        assert (status["phase"], status["reason"]) == ("Preempting", "PreemptionOverdue")
+        assert status["message"] == "gave up its GPUs, but its MPIJob cannot be resumed"
         api.refuses = None
         await cluster.pass_s(5)
         assert cluster.mpi_status()["phase"] == "Suspended"
