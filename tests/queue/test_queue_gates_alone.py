@@ -218,7 +218,7 @@ def test_a_pod_of_which_no_job_is_known_may_not_be_bound() -> None:
     gate = Gate()
     info = next(iter(gate.gang.pods.values()))
     assert "has not seen the pod yet" in gate.gates.refusal(info)
-    gate.registry.observe(parse_pod(gate.stored))
+    gate.gangs.observe(parse_pod(gate.stored))
     assert "has not seen the pod yet" in gate.gates.refusal(info), "its GPUJob is not there yet"
 
 
