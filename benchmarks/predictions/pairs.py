@@ -39,6 +39,12 @@ class Rows:
     names: list[tuple[str, str]]
     gpu: NDArray[np.str_]
 
+    def of(self, keep: NDArray[np.bool_]) -> Rows:
+        """Return some of the rows."""
+        names = [self.names[i] for i in np.flatnonzero(keep)]
+        return Rows(self.speed[keep], self.total[keep], self.job[keep], self.partner[keep],
+                    names, self.gpu[keep])  # fmt: skip
+
 
 def rows_of(pairs: list[MeasuredPair]) -> Rows:
     """Return the pairs as columns."""
@@ -159,8 +165,7 @@ def section(title: str, pairs: list[MeasuredPair], slope: float) -> str:
     found = methods(rows, pairs, slope)
     for gpu in np.unique(rows.gpu):
         here = rows.gpu == gpu
-        own = Rows(rows.speed[here], rows.total[here], rows.job[here], rows.partner[here],
-                   [rows.names[i] for i in np.flatnonzero(here)], rows.gpu[here])  # fmt: skip
+        own = rows.of(here)
         for name, predicted in found.items():
             p = predicted[here]
             rank = spearman(p, own.speed)

@@ -28,13 +28,18 @@ REFERENCE = {
 }
 
 
-def measured_matrix() -> dict:
-    """Solo and pairwise steps/s on V100 and P100; skips the test where that file is not at hand."""
+def measured_data() -> Path:
+    """The directory of published measurements; skips the test where it is not at hand."""
     root = os.environ.get("TANDEM_SHARED_DATA")
     folder = Path(root) if root else Path(__file__).parents[2].parent / "shared" / "data"
-    file = folder / "colocation" / "gavel-oracle-v100-p100.json"
-    if not file.exists():
+    if not (folder / "colocation" / "gavel-oracle-v100-p100.json").exists():
         pytest.skip("no measured steps: set TANDEM_SHARED_DATA to a directory that has them")
+    return folder
+
+
+def measured_matrix() -> dict:
+    """Solo and pairwise steps/s on V100 and P100."""
+    file = measured_data() / "colocation" / "gavel-oracle-v100-p100.json"
     return json.loads(file.read_text())
 
 
