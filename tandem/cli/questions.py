@@ -9,7 +9,7 @@ import typer
 
 from tandem.cli.complete import job_names
 from tandem.cli.output import out, print_json, print_table
-from tandem.cli.reach import JsonOption, MissingError, Reader, reads
+from tandem.cli.reach import JsonOption, MissingError, Reader, RefusedError, reads
 from tandem.cli.screen import in_words, sharing_in_words, span, starts_in
 from tandem.cli.views import LimitOption, NamespaceOption, say
 from tandem.errors import TandemError, UsageError
@@ -111,10 +111,25 @@ def _job(read: Reader, namespace: str, name: str) -> Document:
                     return found
             if rows:
                 break
+        elsewhere = _elsewhere(read, name)
         raise TandemError(
             f"there is no job {namespace}/{name} that asks for GPUs of Tandem",
-            "`tandem jobs` lists them; another namespace: -n NAMESPACE",
+            f"in another namespace: tandem why {elsewhere}"
+            if elsewhere
+            else "`tandem jobs` lists them; another namespace: -n NAMESPACE",
         ) from error
+
+
+def _elsewhere(read: Reader, name: str) -> str:
+    """Return NAMESPACE/NAME of a job of that name in any namespace; '' where none is shown."""
+    try:
+        rows = read.get("/v1/status/jobs", {"q": name})["view"]["rows"]
+    except RefusedError:
+        return ""  # who sees one namespace has been shown it
+    for row in rows:
+        if name in (row["name"], row["name"].partition("-")[2]):
+            return f"{row['namespace']}/{row['name']}"
+    return ""
 
 
 def answers(job: Document, now: str) -> list[str]:

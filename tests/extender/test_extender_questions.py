@@ -236,6 +236,14 @@ def test_a_job_that_is_not_there_is_an_error_that_says_what_to_do() -> None:
     assert "tandem jobs" in answer.exception.hint
 
 
+def test_a_job_of_another_namespace_is_named_with_it() -> None:
+    answer = CliRunner().invoke(build_app(), ["why", "vgg"])
+    assert isinstance(answer.exception, TandemError)
+    assert answer.exception.message.startswith("there is no job ml/vgg")
+    assert answer.exception.hint == "in another namespace: tandem why other/job-vgg"
+    assert "job-vgg" in run("why", "other/job-vgg").stdout
+
+
 def test_the_views_have_json() -> None:
     assert json.loads(run("why", "gpt", "--json").stdout)["name"] == "job-gpt"
     assert json.loads(run("queue", "--json").stdout)["total"] == 2
