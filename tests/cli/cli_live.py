@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 from pathlib import Path
 
 from tandem.contracts import names
@@ -20,17 +22,17 @@ class Live:
         self.plane, self.installation = plane, installation
         self.address, self.port = address, port
 
-    def lead_to(self, port: int) -> None:
-        """Let the Service of the read-only API lead to a port of this machine."""
+    def lead_to(self, port: int, service: str = names.API_SERVICE, number: int = 80) -> None:
+        """Let the port `number` of a Service lead to a port of this machine."""
         where = ("-n", names.NAMESPACE)
         # Without a selector, no controller writes where it leads.
-        spec = {"selector": None, "ports": [{"port": 80, "targetPort": port}]}
+        spec = {"selector": None, "ports": [{"port": number, "targetPort": port}]}
         patch = json.dumps({"spec": spec})
-        self.plane.kubectl("patch", "service", names.API_SERVICE, *where, "-p", patch)
+        self.plane.kubectl("patch", "service", service, *where, "-p", patch, "--type=merge")
         target = self._pod()
-        label = f"kubernetes.io/service-name={names.API_SERVICE}"
+        label = f"kubernetes.io/service-name={service}"
         self.plane.kubectl("delete", "endpointslices", *where, "-l", label)
-        metadata = {"name": names.API_SERVICE, "namespace": names.NAMESPACE}
+        metadata = {"name": service, "namespace": names.NAMESPACE}
         self.plane.apply(
             [
                 {
@@ -53,7 +55,7 @@ class Live:
                     "metadata": {
                         **metadata,
                         "labels": {
-                            "kubernetes.io/service-name": names.API_SERVICE,
+                            "kubernetes.io/service-name": service,
                             "endpointslice.kubernetes.io/managed-by": "test",
                         },
                     },
@@ -101,6 +103,34 @@ class Live:
             f"--clusterrole={role}", f"--serviceaccount={namespace}:{name}",
         )  # fmt: skip
         return self.plane.service_account_kubeconfig(namespace, name)
+
+
+class Forwarder:
+    """A port of all addresses of this machine that leads to one of loopback."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._listener = socket.create_server(("0.0.0.0", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = socket.create_connection(("127.0.0.1", self._to))
+                for one, other in ((here, there), (there, here)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _carry(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
 
 
 def own_address() -> str:

@@ -41,7 +41,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         )
         installation = Installation(plane, folder, values={})
         port = free_port()
-        installation.install({"tunnel": {"host": "0.0.0.0", "port": port}})
+        installation.install(
+            {
+                "tunnel": {"host": "0.0.0.0", "port": port},
+                "queue": {"quotas": [{"namespace": "over", "gpus": 0}]},
+            }
+        )
         gpus = [StubGpu(uuid=f"GPU-n0-{index}") for index in range(2)]
         StubState(gpus=gpus).write(folder / "gpus")
         library = environment(build(folder), folder / "gpus")

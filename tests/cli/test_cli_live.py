@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from cli_live import Live
+from cli_live import Forwarder, Live
 from click.testing import Result
+from question_table import commands, named, table
 from typer.testing import CliRunner
 
 from tandem.cli.main import build_app
 from tandem.contracts import names
-from tandem.controlplane import wait_until
+from tandem.controlplane import binaries, wait_until
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.tunnel import Tunnel
@@ -115,6 +122,110 @@ def test_tokens_for_the_read_only_api_alone_show_the_events_of_a_job(live: Live,
         wait_until(lambda: "SuccessfulCreate" in reasons(), "the Job's event is there")
     other = Tunnel(client, account=("default", "default"))
     assert other.get(f"/v1/status/jobs/{team}/job-train/events").status == 403
+
+
+@pytest.fixture
+def metrics(live: Live) -> Iterator[None]:
+    """Let the webhook's Service lead to the extender, as it does in a cluster."""
+    public = urlsplit(live.installation.public_url).port
+    assert public is not None
+    ports = [{"port": 443}]
+    metadata = {"name": "tandem-webhook", "namespace": names.NAMESPACE}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+    if not live.plane.kubectl("get", "service", "tandem-webhook", "-n", names.NAMESPACE,
+                              "--ignore-not-found"):  # fmt: skip
+        live.plane.apply(service | {"spec": {"ports": ports}})
+    forwarder = Forwarder(public)
+    live.lead_to(forwarder.port, "tandem-webhook", 443)
+    yield
+    forwarder.close()
+
+
+@pytest.mark.usefixtures("metrics")
+def test_kubectl_alone_answers_the_questions_of_the_page(live: Live) -> None:
+    """A job runs in a namespace whose quota is 0 GPUs; another one wants more than there is."""
+    plane = live.plane
+    plane.kubectl("create", "namespace", "over")
+    account = "/api/v1/namespaces/over/serviceaccounts/default"
+    wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
+    for name, gpus, model in (("train", 1, {}), ("huge", 3, {names.MODEL: "gpt2"})):
+        limits = {"limits": {names.RESOURCE: gpus}}
+        container = {"name": "train", "image": "train:1", "resources": limits}
+        template = {
+            "metadata": {"annotations": {names.MEMORY: "8Gi", **model}},
+            "spec": {"restartPolicy": "Never", "containers": [container]},
+        }
+        plane.apply({"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": template},
+                     "metadata": {"name": name, "namespace": "over"}})  # fmt: skip
+
+    listed = ("get", "gpujobs", "-n", "over", "-o", "name")
+    wait_until(lambda: plane.kubectl(*listed).count("job-") == 2, "both have a GPUJob")
+
+    def asked(question: str, **placeholders: str) -> str:
+        cell = table()[question][2]
+        placed = {key.replace("_", "-"): name for key, name in placeholders.items()}
+        said = []
+        for command in commands(cell, "kubectl"):
+            words = shlex.split(named(command, placed))[1:]
+            scoped = "-A" in words or "--raw" in words or "gpunode" in " ".join(words)
+            said.append(plane.kubectl(*words, *(() if scoped else ("-n", "over"))))
+        return "\n".join(said)
+
+    def holds(question: str, *words: str, **placeholders: str) -> None:
+        wait_until(
+            lambda: all(each in asked(question, **placeholders) for each in words),
+            f"{question} is answered by {words}",
+        )
+
+    try:
+        holds("Why does my job wait?", "wants 3 GPU(s) on one node", job_NAME="job-huge")
+        holds("When will it start?", "EXPECTED", "EXPECTED-BY", "job-huge", "Queued")
+        holds("What slows it down?", "SLOWDOWN", "FIRST-NODE", " n0 ", "GPU-n0-0", NODE="n0")
+        holds("Which GPUs are idle?", "IDLE", "Uuid:", "GPU-n0-1", NODE="n0")
+        holds("Did sharing pay?", "SLOWDOWN", "job-train")
+        holds("Why was it stopped?", "Decisions:", "Placed", job_NAME="job-train")
+        holds("What load was predicted?", "Load:", "8589934592",
+              job_NAME="job-train")  # fmt: skip
+        holds("Is my model known?", "MODEL", "gpt2")
+        holds("Which namespace is over quota?",
+              'tandem_queue_quota_held_gpus{namespace="over"} 1.0',
+              'tandem_queue_quota_gpus{namespace="over"} 0.0')  # fmt: skip
+        holds("What is broken?", "HEALTHY", "REPORTED", "tandem-predictor")
+    finally:
+        plane.kubectl("delete", "namespace", "over", "--wait=false")
+
+
+def test_the_next_three_steps_of_the_notes_do_what_they_say(live: Live, team: str) -> None:
+    """Each command of the notes of `helm install`, as it stands there, in a shell."""
+    plane = live.plane
+    steps = live.installation.helm("get", "notes", "tandem").partition("The next three steps:")[2]
+    commands = re.findall(r"(?m)^ {5}(\S.*)$", steps)
+    assert len(commands) == 6
+    programs = [Path(sys.executable).parent, binaries.require("kubectl").parent]
+    environment = {
+        **os.environ,
+        "PATH": ":".join([*map(str, programs), os.environ["PATH"]]),
+        "KUBECONFIG": str(plane.kubeconfig()),
+    }
+
+    def typed(command: str) -> str:
+        command = command.replace("NODE", "n1").replace("NAMESPACE", team)
+        answer = subprocess.run(
+            ["bash", "-c", command], env=environment, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 0, (command, answer.stdout, answer.stderr)
+        return answer.stdout
+
+    try:
+        ready, doctor, nodes, taint, adopt, top = map(typed, commands)
+    finally:
+        plane.kubectl("taint", "nodes", "n1", f"{names.GPU_TAINT}:NoSchedule-")
+    assert ready.count("successfully rolled out") == 2
+    assert "failed" not in doctor
+    assert "n0" in nodes
+    assert "tainted" in taint
+    assert "labeled" in adopt
+    assert f"{team}/job-train" in top
 
 
 def test_the_proxy_proves_nothing(live: Live) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_on_a_terminal_the_page_shows_the_jobs_and_stays_until_ctrl_c() -> None:
         assert page is not None
         url = page[1].removesuffix("/status/")
         assert "Tandem" in httpx.get(page[1], trust_env=False).text
-        until("until Ctrl+C", 200)
+        said_so_far = until("until Ctrl+C", 200)
         jobs = httpx.get(f"{url}/v1/status/jobs", trust_env=False, timeout=30).json()["view"]
         assert jobs["total"] == len(JOBS)
         assert jobs["byPhase"]["Completed"] == len(JOBS)
@@ -72,6 +73,15 @@ def test_on_a_terminal_the_page_shows_the_jobs_and_stays_until_ctrl_c() -> None:
         job = jobs["rows"][0]["name"]
         events = httpx.get(f"{url}/v1/status/jobs/{NAMESPACE}/{job}/events", trust_env=False)
         assert events.status_code == 200
+        # The second line is a command that can be typed in another terminal.
+        command = re.search(
+            r"In another terminal: (tandem why \S+ -n \S+ --server \S+)", said_so_far
+        )
+        assert command is not None
+        words = shlex.split(command[1])
+        answer = subprocess.run([TANDEM, *words[1:]], capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stderr
+        assert f"(Pod {words[2]}): Completed" in answer.stdout
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:

@@ -347,7 +347,7 @@ def notes(helm: Helm, namespace: str, *args: str) -> str:
 
 
 def test_the_notes_of_an_installation_end_with_the_next_three_steps(helm: Helm) -> None:
-    """Their commands name the namespaces that were chosen."""
+    """`tests/cli/test_cli_live.py` carries them out."""
     said = notes(helm, names.NAMESPACE)
     steps = said.partition("The next three steps:")[2]
     assert re.findall(r"(?m)^(\d)\. ", steps) == ["1", "2", "3"]
