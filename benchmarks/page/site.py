@@ -52,8 +52,9 @@ def page_site(
     events: list[dict[str, Any]] | None = None,
     profile: dict[str, Any] | None = None,
     within_s: float = 120,
+    state: ClusterState | None = None,
 ) -> Iterator[PageSite]:
-    """Serve a cluster that `fill` makes."""
+    """Serve a cluster that `fill` makes, or adds to `state`."""
     port, started = free_port(), threading.Event()
     found: list[PageSite] = []
     servers: list[uvicorn.Server] = []
@@ -65,16 +66,16 @@ def page_site(
         return profile
 
     async def serve() -> None:
-        state = ClusterState(now_s=time.time())
-        changes = Changes(state, lambda: QUOTAS)
-        fill(state)
+        served = state or ClusterState(now_s=time.time())
+        changes = Changes(served, lambda: QUOTAS)
+        fill(served)
         app = FastAPI()
         app.include_router(status_router(Publisher(local_changes(changes)), may, of_job, of_model))
         server = uvicorn.Server(
             uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
         )
         servers.append(server)
-        found.append(PageSite(f"http://127.0.0.1:{port}", state, asyncio.get_running_loop()))
+        found.append(PageSite(f"http://127.0.0.1:{port}", served, asyncio.get_running_loop()))
         task = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.02)
