@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import time
 from collections import OrderedDict
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
+from pydantic_core import to_json
 
 from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
@@ -255,7 +254,7 @@ def _predicted_slowdown(uid: str, holders: dict[str, Claim]) -> float | None:
     others = [claim.job.interference_class for other, claim in holders.items() if other != uid]
     if any(number >= len(own) for number in others):
         return None
-    slowdown = float(np.sum(own[others]))
+    slowdown = sum(float(own[number]) for number in others)
     return round(slowdown, 3) if math.isfinite(slowdown) else None
 
 
@@ -275,7 +274,7 @@ def _gone(kind: str, key: Key) -> bytes:
 
 
 def _json(value: Any) -> bytes:  # noqa: ANN401 - JSON values
-    return json.dumps(value, separators=(",", ":")).encode()
+    return to_json(value)
 
 
 def _dump(message: Any) -> bytes:  # noqa: ANN401 - a pydantic model
