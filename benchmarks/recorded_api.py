@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
@@ -238,7 +239,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self._watch(resource)
+            with suppress(BrokenPipeError):  # the extender has ended
+                self._watch(resource)
             return
         if url.path in self.written:
             self._answer(200, self.written[url.path])
