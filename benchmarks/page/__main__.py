@@ -34,7 +34,7 @@ _VIEWS: tuple[tuple[str, dict[str, str]], ...] = (
 
 
 def of_data(fleet: Fleet, state: ClusterState) -> dict[str, Any]:
-    """Return what encoding, taking in and viewing take, in milliseconds and MiB."""
+    """Return what encoding, taking in and viewing take, in milliseconds of CPU and MiB."""
     changes, cluster = Changes(state), Cluster()
     before = resident_mib(os.getpid())
     longest, size, lines = 0.0, 0, []
@@ -45,14 +45,14 @@ def of_data(fleet: Fleet, state: ClusterState) -> dict[str, Any]:
         size += len(piece)
         began = time.perf_counter()
     found: dict[str, Any] = {"whole_mib": round(size / 2**20, 1)}
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in changes.pieces():
         pass
-    found["encode_whole_ms"] = _ms(start)
+    found["encode_whole_ms"] = _cpu_ms(start)
     found["longest_piece_ms"] = round(longest * 1000, 2)
-    start = time.perf_counter()
+    start = time.process_time()
     cluster.apply(b"".join(lines))
-    found["apply_whole_ms"] = _ms(start)
+    found["apply_whole_ms"] = _cpu_ms(start)
     del lines
     found["memory_mib"] = round(resident_mib(os.getpid()) - before, 1)
     for name, given in _VIEWS:
@@ -60,12 +60,12 @@ def of_data(fleet: Fleet, state: ClusterState) -> dict[str, Any]:
     for number in range(50):
         state.upsert("gpunodes", fleet.node(number))
         state.upsert("gpujobs", fleet.waiting_job(number))
-    start = time.perf_counter()
+    start = time.process_time()
     delta = b"".join(changes.pieces(cluster.version))
-    found["encode_50_nodes_50_jobs_ms"] = _ms(start)
-    start = time.perf_counter()
+    found["encode_50_nodes_50_jobs_ms"] = _cpu_ms(start)
+    start = time.process_time()
     cluster.apply(delta)
-    found["apply_50_nodes_50_jobs_ms"] = _ms(start)
+    found["apply_50_nodes_50_jobs_ms"] = _cpu_ms(start)
     for name, given in _VIEWS:
         found[f"again {_label(name, given)}_ms"] = _view_ms(cluster, name, given)
     return found
@@ -76,9 +76,9 @@ def _label(name: str, given: dict[str, str]) -> str:
 
 
 def _view_ms(cluster: Cluster, name: str, given: dict[str, str]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     json.dumps(document(cluster, Scope(), query_of(name, (), given.items())))
-    return _ms(start)
+    return _cpu_ms(start)
 
 
 def of_browser(fleet: Fleet, site: PageSite, updates: int) -> dict[str, Any]:
@@ -119,6 +119,10 @@ def of_browser(fleet: Fleet, site: PageSite, updates: int) -> dict[str, Any]:
             "p50": round(statistics.median(took)), "most": round(max(took)),
         }  # fmt: skip
     return found
+
+
+def _cpu_ms(start: float) -> float:
+    return round((time.process_time() - start) * 1000, 1)
 
 
 def _ms(start: float) -> float:
