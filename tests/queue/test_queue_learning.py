@@ -260,7 +260,11 @@ def test_who_outgrew_its_prediction_answers_for_a_failure_for_want_of_memory() -
         assert after["memoryP95Bytes"] == 66 * GIB  # what it held, and a tenth
         assert after["memorySource"] == "observed"
         (told,) = [d for d in cluster.status("b")["decisions"] if d["what"] == "OutOfMemory"]
-        assert "it held 60.0 GiB; its next run is placed with 66.0 GiB" in told["why"]
+        # The message of missing memory, as its owner reads it (see test_queue_messages.py).
+        assert told["why"].startswith("ran out of GPU memory on ")
+        assert told["why"].endswith(
+            "(inferred by the node agent): it held 60.0 GiB; its next run is placed with 66.0 GiB"
+        )
         assert all(d["what"] != "OutOfMemory" for d in cluster.status("a")["decisions"])
 
     run(scenario)

@@ -1,0 +1,125 @@
+"""Ten messages as users read them in `kubectl describe` and the CLI, word for word."""
+
+from __future__ import annotations
+
+import pytest
+from queue_builders import pod, raw_pod
+from test_queue_controller import SHARED, Cluster, run
+from test_queue_evictions import ask
+from test_queue_preemption import Training
+
+from scheduler_extender.learning.adjusting import Move
+from scheduler_extender.predictions import without_predictor
+from scheduler_extender.queue.move_messages import told_of_move
+from scheduler_extender.quotas.config import Quota
+from scheduler_extender.quotas.grants import Stake, Turn
+from tandem.contracts.annotations import AnnotationError, parse_demand
+from tandem.contracts.resources import Demand
+from tandem.kube.resource import GPU_JOBS, PODS
+
+
+def test_waiting_preempted_and_suspended() -> None:
+    cluster, messages = Training(), []
+
+    async def scenario() -> None:
+        cluster.submit("first", gpus=2)
+        await cluster.pass_s(0)
+        cluster.submit("second")
+        await cluster.pass_s(1)
+        messages.append(cluster.status("second")["message"])
+        await cluster.pass_s(150)
+        await cluster.pass_s(1)
+        messages.append(cluster.status("first")["message"])
+        cluster.job_controller_deletes("first")
+        await cluster.pass_s(1)
+        messages.append(cluster.status("first")["message"])
+
+    run(scenario)
+    assert messages == [
+        "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 2 GPU(s) refused by shares"
+        " (n0/GPU-n0-0, n0/GPU-n0-1): 1 of 1 shares taken",
+        "gives up its GPUs: default/job-second needs them",
+        "gave up its GPUs (default/job-second needs them); keeps its attained service",
+    ]
+    assert cluster.said[0] == (
+        "second-2",
+        "Waiting",
+        "waits for 1 GPU(s) on one node; GPUs are refused by shares; for figures: kubectl describe"
+        " gpujob job-second",
+    )
+
+
+def test_hold_and_the_refusal_of_a_pod_without_a_plan() -> None:
+    cluster = Cluster()
+
+    async def scenario() -> None:
+        cluster.api.create(PODS, raw_pod("p"))
+        await cluster.cycle()
+        refused = cluster.controller.gates.refusal(
+            pod("p", uid=cluster.pod("p")["metadata"]["uid"])
+        )
+        assert refused == (
+            "the pod waits for its turn; the status of GPUJob pod-p gives the reason"
+        )
+        cluster.api.patch(GPU_JOBS, "pod-p", {"spec": {"hold": True}}, "default")
+        await cluster.cycle()
+        status = cluster.gpujob("pod-p")["status"]
+        assert (status["reason"], status["message"]) == ("Held", "an administrator holds it")
+
+    run(scenario)
+
+
+def test_evicted_by_the_memory_guard() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0")
+    for name in ("greedy", "innocent"):
+        cluster.api.create(PODS, raw_pod(name, annotations=SHARED))
+        run(cluster.cycle)
+        cluster.bind_as_planned(name)
+    run(cluster.cycle)
+    ask(cluster)
+    run(cluster.cycle)
+    said = {(name, reason): note for name, reason, note in cluster.said}
+    assert said["greedy", "MemoryOutgrown"] == (
+        "Evicted from GPU-n0-0: holds 60.0 GiB where 12.0 GiB were predicted. Its next run is"
+        " placed with more memory."
+    )
+    assert said["innocent", "NeighbourEvicted"] == (
+        "default/greedy was evicted from GPU-n0-0, which it would have filled."
+    )
+
+
+@pytest.mark.parametrize(
+    ("sufferer", "message"),
+    [
+        ("a", "leaves GPU-0: it is slowed down by 40% next to ml/b (measured)"),
+        ("b", "leaves GPU-0: ml/b is slowed down by 40% next to it (measured)"),
+    ],
+)
+def test_moved(sufferer: str, message: str) -> None:
+    move = Move(
+        ("ml", "a"), ("n0", "GPU-0"), (("ml", "b"),), ("ml", sufferer), 0.4, True, cost_gib=10.0
+    )
+    assert told_of_move(move) == message
+
+
+def test_quota() -> None:
+    stakes = {("vision", "a"): Stake(held=16, wants=16, endless=False)}
+    turn = Turn([Quota(namespace="vision", gpus=16, borrow=False)], stakes)
+    assert turn.refusal(("vision", "b"), 2) == (
+        "namespace vision holds 16 GPU(s) of a share of 16, and may not borrow"
+    )
+
+
+def test_wrong_value() -> None:
+    with pytest.raises(AnnotationError) as error:
+        parse_demand({"tandem.gpu/memory": "12 apples"}, 1)
+    assert str(error.value) == (
+        'metadata.annotations[tandem.gpu/memory]: "12 apples" is not allowed: must be a quantity'
+        " of memory per GPU from 1Mi to 1Pi, such as 12Gi or 1500Mi"
+    )
+
+
+def test_predictor_unreachable() -> None:
+    said = without_predictor(Demand(gpus_per_pod=1, model="bert"), "no answer from the predictor")
+    assert said.explanation == "no answer from the predictor; whole-gpu counts"
