@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "how-to.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 NEW = re.compile(r"New file `([^`]+)`:\n\n```python\n(.*?)```", re.S)
 REPLACE = re.compile(
-    r"In `([^`]+)`, replace\n\n```python\n(.*?)\n```\n\nby\n\n```python\n(.*?)\n```", re.S
+    r"In `([^`]+)`, replace\n\n```text\n(.*?)\n```\n\nby\n\n```text\n(.*?)\n```", re.S
 )
 CHECK = re.compile(r"Check:\n\n```python\n(.*?)```", re.S)
 
