@@ -55,6 +55,19 @@ def test_without_progress_the_measured_utilisation_stretches_the_step():
     assert load.iteration_s == pytest.approx(formula(32).busy_seconds / 0.25)
 
 
+def test_the_rhythm_that_the_agent_observes_replaces_the_formula_where_it_is_near():
+    slow = 1.4 * formula(32).seconds
+
+    def rhythm(active: float, idle: float) -> float | None:
+        phases = {"active_seconds": active, "idle_seconds": idle}
+        return asked(ran(32, busy=98).model_copy(update=phases)).iteration_s
+
+    derived = asked(ran(32, busy=98)).iteration_s
+    assert rhythm(0.9 * slow, 0.1 * slow) == pytest.approx(slow)
+    assert rhythm(30.0, 2.0) == derived  # an epoch, or a log
+    assert rhythm(0.98, 0.02) == derived  # shares of a second: no period was found
+
+
 def test_a_run_in_micro_batches_tells_the_time_of_one():
     load = asked(ran(64, rate=1.0, steps=2), batch=64, accumulation_steps=2)
     assert load.iteration_s == pytest.approx(0.5)
