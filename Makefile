@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench chaos soak images real browser pictures results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
+.PHONY: help setup check test papers demo bench chaos soak images real browser pictures results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -49,7 +49,11 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real and not browser"
+	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real and not browser and not papers"
+
+papers: $(READY) ## The systems of the five papers on a control plane, each by a scenario that only it decides so (six minutes)
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/pytest -n0 tests/e2e/test_e2e_papers.py
 
 demo: $(RUNNABLE) ## Twelve jobs on simulated GPUs, without a cluster
 	@$(BIN)/tandem demo

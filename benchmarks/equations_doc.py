@@ -64,10 +64,10 @@ the evaluations: [Tiresias](results/tiresias.md), [Horus](results/horus.md),
 `tests/paper_scenarios.py` has one scenario for each of the profiles `tiresias-l`, `tiresias-g`,
 `horus`, `horus-f`, `ojpp`, `ojpap`, `sjf-bsbf`, `xonar`, `xonar-fifo-pairs` and `pab`, with the
 paper's section. Only that profile passes it: all others fail it on the API server in memory
-(`tests/queue/test_queue_papers.py`). On a control plane it runs under its own profile and under the
-one that goes with it furthest (`tests/e2e/test_e2e_papers.py`). Of 200 random pairs, `sjf-bsbf`
-decides 200 live as a replay with the true times, where the predicted slowdowns are true, and about
-187 where predicted speeds and iteration times have a mean error of 7 %
+(`tests/queue/test_queue_papers.py`). On a control plane it runs under its own profile and under
+the one that goes with it furthest (`make papers`, `tests/e2e/test_e2e_papers.py`). Of 200 random
+pairs, `sjf-bsbf` decides 200 live as a replay with the true times, where the predicted slowdowns
+are true, and about 187 where predicted speeds and iteration times have a mean error of 7 %
 (`tests/queue/test_queue_theorem_1.py`, on the API server in memory).
 
 Written by `python -m benchmarks.equations_doc --write` from the tags (`# Paper:`) in the code.
