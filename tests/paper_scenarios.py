@@ -183,7 +183,7 @@ _ALIKE = tuple(each for i in range(1, 7) for each in (Submit(f"x{i}", "alike"), 
 _HORUS: dict[str, Any] = {
     "gpus": 2,
     "kinds": {
-        "busy": Kind(99, 32), "wall": Kind(10, 75), "odd": Kind(20, 50.5),
+        "busy": Kind(99, 32), "wall": Kind(10, 75), "odd": Kind(30, 50.5),
         "alike": Kind(25, 51), "new": Kind(40, 6),
     },
     "slowdown": _both(0.9, ("odd", "new"), ("alike", "new")),
@@ -199,16 +199,18 @@ _OJPP: dict[str, Any] = {
     # Of a GPU that is idle for a third of the time nobody says that it slows jobs down.
     "kinds": {
         "calm": Kind(25, 8, 4, 0.02), "peaky": Kind(44, 8, 40, 0.5), "light": Kind(25, 3),
-        "harsh": Kind(20, 8),
+        "burst": Kind(5, 8, 40, 0.5), "harsh": Kind(20, 8),
     },
-    "slowdown": _both(0.3, ("harsh", "calm"), ("harsh", "peaky"), ("harsh", "light")),
+    "slowdown": _both(
+        0.3, ("harsh", "calm"), ("harsh", "peaky"), ("harsh", "light"), ("harsh", "burst")
+    ),
     "adjust": {"every_s": 5.0},
 }  # fmt: skip
 _PACKED_AND_SLOW = (
     Submit("a", "peaky"), Known("a"), Look(("a",)),
     Submit("d", "calm"), Pass(1), Submit("e", "light"), Pass(1), Look(("a+d+e",)),
     # By Eq. 5 a second job with peaks opens a GPU, by Eq. 7 no job joins the harsh one.
-    Submit("b", "peaky"), Pass(1), Look(("a+d+e", "b")),
+    Submit("b", "burst"), Pass(1), Look(("a+d+e", "b")),
     Submit("c", "harsh"), Pass(2), Look(("a+d+e", "b")),
     Slow("a", 0.6, "e"), Pass(60),
 )  # fmt: skip
