@@ -184,14 +184,15 @@ _HORUS: dict[str, Any] = {
     "gpus": 2,
     "kinds": {
         "busy": Kind(99, 32), "wall": Kind(10, 75), "odd": Kind(30, 50.5),
-        "alike": Kind(25, 51), "new": Kind(40, 6),
+        "alike": Kind(25, 51), "big": Kind(35, 51), "new": Kind(40, 6),
     },
     "slowdown": _both(0.9, ("odd", "new"), ("alike", "new")),
     "order": _TWO,
 }  # fmt: skip
 _ONE_HAS_WAITED_LONGEST = (
     Submit("busy", "busy"), Pass(1), Submit("wall", "wall"), Pass(1), Look(("busy", "wall")),
-    Submit("odd", "odd"), Pass(1), *_ALIKE, Pass(3), Ends("wall"), Pass(2),
+    # The last needs most, so that those who pack by demand take neither of the two.
+    Submit("odd", "odd"), Pass(1), *_ALIKE, Submit("big", "big"), Pass(3), Ends("wall"), Pass(2),
 )  # fmt: skip
 
 _OJPP: dict[str, Any] = {
