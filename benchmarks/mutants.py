@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--untried", action="store_true", help="leave those that survived with other tests before"
     )
+    parser.add_argument("--again", action="store_true", help="only those that have survived before")
     parser.add_argument(
         "--report", action="store_true", help="run nothing: tell what is known of the sample"
     )
@@ -155,9 +156,12 @@ def main() -> None:
     sampled = {} if args.only == ["hand"] else sample(settings, args.count, args.seed, words)
     paths = sorted({*module_paths(settings), *(m.path for m in hand_mutants(args.hand))})
     mutants = [*hand, *(m for _, found in sampled.values() for m in found)]
+    results = Results()
+    if args.again:
+        last = {m.id: results.last(m) for m in mutants}
+        mutants = [m for m in mutants if (found := last[m.id]) and found["outcome"] != "killed"]
     near = {m.id: near_files(settings, m.path) for m in mutants}
     until_s = time.monotonic() + 60 * args.minutes
-    results = Results()
     if args.report:
         outcomes = {m.id: last for m in mutants if (last := results.last(m))}
     else:

@@ -9,10 +9,17 @@ from queue_builders import gang, load, pod, raw_pod
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import policy_job, rfc3339, unpredicted_load
 from scheduler_extender.cluster.pods import pod_info, trim_pod
-from scheduler_extender.cluster.workloads import gang_size, gpujob_name
+from scheduler_extender.cluster.workloads import (
+    KINDS,
+    explicit_size,
+    gang_size,
+    gpujob_name,
+    role_of,
+)
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.queue import lifecycle
+from tandem.contracts import names
 from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import Snapshot
@@ -274,3 +281,35 @@ def test_alike_jobs_behind_one_that_was_refused_are_refused_with_it() -> None:
     decisions = cycle(starts, Fifo(), ("n", "a", 80))
     assert set(decisions) == {"j0", "j1", "j2"}
     assert len(set(decisions.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("stated", "size"), [("3", 3), ("1", 1), ("0", None), ("-2", None), ("two", None), ("", None)]
+)
+def test_a_stated_size_is_a_number_of_at_least_one(stated: str, size: int | None) -> None:
+    assert explicit_size(pod("p", annotations={names.GANG_SIZE: stated})) == size
+
+
+@pytest.mark.parametrize(
+    ("labels", "role"),
+    [
+        ({}, ""),
+        ({names.REPLICATED_JOB_LABEL: "Leader"}, "Leader"),
+        ({names.REPLICA_TYPE_LABEL: "Worker"}, "worker"),
+        ({names.JOB_ROLE_LABEL: "Master"}, "master"),
+        ({names.LEADER_WORKER_SET_WORKER_LABEL: "0"}, "leader"),
+        ({names.LEADER_WORKER_SET_WORKER_LABEL: "3"}, "worker"),
+    ],
+)
+def test_the_role_of_a_pod_is_read_off_the_label_of_its_operator(labels: dict, role: str) -> None:
+    assert role_of(pod("p", labels=labels)) == role
+
+
+def test_the_jobs_of_kubeflow_are_served_under_their_plurals() -> None:
+    kubeflow = [
+        kind for kind in KINDS.values() if kind.resource and "kubeflow" in kind.resource.group
+    ]
+    assert len(kubeflow) == 6
+    for kind in kubeflow:
+        assert kind.resource.plural == kind.resource.kind.lower() + "s"
+        assert KINDS[kind.resource.kind] is kind
