@@ -93,6 +93,7 @@ class LoadPrediction:
         sub_batches = await self._sub_batches(
             gang.key[0], demand, prediction.load, self._kind_for(gang)
         )
+        await self._price(gang, prediction.load, sub_batches)
         if gang.record is None:
             return
         faults.reach("enqueue-before")
@@ -114,6 +115,21 @@ class LoadPrediction:
         self._gpus.beliefs.of(job, prediction.load)
         await self._pricing.ask()
         return prediction
+
+    async def _price(self, gang: Gang, load: Load, parts: list[SubBatch]) -> None:
+        """Ask what sub-batches do to others, too, before the job is planned beside them."""
+        if not parts or gang.record is None:
+            return
+        spec = gang.record.spec
+        job = policy_job(
+            "/".join(gang.key),
+            spec.demand,
+            load,
+            sub_batches=parts,
+            kind=kind_of_model(spec, load),
+        )
+        self._gpus.beliefs.of(job, load)
+        await self._pricing.ask()
 
     def _kind_for(self, gang: Gang) -> GpuKind | None:
         """Return the type of GPU that a gang is most likely to get: what it needs depends on it."""
@@ -193,6 +209,7 @@ class LoadPrediction:
         sub_batches = await self._sub_batches(
             gang.key[0], demand, prediction.load, self._kind_for(gang)
         )
+        await self._price(gang, prediction.load, sub_batches)
         if gang.record is None:
             return
         status = gang.record.status
