@@ -94,11 +94,12 @@ class Watch:
                     self.largest_mib[pid] = max(self.largest_mib[pid], resident_mib(pid))
 
 
-def post(public: str, body: bytes) -> list[Answer]:
-    """Send one review."""
+def post(public: str, body: bytes, source: str = "") -> list[Answer]:
+    """Send one review, from the address `source`."""
     start = time.perf_counter()
+    transport = httpx.HTTPTransport(verify=False, local_address=source or None)
     try:
-        with httpx.Client(trust_env=False, verify=False, timeout=60) as client:
+        with httpx.Client(trust_env=False, transport=transport, timeout=60) as client:
             answer = client.post(
                 f"{public}/mutate", content=body, headers={"content-type": "application/json"}
             )
@@ -108,7 +109,7 @@ def post(public: str, body: bytes) -> list[Answer]:
     return [{"status": status, "bytes": size, "seconds": round(time.perf_counter() - start, 3)}]
 
 
-def half_sent(public: str, *, held_s: float = 5.0) -> list[Answer]:
+def half_sent(public: str, source: str = "", *, held_s: float = 5.0) -> list[Answer]:
     """Open connections that announce 4 MiB each and send all but the last byte."""
     url = urlsplit(public)
     assert url.hostname is not None
@@ -126,7 +127,9 @@ def half_sent(public: str, *, held_s: float = 5.0) -> list[Answer]:
 
     for _ in range(HALF_SENT):
         with suppress(OSError):
-            connection = socket.create_connection((url.hostname, url.port), timeout=10)
+            connection = socket.create_connection(
+                (url.hostname, url.port), timeout=10, source_address=(source, 0)
+            )
             if url.scheme == "https":
                 context = ssl.create_default_context()
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -141,12 +144,12 @@ def half_sent(public: str, *, held_s: float = 5.0) -> list[Answer]:
     return [{"connections": len(opened)}]
 
 
-def measure(public: str, health: str, pids: list[int]) -> dict[str, Any]:
-    """Return what each attack costs, by its name."""
+def measure(public: str, health: str, pids: list[int], source: str = "") -> dict[str, Any]:
+    """Return what each attack costs, by its name; the attacks come from the address `source`."""
     attacks: dict[str, Callable[[], list[Answer]]] = {
-        "unknown annotations, 0.5 MiB": lambda: post(public, unknown_annotations()),
-        "malformed containers, 0.23 MiB": lambda: post(public, malformed_containers()),
-        f"{HALF_SENT} half-sent bodies of 4 MiB": lambda: half_sent(public),
+        "unknown annotations, 0.5 MiB": lambda: post(public, unknown_annotations(), source),
+        "malformed containers, 0.23 MiB": lambda: post(public, malformed_containers(), source),
+        f"{HALF_SENT} half-sent bodies of 4 MiB": lambda: half_sent(public, source),
     }
     found: dict[str, Any] = {}
     for name, attack in attacks.items():

@@ -195,9 +195,9 @@ def test_the_guard_goes_on_where_the_gpu_fills_again(on, driver):
 
 
 def test_a_pod_is_judged_by_what_it_holds_now_and_not_by_its_peak(on, driver):
-    _, one = on((1, 60, 20), (2, 10, 60))
+    _, one = on((1, 60, 19), (2, 10, 60))
     assert asked(one) == []  # 70 of 80 GiB
-    driver.state.processes[0] = StubProcess(0, 101, 20 * GIB)
+    driver.state.processes[0] = StubProcess(0, 101, 19 * GIB)
     driver.state.processes[1] = StubProcess(0, 102, 59 * GIB)
     assert asked(one, 3) == []
     assert one.monitor.nearly_full == {"nobody": 1}

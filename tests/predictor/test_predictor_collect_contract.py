@@ -21,7 +21,7 @@ OF_A_GPU = {"activeS", "memoryCourse"}
 def backend(request: pytest.FixtureRequest) -> Any:
     if request.param == "double":
         return FakeBackend("cpu")
-    pytest.importorskip("torch", reason="PyTorch is not installed (it is in no lock file)")
+    pytest.importorskip("torch", reason="no PyTorch: it is in no lock file")
     from predictor.collect.torch_backend import TorchBackend
 
     return TorchBackend("cpu")

@@ -41,6 +41,8 @@ def halved(iteration: Iteration) -> tuple[SubBatch, ...]:
 def stretch_in(iteration: Iteration, steps: int) -> float:
     """Return the time of an iteration in so many micro-batches, as a multiple of that in one.
 
+    Shapes: `iteration` and `steps` are of one job; the result is a scalar, at least 0.
+
     Worked: as in `halved`: 2 micro-batches 1.167.
 
     Source: [SJF-BSBF] Eq. (3), (4), (7).
@@ -69,7 +71,9 @@ def stretch_in(iteration: Iteration, steps: int) -> float:
 def fitted_compute(items: Floats, seconds: Floats) -> tuple[float, float]:
     """Return a and b of t_comp = a + b B, both at least 0, that fit measured or predicted times.
 
-    Symbols: B = `items` a GPU, t_comp = `seconds`; (samples,) each, of at least one.
+    Shapes: (samples,) each, of at least one sample; two scalars.
+
+    Symbols: B = `items` a GPU, t_comp = `seconds`.
 
     Worked: 0.2 s of 10 items and 0.3 s of 20: a = 0.1 s, b = 0.01 s.
 
@@ -85,6 +89,10 @@ def fitted_compute(items: Floats, seconds: Floats) -> tuple[float, float]:
 def ring_bytes(message_bytes: float, workers: int) -> float:
     """Return what one of the workers of a ring sends when they sum up a message: 2 (n - 1) / n M.
 
+    Shapes: scalars; bytes.
+
     Worked: 1e8 bytes among 4 workers: 1.5e8; one worker sends nothing.
+
+    Source: [SJF-BSBF] Eq. (4) takes the message as given; the factor is that of a ring all-reduce.
     """
     return 2 * (workers - 1) / workers * message_bytes
