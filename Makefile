@@ -51,7 +51,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/tandem controlplane build
 	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real and not browser and not papers"
 
-papers: $(READY) ## The systems of the five papers on a control plane, each by a scenario that only it decides so (six minutes)
+papers: $(READY) ## The systems of the five papers on a control plane, each by a scenario that only it decides so (nine minutes)
 	@$(BIN)/tandem controlplane build
 	@$(BIN)/pytest -n0 tests/e2e/test_e2e_papers.py
 
