@@ -144,7 +144,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--minutes", type=float, default=float("inf"),
-        help="stop after so long; the next run goes on from there",
+        help="stop after so many minutes; the next run tries the mutants that are left",
     )  # fmt: skip
     parser.add_argument("--workers", type=int, default=1, help="processes that run tests")
     parser.add_argument("--page", type=Path, help="write the score and the survivors there")

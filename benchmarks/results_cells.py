@@ -222,7 +222,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--grid", choices=("small", "full", "gain"), default="small")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after so many minutes"
+    )
     arguments = parser.parse_args()
     wanted = list(cells(arguments.grid))
     end = time.monotonic() + 60 * arguments.minutes

@@ -60,11 +60,11 @@ _TENANTS = """
 ## Tenants
 
 The ClusterRole `tandem-view` (get, list and watch of `gpujobs`, `gpunodes`, `modelprofiles` and
-`events`) is joined to Kubernetes' own `view`, `edit` and `admin`: whoever may view a namespace sees
-its jobs and models. The ClusterRole `tandem-edit` (create, update and delete of `modelprofiles`) is
-joined to `edit` and `admin`: whoever may edit a namespace pushes and deletes its models through the
-predictor, which asks the API server for these rights. An admission policy refuses every other write
-of the three kinds.
+`events`) is joined to Kubernetes' own `view`, `edit` and `admin`: a user who may view a namespace
+sees its jobs and models. The ClusterRole `tandem-edit` (create, update and delete of
+`modelprofiles`) is joined to `edit` and `admin`: a user who may edit a namespace pushes and deletes
+its models through the predictor, which asks the API server for these rights. An admission policy
+refuses every other write of the three kinds.
 
 The group `system:authenticated` (`access.groups`) gets the roles `tandem-api`: `get` of
 `services/proxy` of the Service `tandem-api`, and `get` of the MutatingWebhookConfiguration

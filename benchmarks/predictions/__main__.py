@@ -4,7 +4,7 @@
 
 DATA has `loads`, `colocation` and `pollux`, which are no part of this repository. The models are
 known by name and rebuilt as graphs (`benchmarks.predictions.workloads`); their features are in
-`features.json`. The scatter plots are written to `predictions.svg` beside the page.
+`features.json`. The scatter plots are written to `predictions.svg` in the page's folder.
 """
 
 from __future__ import annotations

@@ -91,13 +91,13 @@ def measured(data: Path) -> list[Measured]:
 def _gavel(data: Path) -> Iterator[Measured]:
     matrix = json.loads((data / "colocation" / "gavel-oracle-v100-p100.json").read_text())
     for gpu, jobs in matrix.items():
-        for name, beside in jobs.items():
+        for name, rates in jobs.items():
             match = re.fullmatch(r"([\w-]+?)(?: \(batch size (\d+)\))?", name)
             assert match is not None
             model, family = GAVEL[match[1]]
             yield Measured(
                 "gavel", model, family, int(match[2] or 1), {"v100": V100, "p100": P100}[gpu],
-                "pytorch", None, step_s=1 / beside["null"],
+                "pytorch", None, step_s=1 / rates["null"],
             )  # fmt: skip
 
 

@@ -88,12 +88,7 @@ class LoadPrediction:
             return
         status, now = gang.record.status, rfc3339(self._clock())
         created = min((p.created_at for p in gang.pods.values() if p.created_at), default=now)
-        demand = gang.record.spec.demand
-        prediction = await self._predict(gang, gang.record.spec)
-        sub_batches = await self._sub_batches(
-            gang.key[0], demand, prediction.load, self._kind_for(gang)
-        )
-        await self._price(gang, prediction.load, sub_batches)
+        prediction, sub_batches = await self._priced(gang, gang.record.spec)
         if gang.record is None:
             return
         faults.reach("enqueue-before")
@@ -201,15 +196,19 @@ class LoadPrediction:
                 del self._to_ask_again[key]
                 self._soon(key)
 
+    async def _priced(self, gang: Gang, spec: GPUJobSpec) -> tuple[Prediction, list[SubBatch]]:
+        """Predict the load of a gang and of the ways to split its batch, and have them priced."""
+        prediction = await self._predict(gang, spec)
+        sub_batches = await self._sub_batches(
+            gang.key[0], spec.demand, prediction.load, self._kind_for(gang)
+        )
+        await self._price(gang, prediction.load, sub_batches)
+        return prediction, sub_batches
+
     async def _ask_again(self, gang: Gang) -> None:
         if gang.record is None:
             return
-        demand = gang.record.spec.demand
-        prediction = await self._predict(gang, gang.record.spec)
-        sub_batches = await self._sub_batches(
-            gang.key[0], demand, prediction.load, self._kind_for(gang)
-        )
-        await self._price(gang, prediction.load, sub_batches)
+        prediction, sub_batches = await self._priced(gang, gang.record.spec)
         if gang.record is None:
             return
         status = gang.record.status

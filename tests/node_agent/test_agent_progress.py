@@ -154,51 +154,47 @@ def test_step_off_our_nodes_starts_nothing(helper, monkeypatch):
     assert threading.active_count() == before
 
 
-def test_step_reaches_the_agent(helper, served, monkeypatch, tmp_path):
+@pytest.fixture
+def arrival(helper, served, monkeypatch, tmp_path):
+    """The agent hears this process; return an event that is set by what `of` says of a message."""
     taken, url = served
     (tmp_path / "token").write_text("token-of-a\n")
     monkeypatch.setenv(helper.AGENT_URL, url)
     monkeypatch.setenv(helper.TOKEN_FILE, str(tmp_path / "token"))
-    arrived = threading.Event()
-    original = taken.take
 
-    def take(token, told):
-        done = original(token, told)
-        if told.iterations:
-            arrived.set()
-        return done
+    def of(awaited):
+        arrived = threading.Event()
+        original = taken.take
 
-    monkeypatch.setattr(taken, "take", take)
+        def take(token, told):
+            done = original(token, told)
+            if awaited(told):
+                arrived.set()
+            return done
+
+        monkeypatch.setattr(taken, "take", take)
+        return arrived
+
+    return of
+
+
+def test_step_reaches_the_agent(helper, served, arrival):
+    arrived = arrival(lambda told: told.iterations)
     for _ in range(100):
         helper.step()
     helper.step(20)
     assert arrived.wait(60)
-    assert "uid-a" in taken.paces()
+    assert "uid-a" in served[0].paces()
 
 
-def test_what_profile_records_reaches_the_agent_with_the_iterations(
-    helper, served, monkeypatch, tmp_path
-):
-    taken, url = served
-    (tmp_path / "token").write_text("token-of-a\n")
-    monkeypatch.setenv(helper.AGENT_URL, url)
-    monkeypatch.setenv(helper.TOKEN_FILE, str(tmp_path / "token"))
+def test_what_profile_records_reaches_the_agent_with_the_iterations(helper, served, arrival):
     seen = SimpleNamespace(iterations=0, active_s=0.0, idle_s=0.0)
     helper._profiles.append(seen)
-    arrived = threading.Event()
-    original = taken.take
-
-    def take(token, told):
-        done = original(token, told)
-        if told.iterations_recorded:
-            arrived.set()
-        return done
-
-    monkeypatch.setattr(taken, "take", take)
+    arrived = arrival(lambda told: told.iterations_recorded)
     helper.step()
     seen.active_s, seen.idle_s, seen.iterations = 3.0, 1.0, 10
     assert arrived.wait(60)
-    assert taken.paces()["uid-a"].activity == (0.3, 0.1)
+    assert served[0].paces()["uid-a"].activity == (0.3, 0.1)
 
 
 def test_step_survives_an_agent_that_is_away_and_a_missing_token(helper, monkeypatch):

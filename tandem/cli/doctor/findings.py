@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -118,22 +118,16 @@ def within(work: Callable[[], _Result], seconds: float) -> _Result:
     Raises:
         TimeoutError: it has not ended in that time.
     """
-    done: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
+    done: Future[_Result] = Future()
 
     def run() -> None:
         try:
-            done.put((work(), None))
+            done.set_result(work())
         except BaseException as error:
-            done.put((None, error))
+            done.set_exception(error)
 
     threading.Thread(target=run, name="doctor", daemon=True).start()
-    try:
-        result, error = done.get(timeout=max(0.0, seconds))
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value] # None only where `work` returns it
+    return done.result(timeout=max(0.0, seconds))
 
 
 def _anonymous(error: KubeError) -> bool:
