@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import uuid4
@@ -18,6 +17,7 @@ from uuid import uuid4
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.writes import PARALLEL_WRITES
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.fencing import Fence
 from scheduler_extender.leader import LeaseWatch
@@ -29,6 +29,7 @@ from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.status.changes import Changes
+from scheduler_extender.threads import thread_pool
 from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.client import KubeClient, Object
@@ -46,6 +47,9 @@ RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses"
 WATCHED = (NODES, GPU_NODES, GPU_JOBS, PODS)
 
 _BIND_THREADS = 32
+#: The writes of the queue, and everything else that blocks: planning, forecasts, repairs, fencing,
+#: quotas and the runtime class, each of which runs once at a time. None waits for another's thread.
+_OTHER_THREADS = PARALLEL_WRITES + 8
 _TICK_S = 1.0
 _SWITCH_S = 0.0005
 _RUNTIME_CLASS_EVERY_S = 60.0
@@ -97,7 +101,9 @@ async def running(
     )
     metrics = Metrics()
     feed = Feed(state, on_slice=metrics.slice_took)
-    threads = ThreadPoolExecutor(_BIND_THREADS, thread_name_prefix="bind")
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(thread_pool(_OTHER_THREADS, "work"))
+    threads = thread_pool(_BIND_THREADS, "bind")
     binder = Binder(
         state,
         pipeline,
@@ -120,7 +126,6 @@ async def running(
     changes = Changes(state, lambda: controller.quotas)
     service = Service(config, api, state, feed, verbs, binder, metrics, changes, predictor)
     hostname = config.leader.hostname or socket.gethostname()
-    loop = asyncio.get_running_loop()
 
     def term_changed() -> None:
         # At once, not at the next round: kube-scheduler calls from the moment that it leads.
