@@ -63,7 +63,11 @@ Quantities = Annotated[dict[str, Quantity], _at_most(100)]
 
 
 class _Shape(BaseModel):
-    """An object of which only some fields matter; null is the same as absent."""
+    """An object of which only some fields matter; null is the same as absent.
+
+    A list or object that is absent is made by a factory: pydantic would copy a default, which takes
+    more time than all the rest where a pod has thousands of terms.
+    """
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore"
@@ -72,7 +76,7 @@ class _Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: object) -> object:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or None not in data.values():
             return data
         return {key: value for key, value in data.items() if value is not None}
 
@@ -80,8 +84,8 @@ class _Shape(BaseModel):
 class Resources(_Shape):
     """What a container asks for."""
 
-    limits: Quantities = {}
-    requests: Quantities = {}
+    limits: Quantities = Field(default_factory=dict)
+    requests: Quantities = Field(default_factory=dict)
 
     def of(self, resource: str) -> dict[str, str]:
         """Return the amounts of one resource by section, limits first."""
@@ -92,7 +96,7 @@ class Resources(_Shape):
 class Capabilities(_Shape):
     """Capabilities of Linux that a container gets beyond its runtime's own."""
 
-    add: Few[str] = []
+    add: Few[str] = Field(default_factory=list)
 
 
 class SecurityContext(_Shape):
@@ -126,8 +130,8 @@ class ContainerShape(_Shape):
     """A container of any of the three kinds."""
 
     resources: Resources = Resources()
-    env: Few[dict[str, Any]] = []
-    volume_mounts: Few[VolumeMount] = []
+    env: Few[dict[str, Any]] = Field(default_factory=list)
+    volume_mounts: Few[VolumeMount] = Field(default_factory=list)
     security_context: SecurityContext = SecurityContext()
     termination_message_policy: str = ""
 
@@ -135,26 +139,26 @@ class ContainerShape(_Shape):
 class Metadata(_Shape):
     """Of a pod or a template."""
 
-    annotations: Texts = {}
+    annotations: Texts = Field(default_factory=dict)
 
 
 class Requirement(_Shape):
     """A requirement on a label or a field of a node."""
 
-    values: Few[str] = []
+    values: Few[str] = Field(default_factory=list)
 
 
 class NodeSelectorTerm(_Shape):
     """Requirements of which all must hold."""
 
-    match_expressions: Few[Requirement] = []
-    match_fields: Few[Requirement] = []
+    match_expressions: Few[Requirement] = Field(default_factory=list)
+    match_fields: Few[Requirement] = Field(default_factory=list)
 
 
 class NodeSelector(_Shape):
     """Terms of which one must hold."""
 
-    node_selector_terms: Annotated[list[NodeSelectorTerm], FailFast()] = []
+    node_selector_terms: Annotated[list[NodeSelectorTerm], FailFast()] = Field(default_factory=list)
 
 
 class NodeAffinity(_Shape):
@@ -174,15 +178,15 @@ class Affinity(_Shape):
 class PodSpec(_Shape):
     """What a pod is to be."""
 
-    containers: FewContainers[ContainerShape] = []
-    init_containers: FewContainers[ContainerShape] = []
-    ephemeral_containers: FewContainers[ContainerShape] = []
-    volumes: Few[Volume] = []
+    containers: FewContainers[ContainerShape] = Field(default_factory=list)
+    init_containers: FewContainers[ContainerShape] = Field(default_factory=list)
+    ephemeral_containers: FewContainers[ContainerShape] = Field(default_factory=list)
+    volumes: Few[Volume] = Field(default_factory=list)
     node_name: str = ""
     scheduler_name: str = ""
-    scheduling_gates: Few[dict[str, Any]] = []
-    tolerations: Few[dict[str, Any]] = []
-    node_selector: Texts = {}
+    scheduling_gates: Few[dict[str, Any]] = Field(default_factory=list)
+    tolerations: Few[dict[str, Any]] = Field(default_factory=list)
+    node_selector: Texts = Field(default_factory=dict)
     affinity: Affinity = Affinity()
     host_pid: bool = Field(False, alias="hostPID")
     runtime_class_name: str = ""

@@ -1,4 +1,8 @@
-"""One thread for the work of many clients: the one that has used least goes first."""
+"""One thread for the work of many clients: the client that has used least goes first.
+
+The work of one client may be of several parts, such as the namespaces whose objects the API server
+sends to be reviewed. The parts of a client take turns by the same rule.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +35,23 @@ class BusyError(Exception):
 class FairWorker:
     """Runs work in one thread, outside of the event loop.
 
-    Each client is charged the time that its work took; the client that was charged least goes next.
-    So a client that sends little does not wait behind one that sends much. `waiting`: pieces of
-    work of one client that may wait.
+    Each client is charged the time that its work took; the client that was charged least goes next,
+    and of its parts the one that was charged least. So a client that sends little does not wait
+    behind one that sends much. `waiting`: pieces of work of one client that may wait.
     """
 
     def __init__(self, waiting: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._waiting = waiting
         self._clock = clock
-        self._orders: dict[str, deque[_Order]] = {}
-        self._used_s: dict[str, float] = {}
+        self._orders: dict[str, dict[str, deque[_Order]]] = {}  # by client and part
+        self._used_s: dict[tuple[str, ...], float] = {}  # of a client; of a client and its part
         self._halved_at = clock()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="judge", daemon=True)
         self._thread.start()
 
-    async def run(self, client: str, work: Work, size: int) -> Any:  # noqa: ANN401 - what the work returns
-        """Return what the work returns; `size` are the bytes that it is about.
+    async def run(self, client: str, work: Work, size: int, part: str = "") -> Any:  # noqa: ANN401 - what the work returns
+        """Return what the work returns; `size` is in bytes.
 
         Raises:
             BusyError: the client has too much work waiting.
@@ -55,32 +59,42 @@ class FairWorker:
         loop = asyncio.get_running_loop()
         order = _Order(work, size / _BYTES_PER_S, loop.create_future(), loop)
         with self._changed:
-            queue = self._orders.setdefault(client, deque())
-            if len(queue) >= self._waiting:
+            parts = self._orders.setdefault(client, {})
+            if sum(map(len, parts.values())) >= self._waiting:
                 raise BusyError
-            queue.append(order)
+            parts.setdefault(part, deque()).append(order)
             self._changed.notify()
         return await order.future
 
-    def next(self) -> tuple[str, _Order]:
-        """Return the order that is next, and whose it is; wait for one."""
+    def next(self) -> tuple[str, str, _Order]:
+        """Return client, part and the order that is next; wait for one."""
         with self._changed:
             while not self._orders:
                 self._changed.wait()
-            client = min(
-                self._orders,
-                key=lambda name: self._used_s.get(name, 0.0) + self._orders[name][0].expected_s,
-            )
-            queue = self._orders[client]
-            order = queue.popleft()
+            first = {client: self._first(client) for client in self._orders}
+            client = min(first, key=lambda name: self._due(first[name][1], name))
+            part, order = first[client]
+            queue = self._orders[client][part]
+            queue.popleft()
             if not queue:
+                del self._orders[client][part]
+            if not self._orders[client]:
                 del self._orders[client]
-            return client, order
+            return client, part, order
 
-    def charge(self, client: str, seconds: float) -> None:
-        """Note what a client has used."""
+    def _first(self, client: str) -> tuple[str, _Order]:
+        heads = {part: queue[0] for part, queue in self._orders[client].items()}
+        part = min(heads, key=lambda name: self._due(heads[name], client, name))
+        return part, heads[part]
+
+    def _due(self, order: _Order, *whose: str) -> float:
+        return self._used_s.get(whose, 0.0) + order.expected_s
+
+    def charge(self, client: str, part: str, seconds: float) -> None:
+        """Note what a part of a client has used."""
         with self._changed:
-            self._used_s[client] = self._used_s.get(client, 0.0) + seconds
+            for whose in ((client,), (client, part)):
+                self._used_s[whose] = self._used_s.get(whose, 0.0) + seconds
             if self._clock() - self._halved_at > _HALVED_S:
                 self._halved_at = self._clock()
                 halves = {name: used / 2 for name, used in self._used_s.items()}
@@ -88,7 +102,7 @@ class FairWorker:
 
     def _run(self) -> None:
         while True:
-            client, order = self.next()
+            client, part, order = self.next()
             if order.future.cancelled():
                 continue
             start = self._clock()
@@ -96,7 +110,7 @@ class FairWorker:
                 result, error = order.work(), None
             except BaseException as raised:  # it belongs to the caller that awaits the work
                 result, error = None, raised
-            self.charge(client, self._clock() - start)
+            self.charge(client, part, self._clock() - start)
             order.loop.call_soon_threadsafe(_settle, order.future, result, error)
             del order, result
 

@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict
 
 from scheduler_extender.admission.patch import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
-from scheduler_extender.admission.webhook import Judge, admission_router
+from scheduler_extender.admission.webhook import Judge, admission_router, namespace_of
 from scheduler_extender.config import Listen, Public, Rotation
 from scheduler_extender.serving import tunnel
 from scheduler_extender.serving.fair import BusyError, FairWorker
@@ -158,7 +158,7 @@ def front_app(
         body = await request.body()
         try:
             answer: tuple[int, bytes] = await worker.run(
-                client_name(request.scope), lambda: judge(body), len(body)
+                client_name(request.scope), lambda: judge(body), len(body), namespace_of(body)
             )
         except BusyError:
             return 503, _error("this client has too many reviews under way")

@@ -114,7 +114,9 @@ class Oracle:
 
     def _look(self) -> None:
         while not self._over.wait(2.0):
-            pods = self._cluster.plane.http.get("/api/v1/pods", params={"resourceVersion": "0"})
+            # Only bound pods hold a GPU. A list of all pods would itself be a load.
+            chosen = {"resourceVersion": "0", "fieldSelector": "spec.nodeName=n0"}
+            pods = self._cluster.plane.http.get("/api/v1/pods", params=chosen)
             held: dict[str, int] = {}
             attackers: set[str] = set()
             for pod in pods.json().get("items", ()):

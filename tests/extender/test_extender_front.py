@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +25,7 @@ from extender_builders import NOW
 
 from benchmarks import flood
 from scheduler_extender.admission.certificates import generate
+from scheduler_extender.admission.webhook import namespace_of
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.app import inner_app
 from scheduler_extender.serving.fair import BusyError, FairWorker
@@ -425,3 +427,40 @@ def test_the_client_that_has_used_least_goes_first() -> None:
             await worker.run("x", lambda: 1 / 0, 0)
 
     asyncio.run(asyncio.wait_for(told(), 30))
+
+
+def test_namespaces_of_one_client_take_turns() -> None:
+    """The API server sends the reviews of all namespaces: three hundred pods delay no other one."""
+
+    async def told() -> None:
+        worker = FairWorker(waiting=400)
+        gate, done = threading.Event(), []
+
+        async def ask(namespace: str) -> None:
+            await worker.run("api-server", lambda: done.append(namespace), 1000, namespace)
+
+        begun = asyncio.create_task(worker.run("api-server", gate.wait, 0, "mallory"))
+        tasks = [asyncio.create_task(ask("mallory")) for _ in range(300)]
+        tasks += [asyncio.create_task(ask("honest")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        gate.set()
+        await asyncio.gather(begun, *tasks)
+        assert "honest" in done[:1]
+        assert [i for i, namespace in enumerate(done) if namespace == "honest"][-1] < 10
+
+    asyncio.run(asyncio.wait_for(told(), 30))
+
+
+@pytest.mark.parametrize(
+    ("body", "namespace"),
+    [
+        (b'{"request":{"name":"x","namespace":"speech","object":{"namespace":"no"}}}', "speech"),
+        (b'{"request":{"name":"\\"namespace\\":\\"vision\\"","namespace":"speech"}}', "speech"),
+        (b'{"request":{"name":"x"}}', ""),
+        (b'{"request":{"namespace":""}}', ""),
+        (b"{" + b" " * 5000 + b'"namespace":"speech"}', ""),
+        (b'"namespace":"\xff\xfe"', "\ufffd\ufffd"),
+    ],
+)
+def test_namespace_of_a_review_is_that_of_its_head(body: bytes, namespace: str) -> None:
+    assert namespace_of(body) == namespace
