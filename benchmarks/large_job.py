@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import time
 from asyncio import events
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from tandem.kube.resource import GPU_JOBS, GPU_NODES, JOBS, NODES, PODS
 from tandem.policy.catalog import load_profile
 
 KINDS = {"nodes": NODES, "gpunodes": GPU_NODES, "gpujobs": GPU_JOBS, "pods": PODS}
-GIB = 1 << 30
+GIB, GPUS = 1 << 30, 8
 CHANGES = 20
 
 
@@ -53,7 +54,7 @@ def longest() -> Iterator[list[float]]:
 
 
 class Bench:
-    """A cluster of one node, and one Job."""
+    """A cluster of nodes of eight GPUs, and one Job."""
 
     def __init__(self, pods: int) -> None:
         self.api = MemoryCluster()
@@ -73,7 +74,7 @@ class Bench:
 
     async def prepare(self) -> None:
         """Create the Job and its pods, which wait."""
-        feed = Feed(self.state)
+        self.feed = feed = Feed(self.state)
 
         def follow(kind: str, event: EventType, obj: dict[str, Any]) -> None:
             # As a reflector does: read in the thread that received it, applied on the loop.
@@ -81,14 +82,22 @@ class Bench:
 
         for kind, resource in KINDS.items():
             self.api.watch(resource, lambda event, obj, kind=kind: follow(kind, event, obj))
-        size = {"cpu": "9999", "memory": "999Ti", "pods": "99999"}
-        self.api.create(NODES, {"metadata": {"name": "n"}, "status": {"allocatable": size}})
+        size = {"cpu": "256", "memory": "4Ti", "pods": "110"}
+        for node in range(-(-self.pods // GPUS)):
+            name = f"n{node:04}"
+            self.api.create(NODES, {"metadata": {"name": name}, "status": {"allocatable": size}})
         self.uid = self.api.create(JOBS, {"metadata": {"name": "big"}, "spec": {}}, "default")[
             "metadata"
         ]["uid"]
         for index in range(self.pods):
             self.api.create(PODS, self.pod(index))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Return when all events have been applied and the controller has nothing to do."""
         for _ in range(3):
+            while self.feed.pending or self.state.backlog:
+                await asyncio.sleep(0)
             await self.controller.cycle()
 
     def pod(self, index: int) -> dict[str, Any]:
@@ -119,34 +128,38 @@ class Bench:
     def bind_all(self) -> None:
         """Let all pods run, each on a GPU of its own."""
         now = rfc3339(time.time())
-        gpus = [
-            {"uuid": f"GPU-{i}", "index": i, "model": "A", "memoryBytes": 80 * GIB, "shares": 1}
-            for i in range(self.pods)
-        ]
-        status = {"observedAt": now, "gpus": gpus}
-        self.api.create(GPU_NODES, {"metadata": {"name": "n"}, "status": status})
+        for first in range(0, self.pods, GPUS):
+            gpus = [
+                {"uuid": f"GPU-{i}", "index": i, "model": "A", "memoryBytes": 80 * GIB, "shares": 1}
+                for i in range(first, first + GPUS)
+            ]
+            node = {"name": f"n{first // GPUS:04}"}
+            status = {"observedAt": now, "gpus": gpus}
+            self.api.create(GPU_NODES, {"metadata": node, "status": status})
         running = {"running": {"startedAt": now}}
         for index in range(self.pods):
             name = f"big-{index:05}"
-            body = {
-                "metadata": {"annotations": {names.VISIBLE_DEVICES: f"GPU-{index}"}},
-                "spec": {"nodeName": "n", "schedulingGates": None},
-                "status": {"phase": "Running", "containerStatuses": [{"state": running}]},
-            }
-            self.api.patch(PODS, name, body, "default")
+            pod = self.api.patch(PODS, name, {"spec": {"schedulingGates": None}}, "default")
+            chosen = {names.VISIBLE_DEVICES: f"GPU-{index}"}
+            uid = pod["metadata"]["uid"]
+            node = f"n{index // GPUS:04}"
+            self.api.bind("default", name, node, uid=uid, annotations=chosen)
+            status = {"phase": "Running", "containerStatuses": [{"state": running}]}
+            self.api.patch(PODS, name, {"status": status}, "default", subresource="status")
 
 
 async def measure(pods: int) -> None:
     """Print the longest and the sum of the loop's callbacks, for a change of one pod."""
     bench = Bench(pods)
     await bench.prepare()
+    gc.collect()
+    gc.freeze()  # as the extender does when the cluster has been read
     print("| pods | state | longest callback ms | loop time for a change ms |\n|---|---|---|---|")
     for state in ("waiting", "running"):
         if state == "running":
             bench.bind_all()
             with longest() as times:
-                for _ in range(5):
-                    await bench.controller.cycle()
+                await bench.settle()
             print(f"| {pods} | to running | {1e3 * max(times):.1f} | |")
         times = await bench.change({"metadata": {"labels": {"round": state}}})
         total = 1e3 * sum(times) / CHANGES

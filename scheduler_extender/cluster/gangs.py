@@ -111,7 +111,8 @@ class Gang:
         if self._served_of is not self.record:
             self._served_of = self.record
             self._served = {part.uid: part for part in status.pod_service}
-            self._before = sum(self._counted(pod) for pod in self.pods.values())
+            served = (self.pods[uid] for uid in self._served if uid in self.pods)
+            self._before = sum(map(self._counted, served))
         added = self._rate * _ms(now_s) + self._offset - self._before
         for pod, gone_s in self.gone.values():
             end_s = seconds(pod.finished_at) if pod.finished_at else gone_s
