@@ -24,6 +24,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 #: Each plane has sixteen /24 networks of pods, one for each of its nodes.
 MAX_PLANES = MAX_NODES = 16
 
+_INTERFACES = Path("/sys/class/net")
 _LOCKS = Path("/run/tandem")
 _REMOVAL_S = 10.0
 _POLL_S = 0.05
@@ -99,6 +100,11 @@ class Site:
 
 
 def _remove(bridge: str, cgroup: str) -> None:
+    # The kernel removes the network of an ended node only when its last TCP connection has timed
+    # out, and the node's port of the bridge with it: minutes later.
+    with contextlib.suppress(FileNotFoundError):
+        for port in (_INTERFACES / bridge / "brif").iterdir():
+            ip("link", "delete", port.name, check=False)
     ip("link", "delete", bridge, check=False)
     for hierarchy in cgroup_hierarchies():
         remove_cgroup(hierarchy / cgroup)
