@@ -125,7 +125,7 @@ mutants: $(READY) ## docs/mutants.md: which small changes of the code no test no
 	@$(BIN)/python -m benchmarks.mutants --page docs/mutants.md
 
 lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
-	@$(BIN)/python -m tandem.controlplane.charttools
+	@$(BIN)/python -m controlplane.charttools
 	@$(BIN)/pytest -n0 tests/helm/test_helm_lint.py
 
 sbom: $(READY) ## What the images hold, as CycloneDX: .out/sbom.json

@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from controlplane.usage import resident_mib
 from node_agent.stub import (
     LIBRARY,
     FakeProc,
@@ -34,7 +35,6 @@ from node_agent.stub import (
     build,
     environment,
 )
-from tandem.controlplane.usage import resident_mib
 
 GPUS, PROCESSES = 8, 32
 GIB = 1 << 30

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tandem.controlplane.usage import resident_mib
+from controlplane.usage import resident_mib
 
 HALF_SENT = 60
 _ANNOUNCED_BYTES = 4 * 2**20

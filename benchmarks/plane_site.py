@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks.plane_jobs import GPUS, NODES, Gang, believed
 from benchmarks.training import Training
+from controlplane import ControlPlane, Node, wait_until
+from controlplane.gpus import report_gpus
+from controlplane.installation import Installation
 from scheduler_extender.cluster.beliefs import Beliefs
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, wait_until
-from tandem.controlplane.gpus import report_gpus
-from tandem.controlplane.installation import Installation
 from tandem.kube.resource import GPU_JOBS
 from tandem.policy.catalog import Profile
 from tandem.policy.job import Job

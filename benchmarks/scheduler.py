@@ -26,10 +26,10 @@ from typing import Any
 
 import httpx
 
+from controlplane import ControlPlane, Node, manifests, wait_until
+from controlplane.gpus import report_gpus
+from controlplane.installation import Installation, plain_verbs
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, manifests, wait_until
-from tandem.controlplane.gpus import report_gpus
-from tandem.controlplane.installation import Installation, plain_verbs
 
 BAR, STRETCH = 0.7, 0.9
 QPS = {"qps": 1000, "burst": 2000}

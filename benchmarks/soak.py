@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tables import markdown
+from controlplane import ControlPlane, Node, Process, wait_until
+from controlplane.installation import Installation
+from controlplane.usage import usage
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, Process, wait_until
-from tandem.controlplane.installation import Installation
-from tandem.controlplane.usage import usage
 
 ROOT = Path(__file__).parent.parent
 SAMPLE_S = 5.0

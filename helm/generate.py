@@ -18,8 +18,8 @@ import dashboards
 import pages
 import values
 
+from controlplane import binaries
 from tandem.contracts import names
-from tandem.controlplane import binaries
 from tandem.errors import TandemError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ import pytest
 from seeds import SEED, seed_for
 
 if TYPE_CHECKING:
-    from tandem.controlplane import ControlPlane
+    from controlplane import ControlPlane
 
 MARK = "controlplane"
 #: Conditions are waited for with limits of their own, whose errors say more than this one's.
@@ -50,7 +50,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 def control_plane() -> Iterator[ControlPlane]:
     """A control plane with a default kube-scheduler and no nodes; each test adds its own."""
     # Imported here and not by every test run: it takes half a second.
-    from tandem.controlplane import ControlPlane, binaries
+    from controlplane import ControlPlane, binaries
 
     absent = binaries.missing()
     if absent:
@@ -62,7 +62,7 @@ def control_plane() -> Iterator[ControlPlane]:
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
     """A namespace of the test's own, whose default service account exists."""
-    from tandem.controlplane import wait_until
+    from controlplane import wait_until
 
     name = f"test-{secrets.token_hex(4)}"
     control_plane.kubectl("create", "namespace", name)
@@ -106,7 +106,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that is marked as one of the control plane and runs without any."""
     if not item.get_closest_marker(MARK):
         return (yield)
-    from tandem.controlplane import ControlPlane
+    from controlplane import ControlPlane
 
     made = ControlPlane.made
     result = yield

@@ -20,12 +20,12 @@ from typing import Any
 from benchmarks.page.browser import absent, chromium
 from benchmarks.page.fleet import Fleet
 from benchmarks.page.site import PageSite, page_site
+from controlplane.usage import resident_mib
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import Scope
 from scheduler_extender.serving.status.views import document, query_of
-from tandem.controlplane.usage import resident_mib
 
 _VIEWS: tuple[tuple[str, dict[str, str]], ...] = (
     ("overview", {}), ("gpus", {}), ("gpus", {"state": "slowed"}), ("jobs", {}),

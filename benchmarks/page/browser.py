@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tandem.controlplane.realnode.machine import install
+from controlplane.realnode.machine import install
 from tandem.errors import TandemError
 
 if TYPE_CHECKING:

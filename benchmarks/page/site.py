@@ -19,7 +19,7 @@ from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.publisher import Publisher
 from scheduler_extender.serving.status.routes import status_router
 from scheduler_extender.serving.status.sources import local_changes
-from tandem.controlplane.processes import free_port
+from tandem.local.processes import free_port
 
 QUOTAS = [
     (Quota(namespace="speech", gpus=12, max_gpus=24), 24, 0.0),

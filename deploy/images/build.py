@@ -56,7 +56,7 @@ SOURCES = {
     EXAMPLE: ("deploy/examples/train", "tandem/progress.py"),
 }
 #: No service imports these: an image with an older copy does the same.
-NOT_RUN = (ROOT / "tandem" / "controlplane", ROOT / "tandem" / "demo")
+NOT_RUN = (ROOT / "tandem" / "local", ROOT / "tandem" / "demo")
 
 
 def run(*command: str | Path, quiet: bool = True) -> str:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tandem.cli.output import err, out, print_json, print_table
+from tandem.errors import TandemError
 
 if TYPE_CHECKING:
-    from tandem.controlplane.binaries import Program
-    from tandem.controlplane.build import Step
+    from controlplane.binaries import Program
+    from controlplane.build import Step
 
 app = typer.Typer(
     help="A real Kubernetes control plane as processes on loopback.", no_args_is_help=True
 )
+
+
+@app.callback()
+def from_a_checkout() -> None:
+    """Refuse to run without the source tree: the wheel does not contain the control plane."""
+    if find_spec("controlplane") is None:
+        raise TandemError(
+            "the control plane is part of the source tree, not of the installed package",
+            hint="Run this command in a checkout of the repository, after `make setup`.",
+        )
+
 
 _JSON = typer.Option(False, "--json", help="Print JSON on stdout.")
 
@@ -30,7 +43,7 @@ def build_command(
 
     Without Go it says what is skipped and ends well: tests that need the programs skip, too.
     """
-    from tandem.controlplane import binaries, build
+    from controlplane import binaries, build
 
     if not build.outstanding() or build.go():
         _build_with_progress()
@@ -47,8 +60,8 @@ def build_command(
 
 def _build_real_nodes() -> None:
     """Build and install what a real node needs; say why where it cannot run anyway."""
-    from tandem.controlplane import binaries
-    from tandem.controlplane.realnode import machine
+    from controlplane import binaries
+    from controlplane.realnode import machine
 
     if reasons := machine.unsuitable():
         _say(f"Real nodes: not on this machine: {'; '.join(reasons)}.")
@@ -71,7 +84,7 @@ def up(
     as_json: bool = _JSON,
 ) -> None:
     """Start a control plane, in the background unless told otherwise."""
-    from tandem.controlplane import background, binaries, build
+    from controlplane import background, binaries, build
 
     if build.outstanding() and build.go():
         _build_with_progress()
@@ -99,7 +112,7 @@ def up(
 @app.command()
 def load(archives: list[Path]) -> None:
     """Make the images in archives known to the real nodes of the plane in the background."""
-    from tandem.controlplane import background
+    from controlplane import background
 
     for archive in archives:
         nodes = background.load(archive.resolve())
@@ -109,7 +122,7 @@ def load(archives: list[Path]) -> None:
 @app.command()
 def down() -> None:
     """Stop the control plane in the background; its data are gone with it."""
-    from tandem.controlplane import background
+    from controlplane import background
 
     _say("Stopped." if background.down() else "No control plane runs in the background.")
 
@@ -117,7 +130,7 @@ def down() -> None:
 @app.command()
 def status(as_json: bool = _JSON) -> None:
     """Show the control plane in the background; exit code 1 when there is none."""
-    from tandem.controlplane import background
+    from controlplane import background
 
     state = background.status()
     if as_json:
@@ -145,7 +158,7 @@ def _build_with_progress(
     minutes: str = "10 to 20 minutes",
 ) -> None:
     """Build; show one live line on a terminal, else a line at each start, minute and end."""
-    from tandem.controlplane import binaries, build
+    from controlplane import binaries, build
 
     programs = programs or binaries.PROGRAMS
     if build.outstanding(programs):

@@ -41,7 +41,7 @@ def demo(
     """Run twelve jobs on simulated GPUs through the real extender, predictor and node agents."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if keep_logs is None:
-        from tandem.controlplane.scratch import Scratch
+        from tandem.local.scratch import Scratch
 
         # In shared memory, its usual place, a library may not be executable.
         scratch = Scratch(Path(tempfile.gettempdir()))

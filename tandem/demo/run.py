@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tandem.contracts.resources import Phase
-from tandem.controlplane.waiting import wait_until
 from tandem.demo.api import ApiServer
 from tandem.demo.gpus import SimulatedNode
 from tandem.demo.kubelet import Kubelets, Run
@@ -20,6 +19,7 @@ from tandem.demo.view import View, Viewer
 from tandem.demo.workload import JOBS, NAMESPACE, graph_files
 from tandem.errors import TandemError
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
+from tandem.local.waiting import wait_until
 
 TICK_S = 0.1
 #: Real time in which nothing runs and nothing changes, after which the run is given up.

@@ -120,7 +120,7 @@ def test_every_view_opens_on_the_demo(browser: Any) -> None:
 def test_every_view_opens_on_a_control_plane_with_200_jobs(browser: Any) -> None:
     from benchmarks.plane_jobs import Gang
     from benchmarks.plane_site import site
-    from tandem.controlplane import binaries, wait_until
+    from controlplane import binaries, wait_until
     from tandem.kube.resource import GPU_JOBS
     from tandem.policy.catalog import load_profile
 

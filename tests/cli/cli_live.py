@@ -8,9 +8,9 @@ import socket
 import threading
 from pathlib import Path
 
+from controlplane import ControlPlane
+from controlplane.installation import Installation
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane
-from tandem.controlplane.installation import Installation
 
 
 class Live:

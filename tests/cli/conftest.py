@@ -18,10 +18,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """The chart with its pods played by kwok, and its services as processes."""
     from cli_live import Live, own_address
 
+    from controlplane import ControlPlane, Node, binaries, wait_until
+    from controlplane.installation import Installation
     from node_agent.stub.stub import FakeProc, StubGpu, StubState, build, environment
-    from tandem.controlplane import ControlPlane, Node, binaries, wait_until
-    from tandem.controlplane.installation import Installation
-    from tandem.controlplane.processes import free_port
+    from tandem.local.processes import free_port
 
     absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
     if absent:

@@ -22,9 +22,9 @@ from click.testing import Result
 from question_table import commands, named, table
 from typer.testing import CliRunner
 
+from controlplane import binaries, wait_until
 from tandem.cli.main import build_app
 from tandem.contracts import names
-from tandem.controlplane import binaries, wait_until
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.tunnel import Tunnel

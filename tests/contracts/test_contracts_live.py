@@ -2,8 +2,8 @@
 
 import pytest
 
+from controlplane import wait_until
 from tandem.contracts import crds
-from tandem.controlplane import wait_until
 from tandem.errors import TandemError
 
 pytestmark = [pytest.mark.controlplane]

@@ -23,8 +23,8 @@ from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 
-from tandem.controlplane.processes import free_port
-from tandem.controlplane.waiting import wait_until
+from tandem.local.processes import free_port
+from tandem.local.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.controlplane import binaries, build
+from controlplane import binaries, build
 from tandem.errors import TandemError
 
 #: Stands in for Go: writes the file named by -o, or fails as the compiler does.
@@ -198,3 +198,13 @@ def test_up_says_what_is_missing_and_down_and_status_that_nothing_runs(bare: Pat
     assert "Traceback" not in up.stderr
     assert tandem("down").returncode == 0
     assert tandem("status").returncode == 1
+
+
+def test_the_command_says_that_it_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel contains the command, and not the control plane of the tests."""
+    from tandem.cli import controlplane as command
+
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(TandemError, match="part of the source tree") as caught:
+        command.from_a_checkout()
+    assert "checkout" in caught.value.hint

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.errors import TandemError
 
 pytestmark = pytest.mark.controlplane

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tandem.controlplane import Node, Process, free_port, wait_until
-from tandem.controlplane.scratch import Scratch
+from controlplane import Node, Process, free_port, wait_until
 from tandem.errors import TandemError
+from tandem.local.scratch import Scratch
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from tandem.controlplane import Process
+from controlplane import Process
 child = Process("child", ["sleep", "600"], Path(sys.argv[1]))
 child.start()
 print(child.pid, flush=True)

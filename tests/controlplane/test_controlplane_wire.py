@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.controlplane import wait_until
-from tandem.controlplane.wire import Wire
+from controlplane import wait_until
+from controlplane.wire import Wire
 
 
 class Listener:

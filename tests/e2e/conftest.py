@@ -12,7 +12,7 @@ from e2e_cluster import TandemCluster
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """A control plane with Tandem installed; the namespaces are the tests' own."""
-    from tandem.controlplane import ControlPlane, Node, binaries
+    from controlplane import ControlPlane, Node, binaries
 
     absent = binaries.missing()
     if absent:

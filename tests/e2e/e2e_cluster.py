@@ -14,9 +14,9 @@ from typing import Any
 import onnx
 import yaml
 
+from controlplane import ControlPlane, wait_until
+from controlplane.installation import Installation
 from node_agent.stub.stub import StubGpu, StubState, build, environment
-from tandem.controlplane import ControlPlane, wait_until
-from tandem.controlplane.installation import Installation
 from tandem.errors import TandemError
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import yaml
 
+from controlplane import ControlPlane, Process, manifests, wait_until
+from controlplane.installation import Installation, plain_verbs
+from controlplane.wire import Wire
 from scheduler_extender.faults import VARIABLE
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Process, manifests, wait_until
-from tandem.controlplane.installation import Installation, plain_verbs
-from tandem.controlplane.wire import Wire
 
 ROOT = Path(__file__).parents[2]
 GRACE_S = 30.0  # a pod's default

@@ -15,9 +15,9 @@ from e2e_cluster import DEVICES, TandemCluster, job
 from e2e_physics import Physics
 from paper_scenarios import Ends, Known, Look, Pass, Scenario, Seen, Slow, Submit
 
+from controlplane import wait_until
 from tandem.contracts import names
 from tandem.contracts.prediction import InterferenceRequest, PredictRequest
-from tandem.controlplane import wait_until
 from tandem.errors import TandemError
 
 #: The nodes of the scenarios, by their number of GPUs.

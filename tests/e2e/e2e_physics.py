@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from e2e_cluster import BOARD, DEVICES, TandemCluster
 
+from controlplane import wait_until
 from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, build, environment
-from tandem.controlplane import wait_until
 
 GIB = 1 << 30
 ALONE_PERCENT = 90

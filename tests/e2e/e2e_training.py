@@ -6,8 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from controlplane import ControlPlane
 from scheduler_extender.cluster.jobs import seconds
-from tandem.controlplane import ControlPlane
 
 RUN_DURATION = "kwok.tandem.gpu/run-duration"
 

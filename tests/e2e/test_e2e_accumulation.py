@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from e2e_cluster import TandemCluster, job, resolved_environment
 
-from tandem.controlplane import ControlPlane, Node, binaries
+from controlplane import ControlPlane, Node, binaries
 
 pytestmark = [
     pytest.mark.controlplane,

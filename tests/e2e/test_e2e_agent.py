@@ -14,6 +14,7 @@ import pytest
 from e2e_cluster import DEVICES, TandemCluster, job
 from prometheus_client.parser import text_string_to_metric_families
 
+from controlplane import ControlPlane, Node, binaries, wait_until
 from node_agent.stub import (
     FakeProc,
     StubError,
@@ -23,7 +24,6 @@ from node_agent.stub import (
     build,
     environment,
 )
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow, pytest.mark.xdist_group("agent")]
 

@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import record, times
 from seeds import SEED
 
+from controlplane import ControlPlane, Node, Process, binaries, wait_until
+from controlplane.gpus import report_gpus
+from controlplane.wire import Wire
 from scheduler_extender.faults import POINTS, VARIABLE
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, Process, binaries, wait_until
-from tandem.controlplane.gpus import report_gpus
-from tandem.controlplane.wire import Wire
 from tandem.kube.client import KubeClient
 from tandem.kube.pace import Pace
 from tandem.kube.reflector import Reflector

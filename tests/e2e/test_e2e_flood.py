@@ -26,8 +26,8 @@ from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import SEED, SHARE, record, times
 
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
-from tandem.controlplane.usage import Peaks
+from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane.usage import Peaks
 
 pytestmark = [
     pytest.mark.controlplane,

@@ -17,7 +17,7 @@ import pytest
 from e2e_cluster import DEVICES, TandemCluster, job
 from e2e_physics import Physics
 
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, binaries, wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow, pytest.mark.xdist_group("learning")]
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from e2e_cluster import TandemCluster, job, ungated_pod
 
+from controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.policy.catalog import load_profile
 
 pytestmark = [

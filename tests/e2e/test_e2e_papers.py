@@ -15,7 +15,7 @@ from e2e_papers import NODES, SHARES, LiveCourse, SaidPredictor
 from e2e_physics import Physics
 from paper_scenarios import SCENARIOS, Scenario
 
-from tandem.controlplane import ControlPlane, Node, binaries
+from controlplane import ControlPlane, Node, binaries
 
 pytestmark = [
     pytest.mark.controlplane,

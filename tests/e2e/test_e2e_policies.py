@@ -357,8 +357,8 @@ def callers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, KubeClient]]:
     """Clients by who they are, on a plane with our manifests or our chart, without our services."""
-    from tandem.controlplane import ControlPlane, Node, binaries, wait_until
-    from tandem.controlplane.installation import Installation
+    from controlplane import ControlPlane, Node, binaries, wait_until
+    from controlplane.installation import Installation
 
     absent = binaries.missing()
     if absent:

@@ -12,7 +12,7 @@ import pytest
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
 
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.policy.catalog import load_profile
 
 pytestmark = [

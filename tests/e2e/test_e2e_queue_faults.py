@@ -23,8 +23,8 @@ from e2e_training import Trainer
 from repeated_faults import SHARE, record, times
 from seeds import SEED
 
+from controlplane import ControlPlane, Node, binaries, wait_until
 from scheduler_extender.faults import POINTS, VARIABLE
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.policy.catalog import load_profile
 
 pytestmark = [

@@ -13,7 +13,7 @@ from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import record
 
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.errors import TandemError
 from tandem.policy.catalog import load_profile
 

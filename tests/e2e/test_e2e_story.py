@@ -11,7 +11,7 @@ import httpx
 import pytest
 from e2e_cluster import DEVICES, TandemCluster, job, resolved_environment, ungated_pod
 
-from tandem.controlplane import binaries, wait_until
+from controlplane import binaries, wait_until
 from tandem.errors import TandemError
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow]

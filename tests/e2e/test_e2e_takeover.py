@@ -20,9 +20,9 @@ from e2e_pairs import AUDIT_POLICY, Act, Pair, acts, holder, kubelet, lease_writ
 from repeated_faults import record, times
 from seeds import SEED
 
+from controlplane import ControlPlane, Node, binaries, wait_until
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.errors import TandemError
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.plane_jobs import scaled, workload
 from benchmarks.plane_site import site
-from tandem.controlplane import binaries
+from controlplane import binaries
 
 pytestmark = [
     pytest.mark.controlplane,

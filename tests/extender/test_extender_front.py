@@ -24,6 +24,7 @@ import yaml
 from extender_builders import NOW
 
 from benchmarks import flood
+from controlplane.usage import resident_mib
 from scheduler_extender.admission.certificates import generate
 from scheduler_extender.admission.webhook import namespace_of
 from scheduler_extender.config import ExtenderConfig
@@ -34,9 +35,8 @@ from scheduler_extender.serving.frontman import FrontProcess
 from scheduler_extender.serving.gate import Limits, Turnstile, client_of
 from scheduler_extender.serving.limits import Budget
 from scheduler_extender.serving.service import Service, running
-from tandem.controlplane.processes import free_port
-from tandem.controlplane.usage import resident_mib
 from tandem.kube.memory import MemoryCluster
+from tandem.local.processes import free_port
 
 pytestmark = pytest.mark.timeout(120)
 MIB = 2**20

@@ -13,12 +13,12 @@ import httpx
 import pytest
 from extender_builders import NOW, gpu_node, node, pod
 
+from controlplane import binaries
 from scheduler_extender.config import ConfigError, ExtenderConfig, read_config
 from scheduler_extender.serving.app import public_app, verbs_app
 from scheduler_extender.serving.routes import MAX_BODY_BYTES
 from scheduler_extender.serving.service import Service, running
 from tandem.contracts import names
-from tandem.controlplane import binaries
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_NODES, NODES, PODS
 

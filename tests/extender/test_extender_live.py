@@ -15,12 +15,12 @@ import httpx
 import pytest
 from extender_builders import gpu_node, pod
 
+from controlplane import wait_until
 from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.app import verbs_app
 from scheduler_extender.serving.service import Service, running
 from tandem.contracts import crds, names
-from tandem.controlplane import wait_until
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import Conflict, KubeError, unreachable
 from tandem.kube.resource import GPU_NODES, PODS

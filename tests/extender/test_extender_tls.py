@@ -14,11 +14,11 @@ import httpx
 import pytest
 import yaml
 
+from controlplane.certificates import Authority
 from scheduler_extender.admission.certificates import Serving, generate
 from scheduler_extender.config import ConfigError, read_config
-from tandem.controlplane.certificates import Authority
-from tandem.controlplane.processes import free_port
-from tandem.controlplane.waiting import wait_until
+from tandem.local.processes import free_port
+from tandem.local.waiting import wait_until
 
 
 def new() -> Serving:

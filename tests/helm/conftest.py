@@ -8,7 +8,7 @@ import pytest
 from helm_cluster import ChartCluster
 from helm_render import RETRAINING, Helm, Object, render, run_helm
 
-from tandem.controlplane import binaries
+from controlplane import binaries
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def cluster(installed: ChartCluster) -> Iterator[ChartCluster]:
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartCluster]:
     """One installation for all tests; the last tests to use it uninstall it."""
-    from tandem.controlplane import ControlPlane, Node
+    from controlplane import ControlPlane, Node
 
     absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
     if absent:

@@ -6,10 +6,10 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from controlplane import ControlPlane, wait_until
+from controlplane.installation import Installation
 from node_agent.stub.stub import FakeProc, StubGpu, StubProcess, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, wait_until
-from tandem.controlplane.installation import Installation
 
 _PID = 4242
 #: A certificate is replaced within half a minute instead of a quarter of an hour.

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from controlplane import binaries
 from tandem.contracts import names
-from tandem.controlplane import binaries
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "tandem"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from helm_render import CHART, ROOT
 
-from tandem.controlplane import binaries
+from controlplane import binaries
 
 RULES = CHART / "files" / "rules.yaml"
 

@@ -14,11 +14,11 @@ import yaml
 from helm_cluster import ChartCluster
 from helm_render import ROOT
 
+from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane.installation import Installation
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
-from tandem.controlplane.installation import Installation
-from tandem.controlplane.processes import free_port
+from tandem.local.processes import free_port
 
 pytestmark = [
     pytest.mark.controlplane,

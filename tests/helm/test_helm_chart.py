@@ -13,11 +13,11 @@ import pytest
 import yaml
 from helm_render import CHART, ROOT, Helm, Object, render
 
+from controlplane import binaries
 from node_agent.config import AgentSettings
 from predictor.config import PredictorConfig
 from scheduler_extender.config import ExtenderConfig
 from tandem.contracts import names
-from tandem.controlplane import binaries
 
 #: Kubernetes knows the objects of these groups only once others have installed them.
 FOREIGN = ("monitoring.coreos.com/",)

@@ -14,12 +14,12 @@ import yaml
 from helm_cluster import ChartCluster
 
 from benchmarks import flood
+from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane.installation import Installation
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
-from tandem.controlplane.installation import Installation
-from tandem.controlplane.processes import Process, free_port
 from tandem.errors import TandemError
+from tandem.local.processes import Process, free_port
 
 pytestmark = [
     pytest.mark.controlplane,

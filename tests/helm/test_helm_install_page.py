@@ -17,10 +17,10 @@ import pytest
 import yaml
 from helm_render import ROOT
 
+from controlplane import ControlPlane, Node, binaries
+from controlplane.installation import Installation
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, binaries
-from tandem.controlplane.installation import Installation
 
 pytestmark = [
     pytest.mark.controlplane,

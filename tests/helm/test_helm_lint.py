@@ -10,7 +10,7 @@ import pytest
 import yaml
 from helm_render import CHART, Object, render
 
-from tandem.controlplane import charttools
+from controlplane import charttools
 
 #: What kube-score asks for and we do not do, each with the reason.
 ACCEPTED = {

@@ -14,9 +14,9 @@ import pytest
 from helm_cluster import ChartCluster
 from helm_render import RETRAINING, render
 
+from controlplane import wait_until
 from tandem.contracts import names
 from tandem.contracts.prediction import Feedback
-from tandem.controlplane import wait_until
 from tandem.errors import TandemError
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"

@@ -16,10 +16,10 @@ import yaml
 from helm_cluster import ChartCluster
 from helm_render import CHART
 
+from controlplane import binaries, wait_until
 from tandem.contracts import names
-from tandem.controlplane import binaries, wait_until
-from tandem.controlplane.processes import free_port
 from tandem.errors import TandemError
+from tandem.local.processes import free_port
 
 pytestmark = [
     pytest.mark.controlplane,

@@ -16,9 +16,9 @@ import pytest
 from cryptography import x509
 from helm_cluster import ChartCluster
 
+from controlplane import ControlPlane, wait_until
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, wait_until
-from tandem.controlplane.processes import free_port
+from tandem.local.processes import free_port
 
 pytestmark = [
     pytest.mark.controlplane,

@@ -6,9 +6,9 @@ import pytest
 from helm_cluster import ChartCluster
 from helm_render import ROOT
 
+from controlplane import wait_until
+from controlplane.installation import CHART, RELEASE
 from tandem.contracts import names
-from tandem.controlplane import wait_until
-from tandem.controlplane.installation import CHART, RELEASE
 
 pytestmark = [
     pytest.mark.controlplane,

@@ -20,10 +20,10 @@ import pytest
 from helm_cluster import ChartCluster
 from helm_render import ROOT, run_helm
 
+from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane.installation import RELEASE, Installation
 from node_agent.stub.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, Node, binaries, wait_until
-from tandem.controlplane.installation import RELEASE, Installation
 
 pytestmark = [
     pytest.mark.controlplane,

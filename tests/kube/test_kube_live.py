@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tandem.controlplane import wait_until
+from controlplane import wait_until
 from tandem.kube import errors
 from tandem.kube.client import KubeClient
 from tandem.kube.events import EventRecorder

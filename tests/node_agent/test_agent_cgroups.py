@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.realnode.site import remove_cgroup
 from node_agent.attribution import Attribution, Container
-from tandem.controlplane.realnode.site import remove_cgroup
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 OTHER_UID = "ffffffff-1111-2222-3333-444455556666"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from controlplane import manifests, wait_until
 from node_agent.kubepods import KubePods, refuse_beside_device_plugin
 from node_agent.progress import TokenReviewer
 from node_agent.publish import WriteError, gpu_node
@@ -17,7 +18,6 @@ from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environm
 from node_agent.writers import KubeWriter
 from tandem.contracts import names
 from tandem.contracts.resources import GPU, GPUNodeStatus
-from tandem.controlplane import manifests, wait_until
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import Forbidden

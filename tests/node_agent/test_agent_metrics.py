@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from controlplane import binaries
 from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
@@ -13,7 +14,6 @@ from node_agent.pods import PodInfo
 from node_agent.progress import Pace
 from node_agent.publish import Publisher
 from node_agent.stub import StubGpu, StubProcess, StubXid
-from tandem.controlplane import binaries
 
 GIB = 1 << 30
 STAMP = "2026-01-02T03:04:05Z"

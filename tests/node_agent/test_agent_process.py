@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from controlplane import binaries
 from node_agent.__main__ import main
 from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environment
 from tandem.contracts.resources import GPUNodeStatus
-from tandem.controlplane import binaries
 
 GIB = 1 << 30
 POD = "0a1b2c3d-1111-2222-3333-444455556666"

@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 from predictor_graphs import light
 from test_predictor_service import LentSandbox
 
+from controlplane import manifests
 from predictor.app import create_app
 from predictor.config import PredictorConfig
 from predictor.errors import ModelNotFoundError, StoreUnavailableError
@@ -14,7 +15,6 @@ from predictor.sandbox import Sandbox
 from predictor.store import ClusterProfileStore
 from tandem.contracts import crds, names
 from tandem.contracts.prediction import Feedback
-from tandem.controlplane import manifests
 from tandem.errors import UsageError
 from tandem.kube.access import Reviews
 from tandem.kube.client import KubeClient

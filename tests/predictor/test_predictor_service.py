@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from predictor_graphs import REFERENCE, light
 
+from controlplane import binaries
 from predictor.app import create_app
 from predictor.config import PredictorConfig, load_config
 from predictor.errors import StoreUnavailableError
@@ -17,7 +18,6 @@ from predictor.sandbox import Sandbox, SandboxLimits
 from predictor.store import ClusterProfileStore
 from tandem.contracts.prediction import ErrorBody, ModelSummary, Prediction
 from tandem.contracts.resources import ModelProfileStatus, Source
-from tandem.controlplane import binaries
 from tandem.errors import UsageError
 from tandem.kube.errors import Conflict, Unavailable
 from tandem.kube.memory import MemoryCluster

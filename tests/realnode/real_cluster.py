@@ -18,9 +18,9 @@ from typing import Any, Self
 
 import yaml
 
+from controlplane import ControlPlane, binaries, wait_until
+from controlplane.realnode import NodeOptions, obstacles
 from tandem.contracts import names
-from tandem.controlplane import ControlPlane, binaries, wait_until
-from tandem.controlplane.realnode import NodeOptions, obstacles
 from tandem.errors import TandemError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ import json
 import pytest
 from real_cluster import RealCluster, job
 
+from controlplane import wait_until
 from tandem.contracts import names
-from tandem.controlplane import wait_until
 
 pytestmark = [
     pytest.mark.controlplane,

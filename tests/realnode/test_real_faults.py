@@ -19,9 +19,9 @@ import pytest
 from real_cluster import RealCluster, image_archives, job
 from real_oracle import Container, Oracle
 
+from controlplane import wait_until
+from controlplane.realnode import RealNode, images
 from tandem.contracts import names
-from tandem.controlplane import wait_until
-from tandem.controlplane.realnode import RealNode, images
 from tandem.errors import TandemError
 
 pytestmark = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from real_cluster import RealCluster, job, why_not
 
-from tandem.controlplane import wait_until
+from controlplane import wait_until
 from tandem.policy.catalog import load_profile
 
 pytestmark = [

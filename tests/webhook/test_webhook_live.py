@@ -8,6 +8,7 @@ import uvicorn
 from admission_cases import container, job, pod
 from fastapi import FastAPI
 
+from controlplane import manifests, wait_until
 from scheduler_extender.admission.certificates import (
     CONFIGURATION_NAME,
     SECRET_NAME,
@@ -20,7 +21,6 @@ from scheduler_extender.admission.webhook import admission_router, has_nvidia_ru
 from scheduler_extender.config import Rotation
 from scheduler_extender.serving import pairing
 from tandem.contracts import crds, names
-from tandem.controlplane import manifests, wait_until
 from tandem.errors import TandemError
 from tandem.kube import errors
 from tandem.kube.client import KubeClient

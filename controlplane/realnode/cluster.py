@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tandem.controlplane.access import Access
-from tandem.controlplane.realnode import dns, images
-from tandem.controlplane.realnode.machine import obstacles
-from tandem.controlplane.realnode.node import NodeOptions, RealNode, Run
-from tandem.controlplane.realnode.site import Site
-from tandem.controlplane.scratch import Scratch
+from controlplane.access import Access
+from controlplane.realnode import dns, images
+from controlplane.realnode.machine import obstacles
+from controlplane.realnode.node import NodeOptions, RealNode, Run
+from controlplane.realnode.site import Site
 from tandem.errors import TandemError
+from tandem.local.scratch import Scratch
 
 #: What a node keeps under /var belongs on a disk: images, and the files of containers.
 _DISK = Path("/var/tmp")  # noqa: S108 - mkdtemp makes a folder of our own in it

@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import yaml
 
+from controlplane import binaries, manifests
+from controlplane.plane import ControlPlane
 from tandem.contracts import names
-from tandem.controlplane import binaries, manifests
-from tandem.controlplane.plane import ControlPlane
-from tandem.controlplane.processes import Process, free_port
-from tandem.controlplane.waiting import wait_until
 from tandem.errors import TandemError
+from tandem.local.processes import Process, free_port
+from tandem.local.waiting import wait_until
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[1]
 CUSTOM_RESOURCES = _ROOT / "helm" / "tandem" / "crds"
 CHART = _ROOT / "helm" / "tandem"
 RELEASE = "tandem"

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import yaml
 
-from tandem.controlplane.certificates import Authority, encode, key_pem, new_key, write_secret
-from tandem.controlplane.components import Layout
+from controlplane.certificates import Authority, encode, key_pem, new_key, write_secret
+from controlplane.components import Layout
 from tandem.errors import TandemError
 
 ADMIN = "admin"

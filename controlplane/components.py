@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.controlplane import binaries
-from tandem.controlplane.nodes import KWOK_NODE
+from controlplane import binaries
+from controlplane.nodes import KWOK_NODE
 
 SERVICE_CIDR = "10.96.0.0/16"
 POD_CIDR = "10.128.0.0/9"

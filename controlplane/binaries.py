@@ -1,6 +1,6 @@
 """Which programs a control plane is made of, and where they are on this machine.
 
-Looked for in this order: our own build in the cache (`tandem.controlplane.build`), the folder
+Looked for in this order: our own build in the cache (`controlplane.build`), the folder
 named by KUBEBUILDER_ASSETS, PATH.
 """
 
@@ -63,7 +63,7 @@ REQUIRED = tuple(program.name for program in PROGRAMS if program.name != "helm")
 _CONTAINERD = "github.com/containerd/containerd/v2"
 _CNI_PLUGINS = "github.com/containernetworking/plugins"
 
-#: What a real node needs in addition (`tandem.controlplane.realnode`): built only when asked for.
+#: What a real node needs in addition (`controlplane.realnode`): built only when asked for.
 NODE_PROGRAMS: tuple[Program, ...] = (
     *(
         Program(
@@ -106,7 +106,7 @@ BUILD_ENVIRONMENT = {"CGO_ENABLED": "0", "GOWORK": "off"}
 
 def recipes() -> Path:
     """Return the folder with the Go modules and kwok's stages: `deploy/controlplane`."""
-    folder = Path(__file__).resolve().parents[2] / "deploy" / "controlplane"
+    folder = Path(__file__).resolve().parents[1] / "deploy" / "controlplane"
     if not folder.is_dir():
         raise TandemError(
             f"{folder} is not there, so a control plane can neither be built nor started",

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.controlplane import binaries
-from tandem.controlplane.binaries import Program
+from controlplane import binaries
+from controlplane.binaries import Program
 from tandem.errors import TandemError
 
 _POLL_S = 0.25

@@ -4,7 +4,7 @@ The keeper holds a lock for as long as it lives, with its process id in the lock
 a state file how the plane is reached once it is up. A lock that nobody holds means that no plane
 runs, whatever the files say.
 
-    python -m tandem.controlplane.background NODES SCHEDULER REAL_NODES
+    python -m controlplane.background NODES SCHEDULER REAL_NODES
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tandem.controlplane.plane import ControlPlane
-from tandem.controlplane.realnode.node import import_image
+from controlplane.plane import ControlPlane
+from controlplane.realnode.node import import_image
 from tandem.errors import TandemError
 
 _POLL_S = 0.1
@@ -173,7 +173,7 @@ def up(nodes: int, scheduler: bool, real_nodes: int = 0) -> tuple[dict[str, Any]
 
 def _start_keeper(nodes: int, scheduler: bool, real_nodes: int) -> subprocess.Popen[bytes]:
     state_folder().mkdir(parents=True, exist_ok=True)
-    module = [sys.executable, "-m", "tandem.controlplane.background"]
+    module = [sys.executable, "-m", "controlplane.background"]
     with _log_file().open("wb") as log:
         return subprocess.Popen(
             [*module, str(nodes), str(scheduler), str(real_nodes)],

@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from tandem.controlplane.processes import free_port
+from tandem.local.processes import free_port
 
 _CHUNK = 65_536
 _POLL_S = 0.05

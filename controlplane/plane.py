@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Self
 import httpx
 import yaml
 
-from tandem.controlplane import binaries, components
-from tandem.controlplane.access import ADMIN, Access
-from tandem.controlplane.diagnosis import diagnosis
-from tandem.controlplane.nodes import Node, create_nodes
-from tandem.controlplane.processes import Process, free_port
-from tandem.controlplane.realnode import NodeOptions, RealNode, RealNodes
-from tandem.controlplane.scratch import Scratch
-from tandem.controlplane.waiting import wait_until
+from controlplane import binaries, components
+from controlplane.access import ADMIN, Access
+from controlplane.diagnosis import diagnosis
+from controlplane.nodes import Node, create_nodes
+from controlplane.realnode import NodeOptions, RealNode, RealNodes
 from tandem.errors import TandemError
+from tandem.local.processes import Process, free_port
+from tandem.local.scratch import Scratch
+from tandem.local.waiting import wait_until
 
 Manifest = Mapping[str, Any]
 

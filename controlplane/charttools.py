@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tandem.controlplane import binaries
-from tandem.controlplane.binaries import Program
+from controlplane import binaries
+from controlplane.binaries import Program
 from tandem.errors import TandemError
 
 TOOLS = tuple(

@@ -5,8 +5,8 @@ standard paths and ports, and that the end of its first process is the end of ev
 `ControlPlane.start(real_nodes=2)` starts them; `plane.real_nodes["real-0"]` is one of them.
 """
 
-from tandem.controlplane.realnode.cluster import RealNodes
-from tandem.controlplane.realnode.machine import obstacles
-from tandem.controlplane.realnode.node import NodeOptions, RealNode
+from controlplane.realnode.cluster import RealNodes
+from controlplane.realnode.machine import obstacles
+from controlplane.realnode.node import NodeOptions, RealNode
 
 __all__ = ["NodeOptions", "RealNode", "RealNodes", "obstacles"]

@@ -2,7 +2,7 @@
 
 For tests, the demo and the benchmarks alike::
 
-    from tandem.controlplane import ControlPlane, Node, wait_until
+    from controlplane import ControlPlane, Node, wait_until
 
     with ControlPlane.start(nodes=[Node("n0", labels={"zone": "a"}, cpu=8)]) as plane:
         plane.start_scheduler(config=Path("scheduler.yaml"))
@@ -29,9 +29,9 @@ Every process ends with the process that started it, however that ends. Annotati
 long a pod runs: `deploy/controlplane/stages/pod.yaml`.
 """
 
-from tandem.controlplane.nodes import Node
-from tandem.controlplane.plane import ControlPlane
-from tandem.controlplane.processes import Process, free_port
-from tandem.controlplane.waiting import wait_until
+from controlplane.nodes import Node
+from controlplane.plane import ControlPlane
+from tandem.local.processes import Process, free_port
+from tandem.local.waiting import wait_until
 
 __all__ = ["ControlPlane", "Node", "Process", "free_port", "wait_until"]

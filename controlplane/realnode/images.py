@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tandem.controlplane import binaries
-from tandem.controlplane.realnode.configuration import PAUSE_IMAGE
+from controlplane import binaries
+from controlplane.realnode.configuration import PAUSE_IMAGE
 from tandem.errors import TandemError
 
 COREDNS_IMAGE = "tandem.local/coredns:1"

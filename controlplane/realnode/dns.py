@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem.controlplane.realnode.images import COREDNS_IMAGE
+from controlplane.realnode.images import COREDNS_IMAGE
 
 _COREFILE = """\
 .:5353 {

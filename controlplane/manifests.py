@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-PATH = Path(__file__).resolve().parents[2] / "deploy" / "manifests" / "tandem.yaml"
+PATH = Path(__file__).resolve().parents[1] / "deploy" / "manifests" / "tandem.yaml"
 #: Accounts with their rights, and what they meet in the API server: all but what runs as a pod.
 FOUNDATIONS = (
     "Namespace",

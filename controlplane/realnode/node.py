@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.controlplane import binaries
-from tandem.controlplane.access import Access
-from tandem.controlplane.certificates import write_secret
-from tandem.controlplane.processes import Process
-from tandem.controlplane.realnode import configuration, images
-from tandem.controlplane.realnode.site import (
+from controlplane import binaries
+from controlplane.access import Access
+from controlplane.certificates import write_secret
+from controlplane.realnode import configuration, images
+from controlplane.realnode.site import (
     CGROUPS,
     Site,
     cgroup_hierarchies,
     ip,
     remove_cgroup,
 )
-from tandem.controlplane.waiting import wait_until
 from tandem.errors import TandemError
+from tandem.local.processes import Process
+from tandem.local.waiting import wait_until
 
 FIRST_PROCESS = Path(__file__).with_name("first_process.py")
 GPU_RUNTIME = Path(__file__).with_name("gpu_runtime.py")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.controlplane.processes import Process
+from tandem.local.processes import Process
 
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tandem.controlplane import binaries
-from tandem.controlplane.realnode.site import CGROUPS, cgroup_hierarchies
+from controlplane import binaries
+from controlplane.realnode.site import CGROUPS, cgroup_hierarchies
 from tandem.errors import TandemError
 
 #: Debian's packages of the programs that a node calls and that are not built from Go modules.
