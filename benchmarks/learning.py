@@ -24,7 +24,7 @@ from tandem.policy.catalog import load_profile
 from tandem.policy.job import Job
 from tandem.policy.units import Floats
 from tandem.simulator.cluster import gpu_arrays, parse_cluster
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.gavel import PairMatrix, load_matrix
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.report import report
@@ -79,7 +79,7 @@ def history(seeds: int) -> list[dict[str, object]]:
                     course.append((ended, off))
 
             engine = Engine(trace, world.believed, gpus, profile, world.truth, seed=seed,
-                            on_progress=note)  # fmt: skip
+                            options=RunOptions(on_progress=note))  # fmt: skip
             outcome = engine.run()
             reached = figures(report(outcome, world.truth, len(gpus), 0.0))
             found.append({"seed": seed, "loop": loop, "course": course, **reached})

@@ -16,7 +16,7 @@ from benchmarks.results_grid import CLUSTERS
 from benchmarks.tables import data_folder, load_trace, markdown
 from tandem.policy.catalog import Profile, load_profile
 from tandem.simulator.cluster import parse_cluster
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.run import Setup
 
@@ -40,7 +40,13 @@ def run(
     gpus = setup.gpus(profile.max_jobs_per_gpu)
     world = setup.world(gpus)
     engine = Engine(
-        jobs, world.believed, gpus, profile, world.truth, seed=seed, record_decisions=True
+        jobs,
+        world.believed,
+        gpus,
+        profile,
+        world.truth,
+        seed=seed,
+        options=RunOptions(record_decisions=True),
     )
     outcome = engine.run()
     widest = int(np.bincount(gpus.node).max())

@@ -10,7 +10,7 @@ from pathlib import Path
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import Job
 from tandem.simulator.cluster import Nodes, gpu_arrays
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import Truth
@@ -30,7 +30,9 @@ def simulate(
     """Run one profile, by name or as it is, on one cluster."""
     chosen = load_profile(profile) if isinstance(profile, str) else profile
     gpus = gpu_arrays([nodes], shares=chosen.max_jobs_per_gpu)
-    return Engine(trace, believed, gpus, chosen, truth, seed=seed, record_decisions=True).run()
+    return Engine(
+        trace, believed, gpus, chosen, truth, seed=seed, options=RunOptions(record_decisions=True)
+    ).run()
 
 
 def made_by(command: str, seeds: str) -> str:

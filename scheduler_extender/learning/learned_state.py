@@ -10,7 +10,6 @@ from scheduler_extender.learning.history_store import Stored
 from scheduler_extender.learning.run_history import RunHistory
 from tandem.policy.catalog import Profile
 from tandem.policy.constraints.interference import Apart, Interference
-from tandem.policy.dispatch.share import Share
 
 _ROUNDING = 1e-9  # a pair that the dispatch finds exactly at its bar is not refused by the verbs
 
@@ -36,7 +35,7 @@ def observing(profile: Profile, settings: LearningConfig) -> LearningConfig:
 
 
 def _weighs_pairs(profile: Profile) -> bool:
-    return profile.adjust is None and isinstance(profile.dispatch, Share)
+    return profile.adjust is None and profile.dispatch.weighs_pairs
 
 
 def believing(profile: Profile, settings: LearningConfig) -> Profile:
@@ -46,8 +45,8 @@ def believing(profile: Profile, settings: LearningConfig) -> Profile:
     bar of the dispatch, too, and keep apart what was learned not to get along.
     """
     added: list[Interference | Apart] = []
-    if isinstance(profile.dispatch, Share) and profile.dispatch.min_speed > 0:
-        most = 1 / profile.dispatch.min_speed - 1
+    if profile.dispatch.least_speed > 0:
+        most = 1 / profile.dispatch.least_speed - 1
         added.append(Interference(max_interference=most + _ROUNDING))
     if settings.mode == "act" and _weighs_pairs(profile):
         added.append(Apart())

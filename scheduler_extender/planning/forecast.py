@@ -29,7 +29,7 @@ from tandem.policy.cluster import GpuArrays, reset_rows
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats
-from tandem.simulator.engine import Begun, Engine
+from tandem.simulator.engine import Begun, Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.truth import MemoryCourse, Truth
 
@@ -96,16 +96,19 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
     ]
     engine = Engine(
         trace, jobs, _empty(picture.gpus), picture.profile, _truth(picture, jobs),
-        history=history, record_decisions=True,
-        begun=Begun(
-            replace(arrays, **{f.name: getattr(arrays, f.name).copy() for f in fields(arrays)}),
-            picture.rows_of,
-            frozenset(i for i, job in enumerate(jobs) if not job.checkpointable),
-        ),
-        pipeline=ClusterPipeline(
-            picture.profile.constraints, picture.profile.scorers, picture.profile.gather,
-            nodes=picture.nodes, tries=Tries(sys.maxsize),
-            residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # remember no refusal
+        options=RunOptions(
+            history=history,
+            begun=Begun(
+                replace(arrays, **{f.name: getattr(arrays, f.name).copy() for f in fields(arrays)}),
+                picture.rows_of,
+                frozenset(i for i, job in enumerate(jobs) if not job.checkpointable),
+            ),
+            pipeline=ClusterPipeline(
+                picture.profile.constraints, picture.profile.scorers, picture.profile.gather,
+                nodes=picture.nodes, tries=Tries(sys.maxsize),
+                residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # keep no refusal
+            ),
+            record_decisions=True,
         ),
     )  # fmt: skip
     starts: dict[int, float] = {}

@@ -24,8 +24,6 @@ from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Placement, PodPlacement, Waits
-from tandem.policy.dispatch.preempt import Preempt
-from tandem.policy.dispatch.share import Share
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Ints
@@ -109,7 +107,7 @@ class _Round:
             self._to_their_targets()
         if self._profile.order.blocks:
             self._pass_over_impossible()
-        if isinstance(dispatch, Share):
+        if dispatch.weighs_pairs:
             # It tries jobs by worth; those that were moved to the front come before all others.
             front = [i for i in self._waiting() if inputs.keys[i] in self._q.front]
             if front:
@@ -118,7 +116,7 @@ class _Round:
         waiting = ~board.arrays.running[inputs.ranked]
         self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
         self._note()
-        if isinstance(dispatch, Preempt):
+        if dispatch.ignores_preemption_cost:
             room = MakingRoom(self._q, inputs, self._pipeline, self._starts, self._stops)
             room.seek(self._waiting())
 
@@ -177,9 +175,9 @@ class _Round:
     def too_dear(self) -> set[Key]:
         """Return running gangs whose preemption costs more than it brings, as the order weighs it.
 
-        Where the dispatch weighs that itself, nobody.
+        The set is empty where the dispatch weighs the cost itself.
         """
-        if not isinstance(self._profile.dispatch, Preempt):
+        if not self._profile.dispatch.ignores_preemption_cost:
             return set()
         found = set()
         for index, victims in self._needs().items():

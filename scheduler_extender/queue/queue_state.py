@@ -18,7 +18,6 @@ from scheduler_extender.queue.queue_entry import Believe, QueueEntry, entry_of, 
 from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.base import KeyOrder
-from tandem.policy.ordering.queues import QueueLists, Queues
 from tandem.policy.units import Bools, Floats
 
 _COLUMNS = (
@@ -154,7 +153,7 @@ class QueueState:
     def annotated(self, key: Key, status: GPUJobStatus) -> GPUJobStatus:
         """Return a status that is about to be written, with what orders the gang in its queue."""
         entry = self.of.get(key)
-        if entry is None or not isinstance(self._state, QueueLists):
+        if entry is None or not self._state.queues:
             return status
         if status.finished_at is not None or not np.isfinite(entry.queue_key):
             return status.model_copy(update={"queue_key": None})
@@ -165,7 +164,7 @@ class QueueState:
 
         GPUJobs of many that come at once are made side by side; a new leader reads them by name.
         """
-        if self._restores and isinstance(self._state, QueueLists):
+        if self._restores:
             ordered = sorted(self.of.values(), key=lambda each: each.queue_key)
             self._state.restore(
                 np.array([each.row for each in ordered], dtype=np.int64),
@@ -204,9 +203,7 @@ class QueueState:
     def queue_of(self, key: Key, now_s: float) -> int | None:
         """Return the queue that a gang is in, 0 first; None where the order has none."""
         entry = self.of.get(key)
-        if entry is None or not isinstance(self.order, Queues):
-            return None
-        return int(self.order.level(entry.service(now_s)))
+        return None if entry is None else self.order.queue_of(entry.service(now_s))
 
     def settle(self, asked: Collection[Key], coming: Iterable[Key]) -> None:
         """Let the order note who has a place after a round, as the round has decided.
@@ -225,7 +222,7 @@ class QueueState:
 
         Only the keys of those that got ahead change, and they become less than those behind them.
         """
-        for rows in self._state.queues() if isinstance(self._state, QueueLists) else ():
+        for rows in self._state.queues:
             keys = self._columns["queue_key"][rows]
             steps = _KEY_STEP_S * np.arange(len(keys))
             least = np.minimum.accumulate((keys - steps)[::-1])[::-1] + steps

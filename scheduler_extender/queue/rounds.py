@@ -27,7 +27,6 @@ from scheduler_extender.quotas.round import plan_within
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import KubeError
 from tandem.policy.cluster import Snapshot
-from tandem.policy.dispatch.best_sharing import BestSharing
 from tandem.policy.job import Job
 
 PLACED = "Placed"
@@ -173,7 +172,7 @@ class Rounds:
                 competes=competes,
                 history=history,
                 now_s=now,
-                needs_remaining=isinstance(self._profile.dispatch, BestSharing),
+                needs_remaining=self._profile.dispatch.needs_remaining,
                 by_work_left=self._profile.order.by_work_left,
                 **picture,
             )

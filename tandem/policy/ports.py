@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -22,17 +22,23 @@ class Policy(BaseModel):
     has_figures: ClassVar[bool] = False
 
 
-class QueueOrder(Protocol):
-    """Says in which order waiting gangs are tried."""
+class Dispatch(Policy):
+    """Base of the dispatches: what the caller of one must know of it, apart from its parameters."""
+
+    #: Running jobs compete with waiting ones; False: running jobs keep their GPUs.
+    preempts: ClassVar[bool] = False
+    #: The dispatch starts and stops jobs by their order alone. The cluster, where a preemption has
+    #: a cost, weighs that cost itself.
+    ignores_preemption_cost: ClassVar[bool] = False
+    #: The dispatch tries jobs by their worth, and weighs the slowdown of pairs against it.
+    weighs_pairs: ClassVar[bool] = False
+    #: The dispatch compares the remaining times of jobs, so that they must be known.
+    needs_remaining: ClassVar[bool] = False
 
     @property
-    def blocks(self) -> bool:
-        """True where a gang that does not fit holds up those behind it (head-of-line blocking)."""
-        ...
-
-    def __call__(self, jobs: Sequence[Job], now_s: float) -> list[int]:
-        """Return the indices of `jobs` in the order in which they are tried."""
-        ...
+    def least_speed(self) -> float:
+        """The part of its speed that each job of a pair keeps at least, in [0, 1]."""
+        return 0.0
 
 
 class OrderState(Protocol):
@@ -63,6 +69,18 @@ class OrderState(Protocol):
 
     def settle(self, running: Bools) -> None:
         """Note which jobs run after a round, (jobs,)."""
+        ...
+
+    @property
+    def queues(self) -> tuple[Ints, ...]:
+        """The jobs of each queue in their order, queue 0 first; none where keys alone order."""
+        ...
+
+    def restore(self, rows: Ints, level_service_gpu_s: Floats, promoted: Iterable[int]) -> None:
+        """Replace the queues: `rows` in their order, (jobs,), with the service of each.
+
+        `promoted` are the rows that were promoted and have not started since.
+        """
         ...
 
 

@@ -36,16 +36,31 @@ class Begun:
     stays: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of a run that most runs leave at their defaults.
+
+    `history` has the service of jobs that ended before the run; the run adds its own. With `begun`,
+    jobs of the trace may run at time 0. `pipeline` replaces the profile's. `on_progress` gets the
+    number of ended jobs at each end. `record_decisions` fills `Outcome.decisions`.
+    """
+
+    history: History | None = None
+    begun: Begun | None = None
+    pipeline: Pipeline | None = None
+    on_progress: Callable[[int], None] | None = None
+    record_decisions: bool = False
+
+
 class Engine:
     """One run of one profile on one trace.
 
-    `believed` are the jobs as the policies see them, in the order of `trace`. `history` is what
-    jobs that ended before taught; it stands beside what this run teaches. Where memory is
-    `guarded`, an agent measures it: whoever outgrew what was believed of it goes before a neighbour
-    fails. With `begun`, jobs of `trace` may run already; `pipeline` stands in for the profile's.
+    `believed` are the jobs as the policies see them, in the order of `trace`. Where memory is
+    `guarded`, an agent measures it: a job that exceeds its predicted memory is stopped before a
+    neighbour fails.
     """
 
-    def __init__(  # noqa: PLR0913 - what a run is made of, and how it is watched
+    def __init__(
         self,
         trace: Sequence[TraceJob],
         believed: Sequence[Job],
@@ -53,21 +68,18 @@ class Engine:
         profile: Profile,
         truth: Truth,
         *,
-        history: History | None = None,
         seed: int = 0,
         guarded: bool = False,
-        on_progress: Callable[[int], None] | None = None,
-        record_decisions: bool = False,
-        begun: Begun | None = None,
-        pipeline: Pipeline | None = None,
+        options: RunOptions = RunOptions(),
     ) -> None:
+        history, begun = options.history, options.begun
         self.trace = trace
         self.profile = profile
-        self._on_progress = on_progress
-        self._record = record_decisions
+        self._on_progress = options.on_progress
+        self._record = options.record_decisions
         self._order = profile.order
         self._state = self._order.state()
-        self._pipeline = pipeline or profile.pipeline()
+        self._pipeline = options.pipeline or profile.pipeline()
         self._arrays = _job_arrays(trace, believed) if begun is None else begun.arrays
         self._begun = begun or Begun(self._arrays, {})
         self._board = Board.of(list(believed), self._arrays, gpus)

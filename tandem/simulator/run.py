@@ -14,7 +14,7 @@ from tandem.errors import TandemError
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.gavel import load_matrices
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
@@ -110,7 +110,7 @@ def run_profile(
         profile,
         world.truth,
         seed=setup.seed,
-        on_progress=on_progress,
+        options=RunOptions(on_progress=on_progress),
     )
     outcome = engine.run()
     wall = time.perf_counter() - started

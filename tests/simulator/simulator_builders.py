@@ -12,7 +12,7 @@ from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import Job
 from tandem.policy.jobs import History
 from tandem.simulator.cluster import gpu_arrays, parse_cluster
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import MemoryCourse, Truth
@@ -44,7 +44,7 @@ def run(
     world = plain_world(jobs, gpus)
     engine = Engine(
         jobs, world.believed, gpus, profile, world.truth,
-        history=None if history is None else History(np.array(history)),
+        options=RunOptions(history=None if history is None else History(np.array(history))),
     )  # fmt: skip
     return engine.run()
 

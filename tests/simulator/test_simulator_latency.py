@@ -10,7 +10,7 @@ import pytest
 from tandem.policy.catalog import load_profile
 from tandem.policy.ordering.queues import Queues
 from tandem.simulator.cluster import Nodes, gpu_arrays
-from tandem.simulator.engine import Engine, Outcome
+from tandem.simulator.engine import Engine, Outcome, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.truth import Latency
 from tandem.simulator.world import plain_world
@@ -27,7 +27,9 @@ def run(
     count = len(jobs)
     latency = Latency(np.full(count, start_s), np.full(count, release_s))
     truth = replace(world.truth, latency=latency)
-    engine = Engine(jobs, world.believed, gpus, profile, truth, record_decisions=True)
+    engine = Engine(
+        jobs, world.believed, gpus, profile, truth, options=RunOptions(record_decisions=True)
+    )
     return engine, engine.run()
 
 

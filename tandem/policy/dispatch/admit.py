@@ -8,14 +8,14 @@ from pydantic import Field
 
 from tandem.policy.board import Board
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Policy
+from tandem.policy.ports import Dispatch
 from tandem.policy.units import Ints
 
 
 # Paper: [Horus] Alg. 1 line 4-18 | beta jobs a round, cheapest GPUs | test:
 #   tests/policy/test_policy_horus.py test_a_round_considers_fifteen_jobs | live: yes |
 #   deviation: the next round follows at once where a job started
-class Admit(Policy):
+class Admit(Dispatch):
     """Place waiting jobs in order. Where the order blocks, the first that does not fit ends it.
 
     With `jobs_a_round`, beta of [Horus] Alg. 1, a round considers so many jobs; the next round
@@ -25,11 +25,6 @@ class Admit(Policy):
 
     kind: Literal["admit"] = "admit"
     jobs_a_round: Annotated[int, Field(ge=1)] | None = None
-
-    @property
-    def preempts(self) -> bool:
-        """False: running jobs keep their GPUs."""
-        return False
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Start what fits of `ranked`, waiting jobs in order.

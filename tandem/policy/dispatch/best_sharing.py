@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -13,14 +13,14 @@ from tandem.policy.equations.sharing import sharing_benefit_s
 from tandem.policy.gather import whole_pods
 from tandem.policy.job import Job, SubBatch
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Policy
+from tandem.policy.ports import Dispatch
 from tandem.policy.units import Floats, Ints
 
 
 # Paper: [SJF-BSBF] Alg. 1 | shortest first; free GPUs, else the best partners | test:
 #   tests/policy/test_policy_best_sharing.py
 #   test_of_two_partners_the_one_with_the_least_mean_completion_time | live: yes
-class BestSharing(Policy):
+class BestSharing(Dispatch):
     """Enough free GPUs: take them, packed; else shared ones by Theorem 1, topped up with free ones.
 
     It waits otherwise, and blocks nobody. Next to a partner the newcomer runs with the sub-batch
@@ -35,12 +35,8 @@ class BestSharing(Policy):
     """
 
     kind: Literal["best_sharing"] = "best_sharing"
+    needs_remaining: ClassVar[bool] = True
     benefit: bool = True
-
-    @property
-    def preempts(self) -> bool:
-        """False: running jobs keep their GPUs."""
-        return False
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Start what fits of `ranked`, waiting jobs in order."""

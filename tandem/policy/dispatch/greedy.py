@@ -11,7 +11,7 @@ from tandem.policy.board import Board
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays, add_worker
 from tandem.policy.job import Job, Placing
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Policy
+from tandem.policy.ports import Dispatch
 from tandem.policy.units import Bools, Floats, Ints
 
 
@@ -19,7 +19,7 @@ from tandem.policy.units import Bools, Floats, Ints
 #   tests/policy/test_policy_ojpp.py
 #   test_ojpp_packs_workers_of_one_job_together_where_all_bounds_allow | live: yes | deviation:
 #   a job that fits nowhere waits: a cluster has no further device to open
-class Greedy(Policy):
+class Greedy(Dispatch):
     """Each job in order: first on GPUs in use only, then with empty ones, or it waits.
 
     Each worker takes the best scored GPU that all constraints allow, those of its own job already
@@ -31,11 +31,6 @@ class Greedy(Policy):
     """
 
     kind: Literal["greedy"] = "greedy"
-
-    @property
-    def preempts(self) -> bool:
-        """False: running jobs keep their GPUs."""
-        return False
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Start what fits of `ranked`, waiting jobs in order; equal demands are tried once."""

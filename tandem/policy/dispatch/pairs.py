@@ -10,7 +10,7 @@ from tandem.policy.board import Board
 from tandem.policy.equations.xonar import active_idle_misfit
 from tandem.policy.gather import whole_pods
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Policy
+from tandem.policy.ports import Dispatch
 from tandem.policy.units import Ints
 
 
@@ -18,7 +18,7 @@ from tandem.policy.units import Ints
 #   tests/policy/test_policy_pairs.py
 #   test_the_head_picks_the_partner_whose_busy_share_complements_its_own | live: yes |
 #   deviation: the survivor of a pair picks again
-class Pairs(Policy):
+class Pairs(Dispatch):
     """Running jobs that are alone pick a partner; then the head takes whole GPUs, and picks.
 
     The partner is the waiting job with the least |r_a r_n - 1|, by the active and idle time that
@@ -31,11 +31,6 @@ class Pairs(Policy):
     """
 
     kind: Literal["pairs"] = "pairs"
-
-    @property
-    def preempts(self) -> bool:
-        """False: running jobs keep their GPUs."""
-        return False
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Start what finds a partner or whole GPUs of `ranked`, waiting jobs in order."""

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from tandem.policy.board import Board
 from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Policy
+from tandem.policy.ports import Dispatch
 from tandem.policy.units import Ints
 
 
 # Paper: [Tiresias] 3.2, Alg. 1 | all or nothing: a job that does not fit is skipped, and
 #   preempted if it runs | test: tests/simulator/test_simulator_orderings.py
 #   test_the_engine_agrees_with_the_plain_simulator | live: yes
-class Preempt(Policy):
+class Preempt(Dispatch):
     """Take jobs in order onto whole GPUs, all or nothing.
 
     A job that does not fit is skipped, and preempted if it runs. Source: [Tiresias] 3.2, 4.
     """
 
     kind: Literal["preempt"] = "preempt"
-
-    @property
-    def preempts(self) -> bool:
-        """True: running jobs compete with waiting ones."""
-        return True
+    preempts: ClassVar[bool] = True
+    ignores_preemption_cost: ClassVar[bool] = True
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Make the front of `ranked`, all jobs in order, run. `blocks` has no meaning here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +14,7 @@ from tandem.policy.dispatch.move import improve
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.worth import completion_rate
 from tandem.policy.pipeline import Pipeline
-from tandem.policy.ports import Policy
+from tandem.policy.ports import Dispatch
 from tandem.policy.units import Bools, Ints
 
 _NOTABLE = 0.3  # of a rate: from here on what was decided with it is looked at again
@@ -22,7 +22,7 @@ _NOTABLE = 0.3  # of a rate: from here on what was decided with it is looked at 
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Share(Policy):
+class Share(Dispatch):
     """Fill the free shares, preempt only for what is worth far more, and repair bad pairs.
 
     A job's worth is its expected rate of completion given its attained service ([Tiresias]'
@@ -39,6 +39,8 @@ class Share(Policy):
     """
 
     kind: Literal["share"] = "share"
+    preempts: ClassVar[bool] = True
+    weighs_pairs: ClassVar[bool] = True
     scale_gpu_s: Positive = 500.0  # service at which the worth of a new job has halved
     quantum: Positive = 0.5  # of what was attained: how far ahead completions are counted
     prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
@@ -54,9 +56,9 @@ class Share(Policy):
     demands_tried: Annotated[int, Field(ge=1)] = 64  # different demands looked at in a round
 
     @property
-    def preempts(self) -> bool:
-        """True: running jobs compete with waiting ones."""
-        return True
+    def least_speed(self) -> float:
+        """The part of its speed that each job of a pair keeps at least, in [0, 1]."""
+        return self.min_speed
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Act on all jobs, `ranked`; the order says only when to look again."""

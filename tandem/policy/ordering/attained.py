@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import numpy as np
@@ -118,3 +119,11 @@ class Line:
 
     def settle(self, running: Bools) -> None:
         """Note which jobs run after a round: the line shows it at the next one."""
+
+    @property
+    def queues(self) -> tuple[Ints, ...]:
+        """No queues: the turns follow from the service of the jobs."""
+        return ()
+
+    def restore(self, rows: Ints, level_service_gpu_s: Floats, promoted: Iterable[int]) -> None:
+        """Nothing to restore: the turns follow from the service of the jobs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -37,6 +37,10 @@ class KeyOrder(Policy):
     def next_level_gpu_s(self, service_gpu_s: float) -> float:
         """Return the service at which a job's place in the order changes; infinite if never."""
         return float("inf")
+
+    def queue_of(self, service_gpu_s: float) -> int | None:
+        """Return the queue of a service, 0 first; None where the order has no queues."""
+        return None
 
     def promote_after_s(self, executed_s: float) -> float:
         """Return how long a preempted job waits before its service counts as 0; infinite: never."""
@@ -89,3 +93,11 @@ class ActiveSet:
 
     def settle(self, running: Bools) -> None:
         """Note which jobs run after a round."""
+
+    @property
+    def queues(self) -> tuple[Ints, ...]:
+        """No queues: the keys alone order the jobs."""
+        return ()
+
+    def restore(self, rows: Ints, level_service_gpu_s: Floats, promoted: Iterable[int]) -> None:
+        """Nothing to restore: the keys alone order the jobs."""

@@ -51,6 +51,10 @@ class Queues(KeyOrder):
         """Return the next threshold; infinite in the last queue."""
         return next((t for t in self.thresholds_gpu_s if t > service_gpu_s), float("inf"))
 
+    def queue_of(self, service_gpu_s: float) -> int:
+        """Return the queue of a service, 0 first."""
+        return int(self.level(service_gpu_s))
+
     def promote_after_s(self, executed_s: float) -> float:
         """Return how long a preempted job waits before it goes back to the first queue.
 
@@ -125,8 +129,9 @@ class QueueLists:
         self._level[row] = 0
         self._promoted.add(row)
 
+    @property
     def queues(self) -> tuple[Ints, ...]:
-        """Return the jobs of each queue in their order, queue 0 first."""
+        """The jobs of each queue in their order, queue 0 first."""
         return tuple(self._lists)
 
     def restore(self, rows: Ints, level_service_gpu_s: Floats, promoted: Iterable[int]) -> None:
