@@ -85,14 +85,27 @@ class Beliefs:
 
         A sub-batch has a class of its own where it is known what it takes of a GPU.
         """
+        return self._classified(job, load, insert=True)
+
+    def find(self, job: Job, load: Load | None = None) -> Job:
+        """Return the same as `of`, and insert nothing: for questions.
+
+        A load that has no class is priced by the formula, as its class would be at first.
+        """
+        return self._classified(job, load, insert=False)
+
+    def _classified(self, job: Job, load: Load | None, *, insert: bool) -> Job:
         if job.exclusive:
             return job
         if load is not None and any(part.rates for part in job.sub_batches):
-            job = replace(job, sub_batches=tuple(self._part(job, load, p) for p in job.sub_batches))
-        index = self.class_of(job, load)
+            parts = (self._part(job, load, part, insert=insert) for part in job.sub_batches)
+            job = replace(job, sub_batches=tuple(parts))
+        index = self.class_of(job, load) if insert else self._found(job, load)
+        if index is None:
+            return self._unclassified(job)
         own = self.pairs.of_namespace(job.id.partition("/")[0])
         if job.model and any(job.model in pair for pair in own):
-            return self._experienced(job, index, own)
+            return self._experienced(job, index, own, insert=insert)
         if index == job.interference_class:
             return job
         return replace(
@@ -102,7 +115,16 @@ class Beliefs:
             caused_slowdown=self._view[:, index],
         )
 
-    def _part(self, job: Job, load: Load, part: SubBatch) -> SubBatch:
+    def _unclassified(self, job: Job) -> Job:
+        """Return a job that has no class, priced by the formula against the classes that exist."""
+        known = np.fromiter(self._classes.values(), np.int64)
+        prices = np.full(CLASSES, np.inf)
+        prices[NOBODY] = 0.0
+        total = round(job.gpu_utilisation) + self._utilisation[known]
+        prices[known] = slowdown_over_commit(total) - 1
+        return replace(job, own_slowdown=prices, caused_slowdown=prices)
+
+    def _part(self, job: Job, load: Load, part: SubBatch, *, insert: bool) -> SubBatch:
         """Return a sub-batch with the class of its micro-batches ([SJF-BSBF] Alg. 2)."""
         if not part.rates or part.gpu_utilisation is None:
             return part
@@ -116,7 +138,7 @@ class Beliefs:
             }
         )
         as_run = replace(job, sub_batches=(), gpu_utilisation=part.gpu_utilisation)
-        as_run = self.of(as_run, of_part)
+        as_run = self._classified(as_run, of_part, insert=insert)
         return replace(
             part,
             interference_class=as_run.interference_class,
@@ -124,7 +146,7 @@ class Beliefs:
             caused_slowdown=as_run.caused_slowdown,
         )
 
-    def _experienced(self, job: Job, index: int, own: Mapping[Pair, float]) -> Job:
+    def _experienced(self, job: Job, index: int, own: Mapping[Pair, float], *, insert: bool) -> Job:
         """Return the job with what its own namespace has learned of its like."""
         namespace = job.id.partition("/")[0]
         key = (namespace, job.model, index)
@@ -132,7 +154,8 @@ class Beliefs:
         mine, caused = (None, None) if known is None else (known[0](), known[1]())
         if mine is None or caused is None:
             mine, caused = self._with_own(job.model, index, own)
-            self._experience[key] = ref(mine), ref(caused)
+            if insert:
+                self._experience[key] = ref(mine), ref(caused)
         return replace(
             job,
             interference_class=index,
@@ -171,10 +194,9 @@ class Beliefs:
 
     def class_of(self, job: Job, load: Load | None) -> int:
         """Return the class of a load; made and priced by the formula where it is new."""
-        utilisation = float(round(job.gpu_utilisation))
-        shares, plain = rates_of(load) if load is not None else (), ("", utilisation)
-        key: _Key = (job.model, utilisation, *shares, *_gpu_of(load, shares))
         namespace = job.id.partition("/")[0]
+        utilisation = float(round(job.gpu_utilisation))
+        key, plain, shares = _keys_of(job, load)
         if key not in self._classes and key != plain and not self._has_room(namespace):
             self._crowded = True
             key, shares = plain, ()  # the formula must do until there is room
@@ -190,6 +212,13 @@ class Beliefs:
         self._calls += 1
         self._used[index] = self._calls
         return index
+
+    def _found(self, job: Job, load: Load | None) -> int | None:
+        """Return the class that a load has now; None where it has none."""
+        key, plain, _ = _keys_of(job, load)
+        if key not in self._classes and not self._has_room(job.id.partition("/")[0]):
+            key = plain
+        return self._classes.get(key)
 
     def _has_room(self, namespace: str) -> bool:
         return len(self._owner) < KINDS and self._kinds[namespace] < KINDS_PER_NAMESPACE
@@ -346,6 +375,13 @@ class Beliefs:
             self._slowdown[at] = slowdown
         changed = {at for at in {*before, *learned} if before.get(at) != learned.get(at)}
         return {index for at in changed for index in at}
+
+
+def _keys_of(job: Job, load: Load | None) -> tuple[_Key, _Key, tuple[float, ...]]:
+    """Return the key of a load, its key by utilisation alone, and its shares of the GPU."""
+    utilisation = float(round(job.gpu_utilisation))
+    shares = rates_of(load) if load is not None else ()
+    return (job.model, utilisation, *shares, *_gpu_of(load, shares)), ("", utilisation), shares
 
 
 def _gpu_of(load: Load | None, shares: tuple[float, ...]) -> tuple[str, ...]:

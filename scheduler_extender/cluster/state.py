@@ -33,6 +33,7 @@ from scheduler_extender.cluster.records import (
 )
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from scheduler_extender.cluster.workloads import gpujob_name
+from tandem.contracts.resources import Load
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Ints
@@ -176,12 +177,22 @@ class ClusterState:
         return sorted(found, key=lambda record: record.name)
 
     def worker(self, pod: PodInfo) -> Job:
-        """Return the load of the pod's worker on each of its GPUs: its GPUJob's, or its own."""
+        """Return the load of the pod's worker on each of its GPUs: its GPUJob's, or its own.
+
+        It only reads: a load that has no class yet gets none. `worker_to_hold` makes one.
+        """
+        return self._worker(pod, self.beliefs.find)
+
+    def worker_to_hold(self, pod: PodInfo) -> Job:
+        """Return the same for a pod that is about to hold GPUs: its load gets a class."""
+        return self._worker(pod, self.beliefs.of)
+
+    def _worker(self, pod: PodInfo, classify: Callable[[Job, Load | None], Job]) -> Job:
         gang = self.gpu_jobs().get((pod.namespace, gpujob_name(pod)))
         if gang is None:
-            job = self.beliefs.of(worker_by_annotations(pod))
+            job = classify(worker_by_annotations(pod), None)
         else:
-            job = self.beliefs.of(gang.worker, gang.status.load)
+            job = classify(gang.worker, gang.status.load)
             if job.sub_batches:
                 job = in_steps(job, gang.steps(pod.uid, pod.annotations))
         return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
@@ -363,7 +374,7 @@ class ClusterState:
             settled = bool(pod.node_name) or pod.finished
             if record.bound and pod.devices and record.ours:
                 devices = tuple(dict.fromkeys(pod.devices))
-                bound = Claim(pod.node_name, devices, self.worker(pod))
+                bound = Claim(pod.node_name, devices, self.worker_to_hold(pod))
         if settled or (record is not None and record.pod.deleting):
             planned = None
         # The stronger first, so that a pod whose Binding has come through changes nothing.

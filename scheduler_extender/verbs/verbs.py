@@ -1,7 +1,7 @@
 """filter, prioritize and preempt: questions about the state, answered without side effects.
 
-kube-scheduler asks them of nodes that its plugins let through, possibly of one nominated node
-alone and possibly in vain, so that nothing may be reserved here: that is bind's (binding.py).
+kube-scheduler asks them about the nodes that its plugins let through, possibly about one nominated
+node alone, and a Binding need not follow. So these verbs reserve nothing: bind does (binding.py).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import repeat
 from typing import TypeVar
 
@@ -39,9 +40,9 @@ from tandem.policy.units import Floats, Ints
 NO_AGENT = "no Tandem node agent reports here"
 #: Below the planned node's score: a plan is outvoted by the plugins' refusal alone.
 BEST_UNPLANNED = 8
-#: Nodes whose refusal is told GPU by GPU; an event has room for a few at most.
-_TOLD_IN_FULL = 4
-#: How kube-scheduler's questions end.
+#: Nodes whose refusal is explained GPU by GPU; an event has room for a few at most.
+_EXPLAINED = 4
+#: How the requests of kube-scheduler end.
 _NAMES = b'"NodeNames":%s}'
 
 
@@ -63,10 +64,29 @@ def read_pod(pod: Pod | None) -> PodInfo:
         raise MalformedPodError(f"Pod: {error}") from error
 
 
-class Verbs:
-    """The questions of kube-scheduler about one state and one pipeline.
+@dataclass(frozen=True, slots=True)
+class LastFilter:
+    """What filter answered last, for the prioritize that follows it about the same pod and nodes.
 
-    `refusal` returns why a pod may not start now at all, or ''.
+    `names` are the nodes that filter let through, at `slots` of the table as laid out in `layout`.
+    `ending` is how a request about these nodes ends. `evaluation` holds while `version` does.
+    """
+
+    asked: Pod
+    pod: PodInfo
+    layout: int
+    names: list[str]
+    slots: Ints
+    ending: bytes
+    version: object
+    evaluation: Evaluation
+
+
+class Verbs:
+    """The questions of kube-scheduler about one state and one pipeline. They only read the state.
+
+    `refusal` returns why a pod may not start now at all, or ''. Prioritize asks about the pod and
+    the nodes that filter let through: it takes from `LastFilter` what filter has computed already.
     """
 
     def __init__(
@@ -78,27 +98,27 @@ class Verbs:
         self._state = state
         self._pipeline = pipeline
         self._refusal = refusal
-        self._known: tuple[object, Evaluation] | None = None
-        self._passed: tuple[int, list[str], Ints] = -1, [], np.zeros(0, dtype=np.int64)
-        self._asked: tuple[Pod, PodInfo] | None = None
-        self._told = b""  # the end of a question about the nodes that filter has just let through
+        self._last: LastFilter | None = None
 
     def read(self, body: bytes) -> ExtenderArgs:
         """Return what filter or prioritize is asked; raises pydantic's ValidationError.
 
-        kube-scheduler asks prioritize of the nodes that filter answered, in their order and at the
-        end of the question: they are compared as bytes, since to decode them takes half the time.
+        kube-scheduler asks prioritize about the nodes that filter answered, in their order and at
+        the end of the request: they are compared as bytes, since to decode them takes half the
+        time.
         """
-        if self._told and body.endswith(self._told):
-            with contextlib.suppress(ValidationError):  # it is said of the whole, below
-                args = FILTER.validate_json(body[: -len(self._told)] + _NAMES % b"null")
-                args["NodeNames"] = self._passed[1]
+        last = self._last
+        if last is not None and body.endswith(last.ending):
+            with contextlib.suppress(ValidationError):  # the whole body is validated below
+                args = FILTER.validate_json(body[: -len(last.ending)] + _NAMES % b"null")
+                args["NodeNames"] = last.names
                 return args
         return FILTER.validate_json(body)
 
     def filter(self, args: ExtenderArgs) -> bytes:
         """Return the nodes with enough GPUs that may take the pod, and why the others may not."""
-        pod, names = self._pod(args.get("Pod")), asked_nodes(args)
+        asked, names = args.get("Pod"), asked_nodes(args)
+        pod = read_pod(asked)
         if pod.gpus == 0:
             return filter_answer(json.dumps(names).encode()[1:-1])
         why = self._refusal(pod)
@@ -109,21 +129,27 @@ class Verbs:
         slots = self._slots(names)
         known = slots >= 0
         here = slots[known]
-        evaluation = self._evaluate(self._state.worker(pod), pod.uid)
+        job = self._state.worker(pod)
+        evaluation = self._evaluate(job, pod.uid)
         fits = (_by_node(evaluation.allowed, False, table.across).sum(axis=0) >= pod.gpus)[here]
         fitting = here[fits]
         all_fit = len(fitting) == len(names)
-        self._passed = (
-            table.layout,
-            names if all_fit else [table.node_names[slot] for slot in fitting.tolist()],
-            fitting,
-        )
         fitting_names = table.encoder.names(fitting)
-        self._told = _NAMES % (b"[%s]" % fitting_names)
+        assert asked is not None  # read_pod refuses a request without a pod
+        self._last = LastFilter(
+            asked=asked,
+            pod=pod,
+            layout=table.layout,
+            names=names if all_fit else [table.node_names[slot] for slot in fitting.tolist()],
+            slots=fitting,
+            ending=_NAMES % (b"[%s]" % fitting_names),
+            version=self._version(job, pod.uid),
+            evaluation=evaluation,
+        )
         if all_fit:
             return filter_answer(fitting_names)
         enough = table.gpus_of_slot[here] >= pod.gpus
-        hopeless = {
+        unresolvable = {
             **{table.node_names[slot]: f"has fewer than {pod.gpus} GPUs in all"
                for slot in here[~fits & ~enough].tolist()},
             **{names[index]: NO_AGENT for index in np.flatnonzero(~known).tolist()},
@@ -131,12 +157,13 @@ class Verbs:
         return filter_answer(
             fitting_names,
             self._refusals(pod, here[~fits & enough], evaluation),
-            json.dumps(hopeless).encode()[1:-1],
+            json.dumps(unresolvable).encode()[1:-1],
         )
 
     def prioritize(self, args: ExtenderArgs) -> bytes:
         """Return 10 for the planned node, for others the policy's score between 0 and 8."""
-        pod, names = self._pod(args.get("Pod")), asked_nodes(args)
+        asked, names, last = args.get("Pod"), asked_nodes(args), self._last
+        pod = last.pod if last is not None and asked == last.asked else read_pod(asked)
         slots = self._slots(names)
         known = slots >= 0
         here = slots[known]
@@ -144,7 +171,10 @@ class Verbs:
         table = self._state.table
         if pod.gpus > 0 and len(here):
             job = self._state.worker(pod)
-            allowed = self._evaluate(job, pod.uid).allowed
+            if last is not None and last.version == self._version(job, pod.uid):
+                allowed = last.evaluation.allowed
+            else:
+                allowed = self._evaluate(job, pod.uid).allowed
             score = evaluate(job, self._state.gpus, (), self._pipeline.scorers).score
             score[~allowed] = -np.inf
             scores = _whole_scores(_best_of_nodes(score, table.across, pod.gpus)[here])
@@ -159,7 +189,7 @@ class Verbs:
 
     def preempt(self, args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
         """Return those nodes (with the victims given) on which the pod would then have its GPUs."""
-        pod, proposed = self._pod(args.get("Pod")), asked_victims(args)
+        pod, proposed = read_pod(args.get("Pod")), asked_victims(args)
         if pod.gpus == 0:
             return proposed
         job = self._state.worker(pod)
@@ -172,36 +202,19 @@ class Verbs:
                 kept[node] = victims
         return kept
 
-    def _pod(self, asked: Pod | None) -> PodInfo:
-        """Return the pod of a question; prioritize asks about the one that filter had."""
-        if asked is None or self._asked is None or asked != self._asked[0]:
-            info = read_pod(asked)
-            assert asked is not None  # read_pod has refused it
-            self._asked = asked, info
-        return self._asked[1]
-
     def _slots(self, names: list[str]) -> Ints:
         """Return (names,): the slot of each node, -1 where no agent reports.
 
-        Prioritize asks for the nodes that filter has just let through: comparing is cheaper than
-        looking all up again.
+        To compare the names with those of the last filter is cheaper than to look all up again.
         """
-        table = self._state.table
-        layout, passed, slots = self._passed
-        if layout == table.layout and names == passed:
-            return slots
+        table, last = self._state.table, self._last
+        if last is not None and last.layout == table.layout and names == last.names:
+            return last.slots
         return np.fromiter(map(table.slot_of.get, names, repeat(-1)), np.int64, len(names))
 
     def _evaluate(self, job: Job, uid: str) -> Evaluation:
-        """Return which GPUs may take a worker of the pod, its own claims left out.
-
-        Prioritize follows filter for the same pod at once, mostly in the same state: the answer is
-        kept until the state changes.
-        """
+        """Return which GPUs may take a worker of the pod, its own claims left out."""
         state = self._state
-        key = (uid, job, state.generation, state.beliefs.pairs.version, len(state.gpus))
-        if self._known is not None and self._known[0] == key:
-            return self._known[1]
         evaluation = evaluate(job, state.gpus, self._pipeline.constraints)
         held = state.ledger.held(uid)
         if held is not None:
@@ -211,8 +224,12 @@ class Verbs:
             )
             evaluation.allowed[own] = alone.allowed
             evaluation.refused_by[own] = alone.refused_by
-        self._known = (key, evaluation)
         return evaluation
+
+    def _version(self, job: Job, uid: str) -> object:
+        """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""
+        state = self._state
+        return uid, job, state.generation, state.beliefs.pairs.version, len(state.gpus)
 
     def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> bytes:
         """Return why nodes were refused, as members: the first few by GPU, the rest in common."""
@@ -221,16 +238,16 @@ class Verbs:
         table, constraints = self._state.table, self._pipeline.constraints
         job = self._state.worker(pod)
         in_full = []
-        for slot in slots[:_TOLD_IN_FULL].tolist():
+        for slot in slots[:_EXPLAINED].tolist():
             node = table.node_names[slot]
             rows = table.rows(node)
             gpus = self._state.ledger.without(rows, frozenset((pod.uid,)))
             ids = [f"{node}/{table.gpu_ids[row]}" for row in rows.tolist()]
             in_full.append(node_reason(job, gpus, ids, constraints))
         first = table.encoder.members(
-            slots[:_TOLD_IN_FULL], in_full, np.arange(len(in_full), dtype=np.int64)
+            slots[:_EXPLAINED], in_full, np.arange(len(in_full), dtype=np.int64)
         )
-        rest = slots[_TOLD_IN_FULL:]
+        rest = slots[_EXPLAINED:]
         refused_by = _by_node(evaluation.refused_by, -1, table.across[:, rest])
         mostly = np.argmax(
             [(refused_by == index).sum(axis=0) for index in range(len(constraints))], axis=0

@@ -141,7 +141,7 @@ def test_a_plan_holds_gpus_until_its_pod_is_bound_or_its_time_is_up() -> None:
 def test_a_reservation_goes_when_the_watch_shows_the_binding() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")), ("pods", pod("a", uid="u", version=1)))
     record = found.pod("u")
-    claim = Claim("n0", ("g0",), found.worker(record.pod))
+    claim = Claim("n0", ("g0",), found.worker_to_hold(record.pod))
     found.reserve("u", claim)
     before = found.generation
     found.upsert("pods", pod("a", uid="u", node_name="n0", devices="g0", version=2))
