@@ -58,7 +58,8 @@ def cluster() -> ClusterState:
     state.upsert("gpujobs", gpu_job("pod-learned", job_load=load(10, utilisation=33)))
     state.upsert("pods", pod("learned", uid="uid-ml-learned"))
     # Two views of the table are derived once for each layout, at their first use.
-    assert state.table.across.size and len(state.gpus)
+    assert state.table.across.size > 0
+    assert len(state.gpus) > 0
     return state
 
 

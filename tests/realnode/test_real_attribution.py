@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from real_cluster import RealCluster, job
 
+from controlplane import binaries, wait_until
+from controlplane.realnode.node import on_node
 from tandem.contracts import names
-from tandem.controlplane import binaries, wait_until
-from tandem.controlplane.realnode.node import on_node
 
 pytestmark = [
     pytest.mark.controlplane,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tandem.controlplane import binaries, wait_until
-from tandem.controlplane.realnode import obstacles
-from tandem.controlplane.realnode.site import cgroup_hierarchies
+from controlplane import binaries, wait_until
+from controlplane.realnode import obstacles
+from controlplane.realnode.site import cgroup_hierarchies
 from tandem.errors import TandemError
 
 pytestmark = [
