@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tandem.cli.complete import model_names
 from tandem.cli.output import err, print_json, print_table
 from tandem.contracts.prediction import (
+    Framework,
     ModelList,
     ModelSummary,
+    Optimizer,
+    Parallelism,
+    Precision,
     Prediction,
     PredictRequest,
 )
@@ -145,11 +150,40 @@ def predict(
     file: Annotated[
         Path | None, typer.Argument(help="ONNX file, read on this machine without a server.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Name of a model that was pushed.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per GPU and step.")] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Type of the GPU, such as 'Tesla V100-SXM2-16GB'.")
+    model: Annotated[
+        str | None,
+        typer.Option(help="Name of a model that was pushed.", autocompletion=model_names),
     ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per GPU and step.")] = None,
+    accumulation_steps: Annotated[
+        int, typer.Option(min=1, help="Micro-batches of each batch (gradient accumulation).")
+    ] = 1,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the GPU, such as 'Tesla V100-SXM2-16GB'.", autocompletion=_gpu_names
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Memory of the GPU, such as 16Gi. [that of its type]")
+    ] = None,
+    precision: Annotated[Precision | None, typer.Option(help="How it computes.")] = None,
+    optimizer: Annotated[Optimizer | None, typer.Option(help="Its optimiser.")] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, max=2**20, help="Tokens or frames of a sample.")
+    ] = None,
+    framework: Annotated[
+        Framework | None, typer.Option(help="What it trains with. [what exported the graph]")
+    ] = None,
+    parallelism: Annotated[
+        Parallelism | None, typer.Option(help="How its workers divide the model's states.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=2**20, help="GPUs of the job, for --parallelism.")
+    ] = 1,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Activations are computed anew.")
+    ] = False,
     memory: Annotated[
         str | None, typer.Option(help="Declared peak memory per GPU, such as 12Gi.")
     ] = None,
@@ -161,15 +195,27 @@ def predict(
     token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Predict what a training job would use of a GPU."""
+    """Predict what a training job would use of a GPU.
+
+    The options are named as the annotations of a job are.
+    """
     if file is not None and model is not None:
         raise UsageError("Give a FILE or --model, not both.")
     request = PredictRequest(
         namespace=namespace,
         model=model or (_name_of(file) if file else None),
         batch_size=batch_size,
+        accumulation_steps=accumulation_steps,
+        precision=precision,
+        sequence_length=sequence_length,
+        optimizer=optimizer,
+        framework=framework,
+        parallelism=parallelism,
+        workers=workers,
+        gradient_checkpointing=gradient_checkpointing,
         gpu_model=gpu,
-        declared_memory_bytes=_bytes(memory),
+        gpu_memory_bytes=_bytes("--gpu-memory", gpu_memory),
+        declared_memory_bytes=_bytes("--memory", memory),
         declared_utilisation_percent=utilization,
     )
     if file is not None:
@@ -181,28 +227,48 @@ def predict(
             )
     if as_json:
         print_json(prediction.wire())
-        return
+    else:
+        _print_prediction(prediction)
+
+
+def _print_prediction(prediction: Prediction) -> None:
     load = prediction.load
-    print_table(
-        "",
-        ("Resource", "Expected", "At most (p95)", "Source"),
-        (
-            (
-                "GPU memory",
-                f"{_gib(load.memory_base_bytes)} + {_gib(load.memory_peak_extra_bytes)} in peaks "
-                f"({load.peak_probability:.0%} of the time)",
-                _gib(load.memory_p95_bytes),
-                load.memory_source.value,
-            ),
-            (
-                "GPU utilisation",
-                f"{load.utilisation_percent:.0f} %",
-                f"{load.utilisation_p95_percent:.0f} %",
-                load.utilisation_source.value,
-            ),
-        ),
+    memory, utilisation, step = (
+        prediction.memory_interval_bytes,
+        prediction.utilisation_interval_percent,
+        prediction.iteration_interval_s,
     )
+    rows = [
+        (
+            "GPU memory",
+            f"{_gib(load.memory_base_bytes)} + {_gib(load.memory_peak_extra_bytes)} in peaks "
+            f"({load.peak_probability:.0%} of the time)",
+            f"{_gib(memory.low)} to {_gib(memory.high)}" if memory else "-",
+            _gib(load.memory_p95_bytes),
+            load.memory_source.value,
+        ),
+        (
+            "GPU utilisation",
+            f"{load.utilisation_percent:.0f} %",
+            f"{utilisation.low:.0f} to {utilisation.high:.0f} %" if utilisation else "-",
+            f"{load.utilisation_p95_percent:.0f} %",
+            load.utilisation_source.value,
+        ),
+    ]
+    if load.iteration_s is not None:
+        rows.append(
+            (
+                "Time of a step",
+                f"{load.iteration_s:.3g} s",
+                f"{step.low:.3g} to {step.high:.3g} s" if step else "-",
+                "-",
+                load.utilisation_source.value,
+            )
+        )
+    print_table("", ("Resource", "Expected", "90 % interval", "At most (p95)", "Source"), rows)
     err.print(prediction.explanation, highlight=False)
+    if load.out_of_distribution:
+        err.print("This job is unlike those that the prediction is known to hold for.")
 
 
 def _connect(server: str, token: str) -> PredictorClient:
@@ -267,7 +333,7 @@ def _path(part: str) -> str:
     return quote(part, safe="")
 
 
-def _bytes(quantity: str | None) -> int | None:
+def _bytes(option: str, quantity: str | None) -> int | None:
     if quantity is None:
         return None
     from tandem.contracts.quantity import parse_quantity
@@ -275,10 +341,18 @@ def _bytes(quantity: str | None) -> int | None:
     try:
         declared = int(parse_quantity(quantity))
     except ValueError as error:
-        raise UsageError(f"--memory: {error}.") from None
+        raise UsageError(f"{option}: {error}.") from None
     if declared < 0:
-        raise UsageError("--memory: less than nothing cannot be used.")
+        raise UsageError(f"{option}: less than nothing cannot be used.")
     return declared
+
+
+def _gpu_names(incomplete: str) -> list[str]:
+    """Return the types of GPU whose figures are known, for the shell's completion."""
+    from predictor.gpus import GPU_TYPES
+
+    names = sorted(each.name for each in GPU_TYPES)
+    return [name for name in names if name.startswith(incomplete.upper())]
 
 
 def _gib(number_of_bytes: float) -> str:

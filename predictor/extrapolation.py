@@ -30,6 +30,7 @@ _HOST_SHARE = 0.1
 #: it, and for another type of GPU. docs/results/predictions.md has their coverage.
 _MEMORY_SPREAD = (0.10, 0.12, 0.20)
 _UTILISATION_SPREAD = (0.15, 0.10, 0.30)
+_STEP_SPREAD = (0.15, 0.10, 0.30)
 #: Doublings of the batch size beyond which an answer is out of distribution.
 _FAR = 3.0
 #: What one measured run may correct of the formula's activations.
@@ -75,15 +76,18 @@ def extrapolated_utilisation(question: Question) -> Utilisation | None:
     shares = training_step(question.features, question.batch_size, gpu, seconds, question.precision)
     step = Step(seconds, busy, shares.compute_share, shares.bandwidth_share)
     mean = step.utilisation_percent
+    spread = _spread(_UTILISATION_SPREAD, run, question)
     waits = ", which waits for its input" if run.input_bound else ""
     return Utilisation(
         mean,
-        min(100.0, mean * math.exp(_spread(_UTILISATION_SPREAD, run, question))),
+        min(100.0, mean * math.exp(spread)),
         Source.MODEL,
         f"utilisation and time from {_described(run)}{waits}",
         VERSION,
         _is_far(run, question),
         step,
+        spread,
+        _spread(_STEP_SPREAD, run, question),
     )
 
 
@@ -95,7 +99,8 @@ def extrapolated_memory(question: Question) -> Memory | None:
     run, seen = runs[0], runs[0].seen
     peak = _peak_bytes(question, runs)
     extra_share = 1 - min(seen.memory_base_bytes / max(seen.memory_peak_bytes, 1), 1.0)
-    p95 = peak * math.exp(_spread(_MEMORY_SPREAD, run, question))
+    spread = _spread(_MEMORY_SPREAD, run, question)
+    p95 = peak * math.exp(spread)
     assert question.features is not None
     if run.batch < (question.batch_size or 1):
         # An allocator whose regions double may take one more.
@@ -115,6 +120,7 @@ def extrapolated_memory(question: Question) -> Memory | None:
         why,
         VERSION,
         _is_far(run, question),
+        spread=spread,
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from predictor.artifacts import ArtifactError, Card, serving
-from predictor.equations import time_shared_speed
+from predictor.equations import taken_turns, time_shared_speed
 from predictor.experience import Experience
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
 from predictor.stored import opened
@@ -36,8 +36,8 @@ _SLOWEST = 1 / 21
 #: time sharing by utilisations from the graph, and by those from a measured time of a step (no
 #: published pairs have measured utilisations); and of a model whose card does not say it.
 #: Derived from measured pairs on two types of GPU: docs/results/predictions.md.
-PREDICTED_SPREAD = 0.65
-MEASURED_SPREAD = 0.62
+PREDICTED_SPREAD = 0.55
+MEASURED_SPREAD = 0.54
 _MODEL_SPREAD = 0.40
 #: The same of the sum of both speeds: the two sides of a pair do not both come off worst.
 PREDICTED_TOTAL_SPREAD = 0.30
@@ -59,23 +59,32 @@ class TimeSharing:
     """Two jobs share the GPU's time: speed is about min(1, 1 / (u1 + u2)), u being busy shares.
 
     The formula knows no type of GPU. What a type of GPU has shown so far (`Experience`) shifts it.
-    Where a utilisation is predicted, only a part of the predicted loss counts.
+    Where a utilisation is predicted, only a part of the predicted loss counts. Where both steps'
+    times are known, the job with the longer step gets more of the time (`taken_turns`).
     """
 
-    version = "time-sharing/2"
+    version = "time-sharing/3"
 
     def __init__(self, experience: Experience | None = None) -> None:
         self.experience = experience or Experience()
 
     def speeds(self, job: Load, partners: Sequence[Load], gpu_model: str | None) -> Floats:
-        """Return (partners,): the speed of either side, in (0, 1]."""
+        """Return (partners, 2): the speeds of the job and of each partner, in (0, 1]."""
         speed = time_shared_speed(
             np.array([job.utilisation_percent + p.utilisation_percent for p in partners])
         )
         speed = np.where(both_measured(job, partners), speed, speed**PREDICTED_SLOPE)
         shift = self.experience.shift(gpu_model)
-        shifted: Floats = np.clip(speed * math.exp(shift), _SLOWEST, 1.0)
-        return shifted
+        equal = np.clip(speed * math.exp(shift), _SLOWEST, 1.0)
+        # A step whose time is not known is taken to be as long as the other.
+        steps = [
+            (job.iteration_s, partner.iteration_s)
+            if job.iteration_s and partner.iteration_s
+            else (1.0, 1.0)
+            for partner in partners
+        ]
+        own, other = np.array(steps, dtype=np.float64).reshape(-1, 2).T
+        return np.maximum(taken_turns(equal, own, other), _SLOWEST)
 
 
 class LearnedInterference:
@@ -118,7 +127,8 @@ class LoadDomain(BaseModel):
     """The loads of a training set, by which a new load is recognised as one of their kind.
 
     A load is covered where the nearest load of the set is not further than `reach`, in units of
-    the columns' standard deviations. A set without loads covers everything.
+    the columns' standard deviations. A set without loads covers none: where nothing says in which
+    domain a model's figures hold, the model does not answer.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -130,7 +140,7 @@ class LoadDomain(BaseModel):
     def covers(self, loads: Floats) -> Bools:
         """Return (loads,): whether each row of `load_features` is covered."""
         if not self.loads:
-            return np.ones(len(loads), dtype=np.bool_)
+            return np.zeros(len(loads), dtype=np.bool_)
         seen, scale = np.array(self.loads), np.array(self.scale)
         distance = np.abs(loads[:, None, :] - seen[None, :, :]) / scale
         near: Bools = distance.max(axis=2).min(axis=1) <= self.reach
@@ -151,9 +161,7 @@ class Interference:
         job, candidates = request.job, request.candidates
         count = len(candidates)
         gpu = find_gpu(request.gpu_model)
-        speed = np.repeat(
-            self._formula.speeds(job, candidates, request.gpu_model)[:, None], 2, axis=1
-        )
+        speed = self._formula.speeds(job, candidates, request.gpu_model)
         measured = both_measured(job, candidates)
         width = self._formula.experience.width(request.gpu_model, MEASURED_SPREAD)
         spread = width * np.where(measured, MEASURED_SPREAD, PREDICTED_SPREAD)

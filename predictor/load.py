@@ -32,6 +32,7 @@ from predictor.sources import (
     whole_memory,
     whole_utilisation,
 )
+from predictor.spread import interval
 from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
 
@@ -116,7 +117,13 @@ class Predictor:
             idle_s=seen.idle_seconds if seen else None,
         )
         explanation = "; ".join(parts) + "."
-        return Prediction(load=load, explanation=explanation[0].upper() + explanation[1:])
+        return Prediction(
+            load=load,
+            explanation=explanation[0].upper() + explanation[1:],
+            memory_interval_bytes=interval(memory.peak, memory.spread, question.gpu_memory_bytes),
+            utilisation_interval_percent=interval(utilisation.mean, utilisation.spread, 100.0),
+            iteration_interval_s=interval(step.seconds, utilisation.step_spread) if step else None,
+        )
 
 
 def _trains_as_observed(request: PredictRequest) -> bool:
@@ -194,5 +201,6 @@ def _at_least_declared(memory: Memory, declared: int | None) -> Memory:
         p95=max(memory.p95, declared),
         source=Source.DECLARED,
         peaks_measured=False,
+        spread=None,
         why=f"{memory.why}; raised to the {gib(declared)} declared",
     )

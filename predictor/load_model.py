@@ -1,23 +1,34 @@
 """A learned load: what XGBoost learned to correct of the formula, with bounds that were tested.
 
 Each part (memory, utilisation, iteration) predicts log1p(measured) - log1p(formula). Memory's upper
-bound is the estimate times a factor that held on families left out of training. What lies outside
-of what was trained on is flagged, and then the formula's wider bound counts.
+bound is the estimate times a factor that held on families left out of training. Outside of what it
+was trained on (its domain) the model is not used: the formula answers, and the answer is flagged.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from predictor import spread
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
 from predictor.gpus import UNKNOWN_GPU
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, known
-from predictor.sources import PEAK_LEVEL, Memory, Question, Utilisation, formula_utilisation, gib
+from predictor.sources import (
+    PEAK_LEVEL,
+    Memory,
+    Question,
+    Utilisation,
+    formula_memory,
+    formula_utilisation,
+    gib,
+)
 from predictor.trees import Trees, in_json
 from tandem.contracts.resources import Source
 
@@ -30,6 +41,8 @@ _MAX_CORRECTION = 3.0
 _RANGE_MARGIN = 0.15
 #: As is a graph of which more nodes than this share are of kinds that training never saw.
 _MAX_UNSEEN_SHARE = 0.1
+
+_Estimate = TypeVar("_Estimate", Memory, Utilisation)
 
 
 class LoadDetails(BaseModel):
@@ -70,13 +83,12 @@ class LearnedLoad:
         asked = known(question)
         if asked is None or MEMORY not in self._parts:
             return None
+        if strange := self._strange(asked, question):
+            return _outside(formula_memory(question), strange)
         formula = asked.levels.fixed + asked.levels.varying
         total = formula * math.exp(self._correction(MEMORY, asked))
-        strange = self._strange(asked, question)
         p95 = total * math.exp(max(self._details.offsets[MEMORY], 0.0))
-        if strange:
-            p95 = max(p95, asked.levels.p95)
-        why = f"memory as learned from measured profiles{strange and f' ({strange})'}"
+        why = "memory as learned from measured profiles"
         capacity = question.gpu_memory_bytes
         if capacity is not None and total > capacity:
             why += f": {gib(total)}, more than the GPU's {gib(capacity)}, so all of it"
@@ -90,7 +102,7 @@ class LearnedLoad:
             Source.MODEL,
             why,
             self.version,
-            bool(strange),
+            spread=max(self._details.offsets[MEMORY], 0.0),
         )
 
     def utilisation(self, question: Question) -> Utilisation | None:
@@ -98,24 +110,26 @@ class LearnedLoad:
         asked = known(question)
         if asked is None or UTILISATION not in self._parts:
             return None
+        if strange := self._strange(asked, question):
+            return _outside(formula_utilisation(question), strange)
         correction = math.exp(self._correction(UTILISATION, asked))
         mean = min((asked.step.utilisation_percent + 1) * correction - 1, 100.0)
         mean = max(mean, 0.0)
         p95 = min((mean + 1) * math.exp(max(self._details.offsets[UTILISATION], 0.0)) - 1, 100.0)
-        strange = self._strange(asked, question)
-        if strange:
-            formula = formula_utilisation(question)
-            p95 = max(p95, formula.p95 if formula else 100.0)
-        step = asked.step
+        step, step_spread = asked.step, spread.STEP
         if ITERATION in self._parts:
+            step_spread = max(self._details.offsets.get(ITERATION, spread.STEP), 0.0)
             assert question.batch_size is not None
             seconds = step.seconds * math.exp(self._correction(ITERATION, asked))
             gpu = question.gpu or UNKNOWN_GPU
             step = training_step(
                 asked.features, question.batch_size, gpu, seconds, question.precision
             )
-        why = f"utilisation as learned from measured profiles{strange and f' ({strange})'}"
-        return Utilisation(mean, p95, Source.MODEL, why, self.version, bool(strange), step)
+        why = "utilisation as learned from measured profiles"
+        return Utilisation(
+            mean, p95, Source.MODEL, why, self.version, step=step,
+            spread=max(self._details.offsets[UTILISATION], 0.0), step_spread=step_spread,
+        )  # fmt: skip
 
     def _correction(self, part: str, asked: Known) -> float:
         row = np.array([asked.columns], dtype=np.float32)
@@ -140,6 +154,14 @@ class LearnedLoad:
         if outside.any():
             return f"{SUPPORTED[int(outside.argmax())]} outside of what it was trained on"
         return ""
+
+
+def _outside(formula: _Estimate | None, strange: str) -> _Estimate | None:
+    """Return what the formula says, with the reason why the model does not answer."""
+    if formula is None:
+        return None
+    why = f"{formula.why} (the learned model does not apply: {strange})"
+    return replace(formula, why=why, out_of_distribution=True)
 
 
 def open_load(directory: Path | None) -> LearnedLoad | None:

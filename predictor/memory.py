@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from predictor.equations import activation_scale, horus_memory_bytes, is_half
 from predictor.gpus import GIB
 from tandem.contracts.prediction import Framework, Optimizer, Parallelism, Precision
 from tandem.contracts.resources import GraphFeatures
 
-# Weights and their gradients; with autocast also the weights in 16 bits.
-_WEIGHTS = _GRADIENTS = 1.0
+# Weights; with autocast also in 16 bits.
+_WEIGHTS = 1.0
 _CAST_COPIES = 0.5
 # The state of an unknown optimiser: one copy (momentum), two in the bound (Adam).
 _OPTIMIZER = Optimizer.MOMENTUM
@@ -35,6 +35,7 @@ class Allocator:
     `start_up` is what the CUDA context and the libraries take, estimate and bound, bytes.
     `growth` is what the allocator holds over what the job needs, estimate and bound.
     `decomposes`: norms, GELU and attention are several operators, each of which keeps its input.
+    `gradients`: copies of the weights that gradients take at once.
     `workspace` is what the search for convolution algorithms takes, estimate and bound, bytes.
     """
 
@@ -42,19 +43,30 @@ class Allocator:
     growth: tuple[float, float] = (1.0, 1.0)
     workspace: tuple[float, float] = (0.0, 0.0)
     decomposes: bool = False
+    gradients: float = 1.0
+
+    @property
+    def in_use(self) -> Allocator:
+        """What it has given out of what it holds: no start-up, no regions, no finished search."""
+        return replace(
+            self, start_up=(0.0, 0.0), growth=(1.0, 1.0), workspace=(0.0, self.workspace[1])
+        )
 
 
 #: TensorFlow and JAX run with memory growth, as Tandem configures them: each new region of their
 #: best-fit allocator is twice as large as the one before, so that they hold up to twice their need.
-#: TensorFlow's search for convolution algorithms may use 4 GiB (TF_CUDNN_WORKSPACE_LIMIT_IN_MB).
+#: TensorFlow's search for convolution algorithms may use 4 GiB (TF_CUDNN_WORKSPACE_LIMIT_IN_MB);
+#: 2.6 GiB fit best what was measured. Its weight decay is a part of the loss, and has a gradient
+#: beside that of the data until both are added.
 ALLOCATORS = {
     # Its blocks are cut from segments of 2 to 20 MiB and reused: about a tenth is lost.
     Framework.PYTORCH: Allocator((0.7 * GIB, 1.6 * GIB), growth=(1.1, 1.1)),
     Framework.TENSORFLOW: Allocator(
         (1.5 * GIB, 2.1 * GIB),
         growth=(1.4, 2.0),
-        workspace=(1.5 * GIB, 4.0 * GIB),
+        workspace=(2.6 * GIB, 4.0 * GIB),
         decomposes=True,
+        gradients=2.0,
     ),
     Framework.JAX: Allocator((1.0 * GIB, 2.0 * GIB), growth=(1.4, 2.0)),
     None: Allocator((1.1 * GIB, 2.1 * GIB), growth=(1.1, 1.1)),
@@ -88,14 +100,16 @@ def allocator_of(features: GraphFeatures, setup: Setup) -> Allocator:
     return ALLOCATORS[setup.framework or features.framework]
 
 
-def formula_levels(features: GraphFeatures, batch: int, setup: Setup) -> Levels:
-    """Return memory by [Horus] Eq. (2).
+def formula_levels(
+    features: GraphFeatures, batch: int, setup: Setup, allocator: Allocator | None = None
+) -> Levels:
+    """Return memory by [Horus] Eq. (2); `allocator` is that of the setup where it is not given.
 
     Differs: A is what training keeps of the activations, G the working set of one layer's
     gradients (G = A overstates CNNs more than twofold), P counts gradients and optimiser state,
     and start-up and allocator are those of the framework.
     """
-    allocator = allocator_of(features, setup)
+    allocator = allocator or allocator_of(features, setup)
     scale = activation_scale(features, setup.precision)
     gradients = scale * _GRADIENT_COPIES * features.largest_activation_bytes
     known, bound = setup.optimizer or _OPTIMIZER, setup.optimizer or _OPTIMIZER_P95
@@ -107,11 +121,11 @@ def formula_levels(features: GraphFeatures, batch: int, setup: Setup) -> Levels:
     kept = scale * saved * _kept_share(features, setup)
     workspace, workspace_p95 = allocator.workspace if convolves else (0.0, 0.0)
     growth, growth_p95 = allocator.growth
-    fixed = _parameters(features, setup, known) + workspace
+    fixed = _parameters(features, setup, known, allocator) + workspace
     p95 = horus_memory_bytes(
         batch,
         _P95_FACTOR * kept,
-        _parameters(features, setup, bound),
+        _parameters(features, setup, bound, allocator),
         _P95_FACTOR * gradients,
         workspace_p95,
     )
@@ -123,9 +137,11 @@ def formula_levels(features: GraphFeatures, batch: int, setup: Setup) -> Levels:
     )
 
 
-def _parameters(features: GraphFeatures, setup: Setup, optimizer: Optimizer) -> float:
+def _parameters(
+    features: GraphFeatures, setup: Setup, optimizer: Optimizer, allocator: Allocator
+) -> float:
     """Return the bytes of weights, gradients, optimiser state and what exchanges them."""
-    weights, gradients, state = _WEIGHTS, _GRADIENTS, optimizer.copies
+    weights, gradients, state = _WEIGHTS, allocator.gradients, optimizer.copies
     if setup.precision.half and not is_half(features):
         weights += _CAST_COPIES
     size, workers = features.parameter_bytes, max(setup.workers, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from predictor import spread
 from predictor.equations import Step, training_step, two_levels
 from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
 from predictor.measured import is_input_bound, measured_step
@@ -48,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU; see Load."""
+    """Bytes on one GPU; see Load. `spread` is the log of the factor of its 90 % interval."""
 
     base: float
     peak_extra: float
@@ -59,6 +60,7 @@ class Memory:
     version: str = ""
     out_of_distribution: bool = False
     peaks_measured: bool = False
+    spread: float | None = None
 
     @property
     def peak(self) -> float:
@@ -68,7 +70,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Share of time in which the GPU computes, percent."""
+    """Share of time in which the GPU computes, percent.
+
+    `spread` and `step_spread` are the logs of the factors of the 90 % intervals of the utilisation
+    and of the step's time.
+    """
 
     mean: float
     p95: float
@@ -77,6 +83,8 @@ class Utilisation:
     version: str = ""
     out_of_distribution: bool = False
     step: Step | None = None
+    spread: float | None = None
+    step_spread: float | None = None
 
 
 MemorySource = Callable[[Question], Memory | None]
@@ -99,6 +107,7 @@ def observed_memory(question: Question) -> Memory | None:
         Source.OBSERVED,
         f"memory as observed in {seen.runs} run(s)",
         peaks_measured=seen.peaks_measured,
+        spread=spread.OBSERVED,
     )
 
 
@@ -119,6 +128,8 @@ def observed_utilisation(question: Question) -> Utilisation | None:
         Source.OBSERVED,
         f"utilisation as observed in {seen.runs} run(s){waits}",
         step=step,
+        spread=spread.OBSERVED,
+        step_spread=spread.OBSERVED,
     )
 
 
@@ -150,6 +161,7 @@ def formula_memory(question: Question) -> Memory | None:
         why,
         FORMULA_VERSION,
         _unsure(question),
+        spread=spread.MEMORY,
     )
 
 
@@ -167,6 +179,8 @@ def formula_utilisation(question: Question) -> Utilisation | None:
         FORMULA_VERSION,
         question.gpu is None or _unsure(question),
         step,
+        spread.UTILISATION,
+        spread.STEP,
     )
 
 

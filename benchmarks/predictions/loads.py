@@ -14,12 +14,13 @@ from benchmarks.predictions.measured import INPUT_BOUND, Measured
 from predictor.gpus import find_gpu
 from predictor.load import Predictor
 from predictor.load_evaluation import rmsle
-from predictor.memory import ALLOCATORS
+from predictor.memory import Levels, Setup, allocator_of, formula_levels
 from predictor.profiles import Origin, Profile
 from tandem.contracts.prediction import Framework, PredictRequest
 from tandem.contracts.resources import Load, Observation
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 GIB = 1024**3
 _MEASURED_AT = "2026-01-01T00:00:00Z"
 
@@ -69,14 +70,51 @@ def memory(rows: Sequence[Measured]) -> list[Row]:
     for row in rows:
         if row.memory_bytes is None:
             continue
-        load, without = ask(row), 0.0
         if row.source == "salus":
-            # What the allocator held for the job: no start-up, no regions, no search.
-            load = ask(replace(row, framework="pytorch"))
-            without = ALLOCATORS[Framework.PYTORCH].start_up[0]
-        peak = load.memory_base_bytes + load.memory_peak_extra_bytes - without
-        found.append(Row(row.family, row.memory_bytes, peak, load.memory_p95_bytes - without))
+            levels = in_use(row)
+            found.append(
+                Row(row.family, row.memory_bytes, levels.fixed + levels.varying, levels.p95)
+            )
+            continue
+        load = ask(row)
+        peak = load.memory_base_bytes + load.memory_peak_extra_bytes
+        found.append(Row(row.family, row.memory_bytes, peak, load.memory_p95_bytes))
     return found
+
+
+def in_use(row: Measured) -> Levels:
+    """Return what the allocator of a configuration's framework has given out at most."""
+    setup = Setup(optimizer=row.optimizer, framework=Framework(row.framework))
+    graph = features()[row.model]
+    allocator = allocator_of(graph, setup).in_use
+    return formula_levels(graph, row.batch, setup, allocator)
+
+
+def search_left_out(rows: Sequence[Measured]) -> list[Row]:
+    """Return the formula where other families say what the search for algorithms takes.
+
+    Of 0 to 4 GiB, that with the least error on the other families counts.
+    """
+    family = np.array([row.family for row in rows])
+    real = np.array([row.memory_bytes for row in rows], dtype=np.float64)
+    sizes = np.arange(0, 4.01, 0.2) * GIB
+    predicted = np.array([[_with_search(row, size) for row in rows] for size in sizes])
+    error = np.log(predicted / real) ** 2
+    found = []
+    for at, row in enumerate(rows):
+        best = int(np.argmin(error[:, family != row.family].mean(axis=1)))
+        figure = float(predicted[best, at])
+        found.append(Row(row.family, float(real[at]), figure, figure))
+    return found
+
+
+def _with_search(row: Measured, size: float) -> float:
+    setup = Setup(optimizer=row.optimizer, framework=Framework(row.framework))
+    graph = features()[row.model]
+    allocator = allocator_of(graph, setup)
+    changed = replace(allocator, workspace=(size, allocator.workspace[1]))
+    levels = formula_levels(graph, row.batch, setup, changed)
+    return levels.fixed + levels.varying
 
 
 def utilisation(rows: Sequence[Measured]) -> list[Row]:

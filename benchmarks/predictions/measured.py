@@ -38,7 +38,7 @@ _MISO = {
 _SALUS = {
     "vgg11": ("vgg11", "VGG"), "vgg16": ("vgg16", "VGG"), "vgg19": ("vgg19", "VGG"),
     "resnet50": ("resnet50", "ResNet"), "resnet101": ("resnet101", "ResNet"),
-    "resnet152": ("resnet152", "ResNet"), "googlenet": ("googlenet", "Inception"),
+    "resnet152": ("resnet152", "ResNet"), "googlenet": ("googlenet-plain", "Inception"),
     "alexnet": ("alexnet", "AlexNet"), "overfeat": ("overfeat", "OverFeat"),
     "inception3": ("inception-v3", "Inception"), "inception4": ("timm-inception-v4", "Inception"),
 }  # fmt: skip

@@ -55,6 +55,54 @@ class _Overfeat(nn.Module):
         return self.layers(x)
 
 
+class _GoogLeNet(nn.Module):
+    """GoogLeNet as in tf_cnn_benchmarks, which Salus measured: no normalisation, 5 x 5 kernels.
+
+    torchvision's has batch normalisation, so that it keeps twice the activations.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def conv(a: int, b: int, k: int, stride: int = 1) -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(a, b, k, stride, k // 2), nn.ReLU())
+
+        def pool() -> nn.MaxPool2d:
+            return nn.MaxPool2d(3, 2, 1)
+
+        def inception(a: int, *widths: int) -> nn.ModuleList:
+            one, before_3, three, before_5, five, pooled = widths
+            return nn.ModuleList(
+                [conv(a, one, 1), nn.Sequential(conv(a, before_3, 1), conv(before_3, three, 3)),
+                 nn.Sequential(conv(a, before_5, 1), conv(before_5, five, 5)),
+                 nn.Sequential(nn.MaxPool2d(3, 1, 1), conv(a, pooled, 1))]
+            )  # fmt: skip
+
+        self.stem = nn.Sequential(
+            conv(3, 64, 7, 2), pool(), conv(64, 64, 1), conv(64, 192, 3), pool()
+        )
+        self.blocks, width = nn.ModuleList(), 192
+        for block in (
+            (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), None,
+            (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
+            (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128), None,
+            (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128),
+        ):  # fmt: skip
+            self.blocks.append(pool() if block is None else inception(width, *block))
+            if block is not None:
+                width = block[0] + block[2] + block[4] + block[5]
+        self.out = nn.Linear(1024, 1001)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            if isinstance(block, nn.ModuleList):
+                x = torch.cat([branch(x) for branch in block], 1)
+            else:
+                x = block(x)
+        return self.out(x.mean((2, 3)))
+
+
 class _Discriminator(nn.Module):
     """CycleGAN's discriminator of 70 x 70 patches."""
 
@@ -294,12 +342,13 @@ def _molecules(batch: int) -> dict[str, torch.Tensor]:
 
 
 _NAMES = (
-    "resnet50", "resnet101", "resnet152", "alexnet", "vgg11", "vgg16", "vgg19", "googlenet",
+    "resnet50", "resnet101", "resnet152", "alexnet", "vgg11", "vgg16", "vgg19",
     "inception-v3", "timm-inception-v4", "mobilenet-v2", "efficientnet-b0", "resnet18-cifar",
     "translation", "lstm-language", "recommender", "a3c", "ncf", "deepspeech2",
 )  # fmt: skip
 WORKLOADS: dict[str, Workload] = {
     **{name: _of_corpus(name) for name in _NAMES},
+    "googlenet-plain": Workload(_GoogLeNet, image()),
     "overfeat": Workload(_Overfeat, image(231)),
     "xception-224": _of_corpus("timm-xception", image(224)),
     "efficientnet-b0-32": Workload(corpus._timm("efficientnet_b0"), image(32)),

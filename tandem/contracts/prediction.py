@@ -137,14 +137,25 @@ class PredictRequest(Message):
     candidates: Candidates | None = None
 
 
+class Interval(Message):
+    """Between which figures 90 % of the models of unseen families are."""
+
+    low: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    high: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Prediction(Message):
     """A predicted load, with a sentence for people on where it comes from.
 
-    `interference` is there where candidates were named.
+    The intervals are absent where a figure was declared or nothing is known; that of memory is of
+    the peak. `interference` is there where candidates were named.
     """
 
     load: Load
     explanation: str
+    memory_interval_bytes: Interval | None = None
+    utilisation_interval_percent: Interval | None = None
+    iteration_interval_s: Interval | None = None
     interference: InterferenceAnswer | None = None
 
 

@@ -8,12 +8,13 @@ import time
 
 import pytest
 import uvicorn
-from predictor_graphs import LIGHT, light
+from predictor_graphs import LIGHT, bert_base, light
 from typer.testing import CliRunner
 
 from predictor.app import create_app
 from predictor.config import PredictorConfig
 from predictor.store import ClusterProfileStore
+from tandem.cli.complete import completions
 from tandem.cli.main import build_app
 from tandem.errors import TandemError, UsageError
 from tandem.kube.memory import MemoryCluster
@@ -107,3 +108,87 @@ def test_a_server_that_is_not_there_is_explained(url):
     with pytest.raises(TandemError, match="cannot be reached") as caught:
         tandem("model", "list", server=url)
     assert "--server" in caught.value.hint
+
+
+def test_predict_takes_everything_that_an_annotation_says():
+    """Each option that the formulas use changes the prediction, and none is left out."""
+    base = ["predict", RESNET, "--batch-size", "32", "--gpu", "NVIDIA A100-SXM4-40GB", "--json"]
+    before = json.loads(tandem(*base))["load"]
+    changes = {
+        "--accumulation-steps": ["--accumulation-steps", "4"],
+        "--precision": ["--precision", "bf16"],
+        "--optimizer": ["--optimizer", "adam-8bit"],
+        "--framework": ["--framework", "jax"],
+        "--parallelism": ["--parallelism", "fsdp", "--workers", "8"],
+        "--gradient-checkpointing": ["--gradient-checkpointing"],
+        "--gpu-memory": ["--gpu-memory", "4Gi"],
+    }
+    for name, options in changes.items():
+        after = json.loads(tandem(*base, *options))["load"]
+        assert after["memoryP95Bytes"] != before["memoryP95Bytes"], name
+
+
+def test_predict_has_an_option_for_each_annotation_of_a_load():
+    """What `parse_demand` reads of a load and a PredictRequest has, a user can ask about."""
+    from typer.main import get_command
+
+    from tandem.contracts import names
+
+    options = {
+        option
+        for parameter in get_command(build_app()).commands["predict"].params
+        for option in parameter.opts
+    }
+    not_of_a_load = {
+        names.ITERATIONS, names.EXCLUSIVE, names.CHECKPOINT, names.GANG, names.GANG_SIZE,
+    }  # fmt: skip
+    named = {names.ACCUMULATION: "--accumulation-steps"}
+    for annotation in names.USER_ANNOTATIONS:
+        if annotation not in not_of_a_load:
+            option = "--" + annotation.removeprefix(f"{names.GROUP}/")
+            assert named.get(annotation, option) in options, annotation
+
+
+def test_the_sequence_length_reaches_the_features(tmp_path):
+    graph = tmp_path / "tokens.onnx"
+    graph.write_bytes(bert_base().SerializeToString())
+    memory = [
+        json.loads(
+            tandem("predict", str(graph), "--batch-size", "8", "--sequence-length", n, "--json")
+        )["load"]["memoryP95Bytes"]
+        for n in ("128", "512")
+    ]
+    assert memory[0] < memory[1]
+
+
+def test_predict_shows_the_interval_and_the_source_of_each_figure(server):
+    options = ["--batch-size", "32", "--gpu", "NVIDIA A100-SXM4-40GB"]
+    said = json.loads(tandem("predict", RESNET, *options, "--json"))
+    load = said["load"]
+    memory = load["memoryBaseBytes"] + load["memoryPeakExtraBytes"]
+    for interval, figure in (
+        (said["memoryIntervalBytes"], memory),
+        (said["utilisationIntervalPercent"], load["utilisationPercent"]),
+        (said["iterationIntervalS"], load["iterationS"]),
+    ):
+        assert interval["low"] < figure < interval["high"]
+    printed = tandem("predict", RESNET, *options)
+    assert f"{said['memoryIntervalBytes']['low'] / 1024**3:.1f} GiB to" in printed
+    assert "Time of a step" in printed
+    assert "90 % interval" in printed
+    declared = json.loads(tandem("predict", "--memory", "12Gi", "--json", server=server))
+    assert "memoryIntervalBytes" not in declared
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--precision", "b"], ["bf16"]),
+        (["--optimizer", "adam"], ["adam", "adam-8bit"]),
+        (["--framework", "p"], ["pytorch"]),
+        (["--parallelism", "zero"], ["zero-1", "zero-2", "zero-3"]),
+        (["--gpu", "A100 8"], ["A100 80GB"]),
+    ],
+)
+def test_the_shell_completes_what_can_be_said(words, found):
+    assert set(found) <= set(completions(["predict", *words]))

@@ -18,7 +18,7 @@ from predictor import selection, training
 from predictor.app import create_app
 from predictor.artifacts import SHIPPED, ArtifactError, Artifacts, serving
 from predictor.config import PredictorConfig
-from predictor.equations import time_shared_speed
+from predictor.equations import taken_turns, time_shared_speed
 from predictor.experience import Experience
 from predictor.interference import (
     KIND,
@@ -29,6 +29,7 @@ from predictor.interference import (
     PREDICTED_SPREAD,
     PREDICTED_TOTAL_SPREAD,
     Interference,
+    LearnedInterference,
     LoadDomain,
     TimeSharing,
     load_features,
@@ -114,10 +115,23 @@ def trained(tmp_path_factory):
 def test_time_sharing_worked():
     # 60 + 100 = 160 % in total: each runs at about 1 / 1.6 of its speed; 60 % alone loses little.
     speeds = TimeSharing().speeds(observed(60), [observed(100), observed(0)], None)
-    assert speeds == pytest.approx([0.619, 0.992], abs=0.001)
+    assert speeds == pytest.approx(np.array([[0.619] * 2, [0.992] * 2]), abs=0.001)
     # Of what a predicted utilisation says is lost, half counts (of the logarithm).
     predicted = TimeSharing().speeds(observed(60), [load(100), load(0)], None)
-    assert predicted == pytest.approx([0.619**0.5, 0.996], abs=0.001)
+    assert predicted == pytest.approx(np.array([[0.619**0.5] * 2, [0.996] * 2]), abs=0.001)
+
+
+def test_the_job_with_the_longer_step_gets_more_of_the_time():
+    """Kernels take turns: at speed 0.6 each, a step of 1 s beside one of 0.1 s, worked by hand."""
+    assert taken_turns(0.6, 1.0, 0.1) == pytest.approx([0.736, 0.464], abs=0.001)
+    # Nobody runs faster than alone: what one cannot use the other gets.
+    assert taken_turns(0.9, 1e6, 1e-6) == pytest.approx([1.0, 0.8])
+    short, long = (load(80).model_copy(update={"iteration_s": s}) for s in (0.1, 1.0))
+    ((own, partner),) = TimeSharing().speeds(long, [short], None)
+    ((mirrored, other),) = TimeSharing().speeds(short, [long], None)
+    assert own > partner
+    assert (own, partner) == pytest.approx((other, mirrored))
+    assert own + partner == pytest.approx(2 * float(time_shared_speed(160)) ** PREDICTED_SLOPE)
 
 
 def observed(utilisation: float) -> Load:
@@ -146,9 +160,40 @@ def test_outside_its_domain_the_model_is_not_used_and_the_bound_counts():
 @pytest.mark.parametrize("gpu", ["Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"])
 def test_the_size_of_the_memory_makes_no_other_type_of_gpu(gpu: str):
     answer = open_interference(None).answer(
-        InterferenceRequest(job=load(60), candidates=[load(90)], gpu_model=gpu)
+        InterferenceRequest(job=load(97, 0.49), candidates=[load(99, 0.49)], gpu_model=gpu)
     )
     assert (answer.source, answer.out_of_distribution) == (Source.MODEL, False)
+
+
+@pytest.mark.parametrize(("utilisation", "step_s"), [(5, 0.1), (97, 1e4)])
+def test_the_shipped_model_leaves_loads_unlike_its_own_to_the_formula(utilisation, step_s):
+    """On a type of GPU that it knows: a job that is nearly idle, a step of hours."""
+    strange = load(utilisation, 0.49).model_copy(update={"iteration_s": step_s})
+    answer = open_interference(None).answer(
+        InterferenceRequest(
+            job=load(97, 0.49),
+            candidates=[strange, load(99, 0.49)],
+            gpu_model="Tesla V100-SXM2-16GB",
+        )
+    )
+    far, near = answer.pairs
+    assert (far.out_of_distribution, near.out_of_distribution) == (True, False)
+    equal = float(time_shared_speed(97 + utilisation)) ** PREDICTED_SLOPE
+    speeds = [1 / (1 + slowdown) for slowdown in (far.job_slowdown, far.partner_slowdown)]
+    assert speeds == pytest.approx(taken_turns(equal, 0.1, step_s))
+
+
+def test_a_model_without_a_domain_answers_nothing(trained):
+    """Nothing says where its figures hold."""
+    parts, card = serving(trained, KIND)
+    details = {name: value for name, value in card.details.items() if name != "domain"}
+    learned = LearnedInterference(parts, card.model_copy(update={"details": details}))
+    request = InterferenceRequest(
+        job=load(95, 0.2), candidates=[load(95, 0.9)], gpu_model="Tesla V100"
+    )
+    assert Interference(LearnedInterference(parts, card)).answer(request).source is Source.MODEL
+    answer = Interference(learned).answer(request)
+    assert (answer.source, answer.out_of_distribution) == (Source.FORMULA, True)
 
 
 def test_measured_loads_are_planned_with_at_the_estimate_on_every_type_of_gpu():
@@ -495,7 +540,9 @@ def test_the_shipped_model_is_sound_small_and_says_what_it_knows():
         assert card.errors["xgboost"][split] < card.errors["quadratic"][split]
     about = (SHIPPED / "README.md").read_text()
     assert "Gavel" in about
-    request = InterferenceRequest(job=load(95), candidates=[load(95)], gpu_model="Tesla V100")
+    assert card.details["domain"]["loads"]
+    known = load(97, 0.49)
+    request = InterferenceRequest(job=known, candidates=[known], gpu_model="Tesla V100")
     answer = open_interference(None).answer(request)
     assert answer.source is Source.MODEL
     assert answer.model_version == f"interference/{card.version}"
