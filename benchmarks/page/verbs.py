@@ -20,6 +20,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ class _Pages:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "open\n"
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def close(self) -> None:
         """Close all pages."""
         assert self._process.stdout is not None
@@ -135,15 +141,19 @@ def measure(nodes: int, pages: int, turns: int, reports_per_s: float) -> dict[st
         opening_s = time.perf_counter() - began
         first.close()
         times: dict[str, list[float]] = {"without": [], "with": []}
-        cpu, wall, views = dict.fromkeys(times, 0.0), dict.fromkeys(times, 0.0), 0
+        used: dict[str, Counter[str]] = {side: Counter() for side in times}
+        wall, views = dict.fromkeys(times, 0.0), 0
         for _ in range(turns):
             for side in times:
                 opened = _Pages(public, pages) if side == "with" else None
                 if opened is not None:
                     opened.wait()
-                before, began = cpu_s(pid), time.perf_counter()
+                pids = {"extender": pid, "front": _child(pid)}
+                if opened is not None:
+                    pids["clients"] = opened.pid
+                before, began = _cpu_s(pids), time.perf_counter()
                 times[side] += verbs.turn()
-                cpu[side] += cpu_s(pid) - before
+                used[side] += _cpu_s(pids) - before
                 wall[side] += time.perf_counter() - began
                 if opened is not None:
                     opened.close()
@@ -152,7 +162,9 @@ def measure(nodes: int, pages: int, turns: int, reports_per_s: float) -> dict[st
             side: {
                 "pairs": len(each),
                 **_figures(each),
-                "extender_cpu": round(cpu[side] / wall[side], 3),
+                "cores": {
+                    name: round(each_s / wall[side], 3) for name, each_s in used[side].items()
+                },
             }
             for side, each in times.items()
         }
@@ -165,6 +177,15 @@ def measure(nodes: int, pages: int, turns: int, reports_per_s: float) -> dict[st
                 **_figures(opening),
             },
         }  # fmt: skip
+
+
+def _child(pid: int) -> int:
+    """Return the process in front, which the extender starts."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _cpu_s(pids: dict[str, int]) -> Counter[str]:
+    return Counter({name: cpu_s(pid) for name, pid in pids.items()})
 
 
 def _figures(times: list[float]) -> dict[str, float]:

@@ -174,6 +174,74 @@ def test_too_many_changes_are_forgotten_and_then_everything_is_sent(
     assert set(site.cluster.nodes) == {"n0", "n1"}
 
 
+def test_a_job_of_many_pods_is_encoded_in_short_parts_and_shown_by_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_extender.serving.status.changes._PODS_AT_ONCE", 10)
+    site.follow()
+    site.state.upsert("gpujobs", gpu_job("job-large"))
+    for number in reversed(range(45)):
+        made = pod(f"large-{number:02}")
+        made["metadata"]["ownerReferences"] = [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": "large",
+                "uid": "w",
+                "controller": True,
+            }
+        ]
+        site.state.upsert("pods", made)
+    key = ("ml", "job-large")
+    parts = list(site.changes._job(site.state.gpu_jobs()[key]))
+    assert max(part.count(b'"large-') for part in parts) == 10
+    site.follow()
+    shown = [row["pod"] for row in view(site.cluster, "job", *key)["pods"]]
+    assert shown == [f"large-{number:02}" for number in range(45)]
+
+
+def test_no_list_of_all_objects_is_made_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page of a large cluster: the names of a group are copied when its turn comes."""
+    monkeypatch.setattr("scheduler_extender.serving.status.changes.PIECE_S", 0.0)
+    site = Site()
+    for number in range(1000):
+        site.state.upsert("gpujobs", gpu_job(f"job-{number}"))
+    assert max(len(group) for groups in site.changes._live.values() for group in groups) < 30
+    pieces, lines = site.changes.pieces(), []
+    for number, piece in enumerate(pieces):
+        lines.append(piece)
+        if number == 100:  # meanwhile some go, and another comes
+            site.state.upsert("gpujobs", gpu_job("job-late"))
+            for gone in range(0, 1000, 2):
+                site.state.delete("gpujobs", gpu_job(f"job-{gone}"))
+    site.cluster.apply(b"".join(lines))
+    site.follow()
+    assert set(site.cluster.jobs) == set(site.state.gpu_jobs())
+    assert len(site.cluster.jobs) == 501
+
+
+def test_the_event_loop_turns_for_others_between_two_pieces(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_extender.serving.status.changes.PIECE_S", 0.0)
+    monkeypatch.setattr("scheduler_extender.serving.status.sources._REST_OF_WHOLE_S", 0.05)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def told() -> int:
+        task = asyncio.create_task(other())
+        pieces = [piece async for piece in local_changes(site.changes)("", 0.0)]
+        task.cancel()
+        return len(pieces)
+
+    assert turns > 2 * asyncio.run(told()) > 10
+
+
 def test_a_model_that_follows_equals_one_that_is_built_anew(seed: int) -> None:
     """Whatever happens in whatever order, deltas and the whole give the same views."""
     draw = random.Random(seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
@@ -30,8 +30,7 @@ PHASES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A pod that holds a GPU, and the load that is predicted of it; memory in GiB."""
 
     uid: str
@@ -150,8 +149,9 @@ class Job:
         return self.phase in WAITING
 
     def whole(self) -> dict[str, Any]:
-        """Return facts, spec and status as they came."""
+        """Return facts, spec and status as they came, the pods by name."""
         found: dict[str, Any] = from_json(self.raw)
+        found["facts"]["pods"].sort()
         return found
 
 
@@ -213,7 +213,7 @@ def job_of(value: Raw, line: bytes) -> Job:
     phase, reason, message = status["phase"], status["reason"], status["message"]
     places = {
         (node, gpu): None
-        for _, _, pod_phase, node, gpus, *_ in facts["pods"]
+        for _, _, pod_phase, node, gpus, *_ in sorted(facts["pods"])
         if node and pod_phase not in ("Succeeded", "Failed")
         for gpu in gpus
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,6 +126,55 @@ class Sums:
                     del mine[key]
 
 
+@dataclass(slots=True)
+class ModelSums:
+    """Figures of the jobs of one model; each list is sorted, so that its largest is its last."""
+
+    jobs: int = 0
+    waiting: int = 0
+    running: int = 0
+    unfamiliar: int = 0
+    predicted: list[tuple[str, Key]] = field(default_factory=list)  # (queued at, job)
+    measured_bytes: list[int] = field(default_factory=list)
+    slowdowns: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, jobs: Iterable[Job]) -> ModelSums:
+        """Return the figures of these jobs."""
+        found = cls()
+        for job in jobs:
+            found._count(job, 1)
+            for values, value in found._values(job):
+                values.append(value)
+        found.predicted.sort()
+        found.measured_bytes.sort()
+        found.slowdowns.sort()
+        return found
+
+    def take(self, job: Job, times: int) -> None:
+        """Add a job (`times` 1), or subtract it (-1)."""
+        self._count(job, times)
+        for values, value in self._values(job):
+            if times > 0:
+                insort(values, value)
+            else:
+                del values[bisect_left(values, value)]
+
+    def _count(self, job: Job, times: int) -> None:
+        self.jobs += times
+        self.waiting += times * job.waits
+        self.running += times * (job.phase == "Running")
+        self.unfamiliar += times * job.unfamiliar
+
+    def _values(self, job: Job) -> Iterator[tuple[list[Any], Any]]:
+        if job.predicted_bytes is not None:
+            yield self.predicted, (job.queued_at, job.key)
+        if job.measured_bytes is not None:
+            yield self.measured_bytes, job.measured_bytes
+        if job.slowdown is not None:
+            yield self.slowdowns, job.slowdown
+
+
 _COUNTS = ("states", "models", "on", "sharing")
 _NUMBERS = (
     "gpus", "nodes", "capacity_bytes", "promised_bytes", "used_bytes", "shared", "gain_micro",
@@ -180,7 +229,7 @@ class Selection:
         self.running: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.models: dict[Key, dict[Key, Job]] = {}  # (namespace, model) -> its jobs
-        self.rows: dict[Key, Any] = {}  # what the view of models has made of each, until it changes
+        self._model_sums: dict[Key, ModelSums] | None = None  # made for the first view of models
         own = [job for job in jobs.values() if self.has(job)]
         for job in own:
             self._count(job, 1)
@@ -233,6 +282,14 @@ class Selection:
     def nodes(self) -> list[str]:
         """Return the nodes with a GPU of the selection, by name."""
         return sorted(self._parts)
+
+    def model_sums(self, model: Key) -> ModelSums:
+        """Return the figures of the jobs of one of the `models`."""
+        if self._model_sums is None:
+            self._model_sums = {}
+            for key, jobs in self.models.items():
+                self._model_sums[key] = ModelSums.of(jobs.values())
+        return self._model_sums[model]
 
     def slowest(self, most: int) -> list[Job]:
         """Return the jobs that sharing slows down most."""
@@ -293,7 +350,8 @@ class Selection:
         if not job.model:
             return
         model = (job.namespace, job.model)
-        self.rows.pop(model, None)
+        if self._model_sums is not None:
+            self._model_sums.setdefault(model, ModelSums()).take(job, times)
         jobs = self.models.setdefault(model, {})
         if times > 0:
             jobs[job.key] = job
@@ -301,6 +359,8 @@ class Selection:
             del jobs[job.key]
             if not jobs:
                 del self.models[model]
+                if self._model_sums is not None:
+                    del self._model_sums[model]
 
     def _seen(self, node: Node) -> list[Gpu]:
         if self.namespace is None:
@@ -318,7 +378,7 @@ class Selection:
         if not own:
             return None
         # Neither sums nor measurements of the whole GPU: they show what other tenants do on it.
-        own = tuple(replace(each, predicted_slowdown=None) for each in own)
+        own = tuple(each._replace(predicted_slowdown=None) for each in own)
         shown = replace(gpu, holders=own, used_bytes=None, utilisation=None, temperature=None)
         shown.set_state(self._slowed)
         return shown

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from scheduler_extender.serving.status.model import Cluster
-from scheduler_extender.serving.status.objects import Job, Key, Scope
+from scheduler_extender.serving.status.objects import Key, Scope
 from scheduler_extender.serving.status.selection import Selection
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,
@@ -22,41 +20,33 @@ def models(cluster: Cluster, scope: Scope, query: Query) -> Document:
     """Return the models of the jobs that exist."""
     text, selection = query.get("q").lower(), cluster.selection(scope, query.get("namespace"))
     found = sorted(key for key in selection.models if text in key[1].lower())
-    return page_of(query, found, lambda key: _kept_row(selection, key))
+    return page_of(query, found, lambda key: _row(selection, key))
 
 
-def _kept_row(selection: Selection, key: Key) -> Document:
-    """Return a row, which is made anew once a job of the model has changed."""
-    row: Document | None = selection.rows.get(key)
-    if row is None:
-        row = selection.rows[key] = _row(key, selection.models[key].values())
-    return row
-
-
-def _row(key: Key, jobs: Collection[Job]) -> Document:
-    known = [job for job in jobs if job.predicted_bytes is not None]
-    latest = max(known, key=lambda job: (job.queued_at, job.key), default=None)
-    measured = [job.measured_bytes for job in jobs if job.measured_bytes is not None]
-    slowdowns = [job.slowdown for job in jobs if job.slowdown is not None]
+def _row(selection: Selection, key: Key) -> Document:
+    sums, latest = selection.model_sums(key), None
+    if sums.predicted:
+        latest = selection.models[key][sums.predicted[-1][1]]
     return {
         "namespace": key[0],
         "model": key[1],
-        "jobs": len(jobs),
-        "waiting": sum(job.waits for job in jobs),
-        "running": sum(job.phase == "Running" for job in jobs),
+        "jobs": sums.jobs,
+        "waiting": sums.waiting,
+        "running": sums.running,
         "source": latest.source if latest is not None else None,
-        "unfamiliar": any(job.unfamiliar for job in jobs),
+        "unfamiliar": sums.unfamiliar > 0,
         "predictedMemoryBytes": latest.predicted_bytes if latest is not None else None,
         "predictedUtilisationPercent": latest.predicted_utilisation if latest is not None else None,
-        "measuredMemoryBytes": max(measured, default=None),
-        "worstSlowdown": max(slowdowns, default=None),
+        "measuredMemoryBytes": sums.measured_bytes[-1] if sums.measured_bytes else None,
+        "worstSlowdown": sums.slowdowns[-1] if sums.slowdowns else None,
     }
 
 
 def model(cluster: Cluster, scope: Scope, query: Query) -> Document:
     """Return one model: its jobs, and the slowdowns that were measured next to other models."""
     namespace, name = query.names
-    jobs = cluster.selection(scope).models.get((namespace, name))
+    selection = cluster.selection(scope)
+    jobs = selection.models.get((namespace, name))
     if not jobs:
         raise MissingError(f"a job of model {namespace}/{name}")
     rows: list[Document] = []
@@ -81,7 +71,7 @@ def model(cluster: Cluster, scope: Scope, query: Query) -> Document:
         for each in observed.get("neighbours") or ():
             pairs.setdefault(each["kind"], []).append(each["slowdown"])
     return {
-        **_row((namespace, name), jobs.values()),
+        **_row(selection, (namespace, name)),
         "rows": rows,
         "pairs": [
             {"kind": kind, "slowdown": round(sum(seen) / len(seen), 3), "runs": len(seen)}
