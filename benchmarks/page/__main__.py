@@ -18,6 +18,8 @@ import sys
 import time
 from typing import Any
 
+from pydantic_core import to_json
+
 from benchmarks.page.browser import absent, chromium
 from benchmarks.page.fleet import Fleet
 from benchmarks.page.site import PageSite, page_site
@@ -29,7 +31,8 @@ from scheduler_extender.serving.status.objects import Scope
 from scheduler_extender.serving.status.views import document, query_of
 
 _VIEWS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("overview", {}), ("gpus", {}), ("gpus", {"state": "slowed"}), ("jobs", {}),
+    ("overview", {}), ("gpus", {}), ("gpus", {"state": "slowed"}), ("gpus", {"sort": "memory"}),
+    ("jobs", {}),
     ("jobs", {"phase": "Waiting"}), ("nodes", {}), ("models", {}),
 )  # fmt: skip
 
@@ -80,7 +83,7 @@ def _label(name: str, given: dict[str, str]) -> str:
 
 def _view_ms(cluster: Cluster, name: str, given: dict[str, str]) -> float:
     start = time.process_time()
-    json.dumps(document(cluster, Scope(), query_of(name, (), given.items())))
+    to_json(document(cluster, Scope(), query_of(name, (), given.items())))
     return _cpu_ms(start)
 
 

@@ -482,6 +482,22 @@ def test_a_gpu_shows_predictions_next_to_measurements_and_what_ran_before(site: 
     assert (run["pod"], run["startedAt"]) == ("old", rfc3339(NOW - 600))
 
 
+def test_sorted_gpus_come_in_the_same_order_on_each_page(site: Site) -> None:
+    """With many equal values; the first pages are not made by sorting all GPUs."""
+    count = 7 * PAGE_ROWS - 30
+    for number in range(count):
+        one = gpu(f"g{number:03}") | {"temperatureCelsius": float(number * 37 % 11)}
+        site.state.upsert("gpunodes", gpu_node(f"m{number:03}", one))
+    site.follow()
+    pages = [view(site.cluster, "gpus", sort="temperature", page=str(n)) for n in range(1, 9)]
+    assert {page["total"] for page in pages} == {count + 3}
+    assert {page["pages"] for page in pages} == {7}
+    rows = [row for page in pages for row in page["rows"]]
+    found = [(-(row["temperatureCelsius"] or 0.0), row["node"], row["gpu"]) for row in rows]
+    assert len(found) == count + 3
+    assert found == sorted(found)
+
+
 def test_lists_are_cut_into_pages(site: Site) -> None:
     for number in range(PAGE_ROWS + 5):
         site.state.upsert("gpujobs", gpu_job(f"job-{number:04}"))

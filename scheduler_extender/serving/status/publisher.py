@@ -10,13 +10,14 @@ serves other clients stays free.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from pydantic_core import to_json
 
 from scheduler_extender.serving.fair import BusyError, FairWorker
 from scheduler_extender.serving.status.model import Cluster
@@ -317,4 +318,4 @@ def _made(cluster: Cluster, spot: Spot) -> Answer:
         return Answer(b"null", revision, missing=str(error))
     except BadQueryError as error:
         return Answer(b"null", revision, wrong=str(error))
-    return Answer(json.dumps(content, separators=(",", ":")).encode(), revision)
+    return Answer(to_json(content), revision)

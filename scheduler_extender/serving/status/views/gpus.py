@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import GPU_STATES, Gpu, Holder, Key, Raw, Scope
 from scheduler_extender.serving.status.views.query import (
+    PAGE_ROWS,
     BadQueryError,
     Document,
     MissingError,
@@ -23,6 +25,8 @@ from scheduler_extender.serving.status.views.rows import (
 )
 
 _RUNS = 200
+#: Up to this page, the GPUs of a list are not all sorted.
+_FIRST_PAGES = 5
 #: Orders of the list; `node` is the order in which a selection has them.
 _ORDERS: Mapping[str, Callable[[Gpu], float] | None] = {
     "node": None,
@@ -44,10 +48,12 @@ def gpus(cluster: Cluster, scope: Scope, query: Query) -> Document:
     all_of_them = selection.gpus(node)
     states = Counter(each.state for each in all_of_them) if node else selection.sums.states
     found = _matching(all_of_them, query)
-    key = _ORDERS[sort]
-    if key is not None:
+    total, key = len(found), _ORDERS[sort]
+    if key is not None and query.page <= _FIRST_PAGES:
+        found = heapq.nsmallest(query.page * PAGE_ROWS, found, key)
+    elif key is not None:
         found = sorted(found, key=key)
-    return page_of(query, found, lambda each: gpu_row(cluster, each)) | {
+    return page_of(query, found, lambda each: gpu_row(cluster, each), total) | {
         "byState": {each: states[each] for each in GPU_STATES}
     }
 

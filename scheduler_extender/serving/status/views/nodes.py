@@ -23,9 +23,9 @@ def nodes(cluster: Cluster, scope: Scope, query: Query) -> Document:
     if state and state not in (*GPU_STATES, "outOfMemory"):
         raise BadQueryError(f"state: one of {', '.join(GPU_STATES)}, outOfMemory")
     if scope.namespace is None:
-        found = [
-            each for each in cluster.all_nodes() if text in each.name and _is_operators(each, state)
-        ]
+        found = cluster.all_nodes()
+        if text or state:
+            found = [each for each in found if text in each.name and _is_operators(each, state)]
         return page_of(query, found, lambda each: _row(each, each.states, None))
     selection = cluster.selection(scope)
     rows = []

@@ -92,12 +92,18 @@ def query_of(view: str, names: Iterable[str], given: Iterable[tuple[str, str]]) 
     return Query(view, tuple(names), tuple(sorted(found.items())))
 
 
-def page_of(query: Query, found: Listed[Row], row: Callable[[Row], Document]) -> Document:
-    """Return one page of what was found; a page beyond the last one is empty."""
+def page_of(
+    query: Query, found: Listed[Row], row: Callable[[Row], Document], total: int | None = None
+) -> Document:
+    """Return one page of what was found; a page beyond the last one is empty.
+
+    `total` is given where `found` ends with the page.
+    """
     first = (query.page - 1) * PAGE_ROWS
+    total = len(found) if total is None else total
     return {
-        "total": len(found),
+        "total": total,
         "page": query.page,
-        "pages": max(1, -(-len(found) // PAGE_ROWS)),
+        "pages": max(1, -(-total // PAGE_ROWS)),
         "rows": [row(each) for each in found[first : first + PAGE_ROWS]],
     }
