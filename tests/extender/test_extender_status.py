@@ -224,8 +224,10 @@ def test_the_event_loop_turns_for_others_between_two_pieces(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_extender.serving.status.changes.PIECE_S", 0.0)
-    monkeypatch.setattr("scheduler_extender.serving.status.sources._REST_OF_WHOLE_S", 0.05)
-    turns = 0
+    monkeypatch.setattr("scheduler_extender.serving.status.sources._REST_S", 0.05)
+    version, turns = site.changes.version, 0
+    for number in range(10):
+        site.state.upsert("gpunodes", gpu_node(f"m{number}", f"g{number}"))
 
     async def other() -> None:
         nonlocal turns
@@ -235,7 +237,7 @@ def test_the_event_loop_turns_for_others_between_two_pieces(
 
     async def told() -> int:
         task = asyncio.create_task(other())
-        pieces = [piece async for piece in local_changes(site.changes)("", 0.0)]
+        pieces = [piece async for piece in local_changes(site.changes)(version, 0.0)]
         task.cancel()
         return len(pieces)
 
