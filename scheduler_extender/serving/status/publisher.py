@@ -318,4 +318,5 @@ def _made(cluster: Cluster, spot: Spot) -> Answer:
         return Answer(b"null", revision, missing=str(error))
     except BadQueryError as error:
         return Answer(b"null", revision, wrong=str(error))
-    return Answer(to_json(content), revision)
+    # In ASCII: some clients take U+2028 for the end of a line.
+    return Answer(to_json(content, ensure_ascii=True), revision)
