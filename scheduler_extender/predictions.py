@@ -23,7 +23,7 @@ from tandem.contracts.prediction import (
     Prediction,
     PredictRequest,
 )
-from tandem.contracts.resources import Demand, Load
+from tandem.contracts.resources import Demand, Load, Source
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ class GpuKind(Protocol):
 def without_predictor(demand: Demand, why: str) -> Prediction:
     """Return what is known without a predictor: what was declared, or the whole GPU."""
     load = unpredicted_load(demand)
-    return Prediction(load=load, explanation=f"{why}; {load.memory_source.value} counts")
+    declared = load.memory_source is Source.DECLARED
+    then = "its declared memory counts" if declared else "the job gets whole GPUs"
+    return Prediction(load=load, explanation=f"{why}; {then}")
 
 
 class _Request(NamedTuple):

@@ -160,7 +160,8 @@ class Evictions:
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
         for other in self._neighbours(pod, request.gpu):
             note = (
-                f"{_named(pod, other)} was evicted from {request.gpu}, which it would have filled."
+                f"{_named(pod, other)} was evicted from {request.gpu}, whose memory was nearly"
+                " used up."
             )
             await self._writer.say(other, "NeighbourEvicted", note, "Normal")
 

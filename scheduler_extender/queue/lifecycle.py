@@ -322,7 +322,7 @@ def promoted(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
 def suspended(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that has given up its GPUs and waits for others."""
     by = status.preemption.by if status.preemption else "unknown"
-    message = f"gave up its GPUs ({by}); keeps its attained service"
+    message = f"gave up its GPUs ({by}). It waits for GPUs and keeps its attained service"
     return status.model_copy(
         update={
             "phase": Phase.SUSPENDED,

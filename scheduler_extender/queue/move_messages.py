@@ -15,7 +15,7 @@ def told_of_move(move: Move) -> str:
     beside = ", ".join(_named(key, move.key) for key in move.beside)
     beside = beside if move.sufferer == move.key else "next to it"
     where = f"next to {beside}" if move.sufferer == move.key else beside
-    how = "measured" if move.measured else "as its pods tell"
+    how = "measured" if move.measured else "reported by its pods"
     return f"leaves {move.at[1]}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
 
 

@@ -536,7 +536,12 @@ def test_of_several_reasons_the_first_counts() -> None:
     said = "waits behind ml/a; n0/a: memory peaks would collide with probability 0.3, bound 0.1"
     assert kind_of("Waiting", said) == "behind"
     assert kind_of("Held", "an administrator holds it") == "held"
-    assert kind_of("Preempted", "gave up its GPUs (x); keeps its attained service") == "preempted"
+    assert (
+        kind_of(
+            "Preempted", "gave up its GPUs (x). It waits for GPUs and keeps its attained service"
+        )
+        == "preempted"
+    )
     assert kind_of("Waiting", "") == "other"
     assert {kind for kind, _, _ in KINDS} <= WORDS.keys()
 

@@ -1,5 +1,7 @@
 """Pods and gangs for the queue's tests: only what a scenario says differs from the default."""
 
+from pathlib import Path
+
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
@@ -92,3 +94,9 @@ def gang(*pods: PodInfo, size: int = 1, phase: Phase = Phase.QUEUED, **status: o
         }
     )
     return Gang(("default", "job-j"), record, {pod.uid: pod for pod in pods})
+
+
+def on_the_page(message: str) -> bool:
+    """Say whether docs/messages.md has a message word for word."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "messages.md"
+    return f"`{message}` |\n" in page.read_text()

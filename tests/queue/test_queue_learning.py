@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from queue_builders import GIB
+from queue_builders import GIB, on_the_page
 from test_queue_controller import run
 from test_queue_preemption import Training
 
@@ -260,7 +260,7 @@ def test_who_outgrew_its_prediction_answers_for_a_failure_for_want_of_memory() -
         assert after["memoryP95Bytes"] == 66 * GIB  # what it held, and a tenth
         assert after["memorySource"] == "observed"
         (told,) = [d for d in cluster.status("b")["decisions"] if d["what"] == "OutOfMemory"]
-        # The message of missing memory, as its owner reads it (see test_queue_messages.py).
+        assert on_the_page(told["why"].replace(cluster.gpu_of("b"), "GPU-n0-0"))
         assert told["why"].startswith("ran out of GPU memory on ")
         assert told["why"].endswith(
             "(inferred by the node agent): it held 60.0 GiB; its next run is placed with 66.0 GiB"

@@ -1,9 +1,9 @@
-"""Ten messages as users read them in `kubectl describe` and the CLI, word for word."""
+"""The messages that users see most, word for word as docs/messages.md has them."""
 
 from __future__ import annotations
 
 import pytest
-from queue_builders import pod, raw_pod
+from queue_builders import GIB, on_the_page, pod, raw_pod
 from test_queue_controller import SHARED, Cluster, run
 from test_queue_evictions import ask
 from test_queue_preemption import Training
@@ -39,8 +39,11 @@ def test_waiting_preempted_and_suspended() -> None:
         "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 2 GPU(s) refused by shares"
         " (n0/GPU-n0-0, n0/GPU-n0-1): 1 of 1 shares taken",
         "gives up its GPUs: default/job-second needs them",
-        "gave up its GPUs (default/job-second needs them); keeps its attained service",
+        "gave up its GPUs (default/job-second needs them). It waits for GPUs and keeps its attained"
+        " service",
     ]
+    assert all(on_the_page(message) for message in messages)
+    assert on_the_page(cluster.said[0][2])
     assert cluster.said[0] == (
         "second-2",
         "Waiting",
@@ -61,10 +64,12 @@ def test_hold_and_the_refusal_of_a_pod_without_a_plan() -> None:
         assert refused == (
             "the pod waits for its turn; the status of GPUJob pod-p gives the reason"
         )
+        assert on_the_page(refused)
         cluster.api.patch(GPU_JOBS, "pod-p", {"spec": {"hold": True}}, "default")
         await cluster.cycle()
         status = cluster.gpujob("pod-p")["status"]
         assert (status["reason"], status["message"]) == ("Held", "an administrator holds it")
+        assert on_the_page(status["message"])
 
     run(scenario)
 
@@ -85,30 +90,33 @@ def test_evicted_by_the_memory_guard() -> None:
         " placed with more memory."
     )
     assert said["innocent", "NeighbourEvicted"] == (
-        "default/greedy was evicted from GPU-n0-0, which it would have filled."
+        "default/greedy was evicted from GPU-n0-0, whose memory was nearly used up."
     )
+    assert on_the_page(said["greedy", "MemoryOutgrown"])
+    assert on_the_page(said["innocent", "NeighbourEvicted"])
 
 
 @pytest.mark.parametrize(
-    ("sufferer", "message"),
+    ("sufferer", "measured", "message"),
     [
-        ("a", "leaves GPU-0: it is slowed down by 40% next to ml/b (measured)"),
-        ("b", "leaves GPU-0: ml/b is slowed down by 40% next to it (measured)"),
+        ("a", True, "leaves GPU-0: it is slowed down by 40% next to ml/b (measured)"),
+        ("b", False, "leaves GPU-0: ml/b is slowed down by 40% next to it (reported by its pods)"),
     ],
 )
-def test_moved(sufferer: str, message: str) -> None:
+def test_moved(sufferer: str, measured: bool, message: str) -> None:
     move = Move(
-        ("ml", "a"), ("n0", "GPU-0"), (("ml", "b"),), ("ml", sufferer), 0.4, True, cost_gib=10.0
+        ("ml", "a"), ("n0", "GPU-0"), (("ml", "b"),), ("ml", sufferer), 0.4, measured, cost_gib=10.0
     )
     assert told_of_move(move) == message
+    assert on_the_page(message)
 
 
 def test_quota() -> None:
     stakes = {("vision", "a"): Stake(held=16, wants=16, endless=False)}
     turn = Turn([Quota(namespace="vision", gpus=16, borrow=False)], stakes)
-    assert turn.refusal(("vision", "b"), 2) == (
-        "namespace vision holds 16 GPU(s) of a share of 16, and may not borrow"
-    )
+    refused = turn.refusal(("vision", "b"), 2)
+    assert refused == "namespace vision holds 16 GPU(s) of a share of 16, and may not borrow"
+    assert on_the_page(refused)
 
 
 def test_wrong_value() -> None:
@@ -118,8 +126,13 @@ def test_wrong_value() -> None:
         'metadata.annotations[tandem.gpu/memory]: "12 apples" is not allowed: must be a quantity'
         " of memory per GPU from 1Mi to 1Pi, such as 12Gi or 1500Mi"
     )
+    assert on_the_page(str(error.value))
 
 
 def test_predictor_unreachable() -> None:
-    said = without_predictor(Demand(gpus_per_pod=1, model="bert"), "no answer from the predictor")
-    assert said.explanation == "no answer from the predictor; whole-gpu counts"
+    why = "the predictor is not reachable"
+    said = without_predictor(Demand(gpus_per_pod=1, model="bert"), why)
+    assert said.explanation == "the predictor is not reachable; the job gets whole GPUs"
+    assert on_the_page(said.explanation)
+    declared = Demand(gpus_per_pod=1, model="bert", declared_memory_bytes=GIB)
+    assert without_predictor(declared, why).explanation == f"{why}; its declared memory counts"
