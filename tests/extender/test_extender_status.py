@@ -650,6 +650,39 @@ def test_no_figure_of_a_tenant_s_views_depends_on_other_tenants(site: Site) -> N
 # --- publisher --------------------------------------------------------------------------------
 
 
+def test_no_byte_of_a_tenant_s_answers_depends_on_other_tenants(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP, with all that goes before and after a view, as an answer and as a stream."""
+    monkeypatch.setattr(routes, "_now", lambda: "2026-11-22T10:00:00.000Z")
+    alone = Site()
+    for each in (site, alone):
+        each.state.upsert("gpunodes", gpu_node("n0", "a", "b", observed_at_s=NOW, version=10**6))
+        each.state.upsert("gpunodes", gpu_node("n1", "c"))
+        own_jobs(each)
+    with_other_tenants(site)
+
+    async def told(each: Site, path: str, accept: str) -> tuple[int, dict[str, str], bytes]:
+        app = app_of(each, Readers(Api()).check, stream_s=0.1)  # type: ignore[arg-type]
+        headers = {"authorization": "Bearer tenant", "accept": accept}
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = await client.get(f"/v1/status/{path}", headers=headers)
+            return answer.status_code, dict(answer.headers), answer.content
+
+    paths = [
+        "overview", "jobs", "jobs?phase=Waiting", "gpus", "gpus/n0/a", "nodes", "nodes/n0",
+        "models", "models/ml/bert", "jobs/ml/job-own", "jobs/ml/job-wait/yaml",
+        f"jobs/ml/job-{SECRET}0",
+    ]  # fmt: skip
+    for path in paths:
+        path += ("&" if "?" in path else "?") + "namespace=ml"
+        for accept in ("application/json", _EVENTS):
+            both = [asyncio.run(told(each, path, accept)) for each in (site, alone)]
+            assert both[0] == both[1], (path, accept)
+            assert both[0][0] in (200, 404), path
+
+
 def publisher(site: Site, every_s: float = 0.02) -> Publisher:
     return Publisher(local_changes(site.changes), every_s=every_s)
 
@@ -966,6 +999,7 @@ def test_what_a_tenant_writes_stays_data(site: Site) -> None:
             return (await client.get("/v1/status/jobs", headers=headers)).text
 
     text = asyncio.run(told())
+    assert text.isascii()
     events = [part for part in text.split("\n\n") if "event:" in part]
     assert len(events) == 1
     (line,) = [line for line in events[0].split("\n") if line.startswith("data: ")]

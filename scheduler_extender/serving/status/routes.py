@@ -307,14 +307,18 @@ class _Stream(StreamingResponse):
 
 
 def _event(answer: Answer) -> bytes:
+    """Return an event, without a number: one of the cluster would count what other tenants do."""
     kind = b"gone" if answer.missing else b"wrong" if answer.wrong else b"view"
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (answer.revision, kind, _wrapped(answer))
+    return b"event: %s\ndata: %s\n\n" % (kind, _wrapped(answer))
 
 
 def _wrapped(answer: Answer) -> bytes:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     said = json.dumps(answer.missing or answer.wrong).encode()
-    return b'{"time":"%s","error":%s,"view":%s}' % (now.encode(), said, answer.content)
+    return b'{"time":"%s","error":%s,"view":%s}' % (_now().encode(), said, answer.content)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _raise_for(answer: Answer) -> None:
