@@ -179,7 +179,11 @@ def test_a_job_of_many_pods_is_encoded_in_short_parts_and_shown_by_name(
 ) -> None:
     monkeypatch.setattr("scheduler_extender.serving.status.changes._PODS_AT_ONCE", 10)
     site.follow()
-    site.state.upsert("gpujobs", gpu_job("job-large"))
+    plan = [(f"uid-ml-large-{number:02}", "n0", ["a"]) for number in range(45)]
+    planned = gpu_job("job-large", plan=plan)
+    service = {"startedAt": rfc3339(NOW), "gpuSeconds": 1.0}
+    planned["status"]["podService"] = [{"uid": uid, **service} for uid, _, _ in plan]
+    site.state.upsert("gpujobs", planned)
     for number in reversed(range(45)):
         made = pod(f"large-{number:02}")
         made["metadata"]["ownerReferences"] = [
@@ -195,7 +199,11 @@ def test_a_job_of_many_pods_is_encoded_in_short_parts_and_shown_by_name(
     key = ("ml", "job-large")
     parts = list(site.changes._job(site.state.gpu_jobs()[key]))
     assert max(part.count(b'"large-') for part in parts) == 10
+    assert max(part.count(b'"uid":') for part in parts) == 10
     site.follow()
+    whole = object_of(site.cluster, OPERATOR, key)["status"]
+    assert [each["uid"] for each in whole["plan"]["pods"]] == [uid for uid, _, _ in plan]
+    assert [each["uid"] for each in whole["podService"]] == [uid for uid, _, _ in plan]
     shown = [row["pod"] for row in view(site.cluster, "job", *key)["pods"]]
     assert shown == [f"large-{number:02}" for number in range(45)]
 

@@ -284,20 +284,31 @@ class Changes:
         ]
 
     def _job(self, job: GpuJobRecord) -> Iterator[bytes]:
-        yield b'{"kind":"job","spec":%s,"status":%s,"facts":%s,"pods":[' % (
-            _dump(job.spec),
-            _dump(job.status),
-            _json({"namespace": job.namespace, "name": job.name, "uid": job.uid})[:-1],
-        )
+        status, plan = job.status, job.status.plan
+        if plan is not None and len(plan.pods) > _PODS_AT_ONCE:
+            short = {"plan": plan.model_copy(update={"pods": []}), "pod_service": []}
+            yield b'{"kind":"job","planned":'
+            yield from _array(map(_dump, plan.pods))
+            yield b',"served":'
+            yield from _array(map(_dump, status.pod_service))
+            yield b',"status":' + _dump(status.model_copy(update=short))
+        else:
+            yield b'{"kind":"job","status":' + _dump(status)
+        facts = _json({"namespace": job.namespace, "name": job.name, "uid": job.uid})
+        yield b',"spec":%s,"facts":%s,"pods":' % (_dump(job.spec), facts[:-1])
         uids = list(self._state.gangs.pods_of(job.key))
-        comma = b""
-        for first in range(0, len(uids), _PODS_AT_ONCE):
-            found = map(self._state.pod, uids[first : first + _PODS_AT_ONCE])
-            rows = [_pod(each) for each in found if each is not None]
-            if rows:
-                yield comma + _json(rows)[1:-1]
-                comma = b","
-        yield b"]}}"
+        pods = (pod for uid in uids if (pod := self._state.pod(uid)) is not None)
+        yield from _array(_json(_pod(each)) for each in pods)
+        yield b"}}"
+
+
+def _array(items: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a JSON array in parts of a few items."""
+    items, before = iter(items), b"["
+    while some := list(islice(items, _PODS_AT_ONCE)):
+        yield before + b",".join(some)
+        before = b","
+    yield b"]" if before == b"," else b"[]"
 
 
 def _pod(member: PodRecord) -> list[Any]:

@@ -152,6 +152,9 @@ class Job:
         """Return facts, spec and status as they came, the pods by name."""
         found: dict[str, Any] = from_json(self.raw)
         found["facts"]["pods"].sort()
+        if "planned" in found:  # a job of many pods: see `Changes`
+            found["status"]["plan"]["pods"] = found.pop("planned")
+            found["status"]["podService"] = found.pop("served")
         return found
 
 
