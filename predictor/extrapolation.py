@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from predictor import spread as intervals
 from predictor.equations import HOST_STALL_S, Step, training_step
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu, type_name
 from predictor.measured import is_input_bound, measured_step
@@ -30,7 +31,6 @@ _HOST_SHARE = 0.1
 #: it, and for another type of GPU. docs/results/predictions.md has their coverage.
 _MEMORY_SPREAD = (0.10, 0.12, 0.20)
 _UTILISATION_SPREAD = (0.15, 0.10, 0.30)
-_STEP_SPREAD = (0.15, 0.10, 0.30)
 #: Doublings of the batch size beyond which an answer is out of distribution.
 _FAR = 3.0
 #: What one measured run may correct of the formula's activations.
@@ -86,8 +86,8 @@ def extrapolated_utilisation(question: Question) -> Utilisation | None:
         VERSION,
         _is_far(run, question),
         step,
-        spread,
-        _spread(_STEP_SPREAD, run, question),
+        intervals.AFTER_UTILISATION * spread,
+        intervals.AFTER_STEP * spread,
     )
 
 
@@ -102,9 +102,9 @@ def extrapolated_memory(question: Question) -> Memory | None:
     spread = _spread(_MEMORY_SPREAD, run, question)
     p95 = peak * math.exp(spread)
     assert question.features is not None
+    growth, growth_p95 = allocator_of(question.features, question.setup).growth
     if run.batch < (question.batch_size or 1):
         # An allocator whose regions double may take one more.
-        growth, growth_p95 = allocator_of(question.features, question.setup).growth
         p95 *= growth_p95 / growth
     why = f"memory from {_described(run)}"
     capacity = question.gpu_memory_bytes
@@ -120,7 +120,8 @@ def extrapolated_memory(question: Question) -> Memory | None:
         why,
         VERSION,
         _is_far(run, question),
-        spread=spread,
+        spread=spread
+        * (intervals.AFTER_REGIONS if growth_p95 > growth else intervals.AFTER_MEMORY),
     )
 
 

@@ -16,7 +16,7 @@ from predictor.load import Predictor
 from predictor.load_evaluation import rmsle
 from predictor.memory import Levels, Setup, allocator_of, formula_levels
 from predictor.profiles import Origin, Profile
-from tandem.contracts.prediction import Framework, PredictRequest
+from tandem.contracts.prediction import Framework, Interval, Prediction, PredictRequest
 from tandem.contracts.resources import Load, Observation
 
 Floats = NDArray[np.float64]
@@ -41,14 +41,19 @@ def known(rows: Sequence[Measured]) -> list[Measured]:
 
 
 def ask(row: Measured, seen: Sequence[Observation] = ()) -> Load:
-    """Return what the service says of a configuration, `seen` being earlier runs of the model."""
+    """Return the load of a configuration, `seen` being earlier runs of the model."""
+    return answer(row, seen).load
+
+
+def answer(row: Measured, seen: Sequence[Observation] = ()) -> Prediction:
+    """Return what the service says of a configuration."""
     gpu = find_gpu(row.gpu)
     assert gpu is not None
     request = PredictRequest(
         model=row.model, batch_size=row.batch, gpu_model=row.gpu, gpu_memory_bytes=gpu.memory_bytes,
         optimizer=row.optimizer if not seen else None, framework=row.framework,
     )  # fmt: skip
-    return Predictor().predict(request, features()[row.model], row.model, seen).load
+    return Predictor().predict(request, features()[row.model], row.model, seen)
 
 
 def observation(row: Measured, utilisation: float | None = None) -> Observation:
@@ -147,10 +152,19 @@ def after_one_run(
     The run is that of the next smaller batch size, else the next larger one; on another type of
     GPU, that of the same batch size.
     """
+    return [
+        Row(row.family, figure(row) or 0.0, *said(ask(row, [observation(near)])))
+        for row, near in near_runs(rows, figure, same_gpu)
+    ]
+
+
+def near_runs(
+    rows: Sequence[Measured], figure: Callable[[Measured], float | None], same_gpu: bool
+) -> list[tuple[Measured, Measured]]:
+    """Return each configuration that has the figure with the run of its model that is nearest."""
     found = []
     for row in rows:
-        value = figure(row)
-        if value is None:
+        if figure(row) is None:
             continue
         others = [
             o for o in rows
@@ -158,10 +172,36 @@ def after_one_run(
             and ((o.gpu == row.gpu and o.batch != row.batch) if same_gpu
                  else (o.gpu != row.gpu and o.batch == row.batch))
         ]  # fmt: skip
-        if not others:
-            continue
-        near = min(others, key=lambda o: (o.batch > row.batch, abs(np.log(o.batch / row.batch))))
-        found.append(Row(row.family, value, *said(ask(row, [observation(near)]))))
+        if others:
+            found.append(
+                (
+                    row,
+                    min(
+                        others,
+                        key=lambda o: (o.batch > row.batch, abs(np.log(o.batch / row.batch))),
+                    ),
+                )
+            )
+    return found
+
+
+def after_one_run_scores(
+    rows: Sequence[Measured], figure: Callable[[Measured], float | None],
+    said: Callable[[Prediction], tuple[float, Interval | None]], used: float,
+    same_gpu: bool = True,
+) -> list[Row]:  # fmt: skip
+    """Return log(measured / predicted) after one run, in units of the spread by distance.
+
+    `used` is the multiple of that spread that makes the interval. The rows have exp(score) as what
+    was measured and 1 as what was predicted, so that what calibrates the formula calibrates this.
+    """
+    found = []
+    for row, near in near_runs(rows, figure, same_gpu):
+        mean, interval = said(answer(row, [observation(near)]))
+        assert interval is not None
+        unit = float(np.log(mean / interval.low)) / used
+        score = float(np.log((figure(row) or 0.0) / mean)) / unit
+        found.append(Row(row.family, float(np.exp(score)), 1.0, 1.0))
     return found
 
 

@@ -63,6 +63,8 @@ _CARMA = {
     "xlnet_large_cased.py": ("xlnet-large-512", "XLNet", 4),
     "UNet.py": ("unet-resnet34", "U-Net", 8),
 }
+_ALNAIR = {"ResNet50": ("resnet50-32", "ResNet"), "MobileNet": ("mobilenet-v2-32", "MobileNet")}
+_P100_BYTES = 16_280 * MIB
 #: Whose input pipelines or environments are known to set the pace, by what they do.
 INPUT_BOUND = frozenset({"A3C", "Auto-encoder"})
 
@@ -86,6 +88,26 @@ class Measured:
 def measured(data: Path) -> list[Measured]:
     """Return every configuration of `data/loads`, `data/colocation` (alone) and `data/pollux`."""
     return [*_gavel(data), *_pollux(data), *_miso(data), *_salus(data), *_carma(data)]
+
+
+def unused(data: Path) -> list[Measured]:
+    """Return configurations that nothing was adjusted to: Keras on a P100, images of 32 x 32.
+
+    The file does not say the size of the images, and its optimiser is that of Keras' examples.
+    """
+    found = []
+    with (data / "loads" / "alnair-p100.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["model"] in _ALNAIR:
+                model, family = _ALNAIR[row["model"]]
+                found.append(
+                    Measured(
+                        "alnair", model, family, int(row["batch_size"]), P100, "tensorflow",
+                        Optimizer.ADAM, utilisation=float(row["gpu_util_max_percent"]),
+                        memory_bytes=float(row["gpu_memory_max_percent"]) / 100 * _P100_BYTES,
+                    )
+                )  # fmt: skip
+    return found
 
 
 def _gavel(data: Path) -> Iterator[Measured]:

@@ -7,13 +7,21 @@ import pytest
 from predictor_graphs import measured_data, measured_matrix
 
 from benchmarks.interference import measured_pairs
-from benchmarks.predictions import loads
-from benchmarks.predictions.__main__ import calibrated, families_of, inside_of
-from benchmarks.predictions.measured import measured
+from benchmarks.predictions import loads, runs, unseen
+from benchmarks.predictions.__main__ import (
+    USED,
+    calibrated,
+    calibrated_after_one_run,
+    families_of,
+    inside_of,
+)
+from benchmarks.predictions.measured import P100, measured
 from benchmarks.predictions.pairs import best_of, coverage, in_total, in_turns, rows_of, spearman
 from predictor import spread
 from predictor.equations import time_shared_speed
 from predictor.interference import PREDICTED_SLOPE
+from tandem.simulator.gavel import load_matrix
+from tandem.simulator.traces import read_trace
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +78,46 @@ def test_memory_of_tensorflow_jobs_from_the_graph(configurations):
         assert errors["too_low"] <= 0.03
 
 
-@pytest.mark.parametrize(
-    ("figure", "used"),
-    [
-        ("Memory", spread.MEMORY),
-        ("Utilisation", spread.UTILISATION),
-        ("Time of a step", spread.STEP),
-    ],
-)
-def test_intervals_hold_for_families_left_out(configurations, figure, used):
-    """The bar: 85 to 95 %. What is in use is what all families together give."""
-    groups = calibrated(configurations)[figure]
-    assert spread.conformal(list(families_of(groups).values())) == pytest.approx(used, abs=0.01)
-    inside = [each.mean() for found in inside_of(groups).values() for each in found]
-    assert 0.85 <= np.mean(inside) <= 0.95
+def test_intervals_hold_for_families_left_out(configurations):
+    """The bar: 85 to 95 %. What is in use is what all families together give.
+
+    After one run there are six to eight families: with one more that is worse than all, the
+    interval is that of the worst of them, which is wider than it has to be.
+    """
+    figures = calibrated(configurations) | calibrated_after_one_run(configurations)
+    assert figures.keys() == USED.keys()
+    for figure, groups in figures.items():
+        found = spread.conformal(list(families_of(groups).values()))
+        assert found == pytest.approx(USED[figure], rel=0.02), figure
+        inside = [each.mean() for found in inside_of(groups).values() for each in found]
+        assert np.mean(inside) >= 0.85, figure
+        assert np.mean(inside) <= 0.95 or "after one run" in figure, figure
+
+
+def test_two_hundred_runs_halve_the_errors_on_a_type_of_gpu_that_no_model_knows():
+    """Utilisations and pairs, each run predicted before it is fed back."""
+    pairs = [
+        p for p in measured_pairs(measured_matrix(), measured_solo=True) if p.gpu_model == "p100"
+    ]
+    found = np.mean([runs.errors(pairs, P100, 240, seed) for seed in range(2)], axis=0)
+    taught, first = found[runs.TAUGHT :].mean(axis=0), found[: runs.FIRST].mean(axis=0)
+    assert (taught < 0.6 * first).all()
+    assert taught[0] < 0.1 * first[0]
+
+
+def test_unseen_models_are_not_worse_than_exclusive_gpus_and_exceed_no_memory():
+    """`tandem` against `tiresias-l` where every pair is out of the domain."""
+    data = measured_data()
+    matrix = load_matrix(data / "colocation" / "gavel-oracle-v100-p100.json")
+    solo = {n: float(r["null"]) for n, r in measured_matrix()["v100"].items()}
+    trace = read_trace(data / "traces" / "philly-103959.csv", strict=True).jobs[:100]
+    factors = unseen.memory_factors(data)
+    alone, shared = (
+        unseen.outcome(case, trace, matrix, solo, factors, 0) for case in ("tiresias-l", "unseen")
+    )
+    assert shared.all_s <= alone.all_s
+    assert shared.kills == 0
+    assert shared.error > 0.2
 
 
 @pytest.mark.parametrize(("measured_solo", "slope"), [(False, PREDICTED_SLOPE), (True, 1.0)])
