@@ -1,4 +1,4 @@
-"""Beside a scheduler that is there already: it calls the extender over TLS, with a certificate."""
+"""With an existing scheduler: it calls the extender over TLS, with a certificate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SERVICE = f"tandem-extender.{names.NAMESPACE}.svc"
 
 def certificates(folder: Path) -> None:
     """Make the certificates by the commands of the page."""
-    _, _, section = PAGE.read_text().partition("## Beside a scheduler of yours\n")
+    _, _, section = PAGE.read_text().partition("## With an existing scheduler\n")
     (block,) = re.findall(r"```sh\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
     commands = block.partition("kubectl create secret")[0]
     subprocess.run(["bash", "-euc", commands], cwd=folder, check=True, capture_output=True)
