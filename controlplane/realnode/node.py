@@ -86,6 +86,21 @@ def import_image(folder: Path, archive: Path) -> None:
     ctr(folder, "images", "import", "--local", str(archive))
 
 
+def processes_of_pods(kubepods: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (pod UID, container id, process id) of the groups below `kubepods`.
+
+    Groups may end meanwhile, as they do whenever a container ends.
+    """
+    for folder, _, files in os.walk(kubepods):
+        parts = Path(folder).relative_to(kubepods).parts
+        pod = next((at for at, name in enumerate(parts) if name.startswith("pod")), len(parts))
+        if "cgroup.procs" not in files or len(parts) < pod + 2:
+            continue
+        with contextlib.suppress(OSError):
+            for pid in Path(folder, "cgroup.procs").read_text().split():
+                yield parts[pod].removeprefix("pod"), parts[pod + 1], int(pid)
+
+
 Run = Callable[[str, Sequence[str | os.PathLike[str]], Mapping[str, str]], Process]
 
 
@@ -367,12 +382,7 @@ class RealNode:
         It is read from the control groups that kubelet has made, and asks no program.
         """
         hierarchy = next(h for h in cgroup_hierarchies() if h.name in ("memory", CGROUPS.name))
-        for group in (hierarchy / self._cgroup / "kubepods").glob("**/pod*/*/"):
-            uid = group.parent.name.removeprefix("pod")
-            for file in group.glob("**/cgroup.procs"):
-                with contextlib.suppress(OSError):
-                    for pid in file.read_text().split():
-                        yield uid, group.name, int(pid)
+        yield from processes_of_pods(hierarchy / self._cgroup / "kubepods")
 
     def running_tasks(self) -> set[str]:
         """Return the ids of the containers and sandboxes that run."""
