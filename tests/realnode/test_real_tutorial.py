@@ -95,10 +95,8 @@ def test_every_command_of_the_tutorial_works_and_shows_what_the_page_says(tmp_pa
                     if line.startswith("export "):
                         shell.enter(line)
     finally:
-        shell.enter("kill %1 2> /dev/null || true")
         shell.enter("tandem controlplane down")
         shell.close()
-        (ROOT / "ca.crt").unlink(missing_ok=True)
 
     def printed(start: str) -> str:
         return next(text for command, text in said.items() if command.startswith(start))
@@ -113,6 +111,6 @@ def test_every_command_of_the_tutorial_works_and_shows_what_the_page_says(tmp_pa
     )
     assert first == second != whole
     explained = printed("tandem explain")
-    assert first in explained or "real-0" in explained
+    assert f"runs on real-0: {first}" in explained
     began = [int(n) for n in re.findall(r'"begins_at": (\d+)', printed("kubectl logs"))]
     assert any(began), "the second pod went on where the first had stopped"
