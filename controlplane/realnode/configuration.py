@@ -65,8 +65,11 @@ def cni(pod_cidr: str) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": "tandem", "plugins": plugins}, indent=1)
 
 
-def kubelet(folder: Path, dns_address: str, eviction: Mapping[str, str]) -> str:
-    """Return a KubeletConfiguration; `folder` has the certificates."""
+def kubelet(folder: Path, dns_address: str, eviction: Mapping[str, str], *, own_disk: bool) -> str:
+    """Return a KubeletConfiguration; `folder` has the certificates.
+
+    `own_disk`: the node has a disk of its own, so kubelet measures it, and evicts when it is full.
+    """
     return yaml.safe_dump(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -78,7 +81,9 @@ def kubelet(folder: Path, dns_address: str, eviction: Mapping[str, str]) -> str:
             "failSwapOn": False,
             # The node's own programs are in no group that kubelet could limit.
             "enforceNodeAllocatable": [],
-            "localStorageCapacityIsolation": False,
+            # Without this kubelet measures no disk. With it, it does not start where it cannot:
+            # the disk of some machines is none that it knows.
+            "localStorageCapacityIsolation": own_disk,
             "clusterDNS": [dns_address],
             "clusterDomain": "cluster.local",
             "resolvConf": "",

@@ -147,7 +147,12 @@ class RealNode:
         shutil.copy(kubeconfig, self._file("kubelet.kubeconfig"))
         proxy = self._access.kubeconfig("system:kube-proxy", [])
         self._file("kubelet.yaml").write_text(
-            configuration.kubelet(folder, site.dns_address, self.options.eviction)
+            configuration.kubelet(
+                folder,
+                site.dns_address,
+                self.options.eviction,
+                own_disk=bool(self.options.disk_bytes),
+            )
         )
         self._file("kube-proxy.yaml").write_text(configuration.kube_proxy(proxy, site.pod_cidr))
         pods = configuration.cni(site.node_pod_cidr(self.index))

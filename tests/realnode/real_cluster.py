@@ -178,6 +178,25 @@ class RealCluster:
         for node in self.plane.real_nodes:
             kubectl("wait", "--for=create", f"gpunode/{node}", "--timeout=60s")
 
+    def spread_schedulers(self) -> None:
+        """Have a scheduler pod on each of two nodes, as after the installation.
+
+        Nothing moves a pod back to a node that was drained: until the next rollout both may be on
+        one node, and go with it.
+        """
+        selector = ["-n", names.NAMESPACE, "-l", "app.kubernetes.io/component=scheduler"]
+
+        def spread() -> bool:
+            pods = self.plane.get("pods", *selector)["items"]
+            if len({pod["spec"]["nodeName"] for pod in pods}) > 1:
+                return True
+            name = pods[0]["metadata"]["name"]
+            self.plane.kubectl("delete", "pod", "-n", names.NAMESPACE, name)
+            self.wait_installed()
+            return False
+
+        wait_until(spread, "each node has a scheduler pod", timeout_s=180)
+
     # --- namespaces and volumes -------------------------------------------------------------
 
     def namespace(self) -> str:

@@ -191,7 +191,7 @@ def test_a_container_that_the_kernel_kills_for_its_memory(site: Site) -> None:
 def test_a_crash_loop_keeps_its_gpus_until_the_job_fails(site: Site) -> None:
     with only(site, "real-0"):
         manifest = failing("crashes", "import time; time.sleep(1); raise SystemExit(3)")
-        manifest["spec"]["backoffLimit"] = 2
+        manifest["spec"]["backoffLimit"] = 3  # pauses of 10 and 20 s
         manifest["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
         site.apply(manifest)
         site.apply(job("next", "--iterations=5", annotations=ALONE, gpus=2))
@@ -205,10 +205,11 @@ def test_a_crash_loop_keeps_its_gpus_until_the_job_fails(site: Site) -> None:
         site.container(pod)
         began = site.oracle.of(pod["metadata"]["uid"])[0].first_s
         held, said = site.held(), site.said("crashes")
-        site.next_has_not_started()
         started = site.next_started()
         crashed = site.oracle.of(pod["metadata"]["uid"])
         assert len({each.gpus for each in crashed}) == 1, "each restart sees the same GPUs"
+        assert len(crashed) > 1
+        assert started > max(each.last_s for each in crashed)
         wait_until(lambda: site.said("crashes").startswith("Failed"), "the GPUJob has failed")
         record(
             "a crash loop",
@@ -397,6 +398,7 @@ def test_a_node_that_is_cut_off_for_five_minutes_keeps_its_jobs_and_gets_no_othe
     site: Site,
 ) -> None:
     node = site.cluster.plane.real_nodes["real-1"]
+    site.cluster.spread_schedulers()
     with only(site, "real-1"):
         pod, container = site.start(job("isolated", TRAINING, annotations=ALONE, gpus=2))
         began = time.time()
