@@ -188,9 +188,10 @@ class RealCluster:
 
         def spread() -> bool:
             pods = self.plane.get("pods", *selector)["items"]
-            if len({pod["spec"]["nodeName"] for pod in pods}) > 1:
+            staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+            if len({pod["spec"].get("nodeName") for pod in staying}) > 1:
                 return True
-            name = pods[0]["metadata"]["name"]
+            name = staying[0]["metadata"]["name"]
             self.plane.kubectl("delete", "pod", "-n", names.NAMESPACE, name)
             self.wait_installed()
             return False
