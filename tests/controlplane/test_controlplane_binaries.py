@@ -23,9 +23,6 @@ printf '#!/bin/sh\\n' > "$2" && chmod +x "$2"
 """
 
 
-ALL_PROGRAMS = (binaries.PROGRAMS, binaries.NODE_PROGRAMS)
-
-
 def executable(folder: Path, name: str, content: str = "#!/bin/sh\n") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
@@ -79,23 +76,6 @@ def test_the_cache_key_changes_with_what_is_built_and_with_nothing_else(
     with (copy / "helm" / "go.sum").open("a") as sums:
         sums.write("another module\n")
     assert binaries.cache_key() != original
-
-
-def test_an_older_version_of_kubernetes_has_modules_and_a_build_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    newest = {programs: binaries.cache_key(programs) for programs in ALL_PROGRAMS}
-    for minor in ("1.34", "1.36"):
-        monkeypatch.setenv("TANDEM_KUBERNETES", minor)
-        for programs in ALL_PROGRAMS:
-            pinned = {binaries.version(p) for p in programs if p.module == binaries.KUBERNETES}
-            assert len(pinned) == 1
-            assert pinned.pop().startswith(f"v{minor}.")
-            assert binaries.cache_key(programs) != newest[programs]
-    monkeypatch.setenv("TANDEM_KUBERNETES", "1.2")
-    with pytest.raises(TandemError, match=r"TANDEM_KUBERNETES=1\.2") as caught:
-        binaries.cache_key()
-    assert "1.34, 1.36" in caught.value.hint
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
