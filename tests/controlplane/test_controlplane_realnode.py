@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tandem.controlplane.realnode.node import processes_of_pods
+from controlplane.realnode.node import processes_of_pods
 
 
 def test_processes_are_found_by_pod_and_container_in_every_class_of_service(tmp_path: Path) -> None:
