@@ -118,7 +118,8 @@ class Site:
 
 @pytest.fixture
 def site(two_nodes: RealCluster) -> Iterator[Site]:
-    """Afterwards no rule of sharing may have been broken, and nothing may be left."""
+    """Each node has a scheduler pod; afterwards no rule of sharing is broken, and nothing is left."""
+    two_nodes.spread_schedulers()
     with Oracle(two_nodes) as oracle:
         site = Site(two_nodes, oracle)
         yield site
@@ -398,7 +399,6 @@ def test_a_node_that_is_cut_off_for_five_minutes_keeps_its_jobs_and_gets_no_othe
     site: Site,
 ) -> None:
     node = site.cluster.plane.real_nodes["real-1"]
-    site.cluster.spread_schedulers()
     with only(site, "real-1"):
         pod, container = site.start(job("isolated", TRAINING, annotations=ALONE, gpus=2))
         began = time.time()
