@@ -118,7 +118,7 @@ class Site:
 
 @pytest.fixture
 def site(two_nodes: RealCluster) -> Iterator[Site]:
-    """Each node has a scheduler pod; afterwards no rule of sharing is broken, and nothing is left."""
+    """Afterwards no rule of sharing may have been broken, and nothing may be left."""
     two_nodes.spread_schedulers()
     with Oracle(two_nodes) as oracle:
         site = Site(two_nodes, oracle)
