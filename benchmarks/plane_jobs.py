@@ -90,7 +90,7 @@ def scaled(name: str, scale: float = 1.0) -> Profile:
         thresholds = tuple(t * scale for t in DOUBLING_GPU_S)
         order = profile.order.model_copy(update={"thresholds_gpu_s": thresholds})
         dispatch = profile.dispatch.model_copy(
-            update={"scale_gpu_s": 20.0 * scale, "move_cost_s": 10.0 * scale}
+            update={"scale_s": 20.0 * scale, "move_cost_s": 10.0 * scale}
         )
         return profile.model_copy(update={"order": order, "dispatch": dispatch})
     return profile

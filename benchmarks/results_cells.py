@@ -38,7 +38,7 @@ PROFILES = ("tiresias-l-list", "srtf", "tandem", "tandem-guarded", "horus", "c-g
 CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem": {},
     "tandem min_gain=0": {"min_gain": 0.0},
-    "tandem quantum=1": {"quantum": 1.0},
+    "tandem turn_share=none": {"turn_share": None},
 }
 PROMISED_SPEED = 0.73
 

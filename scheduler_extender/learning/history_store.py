@@ -24,6 +24,8 @@ from tandem.policy.jobs import History
 log = logging.getLogger(__name__)
 
 _KEY = "serviceGpuSeconds"
+#: GPUs of the jobs that had more than one, by uid. A reader that does not know the key leaves it.
+_GPUS_KEY = "gangGpus"
 _SAVE_EVERY_S = 10.0
 #: A ConfigMap holds 1 MiB of values; others keep something in this one, too.
 _MOST_BYTES = 900 * 1024
@@ -52,7 +54,7 @@ class Stored(Protocol):
 
 
 class HistoryStore:
-    """The lifetime services of the latest finished jobs, by the uid of their GPUJob.
+    """Lifetime services of the latest finished jobs, and their GPUs, by the uid of their GPUJob.
 
     A job is learned once however often its end is seen, and whoever sees it: the uids are kept
     with the services, in a ConfigMap in `namespace` (None: in memory alone). `beside` is kept with
@@ -67,6 +69,7 @@ class HistoryStore:
         self._saved = self._versions()
         self._jobs = jobs
         self._services: dict[str, float] = {}
+        self._gpus: dict[str, int] = {}
         self._unsaved = False
         self._loaded = namespace is None
         self._saved_at_s = 0.0
@@ -100,6 +103,9 @@ class HistoryStore:
         if record.uid in self._services or not status.attained_gpu_seconds:
             return
         self._services[record.uid] = status.attained_gpu_seconds
+        demand = record.spec.demand
+        if (gpus := demand.gang_size * demand.gpus_per_pod) > 1:
+            self._gpus[record.uid] = gpus
         self._trim()
         self._unsaved = True
         self._learned_from += 1
@@ -108,7 +114,10 @@ class HistoryStore:
         """Return what has been learned; made anew when something was added."""
         if self._learned_from:
             self._learned_from = 0
-            self._history = History(np.array(list(self._services.values())))
+            self._history = History(
+                np.array(list(self._services.values())),
+                np.array([self._gpus.get(uid, 1) for uid in self._services], dtype=np.int64),
+            )
         return self._history
 
     async def save(self, writer: Writer, now_s: float) -> None:
@@ -177,7 +186,7 @@ class HistoryStore:
         except NotFound:
             stored = {}
         known = {name: _decoded(stored, name) or [] for name in self._beside}
-        return stored, known | {_KEY: _decoded(stored, _KEY) or {}}
+        return stored, known | {key: _decoded(stored, key) or {} for key in (_KEY, _GPUS_KEY)}
 
     def _merge(self, known: dict[str, Any]) -> None:
         """Bring ours and what is stored together."""
@@ -185,12 +194,14 @@ class HistoryStore:
             kept.merge(known[name])
         before = len(self._services)
         self._services = {**known[_KEY], **self._services}
+        self._gpus = {**known[_GPUS_KEY], **self._gpus}
         self._trim()
         self._learned_from += len(self._services) - before
 
     def _rows(self) -> dict[str, Any]:
         """Return all that is to be kept, by its key."""
-        return {_KEY: dict(self._services)} | {n: k.stored() for n, k in self._beside.items()}
+        own = {_KEY: dict(self._services), _GPUS_KEY: dict(self._gpus)}
+        return own | {n: k.stored() for n, k in self._beside.items()}
 
     def _encoded(self, stored: dict[str, Any], rows: dict[str, Any]) -> dict[str, Any] | None:
         """Return the ConfigMap to write; None where it would be too large. Blocks.
@@ -220,9 +231,8 @@ class HistoryStore:
         """Forget the least valuable tenth of what takes most; False where nothing is left."""
         largest = max(rows, key=lambda name: (len(rows[name]), name))
         count = -(-len(rows[largest]) // 10)
-        if largest == _KEY:
-            for uid in list(self._services)[:count]:
-                del self._services[uid]
+        if largest in (_KEY, _GPUS_KEY):
+            self._forget(count)
         else:
             self._beside[largest].shed(count)
         log.warning("history too large, forgot rows=%d of=%s", count, largest)
@@ -230,8 +240,15 @@ class HistoryStore:
 
     def _trim(self) -> None:
         """Forget the oldest beyond the number that is kept."""
-        for uid in list(self._services)[: max(0, len(self._services) - self._jobs)]:
+        self._forget(max(0, len(self._services) - self._jobs))
+
+    def _forget(self, count: int) -> None:
+        """Forget the oldest jobs."""
+        if not count:
+            return
+        for uid in list(self._services)[:count]:
             del self._services[uid]
+        self._gpus = {uid: gpus for uid, gpus in self._gpus.items() if uid in self._services}
 
 
 def _decoded(stored: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON

@@ -62,7 +62,7 @@ class Picture:
     endless: Bools  # (jobs,)
     nodes: Mapping[int, Bools]
     slowdown: Floats
-    finished_gpu_s: Floats
+    history: History
     preemption_cost_s: float
     seed: int = 0
 
@@ -86,7 +86,7 @@ def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, fl
 def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> dict[int, float]:
     """Return when each job that waits starts if running times are as drawn."""
     arrays = picture.arrays
-    history = History(picture.finished_gpu_s)
+    history = picture.history
     drawn = draw_remaining_gpu_s(arrays.attained_at_since, history.sorted_service, rng)
     left = np.where(picture.known, arrays.remaining_at_since, drawn / arrays.gpus)
     left = np.where(picture.endless, 1e3 * HORIZON_S, np.maximum(left, _LEAST_LEFT_S))

@@ -61,7 +61,7 @@ def picture_of(
         endless=np.array([key in asked.endless for key in keys]),
         nodes=asked.nodes,
         slowdown=_table(jobs),
-        finished_gpu_s=question.history.service_gpu_s,
+        history=question.history,
         preemption_cost_s=preemption_cost_s,
         seed=int(question.now_s),
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from tandem.policy.units import Floats
 
-SCALE_GPU_S = 500.0  # service at which a new job is expected to have run half, as in `share`
+SCALE_GPU_S = 500.0  # service at which a new job is expected to have run half
 _PRIOR_JOBS = 20.0  # weight of the heavy tail, in finished jobs
 
 

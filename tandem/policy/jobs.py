@@ -88,14 +88,25 @@ class JobArrays:
 
 @dataclass(frozen=True)
 class History:
-    """What finished jobs teach: their total service, GPU-seconds."""
+    """What finished jobs teach: their total service, GPU-seconds, and the GPUs of each gang.
+
+    Both are (jobs,). Without `gpus`, each job had one GPU.
+    """
 
     service_gpu_s: Floats = field(default_factory=lambda: np.zeros(0))
+    gpus: Ints | None = None
 
     @cached_property
     def sorted_service(self) -> Floats:
         """The samples in ascending order."""
         return np.sort(self.service_gpu_s)
+
+    @cached_property
+    def sorted_run_s(self) -> Floats:
+        """The seconds that each job ran, in ascending order."""
+        if self.gpus is None:
+            return self.sorted_service
+        return np.sort(self.service_gpu_s / self.gpus)
 
     @cached_property
     def gittins(self) -> GittinsIndex | None:

@@ -85,7 +85,11 @@ class Engine:
         self._board = Board.of(list(believed), self._arrays, gpus)
         if history is not None:
             self._board.history = history
-        self._finished: list[float] = [] if history is None else history.service_gpu_s.tolist()
+        known = self._board.history
+        self._finished: list[float] = known.service_gpu_s.tolist()
+        self._finished_gpus: list[int] = (
+            [1] * len(self._finished) if known.gpus is None else known.gpus.tolist()
+        )
         self._learned = 0
         self._ended = 0
         self._ticking = False
@@ -185,6 +189,7 @@ class Engine:
         self.outcome.end_s[index] = self._board.now_s
         self._ended += 1
         self._finished.append(float(self._arrays.attained_at_since[index]))
+        self._finished_gpus.append(int(self._arrays.gpus[index]))
         self._state.remove(index)
         self._board.remove(index)
         self._board.pinned.discard(index)
@@ -193,7 +198,7 @@ class Engine:
             self._on_progress(self._ended)
         if len(self._finished) >= self._learned * _RELEARN:
             self._learned = len(self._finished)
-            self._board.history = History(np.array(self._finished))
+            self._board.history = History(np.array(self._finished), np.array(self._finished_gpus))
 
     def _look_again(self) -> bool:
         """Let the profile's adjuster repair what has been placed, and learn."""

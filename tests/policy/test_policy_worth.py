@@ -1,61 +1,83 @@
-"""The worth of service: worked by hand, and against a sum over samples."""
+"""The worth of service: worked by hand, and against sums over samples and small steps of time."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.policy.equations.worth import completion_rate
+from tandem.policy.jobs import History
 
 NONE = np.zeros(0)
 
 
-def test_without_samples_it_is_least_attained_service() -> None:
-    assert completion_rate(np.array([500.0]), NONE, NONE, scale_gpu_s=500).tolist() == [0.001]
+def test_without_samples_it_is_the_hazard_of_the_heavy_tail_as_worked_in_the_docstring() -> None:
+    rate = completion_rate(np.array([500.0]), NONE, NONE, scale_s=500)
+    assert rate.tolist() == pytest.approx([np.log(1.5) / 375])
 
 
-def test_completions_over_service_as_worked_in_the_docstring() -> None:
-    rate = completion_rate(
-        np.array([500.0]), np.array([800.0, 1200.0]), np.array([600.0]), prior_jobs=1.0
-    )
-    assert rate.tolist() == pytest.approx([2 / 1900])
+def test_without_samples_a_job_is_worth_less_the_longer_it_has_run() -> None:
+    rate = completion_rate(np.geomspace(1, 1e6, 40), NONE, NONE)
+    assert (np.diff(rate) <= 1e-12).all()
+    assert rate[0] > 1000 * rate[-1]
 
 
 def test_what_is_learned_first_is_not_that_all_jobs_are_short() -> None:
-    """Ten jobs ended after 100 GPU-seconds, and ninety have had 5,000 and go on."""
+    """Ten jobs ended after 100 seconds, and ninety have had 5,000 and go on."""
     finished, unfinished = np.full(10, 100.0), np.full(90, 5000.0)
     of_new = np.zeros(1)
-    with_all = completion_rate(of_new, finished, unfinished, scale_gpu_s=500)
-    with_finished = completion_rate(of_new, finished, NONE, scale_gpu_s=500)
-    assert with_all[0] < with_finished[0] / 10
+    with_all = completion_rate(of_new, finished, unfinished)
+    with_finished = completion_rate(of_new, finished, NONE)
+    assert with_all[0] < with_finished[0] / 5
 
 
 def test_where_all_jobs_are_alike_one_that_has_run_is_worth_more_than_a_new_one() -> None:
+    """So that jobs of one length run one after the other, and do not take turns."""
     alike = np.linspace(3600.0, 3700.0, 50)
-    new, near_its_end = completion_rate(np.array([0.0, 3000.0]), alike, NONE, scale_gpu_s=500)
-    assert near_its_end > 2 * new
+    at = np.array([0.0, 600.0, 1800.0, 3000.0])
+    rate = completion_rate(at, alike, NONE)
+    assert (np.diff(rate) > 0).all()
+    assert rate[0] == pytest.approx(1 / 3650, rel=0.3)
 
 
-def slow(
-    a: float, finished: list[float], unfinished: list[float], scale: float, share: float
-) -> float:
-    quantum, prior = share * (a + scale), 1.0
-    ended = sum(a < x <= a + quantum for x in finished)
-    served = sum(min(max(x - a, 0.0), quantum) for x in [*finished, *unfinished])
-    return (ended + prior) / (served + prior * (a + scale))
+def test_gangs_teach_how_long_they_ran_and_not_what_they_took() -> None:
+    history = History(np.array([800.0, 300.0]), np.array([8, 1]))
+    assert history.sorted_run_s.tolist() == [100.0, 300.0]
+    assert History(np.array([800.0, 300.0])).sorted_run_s.tolist() == [300.0, 800.0]
 
 
-SERVICES = st.lists(st.integers(1, 4000), max_size=12)
+def slow(a: float, finished: list[float], unfinished: list[float], scale: float) -> float:
+    """The index by counting in each bin, and the time spent by small steps."""
+    longest = max([a, *finished, *unfinished])
+    best, survived, spent, bin_ = 0.0, 1.0, 0.0, 0
+    while True:
+        low, high = scale * (1.5**bin_ - 1), scale * (1.5 ** (bin_ + 1) - 1)
+        bin_ += 1
+        if high > a:
+            ended = sum(low < x <= high for x in finished)
+            served = sum(min(max(x - low, 0.0), high - low) for x in [*finished, *unfinished])
+            hazard = (ended + np.log(1.5)) / (served + high - low)
+            step = (high - max(a, low)) / 400
+            for _ in range(400):
+                spent += survived * (1 - np.exp(-hazard * step)) / hazard
+                survived *= np.exp(-hazard * step)
+            best = max(best, (1 - survived) / spent)
+        if low > 4 * (longest + scale):
+            return best
 
 
-@given(a=st.integers(0, 2000), finished=SERVICES, unfinished=SERVICES, scale=st.integers(1, 1000))
-def test_it_agrees_with_summing_over_the_samples(
+TIMES = st.lists(st.integers(1, 4000), max_size=12)
+
+
+@given(a=st.integers(0, 2000), finished=TIMES, unfinished=TIMES, scale=st.integers(50, 1000))
+@settings(max_examples=40, deadline=None)
+def test_it_agrees_with_counting_and_small_steps(
     a: int, finished: list[int], unfinished: list[int], scale: int
 ) -> None:
     fast = completion_rate(
         np.array([float(a)]),
         np.sort(np.array(finished, dtype=float)),
         np.sort(np.array(unfinished, dtype=float)),
-        scale_gpu_s=scale,
+        scale_s=scale,
     )
-    assert fast[0] == pytest.approx(slow(a, finished, unfinished, scale, 0.5))
+    assert fast[0] == pytest.approx(slow(a, finished, unfinished, scale), rel=0.02)

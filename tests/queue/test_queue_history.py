@@ -24,12 +24,16 @@ from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS
 
 
-def finished(uid: str, service: float, phase: Phase = Phase.COMPLETED) -> GpuJobRecord:
+def finished(
+    uid: str, service: float, phase: Phase = Phase.COMPLETED, gpus: int = 1
+) -> GpuJobRecord:
     known = gang(phase=phase, attained_gpu_seconds=service).record
+    spec = known.spec.wire()
+    spec["demand"] |= {"gangSize": gpus, "gpusPerPod": 1}
     return parse_gpu_job(
         {
             "metadata": {"namespace": "default", "name": uid, "uid": uid, "resourceVersion": "1"},
-            "spec": known.spec.wire(),
+            "spec": spec,
             "status": known.status.wire(),
         }
     )
@@ -66,6 +70,21 @@ def test_what_was_learned_outlives_the_process_and_two_leaders_add_up() -> None:
     assert sorted(third.history().service_gpu_s.tolist()) == [5, 7]
     stored = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
     assert json.loads(stored["serviceGpuSeconds"]) == {"a": 5, "b": 7}
+
+
+def test_how_many_gpus_a_gang_had_is_learned_with_its_service() -> None:
+    """So that an order can learn how long jobs run."""
+    api = MemoryCluster()
+    first = HistoryStore("tandem-system", 10)
+    first.take(finished("a", 50))
+    first.take(finished("b", 800, gpus=8))
+    save(first, api, 100)
+    again = HistoryStore("tandem-system", 10)
+    save(again, api, 200)
+    for learned in (first, again):
+        assert learned.history().sorted_run_s.tolist() == [50, 100]
+    # A version that knows services alone leaves what it does not know.
+    assert json.loads(api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]["gangGpus"]) == {"b": 8}
 
 
 def test_the_oldest_are_forgotten() -> None:
@@ -160,7 +179,7 @@ def test_what_others_keep_in_it_stays_and_counts() -> None:
     save(learned, api, 100)
     stored = api.get(CONFIG_MAPS, NAME, "tandem-system")
     assert stored["data"] == quotas
-    assert set(stored["binaryData"]) == {"serviceGpuSeconds", "pairs", "runs"}
+    assert set(stored["binaryData"]) == {"serviceGpuSeconds", "gangGpus", "pairs", "runs"}
     # What is worth least has gone: the oldest words and runs, the first services.
     assert 0 < len(pairs) <= 2000
     assert len(read_back(api)[1]) == len(pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.policy.board import Aside
+from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.units import Bools, Ints
 
@@ -21,44 +22,119 @@ def replace_some(
     """
     rate, loads = valuation.rate, valuation.loads
     may_stop = may_stop.copy()
+    queue = _Queue(valuation, waiting, factor)
     least = rate[may_stop].min(initial=np.inf)
     new: list[int] = []
     refused: set[int] = set()
-    for job in waiting[rate[waiting] >= factor * least].tolist():
+    single = loads.gpus[waiting] == 1
+    for job in waiting[~single | (rate[waiting] >= factor * least)].tolist():
         demand = int(loads.demand[job])
         if demand in refused:
             continue
-        victims = np.flatnonzero(may_stop & (rate <= rate[job] / factor))
-        if not len(victims) or len(refused) > most:
-            break
-        victims = victims[np.lexsort((victims, rate[victims] * valuation.speed(victims)))]
         one = loads.gpus[job] == 1
-        gone = _replace_one(valuation, job, victims) if one else _replace(valuation, job, victims)
-        if not gone:
+        victims = np.flatnonzero(may_stop & (rate <= rate[job] / factor) if one else may_stop)
+        if len(refused) > most:
+            break
+        victims = _by_value(valuation, victims)
+        gone = (
+            _replace_one(valuation, job, victims, queue)
+            if one
+            else _replace(valuation, job, victims, queue)
+        )
+        if gone is None:
             refused.add(demand)
             continue
         new.append(job)
+        queue.started(job)
         may_stop[gone] = False
     return np.array(new, dtype=np.int64)
 
 
-def _replace_one(valuation: Valuation, job: int, victims: Ints) -> list[int]:
+def take_turns(valuation: Valuation, turns: Ints, may_stop: Bools) -> Ints:
+    """Start those of `turns` that wait, in place of those worth least; return who started.
+
+    Those of `turns` that run keep their GPUs. `may_stop` (jobs,) is kept up to date.
+    """
+    board = valuation.board
+    may_stop[turns] = False
+    new: list[int] = []
+    for job in turns[~board.on_gpus[turns]].tolist():
+        victims = _by_value(valuation, np.flatnonzero(may_stop))
+        if _replace(valuation, job, victims, None) is not None:
+            new.append(job)
+            may_stop &= board.on_gpus
+    return np.array(new, dtype=np.int64)
+
+
+def _by_value(valuation: Valuation, jobs: Ints) -> Ints:
+    """Return running jobs, first what yields least per GPU."""
+    return jobs[np.lexsort((jobs, valuation.rate[jobs] * valuation.speed(jobs)))]
+
+
+class _Queue:
+    """What the waiting jobs would yield on GPUs that a victim leaves.
+
+    A small job does not need all GPUs of a gang. The rest yields what the next jobs in the order
+    that fit there yield; if it stays idle, the exchange loses more than it gains.
+    """
+
+    def __init__(self, valuation: Valuation, waiting: Ints, factor: float) -> None:
+        self._size = valuation.loads.gpus[waiting]
+        self._worth = valuation.rate[waiting] * self._size
+        self._at = {job: index for index, job in enumerate(waiting.tolist())}
+        self._waits = np.ones(len(waiting), dtype=np.bool_)
+        self._factor = factor
+
+    def started(self, job: int) -> None:
+        """Note that a job waits no more."""
+        self._waits[self._at[job]] = False
+
+    def repays(self, job: int, gpus: int, lost: float) -> bool:
+        """Say whether `job` and those after it yield `factor` times `lost` on `gpus` GPUs."""
+        at = self._at[job]
+        gained = float(self._worth[at])
+        rest = gpus - int(self._size[at])
+        if gained < self._factor * lost and rest > 0:
+            after = at + 1 + np.flatnonzero(self._waits[at + 1 :])
+            gained += float(self._worth[after[fits_in_order(self._size[after], rest)]].sum())
+        return gained >= self._factor * lost
+
+
+def _replace_one(valuation: Valuation, job: int, victims: Ints, queue: _Queue) -> list[int] | None:
     """Give `job`, of one GPU, the place of the victim that leaves most; return the victim."""
+    if not len(victims):
+        return None
+    sizes = valuation.board.arrays.gpus[victims]
+    large = np.flatnonzero(sizes > 1)
+    if len(large):
+        value = valuation.value(victims[large])
+        repaid = [
+            queue.repays(job, size, lost)
+            for size, lost in zip(sizes[large].tolist(), value.tolist(), strict=True)
+        ]
+        victims = np.delete(victims, large[~np.array(repaid)])
+        if not len(victims):
+            return None
     best = valuation.in_place_of(job, victims)
     if best is None:
-        return []
+        return None
     victim, row = best
     valuation.board.stop(victim)
     valuation.board.start(job, np.array([row]))
     return [victim]
 
 
-def _replace(valuation: Valuation, job: int, victims: Ints) -> list[int]:
+def _replace(
+    valuation: Valuation, job: int, victims: Ints, queue: _Queue | None
+) -> list[int] | None:
     """Set victims aside, least worth first, until the gang fits; who can stay beside it stays."""
     board = valuation.board
+    if queue is not None and not _may_repay(valuation, job, victims, queue):
+        return None
     count, place = _fewest(valuation, job, victims)
     if place is None:
-        return []
+        return None
+    before = dict(zip(victims.tolist(), valuation.value(victims).tolist(), strict=True))
     aside: list[Aside] = [board.set_aside(victim) for victim in victims[:count].tolist()]
     board.place(job, place)
     gone: list[int] = []
@@ -68,10 +144,35 @@ def _replace(valuation: Valuation, job: int, victims: Ints) -> list[int]:
         else:
             gone.append(one.job)
     board.remove(job)
+    freed = sum(int(board.arrays.gpus[left]) for left in gone)
+    if queue is not None and not queue.repays(
+        job, max(freed, len(place)), sum(before[left] for left in gone)
+    ):
+        for one in aside:
+            if one.job in board.rows_of:
+                board.remove(one.job)
+        for one in reversed(aside):
+            board.put_back(one)
+        return None
     for left in gone:
         board.note_stop(left)
     board.start(job, place)
     return gone
+
+
+def _may_repay(valuation: Valuation, job: int, victims: Ints, queue: _Queue) -> bool:
+    """Say whether `job` yields enough for the cheapest victims that leave it enough GPUs."""
+    board = valuation.board
+    wanted = int(board.arrays.gpus[job])
+    missing = wanted - len(valuation.open_rows())
+    if not len(victims):
+        return False
+    held = np.cumsum(board.arrays.gpus[victims])
+    count = int(np.searchsorted(held, missing)) + 1
+    if count > len(victims):
+        return False
+    lost = float(valuation.value(victims[:count]).sum())
+    return queue.repays(job, max(int(held[count - 1]), wanted), lost)
 
 
 def _fewest(valuation: Valuation, job: int, victims: Ints) -> tuple[int, Ints | None]:
@@ -80,7 +181,8 @@ def _fewest(valuation: Valuation, job: int, victims: Ints) -> tuple[int, Ints | 
     held = np.cumsum(board.arrays.gpus[victims])
     wanted = int(board.jobs[job].gpus)
     gone = np.zeros(len(board.arrays), dtype=np.bool_)
-    low = int(np.searchsorted(held, wanted)) + 1
+    missing = wanted - len(valuation.open_rows())
+    low = int(np.searchsorted(held, missing)) + 1
     high = min(len(victims), max(low, wanted + _SPARE + 1))
     if low > high:
         return 0, None

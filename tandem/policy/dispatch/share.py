@@ -8,15 +8,17 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.board import Board
-from tandem.policy.dispatch.exchange import replace_some
+from tandem.policy.dispatch.exchange import replace_some, take_turns
 from tandem.policy.dispatch.fill import fill
+from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.move import improve
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.worth import completion_rate
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Dispatch
-from tandem.policy.units import Bools, Ints
+from tandem.policy.units import Bools, Floats, Ints
 
+_TURN_COSTS = 10  # what a turn lasts at least, in costs of a preemption
 _NOTABLE = 0.3  # of a rate: from here on what was decided with it is looked at again
 
 Positive = Annotated[float, Field(gt=0)]
@@ -25,26 +27,28 @@ Positive = Annotated[float, Field(gt=0)]
 class Share(Dispatch):
     """Fill the free shares, preempt only for what is worth far more, and repair bad pairs.
 
-    A job's worth is its expected rate of completion given its attained service ([Tiresias]'
-    Gittins index, learned from all jobs that were served). Joining a neighbour gains the newcomer's
-    worth at its predicted speed and costs the neighbour's slowdown. A job joins others only where
-    that beats taking turns: Theorem 1 of [SJF-BSBF] with rates in place of known remaining times;
-    and only for a gain of `min_gain`, since the best of many predictions is too good on average. A
-    gang on more nodes than it needs runs slower, as predicted of it ([Tiresias] 3.3). In each
-    round, which looks only at what has changed since the last one:
+    A job's worth is its expected rate of completion given the time that it has run ([Tiresias]'
+    Gittins index, learned from all jobs that were served), per GPU. Joining a neighbour gains the
+    newcomer's worth at its predicted speed and costs the neighbour's slowdown. A job joins others
+    only where that beats one after the other: Theorem 1 of [SJF-BSBF] with rates in place of known
+    remaining times; and only for a gain of `min_gain`, since the best of many predictions is too
+    good on average. A gang on more nodes than it needs runs slower, as predicted of it
+    ([Tiresias] 3.3). In each round, which looks only at what has changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
-    2. who still waits and is worth `preempt_factor` times a running job may take its place;
-    3. jobs in the worst pairs move where that repays `move_cost_s` ([OJPP] Alg. 4).
+    2. jobs whose turn it is take the place of those worth least: `turn_share` of the cluster serves
+       jobs in the order of arrival, so that none starves;
+    3. waiting jobs worth `preempt_factor` times the running jobs in their way take their place;
+    4. jobs in the worst pairs move where that repays `move_cost_s` ([OJPP] Alg. 4).
     """
 
     kind: Literal["share"] = "share"
     preempts: ClassVar[bool] = True
     weighs_pairs: ClassVar[bool] = True
-    scale_gpu_s: Positive = 500.0  # service at which the worth of a new job has halved
-    quantum: Positive = 0.5  # of what was attained: how far ahead completions are counted
+    scale_s: Positive = 500.0  # running time at which the worth of a new job has about halved
     prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
     preempt_factor: Annotated[float, Field(gt=1)] | None = 2.0  # none: nobody is preempted
+    turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this
@@ -70,14 +74,19 @@ class Share(Dispatch):
         rate = board.rate
         service_gpu_s = board.arrays.service_gpu_s(ranked, board.now_s)
         nothing = np.zeros(0)
-        rate[ranked] = completion_rate(
-            service_gpu_s,
-            board.history.sorted_service if self.learn else nothing,
-            np.sort(service_gpu_s) if self.learn else nothing,
-            scale_gpu_s=self.scale_gpu_s,
-            quantum=self.quantum,
-            prior_jobs=self.prior_jobs,
+        size = board.arrays.gpus[ranked]
+        run_s = service_gpu_s / size
+        rate[ranked] = (
+            completion_rate(
+                run_s,
+                board.history.sorted_run_s if self.learn else nothing,
+                np.sort(run_s) if self.learn else nothing,
+                scale_s=self.scale_s,
+                prior_jobs=self.prior_jobs,
+            )
+            / size
         )
+        turns = self._turns(board, ranked, run_s)
         # Who is worth about as much as when it was last looked at has not changed.
         seen = board.seen_rate[ranked]
         moved = ~(np.abs(rate[ranked] - seen) <= _NOTABLE * seen)
@@ -85,7 +94,7 @@ class Share(Dispatch):
         came_or_went = board.changed.copy()
         changed = self._changed(board, ranked[moved & running])
         fresh = moved & ~running
-        if not (changed.any() or fresh.any()):
+        if not (changed.any() or fresh.any() or (~board.on_gpus[turns]).any()):
             return
         valuation = Valuation(
             board, rate, pipeline,
@@ -114,16 +123,57 @@ class Share(Dispatch):
         if self.preempt_factor is not None:
             if not changed.any():
                 left = left[fresh[~started]]
-            more = replace_some(
-                valuation, left, may_stop, factor=self.preempt_factor, most=self.demands_tried
-            )
-            may_stop[more] = False
-            may_stop &= board.on_gpus
+            self._preempt(valuation, waiting, left, turns, may_stop)
         if self.move_cost_s is not None:
             improve(
                 valuation, may_stop, came_or_went | board.changed,
                 cost_s=self.move_cost_s, below=self.move_below_speed,
             )  # fmt: skip
+
+    def _preempt(
+        self, valuation: Valuation, waiting: Ints, left: Ints, turns: Ints, may_stop: Bools
+    ) -> None:
+        """Preempt for the jobs `turns`, then for those of `left` that are worth far more.
+
+        What a gang leaves beyond what they need goes to others of `waiting`. `may_stop` (jobs,) is
+        kept up to date.
+        """
+        board = valuation.board
+        served = take_turns(valuation, turns, may_stop)
+        left = left[~board.on_gpus[left]]
+        assert self.preempt_factor is not None
+        new = replace_some(
+            valuation, left, may_stop, factor=self.preempt_factor, most=self.demands_tried
+        )
+        may_stop &= board.on_gpus
+        may_stop[new] = False
+        if len(served) or len(new):
+            rest = waiting[~board.on_gpus[waiting]]
+            more = fill(valuation, rest, most=self.demands_tried, best_pair=self.best_pair)
+            may_stop[rest[more]] = False
+
+    def _turns(self, board: Board, ranked: Ints, run_s: Floats) -> Ints:
+        """Return the jobs whose turn it is, in the order of arrival, as far as there is room.
+
+        A job's turn comes when it has run for less than half of `turn_share` of its age, and lasts
+        until it has run for all of that share. No turn is shorter than `_TURN_COSTS` preemptions.
+
+        So no job starves: the oldest job that is behind always comes first, and what arrives later
+        cannot delay it. The bound and its proof are in docs/queueing.md (Starvation).
+        """
+        if self.turn_share is None or self.preempt_factor is None:
+            return np.zeros(0, dtype=np.int64)
+        arrays = board.arrays
+        owed_s = self.turn_share * (board.now_s - arrays.arrived_s[ranked])
+        part = np.where(arrays.running[ranked], 1.0, 0.5)
+        least_s = 2 * _TURN_COSTS * (self.move_cost_s or 0.0)
+        behind = ranked[(run_s < part * owed_s) & (owed_s >= least_s)]
+        behind = behind[np.lexsort((behind, arrays.arrived_s[behind]))]
+        if not len(behind):
+            return behind
+        size = arrays.gpus[behind]
+        room = max(int(self.turn_share * len(board.gpus)), int(size[0]))
+        return behind[fits_in_order(size, room)]
 
     def _changed(self, board: Board, running: Ints) -> Bools:
         """Return the GPUs on which something has changed since the last look, (gpus,).
