@@ -89,10 +89,13 @@ class _Queue:
         """Note that a job waits no more."""
         self._waits[self._at[job]] = False
 
-    def repays(self, job: int, gpus: int, lost: float) -> bool:
-        """Say whether `job` and those after it yield `factor` times `lost` on `gpus` GPUs."""
+    def repays(self, job: int, gpus: int, lost: float, gained: float | None = None) -> bool:
+        """Say whether `job` and those after it yield `factor` times `lost` on `gpus` GPUs.
+
+        `gained` is what `job` itself yields there; without, what it yields alone.
+        """
         at = self._at[job]
-        gained = float(self._worth[at])
+        gained = float(self._worth[at]) if gained is None else gained
         rest = gpus - int(self._size[at])
         if gained < self._factor * lost and rest > 0:
             after = at + 1 + np.flatnonzero(self._waits[at + 1 :])
@@ -134,8 +137,11 @@ def _replace(
     count, place = _fewest(valuation, job, victims)
     if place is None:
         return None
-    before = dict(zip(victims.tolist(), valuation.value(victims).tolist(), strict=True))
-    aside: list[Aside] = [board.set_aside(victim) for victim in victims[:count].tolist()]
+    off = victims[:count].tolist()
+    there = {other for row in place.tolist() for other in board.residents_of[row]}
+    concerned = sorted(there.union(off, *(board.partners(victim) for victim in off)))
+    before = float(valuation.value(np.array(concerned)).sum())
+    aside: list[Aside] = [board.set_aside(victim) for victim in off]
     board.place(job, place)
     gone: list[int] = []
     for one in reversed(aside):
@@ -143,13 +149,14 @@ def _replace(
             board.place(one.job, one.rows)
         else:
             gone.append(one.job)
+    stay = np.array([other for other in concerned if board.on_gpus[other]], dtype=np.int64)
+    gained = float(valuation.value(np.array([job]))[0])
+    lost = before - float(valuation.value(stay).sum())
     board.remove(job)
-    freed = sum(int(board.arrays.gpus[left]) for left in gone)
-    if queue is not None and not queue.repays(
-        job, max(freed, len(place)), sum(before[left] for left in gone)
-    ):
+    freed = max(sum(int(board.arrays.gpus[left]) for left in gone), len(place))
+    if queue is not None and not queue.repays(job, freed, lost, gained):
         for one in aside:
-            if one.job in board.rows_of:
+            if board.on_gpus[one.job]:
                 board.remove(one.job)
         for one in reversed(aside):
             board.put_back(one)

@@ -154,9 +154,11 @@ class Valuation:
         may = offers.allowed[0] & (gains > 0)
         if not may.any():
             return None
-        net = gains + recovered - self.value(victim)
-        best = int(np.argmax(np.where(may, net, -np.inf)))
-        return int(victim[best]), int(rows[best])
+        net = np.where(may, gains + recovered - self.value(victim), -np.inf)
+        # What others yield on the rest of a gang's GPUs is for the caller to count.
+        net[(net <= 0) & (board.arrays.gpus[victim] == 1)] = -np.inf
+        best = int(np.argmax(net))
+        return (int(victim[best]), int(rows[best])) if net[best] > -np.inf else None
 
     def best_move(self, job: int, offers: Offers, index: int) -> tuple[Ints | None, float]:
         """Return the best rows for a running job, and about how much all would yield more there.

@@ -44,7 +44,8 @@ def completion_rate(
     """
     longest_s = max(float(each.max(initial=0.0)) for each in (run_s, finished_s, unfinished_s))
     count = int(np.ceil(np.log(longest_s / scale_s + 1) / np.log(_RATIO))) + _AHEAD
-    bounds_s = scale_s * (_RATIO ** np.arange(count + 1) - 1)
+    powers = np.asarray(_RATIO ** np.arange(count + 1), dtype=np.float64)
+    bounds_s = scale_s * (powers - 1)
     hazard = _hazard(bounds_s, finished_s, unfinished_s, prior_jobs)
     ages_s, which = np.unique(run_s, return_inverse=True)
     ahead_s = np.maximum(bounds_s[1:] - np.maximum(ages_s[:, None], bounds_s[:-1]), 0.0)
