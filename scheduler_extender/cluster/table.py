@@ -120,8 +120,8 @@ class GpuTable:
     def nodes_changed_since(self, generation: int) -> set[str]:
         """Return the nodes of all rows that have changed since the table stood at `generation`."""
         rows = np.flatnonzero(self._generations[: self._used] > generation)
-        slots = np.unique(self._columns["node"][rows]).tolist()
-        return {self.node_names[slot] for slot in slots}
+        # Not np.unique: its first call imports a package, which holds the event loop for 95 ms.
+        return {self.node_names[slot] for slot in set(self._columns["node"][rows].tolist())}
 
     def unchanged(self, snapshot: LiveSnapshot, rows: Iterable[int]) -> bool:
         """Say whether `rows` of the snapshot still are what they were when it was taken."""

@@ -62,8 +62,7 @@ class Changes:
         self._epoch = uuid4().hex[:8]
         self._sequence = 0
         self._oldest = 0  # changes up to here have been forgotten
-        # Plain dicts, the latest change last: to walk an OrderedDict that has grown since looks up
-        # each of its keys, which takes 100 ms for 57,000 jobs.
+        # In both, the latest is the last.
         self._changed: dict[Name, int] = {}
         self._runs: dict[str, tuple[int, float, bytes]] = {}
         self._live: dict[str, list[dict[Name, Name]]] = {
