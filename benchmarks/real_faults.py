@@ -67,6 +67,7 @@ def _jobs(row: dict[str, Any]) -> str:
     return (
         markdown(head, lines)
         + f"\n\n{row['jobs']} jobs of each kind, at most {row['in_flight']} at a time;"
+        f" {row['failed_requests']} requests to create a job failed and were made again;"
         f" load of the machine {row['load']:.0f}.\n"
     )
 
