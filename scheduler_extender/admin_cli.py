@@ -1,4 +1,4 @@
-"""`tandem hold | resume | prioritize`: what administrators may do to a job in the queue."""
+"""`tandem hold | resume | prioritize`: commands of administrators for one job in the queue."""
 
 from __future__ import annotations
 

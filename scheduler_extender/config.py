@@ -1,4 +1,4 @@
-"""The extender's configuration: one YAML file, refused with the path of whatever is wrong in it."""
+"""The extender's configuration: one YAML file; each mistake is refused with its path."""
 
 from __future__ import annotations
 

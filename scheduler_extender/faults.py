@@ -1,4 +1,4 @@
-"""Points at which a test may have the process killed or stopped, to see how others go on.
+"""Points at which a test may kill or stop the process, to test how the others continue.
 
 Off unless `TANDEM_FAULT` is set: to `POINT`, `POINT:N` for the N-th time that it is reached, and
 `POINT:N:stop` to be stopped (SIGSTOP) there instead of killed; or to `@FILE`, a file that may hold

@@ -1,4 +1,4 @@
-"""Taking over: nothing that the leader before us still has under way may take effect.
+"""Takeover: no Binding that the earlier leader has under way may take effect.
 
 Phases and plans are written with resourceVersions, so that a late writer loses by itself. A Binding
 carries the pod's resourceVersion too: a stamp on every pod that could still be bound makes each

@@ -1,4 +1,4 @@
-"""Whether this replica acts: kube-scheduler's own Lease says so, there is no second election.
+"""Leadership: this replica acts while the kube-scheduler of its pod holds that scheduler's Lease.
 
 The extender stands beside its kube-scheduler in one pod, so it is active exactly while that
 scheduler holds the Lease. A lost API server ends activity when the last seen renewal has expired.

@@ -1,4 +1,4 @@
-"""Asking the predictor for a load; whatever happens there, a job gets an answer and goes on."""
+"""Requests to the predictor for a load; every job gets an answer, also without a predictor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking the predictor what loads do to one another, ahead of the plans that need to know."""
+"""Requests to the predictor for slowdowns of pairs, ahead of the plans that need them."""
 
 from __future__ import annotations
 

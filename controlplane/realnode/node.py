@@ -389,11 +389,6 @@ class RealNode:
         hierarchy = next(h for h in cgroup_hierarchies() if h.name in ("memory", CGROUPS.name))
         yield from processes_of_pods(hierarchy / self._cgroup / "kubepods")
 
-    def running_tasks(self) -> set[str]:
-        """Return the ids of the containers and sandboxes that run."""
-        lines = self.ctr("tasks", "list").splitlines()[1:]
-        return {line.split()[0] for line in lines if "RUNNING" in line}
-
     # --- faults -----------------------------------------------------------------------------
 
     def restart(self, short: str) -> None:

@@ -1,1 +1,1 @@
-"""What admission does to pods of ours, what it refuses, and its certificate."""
+"""Admission: what the webhook sets on pods, what it refuses, and its certificate."""

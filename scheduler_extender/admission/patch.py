@@ -1,4 +1,4 @@
-"""What admission does to a pod of ours at its creation, as a JSON patch. Pure."""
+"""The JSON patch that the webhook applies to a pod that requests GPUs. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners of pods: where their templates stand, and what is wrong with them at apply. Pure."""
+"""Pod templates in workloads: where they are, and what is wrong with them at apply. Pure."""
 
 from __future__ import annotations
 

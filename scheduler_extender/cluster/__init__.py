@@ -1,1 +1,1 @@
-"""What the API server says, live: pods, gangs, GPUs, and who holds what."""
+"""The state of the cluster: pods, gangs, nodes, GPUs, the ledger, and the writer."""

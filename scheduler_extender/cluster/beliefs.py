@@ -1,4 +1,4 @@
-"""What is believed of how jobs slow one another down: one table for the planner and the verbs.
+"""Slowdowns of each class of loads next to each other class: one table for planner and verbs.
 
 Loads that interfere alike are one class. A new class is priced at once by Horus' quadratic in the
 total utilisation; where both loads came from graphs the predictor says better, and is asked once a

@@ -1,4 +1,4 @@
-"""From the reflectors' threads to the event loop: decoded there, applied here, in short slices."""
+"""From the reflectors' threads, which decode objects, to the event loop, which applies them."""
 
 from __future__ import annotations
 

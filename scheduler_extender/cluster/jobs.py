@@ -1,4 +1,4 @@
-"""From the messages to the policy core's Job: what a gang demands, what is predicted of it."""
+"""From messages to the policy core's Job: the demand of a gang and its predicted load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which GPU, and why: the only count of shares."""
+"""The ledger: which pod has which GPU, and why. It is the only count of shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a pod could run as far as CPU, memory, pod slots, labels and taints are concerned.
+"""On which nodes a pod could run, by CPU, memory, pod slots, labels and taints.
 
 kube-scheduler decides this; the queue controller asks here first, so that it does not plan a gang
 onto nodes that the plugins will refuse.

@@ -1,4 +1,4 @@
-"""The newest that the API server has said of each object, whatever the order in which it came."""
+"""The newest version of each object, whatever the order of the events."""
 
 from __future__ import annotations
 

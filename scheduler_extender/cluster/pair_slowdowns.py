@@ -1,4 +1,4 @@
-"""Which models get into each other's way, as running jobs have shown. Pure.
+"""Observed slowdowns of pairs of models, and which pairs are kept apart. Pure.
 
 What is learned replaces what is predicted (`Beliefs`): planning weighs places by it, and where two
 were too slow together the slowdown is infinite, by which filter, bind and planning refuse a GPU.

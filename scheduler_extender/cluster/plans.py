@@ -1,4 +1,4 @@
-"""The plans that have not ended: which pod is to have which GPUs, and until when they are held."""
+"""The plans in force: which pod gets which GPUs, and the deadline of each plan."""
 
 from __future__ import annotations
 

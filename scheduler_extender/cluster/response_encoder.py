@@ -1,4 +1,4 @@
-"""Answers with a line per node, put together as bytes: the larger part of a verb's time otherwise.
+"""Responses with one line for each node, built as bytes: most of a verb's time otherwise.
 
 JSON allows spaces between its tokens, so that all lines can be padded to one width and an answer
 for thousands of nodes is a single selection from an array of bytes.

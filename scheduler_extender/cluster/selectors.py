@@ -1,4 +1,4 @@
-"""Selectors of labels and of nodes, as Kubernetes means them.
+"""Label selectors and node selectors with the meaning that Kubernetes gives them.
 
 A pod's requirements on nodes are compiled when the pod is read, and evaluated on sets of nodes.
 """

@@ -1,4 +1,4 @@
-"""The one mutable object of the extender: the cluster as its event loop knows it.
+"""The one mutable object of the extender: the cluster state, which the event loop alone touches.
 
 Fed by events in any order, it depends on what the API server last said of each object, on the
 clock and on the Bindings under way, and on nothing else. The event loop alone touches it.
@@ -247,17 +247,6 @@ class ClusterState:
             self._follow(gone, gone=True)
         elif kind == "pods":
             self._derive(uid)
-
-    def replace_all(self, kind: str, raws: Iterable[Mapping[str, Any]]) -> None:
-        """Take over a whole collection: what is not in it is gone."""
-        seen = set()
-        for raw in raws:
-            record = PARSERS[kind](raw)
-            seen.add(record.key)
-            self.apply(kind, record)
-        for key, record in list(self._objects.of(kind).items()):
-            if key not in seen:
-                self._follow(self._objects.remove(kind, record), gone=True)
 
     def tick(self, now_s: float) -> None:
         """Let the clock advance (Unix time): reports grow stale, plans end."""

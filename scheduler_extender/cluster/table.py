@@ -1,4 +1,4 @@
-"""All GPUs as live columns: the arrays that every verb reads, changed row by row by events."""
+"""All GPUs as live columns: the arrays that each verb reads and each event updates by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queue controller reads of the live state."""
+"""The part of the cluster state that the queue controller reads."""
 
 from __future__ import annotations
 

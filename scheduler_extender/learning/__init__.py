@@ -1,1 +1,1 @@
-"""What is measured corrects what is predicted, and bad neighbours are parted."""
+"""Measurements correct predictions and separate jobs that slow each other down."""

@@ -1,4 +1,4 @@
-"""Which bad neighbours are parted, and how: [OJPP] Alg. 4 on what the agents measure. Pure.
+"""Which jobs are moved because of measured slowdowns: [OJPP] Alg. 4. Pure.
 
 Whoever is slowed down has a say in his own moves; others are moved only on what the agents
 measured, and only so many an hour for the sake of one namespace. Who may not be moved stays, and

@@ -1,4 +1,4 @@
-"""What an operator may set of learning from measurements."""
+"""The settings of learning from measurements."""
 
 from __future__ import annotations
 

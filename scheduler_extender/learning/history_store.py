@@ -1,4 +1,4 @@
-"""What finished jobs teach, kept apart from GPUJobs, which go with their owners."""
+"""The services of finished jobs, kept in a ConfigMap, because GPUJobs end with their owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is learned and outlives the jobs: bad pairs, and what runs of one kind have used."""
+"""What is learned and outlives jobs: slowdowns of pairs, and the run history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind for the next one of its kind, and what the next one is given of it."""
+"""What a run leaves for the next run of its kind, and what the next run takes from it."""
 
 from __future__ import annotations
 

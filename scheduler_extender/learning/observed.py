@@ -1,4 +1,4 @@
-"""How fast each pod runs now and how fast it ran alone, from the agents' reports. Pure.
+"""The speed of each pod now, and its speed alone, from the agents' reports. Pure.
 
 Two measures: iterations per second as the pod itself tells them, and the share of the GPU's time
 that its kernels get, as the agent measures it. The first is exact and anybody's word for himself;

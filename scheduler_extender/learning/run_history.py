@@ -1,4 +1,4 @@
-"""What earlier runs of the same model or the same command were seen to use. Pure.
+"""What earlier runs of the same model or command used. Pure.
 
 By namespace: nobody's memory need is decided by what another one ran under the same name.
 """

@@ -1,4 +1,4 @@
-"""Who shares which GPU and how they fare: residents for the adjuster, observations for GPUJobs.
+"""Jobs that share a GPU and their slowdowns: input of the adjuster, observations for GPUJobs.
 
 Pure, but for what was learned: what agents report now, and what earlier runs have shown.
 """

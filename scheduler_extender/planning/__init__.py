@@ -1,1 +1,1 @@
-"""One round on paper: who may start where, by the profile, on a board of the cluster. Pure."""
+"""One scheduling cycle on frozen copies: which job starts where, by the profile. Pure."""

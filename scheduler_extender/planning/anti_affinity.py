@@ -1,4 +1,4 @@
-"""Where a gang is not put again for a while: what refused plans and bad neighbours have taught.
+"""Nodes and neighbours that a gang avoids for a while: refused plans and observed slowdowns.
 
 Kept in memory: forgotten with the process, it is learned again at the cost of one more try.
 """

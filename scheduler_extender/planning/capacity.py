@@ -1,4 +1,4 @@
-"""Which jobs the cluster could hold if nothing else ran there."""
+"""Which jobs the cluster could hold if it were empty."""
 
 from __future__ import annotations
 

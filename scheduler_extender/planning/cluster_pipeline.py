@@ -1,4 +1,4 @@
-"""The profile's pipeline, told of what only a real cluster has.
+"""The profile's pipeline, with the constraints that only a real cluster has.
 
 Nodes that cannot run a pod, neighbours that a gang is to be kept apart from, and what was refused
 before: the policies see none of it, and decide on the GPUs that are left.

@@ -1,4 +1,4 @@
-"""The board of one round: who is on which GPU, who waits, in the order of trying.
+"""The input of one cycle: running gangs with their GPUs, pending jobs in order.
 
 The sums over residents are the snapshot's own; here only the names of the residents change, from
 the ledger's to rows of the board.

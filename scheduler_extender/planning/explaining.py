@@ -1,4 +1,4 @@
-"""Why a job is where it is: each constraint with its values and bound, the scores, the load. Pure.
+"""Why a job is where it is: constraints with values and bounds, scores, load. Pure.
 
 A constraint's sentence gives its values and its bound whether it refuses or not, for those that
 have figures; of the others it is enough that they allow the place.

@@ -1,4 +1,4 @@
-"""When gangs that wait will start: the simulator run on from a picture of the cluster.
+"""Start forecasts: the simulator continues from a copy of the cluster.
 
 `python -m scheduler_extender.planning.forecast` takes a picture on its standard input, plays it a
 few times with the running times that nobody knows drawn from what finished jobs teach, and answers

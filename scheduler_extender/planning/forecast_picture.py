@@ -1,4 +1,4 @@
-"""From a round's question to the picture that a forecast is made of."""
+"""From the input of a cycle to the input of a forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[Tiresias]' round on a real cluster: what counting GPUs alone does not see.
+"""[Tiresias]' preemption on a real cluster: what a count of GPUs alone leaves out.
 
 The dispatch counts, and takes it that what fits by number has a place. With pods of several GPUs,
 GPUs that differ and jobs that must stay that need not hold: nobody is to leave for nothing then,

@@ -1,4 +1,4 @@
-"""What the owner of one job may read about other jobs: the names of those in its own namespace."""
+"""What the owner of a job may read about other jobs: the names in its own namespace."""
 
 from __future__ import annotations
 

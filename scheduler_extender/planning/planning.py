@@ -1,4 +1,4 @@
-"""One round of admission as a pure function: the profile's dispatch on a board of the cluster.
+"""One scheduling cycle as a pure function: the profile's dispatch on a board of the cluster.
 
 The objects are the simulator's. What differs is what a cluster adds: a decision is carried out
 now where its GPUs are free, and is only announced where somebody has to leave them first.

@@ -1,4 +1,4 @@
-"""What one round decides on, and what comes out of it: frozen, handed between the two threads."""
+"""Input and result of one cycle: frozen, passed between the two threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was refused and still is: nobody is tried again before there is more room."""
+"""Refusals that still hold: a refused job is not tried again before GPUs become free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a job will run on: what it says itself, else what finished jobs teach."""
+"""The remaining time of a job: what the job states, else what finished jobs teach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place kept free for who has waited for too long, whatever comes after it.
+"""Reservations: GPUs kept free for the job that has waited longest.
 
 A stream of small jobs fills every share as it falls free, and a job that needs whole or many GPUs
 would wait for ever. Who has waited longest beyond a limit gets GPUs of its own: nobody joins those

@@ -1,4 +1,4 @@
-"""Why a job waits, in words that stay the same while the reason does: for events, which add up."""
+"""The reason why a job waits, without figures: equal events add up to one event."""
 
 from __future__ import annotations
 

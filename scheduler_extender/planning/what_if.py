@@ -1,4 +1,4 @@
-"""The GPUs as one cycle changes them on paper: gangs put on, gangs taken off."""
+"""A what-if copy of the GPUs, on which one cycle adds and removes gangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closing GPUJobs whose workload has ended, and opening them again where it has pods anew."""
+"""Closes GPUJobs whose workload has ended, and opens them again when it has new pods."""
 
 from __future__ import annotations
 

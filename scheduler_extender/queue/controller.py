@@ -420,19 +420,3 @@ class Controller:
         self.repairs.forget(key)
         self._pending.forget(key)
         self._anti_affinity.forget(key)
-
-    def move_apart(self, key: Key, why: str, neighbour: Key | None = None) -> bool:
-        """Have a running gang give up its GPUs and plan it anew, not beside `neighbour` again.
-
-        `why` completes "gives up its GPUs: ...". Minimum run, cap per hour and disruption budgets
-        hold as for any preemption. False where it may not go, or not now: ask again later.
-        """
-        gang = self.gangs.by_key.get(key)
-        if gang is None or self.work.busy(key) or self._preempter.spared(key):
-            return False
-        if self._clock() < self._preempter.gives_way_s(gang):
-            return False
-        if neighbour is not None:
-            self._anti_affinity.apart(key, neighbour, self._clock())
-        self.work.do(key, self._preempter.begin(gang, why))
-        return True

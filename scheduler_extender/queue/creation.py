@@ -1,4 +1,4 @@
-"""Making the GPUJob of a gang from the first of its pods, and unmaking one that is out of date."""
+"""Creates the GPUJob of a gang from its first pod, and deletes one that is out of date."""
 
 from __future__ import annotations
 

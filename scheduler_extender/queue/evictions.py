@@ -1,4 +1,4 @@
-"""The memory guard's last step: evicting the pod that an agent names, before its neighbour dies.
+"""The memory guard's last step: evicts the pod that an agent names, before a neighbour fails.
 
 An agent may not evict; it writes a request into its GPUNode. What is asked is checked against what
 we know ourselves: the pod is ours, runs on that agent's node, and was given that GPU. The job's

@@ -1,4 +1,4 @@
-"""Which pods may go to kube-scheduler: those with a live plan, whose gates are then removed."""
+"""Which pods kube-scheduler may try: those with a live plan, whose gates are then removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning loop: measures, parts bad neighbours, remembers. Runs on the event loop.
+"""The learning loop: measures, moves, remembers. It runs on the event loop.
 
 What it decides is pure (`sharing`, `adjusting`, `learned`, `remembering`); here it is fed and
 carried out. What becomes of it at the end of a run is in `next_runs`. Whatever must outlive us

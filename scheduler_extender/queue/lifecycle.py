@@ -1,4 +1,4 @@
-"""The life of a GPUJob as pure functions: what its pods say -> its next status."""
+"""The phases of a GPUJob as pure functions: pods and status -> next status."""
 
 from __future__ import annotations
 

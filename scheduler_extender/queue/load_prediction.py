@@ -1,4 +1,4 @@
-"""Into the queue with a prediction, and asking for it again where nothing was known."""
+"""Predicts the load of a new gang, and asks again where the predictor did not know it."""
 
 from __future__ import annotations
 

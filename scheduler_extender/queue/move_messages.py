@@ -1,4 +1,4 @@
-"""Why somebody moves or nobody does, in words, without naming jobs of others to an owner. Pure."""
+"""Messages about moves, which do not name jobs of other namespaces. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container ran out of GPU memory, as it seems: whoever outgrew asks for more from now on."""
+"""A container ran out of GPU memory: the job that is to blame requests more from now on."""
 
 from __future__ import annotations
 

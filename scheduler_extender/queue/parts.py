@@ -1,4 +1,4 @@
-"""What the parts of the queue controller share. The controller makes one and hands it to each."""
+"""The objects that the parts of the queue controller share. The controller makes them once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pods want a place: groups that start together, and the shapes in which pods ask for one."""
+"""Pending jobs: groups of pods that start together, and the shapes of their pods."""
 
 from __future__ import annotations
 

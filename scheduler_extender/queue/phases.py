@@ -1,4 +1,4 @@
-"""The state machine of a GPUJob: its phases, each transition, and what is due at which stage.
+"""The state machine of a GPUJob: its phases, each transition, and the action of each stage.
 
 `lifecycle.py` computes each new status as a pure function; `TRANSITIONS` names the function of each
 change of phase. `stage_of` says, from the gang alone, which step of the controller is due. The

@@ -1,4 +1,4 @@
-"""Having a running gang give up its GPUs, as a whole, and letting it come back.
+"""Preemption: a running gang gives up its GPUs as a whole, and is resumed later.
 
 First the intention is written (phase Preempting), then the owner is told, then the pods' end is
 awaited, then the gang is back in the queue (phase Suspended). Each step follows from what the API

@@ -1,4 +1,4 @@
-"""How one gang stands: what its GPUJob and its pods say, as the order sees it."""
+"""One gang in the queue: its service, its place and its pods, as the order reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each gang stands in the order: its service, its queue, its rank.
+"""All gangs in the order of the profile: service, queue, rank.
 
 The order itself is the policy core's, the same object as in the simulator; here is only what it
 asks for, kept gang by gang in columns as events change it.

@@ -1,4 +1,4 @@
-"""Where the quotas' figures come from: what each open gang holds, wants and has used."""
+"""The input of the quotas: what each open gang holds, requests and has used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reporting why jobs wait, in GPUJobs and as events, at a rate that the API server can bear."""
+"""Writes why jobs wait, into GPUJobs and events, at a rate that the API server can bear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping GPUJobs in step with their pods: which of the things that can be done is due."""
+"""Keeps GPUJobs in step with their pods: chooses the action that is due for a gang."""
 
 from __future__ import annotations
 

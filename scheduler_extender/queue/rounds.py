@@ -1,4 +1,4 @@
-"""One round of admission: ask for a plan beside the event loop, and carry out what came of it."""
+"""Runs one scheduling cycle: plans in a thread, then carries out the plan on the event loop."""
 
 from __future__ import annotations
 

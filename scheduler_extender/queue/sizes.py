@@ -1,4 +1,4 @@
-"""How many pods of a gang start together: read again from its workload where the pods disagree."""
+"""How many pods of a gang start together; read again where the pods disagree with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When gangs that wait are expected to start: forecasts made beside us, told in their GPUJobs.
+"""Forecasts when pending gangs start, in a process of its own, and writes it to GPUJobs.
 
 A forecast begins after a round, on that round's own frozen picture. It holds nothing up: what only
 the event loop knows is read in slices, the picture is made in a thread, the simulator runs in a

@@ -1,1 +1,1 @@
-"""What namespaces may have of the GPUs."""
+"""Quotas of namespaces."""

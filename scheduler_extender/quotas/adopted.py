@@ -1,4 +1,4 @@
-"""ResourceQuotas of adopted namespaces go on counting GPUs.
+"""ResourceQuotas of adopted namespaces continue to count GPUs.
 
 In an adopted namespace the webhook turns `nvidia.com/gpu` into Tandem's resource before the API
 server checks quotas, so that a quota on `requests.nvidia.com/gpu` no longer counts any new pod. For

@@ -1,4 +1,4 @@
-"""What an operator may grant to namespaces."""
+"""The settings of quotas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each namespace may have of the GPUs: a share of its own, what it may borrow, and caps.
+"""What each namespace may hold: its share, what it may borrow, and caps.
 
 A GPU counts as one for each job that has it, shared or not. Pure: a `Turn` is a cycle's account.
 """

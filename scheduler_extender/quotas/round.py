@@ -1,4 +1,4 @@
-"""A round of admission within the quotas: who may be tried, and who gives back what was lent.
+"""One scheduling cycle within the quotas: which jobs may be tried, which borrowers are preempted.
 
 Wraps the plan of a round, whatever the profile's dispatch. Who is over a cap is kept off the board;
 whoever keeps within a share is tried first; and where such a one finds no place, those who have

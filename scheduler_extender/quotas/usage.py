@@ -1,4 +1,4 @@
-"""How many GPU-seconds each namespace has had in the window that quotas speak of.
+"""The GPU-seconds of each namespace in the window of its quota.
 
 Counted while we lead, in buckets of a 24th of the window, and kept in a ConfigMap so that the next
 leader goes on. Killed, a replica loses what it has counted since it last saved.

@@ -1,1 +1,1 @@
-"""The services for people and programs: ports, readers, the read-only API, metrics."""
+"""The ports of the extender: verbs, webhook, read-only API, metrics, status page."""

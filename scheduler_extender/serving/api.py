@@ -1,4 +1,4 @@
-"""The read-only API: GPUs, jobs, and why a pod is where it is or waits."""
+"""The read-only API: GPUs, jobs, and why a pod waits or is where it is."""
 
 from __future__ import annotations
 

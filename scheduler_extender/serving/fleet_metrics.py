@@ -1,4 +1,4 @@
-"""What the extender tells Prometheus about the queue and the fleet, read off the live state."""
+"""Metrics of the queue and the fleet, read from the live state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the extender tells Prometheus about itself."""
+"""The extender's metrics of itself."""
 
 from __future__ import annotations
 

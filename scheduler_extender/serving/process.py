@@ -1,4 +1,4 @@
-"""What the process does to itself so that no verb waits for memory or for another thread."""
+"""Settings of the process, so that no verb waits for memory or for another thread."""
 
 from __future__ import annotations
 

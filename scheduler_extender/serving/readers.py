@@ -1,4 +1,4 @@
-"""Who may read: a caller of /v1 sees what the API server itself would show it."""
+"""Access to /v1: a caller sees what the API server would show to it."""
 
 from __future__ import annotations
 

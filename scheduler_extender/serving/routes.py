@@ -1,4 +1,4 @@
-"""The verbs over HTTP: bytes in, bytes out, every outcome with a status of its own."""
+"""The verbs over HTTP: bytes in, bytes out, one status for each outcome."""
 
 from __future__ import annotations
 

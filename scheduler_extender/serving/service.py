@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import uuid4
 
+from scheduler_extender.admission.webhook import has_nvidia_runtime_class
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
@@ -34,16 +35,15 @@ from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.credentials import stays_secret
-from tandem.kube.errors import KubeError, NotFound
+from tandem.kube.errors import KubeError
 from tandem.kube.events import EventRecorder
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.reflector import EventType, Reflector
-from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS, Resource
+from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
 
 log = logging.getLogger(__name__)
 
 COMPONENT = "tandem-scheduler"
-RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", namespaced=False)
 WATCHED = (NODES, GPU_NODES, GPU_JOBS, PODS)
 
 _BIND_THREADS = 32
@@ -263,10 +263,7 @@ async def _watch_runtime_class(service: Service, api: KubeClient | MemoryCluster
     """Keep an eye on whether the cluster has the runtime class that the webhook may set."""
     while True:
         try:
-            await asyncio.to_thread(api.get, RUNTIME_CLASSES, "nvidia")
-            service.runtime_class[0] = True
-        except NotFound:
-            service.runtime_class[0] = False
+            service.runtime_class[0] = await asyncio.to_thread(has_nvidia_runtime_class, api)
         except KubeError as error:
             log.warning("runtime class not read error=%s", error)
         await asyncio.sleep(_RUNTIME_CLASS_EVERY_S)

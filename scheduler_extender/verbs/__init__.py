@@ -1,1 +1,1 @@
-"""kube-scheduler's questions: filter, prioritize, preempt and bind."""
+"""The verbs of the extender protocol: filter, prioritize, preempt and bind."""

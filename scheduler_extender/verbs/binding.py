@@ -1,4 +1,4 @@
-"""bind: choose the GPUs, hold them, and put the pod on its node in one write.
+"""bind: chooses the GPUs, reserves them, and binds the pod in one write.
 
 The order is what makes it safe: constraints are checked and GPUs reserved in one step of the event
 loop; the Binding carries the pod's uid and resourceVersion, so that it takes effect once or never;

@@ -1,4 +1,4 @@
-"""Why a node was refused, in words for `kubectl describe pod`."""
+"""Why a node was refused, as `kubectl describe pod` shows it."""
 
 from __future__ import annotations
 

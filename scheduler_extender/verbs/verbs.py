@@ -1,4 +1,4 @@
-"""filter, prioritize and preempt: questions about the state, answered without side effects.
+"""filter, prioritize and preempt: requests about the state, answered without side effects.
 
 kube-scheduler asks them about the nodes that its plugins let through, possibly about one nominated
 node alone, and a Binding need not follow. So these verbs reserve nothing: bind does (binding.py).

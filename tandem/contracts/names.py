@@ -69,9 +69,6 @@ ANNOTATION_BYTES = 256 * 1024
 #: What is left of it beside Tandem's own: an epoch, a wake-up, and the UUIDs of 64 GPUs.
 FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 
-#: Label on a pod that names its GPUJob, set by the webhook where the gang is known at creation.
-GPUJOB_LABEL = f"{GROUP}/job"
-
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 ACCUMULATION_STEPS_ENV = "TANDEM_ACCUMULATION_STEPS"
 
@@ -107,4 +104,3 @@ LEADER_WORKER_SET_WORKER_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 REPLICA_TYPE_LABEL = "training.kubeflow.org/replica-type"
 JOB_ROLE_LABEL = "training.kubeflow.org/job-role"
-JOB_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"

@@ -215,15 +215,6 @@ def test_an_annotation_of_a_pod_that_asks_for_no_gpus_holds_none() -> None:
     assert jobs(found) == [0]
 
 
-def test_what_is_missing_from_a_list_is_gone() -> None:
-    first = pod("a", node_name="n0", devices="g0")
-    found = state(("gpunodes", gpu_node("n0", "g0", "g1")), ("pods", first))
-    found.replace_all("pods", [pod("b", node_name="n0", devices="g1")])
-    assert jobs(found) == [0, 1]
-    assert found.pod_named("ml", "a") is None
-    found.check()
-
-
 def test_a_plan_in_micro_batches_holds_what_they_need() -> None:
     planned = gpu_job("pod-a", plan=[("u", "n0", ["g0"])], job_load=load(20, 4, 0.5))
     whole = state(("gpunodes", gpu_node("n0", "g0")), ("gpujobs", planned))

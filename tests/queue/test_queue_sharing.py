@@ -223,7 +223,7 @@ def test_a_stream_of_small_jobs_does_not_starve_one_that_needs_whole_gpus() -> N
     assert 700 <= began[0] <= 700 + 150
 
 
-def test_move_apart_gives_a_gang_other_neighbours() -> None:
+def test_a_gang_that_is_kept_apart_gets_other_neighbours() -> None:
     cluster = Training(EAGER, load_profile("tandem"))
     cluster.add_node("n1", gpus=1)
     light = SAVES | {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "20"}
@@ -239,8 +239,9 @@ def test_move_apart_gives_a_gang_other_neighbours() -> None:
         neighbour = next(name for name in ("a", "b", "c") if gpu_of(name) == gpu_of("d"))
         controller = cluster.controller
         key, other = ("default", "job-d"), ("default", f"job-{neighbour}")
-        assert not controller.move_apart(("default", "job-none"), "of no use", other)
-        assert controller.move_apart(key, "slowed down by 60 %", other)
+        controller._anti_affinity.apart(key, other, controller._clock())
+        gang = controller.gangs.by_key[key]
+        controller.work.do(key, controller._preempter.begin(gang, "slowed down by 60 %"))
         await cluster.pass_s(0)
         assert cluster.suspended("d")
         assert "slowed down by 60 %" in cluster.status("d")["message"]

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-from tandem.contracts.resources import GPUJobStatus, Phase
-
 #: Kind, what a person reads, and the words by which the message of a GPUJob shows it.
 KINDS: tuple[tuple[str, str, str], ...] = (
     ("held", "An administrator holds it", r"an administrator holds it"),
@@ -36,16 +34,6 @@ WORDS = {kind: words for kind, words, _ in KINDS} | {
 }
 _PATTERNS = [(kind, re.compile(pattern)) for kind, _, pattern in KINDS]
 _BY_REASON = {"Held": "held", "Blocked": "blocked", "Preempted": "preempted"}
-
-
-def reason_kind(status: GPUJobStatus) -> str:
-    """Return the kind of reason for which a job waits; '' where it does not wait.
-
-    Of several reasons, the one that the message names first counts.
-    """
-    if status.phase not in (Phase.QUEUED, Phase.SUSPENDED):
-        return ""
-    return kind_of(status.reason, status.message)
 
 
 def kind_of(reason: str, message: str) -> str:
