@@ -9,6 +9,7 @@ from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.units import Bools, Ints
 
+_TRIALS = 4  # gangs for which places are sought in one round: each trial moves jobs to and fro
 _SPARE = 8  # victims beyond a gang's own size that may be set aside while room is sought
 
 
@@ -26,6 +27,7 @@ def replace_some(
     least = rate[may_stop].min(initial=np.inf)
     new: list[int] = []
     refused: set[int] = set()
+    tried = 0
     single = loads.gpus[waiting] == 1
     for job in waiting[~single | (rate[waiting] >= factor * least)].tolist():
         demand = int(loads.demand[job])
@@ -36,6 +38,11 @@ def replace_some(
         if len(refused) > most:
             break
         victims = _by_value(valuation, victims)
+        if not one:
+            if tried >= _TRIALS or not _may_repay(valuation, job, victims, queue):
+                refused.add(demand)
+                continue
+            tried += 1
         gone = (
             _replace_one(valuation, job, victims, queue)
             if one
@@ -132,8 +139,6 @@ def _replace(
 ) -> list[int] | None:
     """Set victims aside, least worth first, until the gang fits; who can stay beside it stays."""
     board = valuation.board
-    if queue is not None and not _may_repay(valuation, job, victims, queue):
-        return None
     count, place = _fewest(valuation, job, victims)
     if place is None:
         return None
