@@ -204,9 +204,13 @@ def _fewest(valuation: Valuation, job: int, victims: Ints) -> tuple[int, Ints | 
         gone[victims[:count]] = True
         return valuation.best_without(job, gone)
 
-    found = place(high)
-    if found is None:
-        return 0, None
+    # Most often the fewest, or one or two more, are enough.
+    tried, step = low, 1
+    while (found := place(tried)) is None:
+        if tried == high:
+            return 0, None
+        low, tried, step = tried + 1, min(high, tried + step), step + 1
+    high = tried
     while low < high:
         middle = (low + high) // 2
         there = place(middle)
