@@ -87,7 +87,8 @@ pictures: $(READY) ## The pictures of the status page under docs/pictures (needs
 
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
 	@$(BIN)/python -m benchmarks.results
-	@for paper in tiresias horus ojpp sjf_bsbf xonar; do \
+	@for paper in tiresias tiresias_trace tiresias_placement horus ojpp ojpp_measured ojpp_memory sjf_bsbf sjf_bsbf_testbed \
+		sjf_bsbf_loads xonar xonar_orders; do \
 		echo "papers: $$paper (some minutes)"; $(BIN)/python -m benchmarks.papers.$$paper; \
 	done
 	@$(BIN)/python -m benchmarks.simulator
@@ -96,6 +97,7 @@ corpus: $(READY) ## Graphs exported from PyTorch, timm, transformers, TensorFlow
 	@test -x .venv-corpus/bin/python || $(PYTHON) -m venv .venv-corpus
 	@$(BIN)/uv pip install --quiet --python .venv-corpus/bin/python -r benchmarks/corpus/requirements.txt
 	@CUDA_VISIBLE_DEVICES= PYTHONPATH=. .venv-corpus/bin/python -m benchmarks.corpus.generate .out/corpus
+	@$(BIN)/python -m benchmarks.corpus.compare .out/corpus --page docs/results/corpus.md
 	@$(BIN)/pytest -n 2 tests/corpus
 
 fmt: $(READY) ## Format the code and fix what lint can fix

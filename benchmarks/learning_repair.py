@@ -16,7 +16,7 @@ from benchmarks.papers.ojpp import (
     empty_board,
     true_slowdowns,
 )
-from scheduler_extender.learning.adjusting import Adjuster, Resident, SharedGpu
+from scheduler_extender.learning.adjusting import Adjuster, Limits, Resident, SharedGpu
 from scheduler_extender.learning.config import LearningConfig
 from tandem.policy.adjust.migrate import Migrate
 from tandem.policy.board import Board, Stop
@@ -32,9 +32,9 @@ DRIFT = (0.5, 0.8)  # mean and sigma of the logarithm: a large rise, as the pape
 BOUND = 0.2  # of the paper's experiment, for both
 SYSTEMS = ("no adjustment", "ojpap", "ours")
 #: A look of ours as of the paper's: memory of the average a look and a half, as with weight 0.5.
-OURS = LearningConfig(
-    max_interference=BOUND, clear_interference=0.15, weight_of_past=0.5, every_s=60.0,
-    max_migration_cost_gib=32.0, rest_s=7200.0, max_moves_per_hour=1000,
+OURS = LearningConfig(max_interference=BOUND, every_s=60.0, max_moves_per_hour=1000)
+LIMITS = Limits(
+    weight_of_past=0.5, clear_share=0.75, max_migration_cost_gib=32.0, rest_s=7200.0,
     max_moves_of_others_per_hour=1000,
 )  # fmt: skip
 
@@ -124,7 +124,7 @@ def _adjust_of(system: str, migrate: Migrate) -> Callable[[Board, Floats], None]
         return lambda _board, _truth: None
     if system == "ojpap":
         return lambda board, _truth: migrate(board, pipeline) and None
-    adjuster = Adjuster(OURS)
+    adjuster = Adjuster(OURS, LIMITS)
     return lambda board, truth: _ours(board, truth, adjuster)
 
 

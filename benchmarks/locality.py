@@ -30,10 +30,11 @@ def without_locality() -> Profile:
 
 def run(
     profile: Profile, jobs: tuple[TraceJob, ...], cluster: str, seed: int
-) -> tuple[float, float]:
-    """Return the mean completion time in seconds, and the share of time that gangs ran spread.
+) -> tuple[float, float, float]:
+    """Return the mean completion time in seconds, and how much gangs ran spread.
 
-    Of the GPU-seconds of gangs, those on more nodes than the gang needs.
+    First the share of gangs that were ever started on more nodes than they need, then the share of
+    the GPU-seconds of gangs that they spent so.
     """
     truth = data_folder() / "colocation" / "gavel-simulation-v100-p100.json"
     setup = Setup(jobs, (parse_cluster(cluster),), truth, seed)
@@ -53,6 +54,7 @@ def run(
     index = {job.id: i for i, job in enumerate(jobs)}
     began: dict[str, tuple[float, bool]] = {}
     near = spread = 0.0
+    gangs, split = sum(job.gpus > 1 for job in jobs), set[str]()
     ends = [(float(t), "end", jobs[i].id, ()) for i, t in enumerate(outcome.end_s)]
     for now, verb, name, rows in sorted(
         [*outcome.decisions, *ends], key=lambda one: (one[0], one[1] == "start")
@@ -65,8 +67,10 @@ def run(
         if verb == "start" and size > 1:
             nodes = len(np.unique(gpus.node[list(rows)]))
             began[name] = (now, nodes > -(-size // widest))
+            if began[name][1]:
+                split.add(name)
     jct = outcome.end_s - outcome.submit_s
-    return float(jct.mean()), spread / max(near + spread, 1e-9)
+    return float(jct.mean()), len(split) / max(gangs, 1), spread / max(near + spread, 1e-9)
 
 
 def main() -> None:
@@ -84,17 +88,19 @@ def main() -> None:
             for profile in (load_profile("tandem"), without_locality())
         ]
         mean = [np.mean([one[0] for one in each]) for each in found]
-        share = [np.mean([one[1] for one in each]) for each in found]
+        split = [np.mean([one[1] for one in each]) for each in found]
+        share = [np.mean([one[2] for one in each]) for each in found]
         rows.append(
             [
                 f"{name}, {cluster}", f"{gangs:.0%}", f"{mean[0]:,.0f}", f"{mean[1]:,.0f}",
-                f"{100 * (1 - mean[0] / mean[1]):.1f}", f"{share[0]:.1%}", f"{share[1]:.1%}",
+                f"{100 * (1 - mean[0] / mean[1]):.1f}", f"{split[0]:.1%}", f"{split[1]:.1%}",
+                f"{share[0]:.1%}", f"{share[1]:.1%}",
             ]
         )  # fmt: skip
         print(rows[-1], flush=True)
     columns = [
         "trace, cluster", "gangs", "with, s", "without, s", "less, %",
-        "gang GPU-seconds spread, with", "without",
+        "gangs split, with", "without", "gang GPU-seconds spread, with", "without",
     ]  # fmt: skip
     write(
         "locality",
@@ -114,9 +120,12 @@ PAGE = """# Locality
 {made_by}
 
 `tandem` with and without a price of spreading (`dispatch.locality`), on the first {jobs} jobs of
-each trace. Mean completion time in seconds.
+each trace. Mean completion time in seconds. A gang is split if it was ever started on more nodes
+than it needs; the last columns are the share of the GPU-seconds of gangs that they spent so.
 
 {table}
+
+Where no gang of a trace is split without the price either, the price changes nothing.
 
 Measured: the slowdown of each gang on more nodes than it needs (rate on one node over the rate
 spread, V100s, 2, 4 and 8 GPUs; the next larger size counts, 8 above it; never below 0), and the

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.page import made_by, write
+from benchmarks.papers.plot import lines
 from benchmarks.results_workloads import SHAPES, drawn_trace, matrix, measured_trace
 from benchmarks.tables import markdown
 from tandem.policy.catalog import Profile, load_profile
@@ -39,8 +40,15 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem": {},
     "tandem min_gain=0": {"min_gain": 0.0},
     "tandem turn_share=none": {"turn_share": None},
+    "tandem preempt_factor=2": {"preempt_factor": 2.0},
+    "tandem preempt_factor=3": {"preempt_factor": 3.0},
 }
 PROMISED_SPEED = 0.73
+#: What two jobs on a GPU do together, in units of what one does alone.
+GAINS = tuple(f"{total:.1f}" for total in np.arange(0.9, 1.75, 0.1))
+UNKNOWING = ("tiresias-l-list", "horus", "c-greedy")  # of durations
+WITHIN, MOST_P99 = 1.02, 1.05
+GAIN_PROFILES = ("tandem", "tiresias-l-list", "srtf", "sjf-bsbf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +122,8 @@ def cells(grid: str) -> Iterator[Cell]:
     """Yield the cells of a grid, seed by seed."""
     names = (*PROFILES, *(name for name in CANDIDATES if name != "tandem"))
     if grid == "gain":
-        totals = [f"gain-{total:.1f}" for total in np.arange(0.9, 1.75, 0.1)]
-        for seed, total, name in product(range(3), totals, ("tandem", "tiresias-l-list", "srtf")):
-            yield Cell(name, "heavy", total, 1.1, 0.07, seed, "2x8", 200)
+        for seed, total, name in product(range(3), GAINS, GAIN_PROFILES):
+            yield Cell(name, "heavy", f"gain-{total}", 1.1, 0.07, seed, "2x8", 200)
         return
     small = grid == "small"
     traces = ("heavy", "light", "gangs", *MEASURED[:2]) if small else (*SHAPES, *MEASURED)
@@ -129,7 +136,10 @@ def cells(grid: str) -> Iterator[Cell]:
             yield Cell(name, trace, kind, load, error, seed, cluster, jobs)
 
 
-def relative(wanted: Sequence[Cell], figure: str) -> dict[tuple[str, tuple[object, ...]], float]:
+Relative = dict[tuple[str, tuple[object, ...]], float]
+
+
+def relative(wanted: Sequence[Cell], figure: str) -> Relative:
     """Return a figure over that of `tiresias-l-list` in the same cell, by profile and cell."""
     base = {cell.where: cell.figures() for cell in wanted if cell.profile == "tiresias-l-list"}
     found = {}
@@ -145,7 +155,7 @@ def geometric(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values)))) if len(values) else float("nan")
 
 
-def left_out(mean: dict[tuple[str, tuple[object, ...]], float], part: int) -> list[list[str]]:
+def left_out(mean: Relative, part: int) -> list[list[str]]:
     """Return, for each trace (part 0) or matrix (1), what the choice made without it comes to."""
     rows = []
     for value in dict.fromkeys(where[part] for _, where in mean):
@@ -161,6 +171,56 @@ def left_out(mean: dict[tuple[str, tuple[object, ...]], float], part: int) -> li
         best = min(known, key=lambda name: over(name, inside=True))
         own, least = over(chosen, inside=True), over(best, inside=True)
         rows.append([str(value), chosen, f"{own:.3f}", best, f"{own / least - 1:+.1%}"])
+    return rows
+
+
+def gains() -> str:
+    """Return the table of the grid `gain`, and draw it; nothing where it was not run."""
+    wanted = list(cells("gain"))
+    mean = relative(wanted, "avg_jct_s")
+    found = {
+        (name, total): [v for (n, at), v in mean.items() if (n, at[1]) == (name, f"gain-{total}")]
+        for name, total in product(GAIN_PROFILES, GAINS)
+    }
+    if not all(found.values()):
+        return ""
+    speeds = [float(total) for total in GAINS]
+    lines(
+        "cells-gain",
+        {
+            name: (speeds, [geometric(found[name, total]) for total in GAINS])
+            for name in GAIN_PROFILES
+        },
+        "speed of two jobs on a GPU, relative to one alone",
+        "mean completion / tiresias-l-list",
+    )
+    rows = [
+        [total, *(f"{geometric(found[name, total]):.3f}" for name in GAIN_PROFILES)]
+        for total in GAINS
+    ]
+    first = wanted[0]
+    return (
+        "## By what sharing gains\n\n"
+        "Each pair of jobs together is so many times as fast as one job alone (`gain-1.2`: 1.2\n"
+        f"times). Trace `{first.trace}`, {first.jobs} jobs on {first.cluster} GPUs at load "
+        f"{first.load:g}, error {first.error:.0%}; geometric mean\nof "
+        f"{len({cell.seed for cell in wanted})} seeds. `srtf` and `sjf-bsbf` know the durations.\n"
+        "\n"
+        + markdown(["speed of a pair", *GAIN_PROFILES], rows)
+        + "\n\n![Mean completion time by what sharing gains](cells-gain.svg)"
+    )
+
+
+def short(mean: Relative, late: Relative) -> list[list[str]]:
+    """Return the cells in which a profile of ours misses a bar, with the figures."""
+    rows = []
+    for name in ("tandem", "tandem-guarded"):
+        for where in dict.fromkeys(at for n, at in mean if n == name):
+            least = min(mean[other, where] for other in UNKNOWING if (other, where) in mean)
+            own, tail = mean[name, where], late[name, where]
+            if own > WITHIN * least or tail > MOST_P99:
+                row = [f"{own / least:.3f}", f"{tail:.2f}"]
+                rows.append([name, str(where[0]), str(where[1]), *row])
     return rows
 
 
@@ -214,6 +274,13 @@ def page(wanted: Sequence[Cell]) -> str:
         "there, and how much worse that is than the candidate that is best there.",
         markdown(["left out", "chosen", "mean", "best there", "worse by"],
                  left_out(mean, 0) + left_out(mean, 1)),
+        "## Where our profiles fall short",
+        f"Cells in which the mean is more than {WITHIN - 1:.0%} above the least of "
+        f"{', '.join(f'`{name}`' for name in UNKNOWING)},\nor the 99th percentile above "
+        f"{MOST_P99:g} times that of `tiresias-l-list`.",
+        markdown(["profile", "trace", "matrix", "mean / least", "p99"], short(mean, late)),
+        gains(),
+        "Measurements of single decisions of the order are in [order.md](order.md).",
     ]) + "\n"  # fmt: skip
 
 

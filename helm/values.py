@@ -27,6 +27,7 @@ SET_BY_THE_CHART = {
     ExtenderConfig: {
         "api",
         "kubeconfig",
+        "namespace",
         "verbs",
         "public",
         "probes",

@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from node_agent.app import Agent, stamp
-from node_agent.config import AgentSettings
+from node_agent.config import REMOVED, AgentSettings
 from node_agent.kubepods import KubePods, refuse_beside_device_plugin
 from node_agent.monitor import Monitor
 from node_agent.progress import TokenReviewer
@@ -94,6 +94,8 @@ def _settings(options: argparse.Namespace) -> AgentSettings:
             raise UsageError(
                 "The agent does not know its node.", "Pass --node NAME or set NODE_NAME."
             ) from error
+        if field in REMOVED:
+            raise UsageError(f"The setting {field} was removed: {REMOVED[field]}.") from error
         raise UsageError(f"The setting {field} is wrong: {first['msg']}.") from error
 
 

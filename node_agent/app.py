@@ -51,7 +51,7 @@ class Agent:
         self._progress = Progress(authenticator)
         self._publisher = Publisher(settings.node, writer)
         self._random = random.Random()  # noqa: S311 - spreads load, guards no secret
-        self._rhythm = Rhythm(settings.report, self._random)
+        self._rhythm = Rhythm(settings.report_interval_s, self._random)
         self._stopping = threading.Event()
         registry = CollectorRegistry()
         registry.register(ProcessFigures())
@@ -72,7 +72,7 @@ class Agent:
         if self._publisher.broken:
             return "Reports are no longer written."
         gone = self.monitor.gone_for_s(time.monotonic())
-        if gone > self.settings.health.nvml_gone_s:
+        if gone > self.settings.health.well_for_s:
             return f"NVML has been gone for {gone:.0f} s."
         return ""
 

@@ -12,7 +12,7 @@ from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
 from node_agent.pods import PodDirectory
 from node_agent.progress import Pace
-from node_agent.tenant import Tenant
+from node_agent.tenant import WINDOW_S, Tenant
 from node_agent.windows import Ewma
 from tandem.contracts.resources import GPU, Health, PodUse
 
@@ -47,7 +47,7 @@ class Board:
         self.mps: bool | None = None
         self.tenants: dict[str, Tenant] = {}
         self.xids: Counter[int] = Counter()
-        self.full = FullTimes(settings.guard)
+        self.full = FullTimes()
         self._settings = settings
         self._utilisation = Ewma(self._settings.utilisation_half_life_s)
         #: None until the driver has told.
@@ -127,7 +127,7 @@ class Board:
         before_s = self._read_s if changed <= 1 else self._listed_s
         for uid, held in memory.items():
             if uid not in self.tenants:
-                capacity = max(1, round(self._settings.window_s / self._settings.memory_interval_s))
+                capacity = max(1, round(WINDOW_S / self._settings.memory_interval_s))
                 self.tenants[uid] = Tenant(uid, self._settings, capacity)
             self.tenants[uid].take_memory(before_s, now_s, held)
         for uid in self._pids.keys() - by_pod.keys():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node_agent.config import GuardSettings
+#: A pod may exceed its prediction by this share: allocators round up, and readings are late.
+TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Offender:
         )
 
 
-def offender(tenants: Sequence[Tenant], settings: GuardSettings) -> Offender | None:
+def offender(tenants: Sequence[Tenant], tolerance: float = TOLERANCE) -> Offender | None:
     """Return the tenant that exceeds its prediction by most bytes; None if none does.
 
     A tenant without a prediction or a reading is never blamed. Ties go by UID, so that repeated
@@ -56,7 +57,7 @@ def offender(tenants: Sequence[Tenant], settings: GuardSettings) -> Offender | N
         for tenant in tenants
         if tenant.memory is not None
         and tenant.predicted is not None
-        and tenant.memory > tenant.predicted * (1 + settings.tolerance)
+        and tenant.memory > tenant.predicted * (1 + tolerance)
     ]
     return min(grown, key=lambda o: (o.predicted - o.memory, o.uid), default=None)
 

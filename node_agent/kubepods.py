@@ -14,7 +14,7 @@ from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import Source
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
-from tandem.kube.errors import KubeError
+from tandem.kube.errors import KubeError, NotFound
 from tandem.kube.reflector import EventType, Reflector, Selector
 from tandem.kube.resource import GPU_JOBS, NODES, PODS
 
@@ -132,6 +132,8 @@ class KubePods:
             return None
         try:
             job = self._client.get(GPU_JOBS, info.job, info.namespace)
+        except NotFound:
+            return info.predicted_memory  # a GPUJob goes with its workload, before the last pod
         except KubeError as error:
             log.warning(
                 "prediction unknown pod=%s/%s job=%s error=%r",

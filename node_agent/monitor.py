@@ -16,7 +16,7 @@ from node_agent.attribution import Attribution
 from node_agent.board import Board
 from node_agent.config import AgentSettings
 from node_agent.nvml import GpuLostError, Nvml, NvmlGoneError
-from node_agent.outofmemory import OutOfMemoryLog, unix_time
+from node_agent.outofmemory import FULL, OutOfMemoryLog, unix_time
 from node_agent.pods import PodDirectory
 from node_agent.progress import Pace
 from tandem.contracts.resources import Condition, EvictionRequest, GPUNodeStatus
@@ -60,7 +60,7 @@ class Monitor:
         self.requests: dict[str, EvictionRequest] = {}
         #: How often a GPU became nearly full, by whether a pod was found that had outgrown.
         self.nearly_full: Counter[str] = Counter()
-        self.out_of_memory = OutOfMemoryLog(settings.guard)
+        self.out_of_memory = OutOfMemoryLog()
         self._canary = canary.verdict(settings.canary) if settings.canary else None
         if self._canary:
             log.error("%s", self._canary)
@@ -96,7 +96,7 @@ class Monitor:
             # Memory of all GPUs first: the rest takes longer, and the time of a change counts.
             for board in self.boards.values():
                 self._read_memory(board, now_s, full=full)
-                if board.fullness() >= self.settings.guard.full:
+                if board.fullness() >= FULL:
                     board.full.note(unix_time(stamp), board.guarded(self._pods))
             if full:
                 for board in self.boards.values():
@@ -262,7 +262,7 @@ class Monitor:
             first = board.uuid not in self._full_gpus
             self._full_gpus.add(board.uuid)
             tenants = board.guarded(self._pods)
-            found = guard.offender(tenants, settings)
+            found = guard.offender(tenants)
             if first:
                 self.nearly_full["outgrown" if found else "nobody"] += 1
             found = found or guard.collided(tenants, board.usable_bytes)

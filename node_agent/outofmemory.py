@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from node_agent import guard
-from node_agent.config import GuardSettings
 from node_agent.pods import ContainerEnd, PodInfo
 from tandem.contracts.resources import OutgrownPod, OutOfMemory
 
 log = logging.getLogger(__name__)
 
+#: A GPU is full from this share of its memory on: an allocation may fail without filling the rest.
+FULL = 0.97
+#: A container that fails so long after its GPU was full has run out of memory: frameworks try
+#: again, write a report and wait for their other processes before they end.
+FAILED_WITHIN_S = 10.0
 #: Kubernetes tells the end of a container in whole seconds, cut off.
 STAMP_STEP_S = 1.0
 #: A GPU that is full, empties and fills again within this time was full all the while.
@@ -45,8 +49,7 @@ class Episode:
 class FullTimes:
     """The last times in which one GPU was full."""
 
-    def __init__(self, settings: GuardSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._episodes: deque[Episode] = deque(maxlen=EPISODES)
 
     def note(self, at_s: float, holders: Iterable[guard.Tenant]) -> None:
@@ -69,7 +72,7 @@ class FullTimes:
             return None
         for episode in reversed(self._episodes):
             begun = episode.from_s < end.at_s + STAMP_STEP_S
-            recent = end.at_s - episode.to_s <= self._settings.failed_within_s
+            recent = end.at_s - episode.to_s <= FAILED_WITHIN_S
             if begun and recent and uid in episode.holders:
                 return episode
         return None
@@ -78,9 +81,8 @@ class FullTimes:
 class OutOfMemoryLog:
     """What was inferred lately, each failure once; `counts` by whether a pod was to blame."""
 
-    def __init__(self, settings: GuardSettings) -> None:
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._settings = settings
         self._told: dict[tuple[str, str, str], tuple[float, OutOfMemory]] = {}
 
     def remember(self, told: Iterable[OutOfMemory], now_s: float) -> None:
@@ -116,7 +118,7 @@ class OutOfMemoryLog:
         pods: dict[str, PodInfo | None],
     ) -> None:
         uid, container, ended_at = key
-        found = guard.offender(list(cause.holders.values()), self._settings)
+        found = guard.offender(list(cause.holders.values()))
         at_fault = pods.get(found.uid) if found else None
         self.counts["outgrown" if found else "nobody"] += 1
         log.warning(

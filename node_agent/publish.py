@@ -13,7 +13,6 @@ import time
 from enum import IntEnum
 from typing import Any, Protocol
 
-from node_agent.config import ReportSettings
 from tandem.contracts.names import API_VERSION
 from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
 
@@ -23,6 +22,14 @@ Object = dict[str, Any]
 
 #: Heartbeats of many nodes spread over this share of their period, to either side.
 HEARTBEAT_JITTER = 0.1
+#: A heartbeat comes after so many intervals: the scheduler holds a report to be stale after 150 s
+#: by default, so that with an interval of 10 s one heartbeat may be lost.
+HEARTBEAT_INTERVALS = 6
+#: What decides where work may go is reported after this part of an interval.
+URGENT = 0.1
+#: Smaller changes are the noise of a running job: a share of the GPU's memory, and points.
+MEMORY_CHANGE = 0.05
+UTILISATION_CHANGE = 10.0
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
 
 
@@ -68,12 +75,12 @@ class Change(IntEnum):
     URGENT = 2
 
 
-def compare(before: GPUNodeStatus, after: GPUNodeStatus, settings: ReportSettings) -> Change:
+def compare(before: GPUNodeStatus, after: GPUNodeStatus) -> Change:
     """Return how much changed: urgent is what decides where work may go, or who must leave."""
     if _decisive(before) != _decisive(after):
         return Change.URGENT
     pairs = zip(before.gpus, after.gpus, strict=True)
-    return Change.NOTABLE if any(_differs(a, b, settings) for a, b in pairs) else Change.NONE
+    return Change.NOTABLE if any(_differs(a, b) for a, b in pairs) else Change.NONE
 
 
 def _decisive(status: GPUNodeStatus) -> object:
@@ -84,14 +91,14 @@ def _decisive(status: GPUNodeStatus) -> object:
     return gpus, requests, failed, conditions
 
 
-def _differs(before: GPU, after: GPU, settings: ReportSettings) -> bool:
-    step = settings.memory_change * after.memory_bytes
+def _differs(before: GPU, after: GPU) -> bool:
+    step = MEMORY_CHANGE * after.memory_bytes
     uses = {_who(use): use for use in before.pods}
     if uses.keys() != {_who(use) for use in after.pods}:
         return True
     figures = [
         (before.memory_used_bytes, after.memory_used_bytes, step),
-        (before.utilisation_percent, after.utilisation_percent, settings.utilisation_change),
+        (before.utilisation_percent, after.utilisation_percent, UTILISATION_CHANGE),
     ]
     for use in after.pods:
         known = uses[_who(use)]
@@ -99,7 +106,7 @@ def _differs(before: GPU, after: GPU, settings: ReportSettings) -> bool:
             (known.memory_bytes, use.memory_bytes, step),
             (known.memory_peak_bytes, use.memory_peak_bytes, step),
             (known.memory_base_bytes, use.memory_base_bytes, step),
-            (known.utilisation_percent, use.utilisation_percent, settings.utilisation_change),
+            (known.utilisation_percent, use.utilisation_percent, UTILISATION_CHANGE),
         ]
     return any(_moved(a, b, by) for a, b, by in figures)
 
@@ -115,10 +122,13 @@ def _moved(before: float | None, after: float | None, by: float) -> bool:
 
 
 class Rhythm:
-    """Decides which reports go out; `random` spreads the heartbeats."""
+    """Decides which reports go out; `randomness` spreads the heartbeats.
 
-    def __init__(self, settings: ReportSettings, randomness: random.Random) -> None:
-        self._settings = settings
+    `interval_s` is the least time between two reports when figures change.
+    """
+
+    def __init__(self, interval_s: float, randomness: random.Random) -> None:
+        self._interval_s = interval_s
         self._random = randomness
         self._last: GPUNodeStatus | None = None
         self._sent_s = 0.0
@@ -128,16 +138,16 @@ class Rhythm:
         """Return whether `status` is to be sent at `now_s`; if so it counts as sent."""
         if self._last is not None:
             waited = now_s - self._sent_s
-            change = compare(self._last, status, self._settings)
+            change = compare(self._last, status)
             due = (
                 waited >= self._heartbeat_s
-                or (change is Change.URGENT and waited >= self._settings.urgent_s)
-                or (change is Change.NOTABLE and waited >= self._settings.min_interval_s)
+                or (change is Change.URGENT and waited >= URGENT * self._interval_s)
+                or (change is Change.NOTABLE and waited >= self._interval_s)
             )
             if not due:
                 return False
         jitter = self._random.uniform(-HEARTBEAT_JITTER, HEARTBEAT_JITTER)
-        self._heartbeat_s = self._settings.heartbeat_s * (1 + jitter)
+        self._heartbeat_s = HEARTBEAT_INTERVALS * self._interval_s * (1 + jitter)
         self._last, self._sent_s = status, now_s
         return True
 

@@ -10,6 +10,8 @@ from node_agent.progress import Pace
 from node_agent.windows import ChangeSeries, Ewma, MemoryFit, Series, fit_memory
 from tandem.contracts.resources import PodUse
 
+#: How far back the fits of memory look: peaks that come once in some minutes are seen.
+WINDOW_S = 300.0
 #: The fits are made again when they are older than this.
 FIT_EVERY_S = 10.0
 #: Samples of utilisation that activity is read from: 1/6 s to 1 s each.
@@ -25,7 +27,7 @@ class Tenant:
         self.memory_peak: int | None = None
         self.last_seen_s = 0.0
         self.utilisation = Ewma(settings.utilisation_half_life_s)
-        self._memory = ChangeSeries(settings.window_s, memory_changes)
+        self._memory = ChangeSeries(WINDOW_S, memory_changes)
         self._activity = Series(ACTIVITY_SAMPLES)
         self._last_sample_s = 0.0
         self._fitted_s = float("-inf")

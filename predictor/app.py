@@ -44,11 +44,18 @@ from tandem.contracts.prediction import (
     PredictionBatch,
     PredictRequest,
 )
+from tandem.contracts.resources import Observation
 from tandem.errors import TandemError
 from tandem.kube.access import Reviews
 
 log = logging.getLogger(__name__)
 
+#: Models pushed at once: each may hold a graph in memory.
+PARALLEL_UPLOADS = 8
+#: An upload that stands still for so long has lost its client.
+UPLOAD_IDLE_S = 30.0
+#: A request that is no model: a batch of predictions for thousands of jobs is smaller.
+BODY_BYTES = 4 << 20
 _MODELS = "/v1/models"
 _PRODUCER = "predictor"
 _ERRORS: dict[int | str, dict[str, object]] = {
@@ -68,7 +75,6 @@ class _Service:
     def __init__(
         self, config: PredictorConfig, store: ProfileStore, sandbox: Sandbox, metrics: Metrics
     ) -> None:
-        self._config = config
         self._store = store
         self._sandbox = sandbox
         self._metrics = metrics
@@ -85,7 +91,7 @@ class _Service:
 
     async def push(self, request: Request, namespace: str, name: str) -> ModelSummary:
         check_names(namespace, name)
-        if self._uploads >= self._config.parallel_uploads:
+        if self._uploads >= PARALLEL_UPLOADS:
             raise BusyError(f"{self._uploads} models are being pushed already.", "Try again soon.")
         self._uploads += 1
         try:
@@ -111,7 +117,7 @@ class _Service:
         chunks = request.stream()
         try:
             while True:
-                async with asyncio.timeout(self._config.upload_idle_s):
+                async with asyncio.timeout(UPLOAD_IDLE_S):
                     chunk = await anext(chunks)
                 await run_in_threadpool(skimmer.feed, chunk)
         except StopAsyncIteration:
@@ -119,7 +125,7 @@ class _Service:
         except TimeoutError:
             raise GraphError(
                 Refusal.TIMEOUT,
-                f"Nothing came for {self._config.upload_idle_s:.0f} s.",
+                f"Nothing came for {UPLOAD_IDLE_S:.0f} s.",
                 "Push again.",
             ) from None
         except ClientDisconnect:
@@ -133,6 +139,7 @@ class _Service:
             run.gpu_model,
             run.utilisation_percent,
             run.neighbours,
+            _iteration_s(run),
         )
         drifted = self._drift.add(run, model.features)
         if drifted is not None:
@@ -158,6 +165,7 @@ class _Service:
                         seen.gpu_model,
                         seen.utilisation_percent,
                         seen.neighbours if neighbours_too else (),
+                        _iteration_s(seen),
                     )
 
     def predict(self, request: PredictRequest) -> Prediction:
@@ -219,7 +227,7 @@ def create_app(
         Edge,
         metrics=metrics,
         limit_of=lambda method, path: (
-            config.upload_bytes if (method, path) == ("POST", _MODELS) else config.body_bytes
+            config.upload_bytes if (method, path) == ("POST", _MODELS) else BODY_BYTES
         ),
     )
     add_error_handlers(app)
@@ -317,6 +325,13 @@ def _kind(feature_hash: str, batch_size: int, accumulation_steps: int) -> str:
     """Return by what a run's utilisation is known; one in micro-batches is a kind of its own."""
     steps = f"/{accumulation_steps}" if accumulation_steps > 1 else ""
     return f"{feature_hash}@{batch_size}{steps}"
+
+
+def _iteration_s(run: Feedback | Observation) -> float | None:
+    """Return the time of one micro-batch, where the run's pods told their progress."""
+    if not run.iterations_per_second:
+        return None
+    return 1 / (run.iterations_per_second * run.accumulation_steps)
 
 
 def _as_it_is(answer: Message) -> Response:

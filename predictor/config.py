@@ -12,6 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from predictor.sandbox import SandboxLimits
 from tandem.errors import UsageError
 
+#: Settings that were removed, and what an operator does instead.
+REMOVED = {
+    "parallel_uploads": "it is a constant (8); leave it out",
+    "upload_idle_s": "it is a constant (30); leave it out",
+    "body_bytes": "it is a constant (4 MiB); leave it out",
+}
+
 
 class StoreKind(StrEnum):
     """Where models are kept."""
@@ -31,11 +38,6 @@ class PredictorConfig(BaseModel):
     kubeconfig: Path | None = None
     #: A file with weights may be this large; of it only the graph is kept (`sandbox.graph_bytes`).
     upload_bytes: Annotated[int, Field(gt=0)] = 16 << 30
-    #: Models pushed at once: each may hold a graph in memory. And how long one may stand still.
-    parallel_uploads: Annotated[int, Field(gt=0)] = 8
-    upload_idle_s: Annotated[float, Field(gt=0)] = 30.0
-    #: Any other request.
-    body_bytes: Annotated[int, Field(gt=0)] = 4 << 20
     #: Directory of trained models (`tandem train --out`); without one, formulas serve.
     artifacts: Path | None = None
     sandbox: SandboxLimits = SandboxLimits()
@@ -60,4 +62,6 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> PredictorCon
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
+        if where in REMOVED:
+            raise UsageError(f"Setting {where} was removed: {REMOVED[where]}.") from None
         raise UsageError(f"Setting {where}: {first['msg']}.") from None

@@ -1,5 +1,6 @@
 """What each type of GPU has shown so far of jobs that share it, against the time-sharing formula.
 
+A type of GPU shifts all of its pairs, and each model that ran there has effects of its own on top.
 Only slowdowns that the agents measured count, and only next to models whose utilisation was
 measured too. Each namespace has one vote on a type of GPU, so that one tenant cannot move what the
 others are told. Kept in memory: the service fills it from the stored observations at its start.
@@ -11,8 +12,11 @@ import math
 import threading
 from collections.abc import Sequence
 from statistics import fmean, median, pstdev
+from typing import NamedTuple
 
-from predictor.equations import time_shared_speed
+from predictor import effects
+from predictor.effects import Effect
+from predictor.equations import taken_turns, time_shared_speed
 from predictor.gpus import type_name
 from tandem.contracts.learning import Means, Neighbour
 
@@ -30,12 +34,29 @@ _KINDS = 10_000
 _Kind = tuple[str, str]  # type of GPU, kind of job
 
 
+class _Alone(NamedTuple):
+    """A kind of job as it runs alone."""
+
+    utilisation_percent: float
+    iteration_s: float | None
+
+
+class _Shown(NamedTuple):
+    """A pair: log of measured over time-shared speed, and of what turns make of the latter."""
+
+    ratio: float
+    turns: float
+
+
 class Experience:
     """Log ratios of measured speed over time-shared speed, by type of GPU and namespace."""
 
     def __init__(self) -> None:
-        self._ratios: dict[str, dict[str, dict[tuple[str, str], float]]] = {}
-        self._utilisation: dict[_Kind, float] = {}
+        self._shown: dict[str, dict[str, dict[tuple[str, str], _Shown]]] = {}
+        self._alone: dict[_Kind, _Alone] = {}
+        # By type of GPU, model and namespace; fitted when it is asked for.
+        self._effects: dict[str, dict[str, dict[str, Effect]]] = {}
+        self._to_fit: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def add(
@@ -45,26 +66,56 @@ class Experience:
         gpu_model: str,
         utilisation_percent: float,
         neighbours: Sequence[Neighbour],
+        iteration_s: float | None = None,
     ) -> None:
-        """Take in a run of `kind` and how much its neighbours slowed it down."""
+        """Take in a run of `kind` and how much its neighbours slowed it down.
+
+        A kind is a model, "@" and the configuration.
+        """
         gpu = type_name(gpu_model)
+        alone = _Alone(utilisation_percent, iteration_s)
         with self._lock:
-            self._utilisation.pop((gpu, kind), None)
-            self._utilisation[gpu, kind] = utilisation_percent
-            if len(self._utilisation) > _KINDS:
-                del self._utilisation[next(iter(self._utilisation))]
+            self._alone.pop((gpu, kind), None)
+            self._alone[gpu, kind] = alone
+            if len(self._alone) > _KINDS:
+                del self._alone[next(iter(self._alone))]
             for neighbour in neighbours:
-                other = self._utilisation.get((gpu, neighbour.kind))
+                other = self._alone.get((gpu, neighbour.kind))
                 if neighbour.means is not Means.UTILISATION or other is None:
                     continue
-                formula = float(time_shared_speed(utilisation_percent + other))
-                ratio = -math.log1p(neighbour.slowdown) - math.log(formula)
-                ratio = min(max(ratio, -_FURTHEST), _FURTHEST)
-                own = self._ratios.setdefault(gpu, {}).setdefault(namespace, {})
+                own = self._shown.setdefault(gpu, {}).setdefault(namespace, {})
                 own.pop((kind, neighbour.kind), None)
-                own[kind, neighbour.kind] = ratio
+                own[kind, neighbour.kind] = _compared(alone, other, neighbour.slowdown)
+                self._to_fit.add((gpu, namespace))
                 if len(own) > _KEPT:
                     del own[next(iter(own))]
+
+    def effect(self, gpu_model: str | None, model: str) -> Effect:
+        """Return what a model has shown on this type of GPU, on top of the shift; 0 if nothing.
+
+        It is the median over the namespaces in which it ran.
+        """
+        gpu = type_name(gpu_model)
+        with self._lock:
+            for each in [each for each in self._to_fit if each[0] == gpu]:
+                self._fit(*each)
+            votes = list(self._effects.get(gpu, {}).get(model, {}).values())
+        if not votes:
+            return Effect()
+        return Effect(median(v.own for v in votes), median(v.caused for v in votes))
+
+    def _fit(self, gpu: str, namespace: str) -> None:
+        """Fit the effects of a namespace's pairs anew."""
+        self._to_fit.discard((gpu, namespace))
+        by_model = self._effects.setdefault(gpu, {})
+        for votes in by_model.values():
+            votes.pop(namespace, None)
+        shown = self._shown[gpu][namespace]
+        seen = len(shown)
+        shift = fmean(s.ratio for s in shown.values()) * seen / (seen + _PRIOR_PAIRS)
+        left = [(_model(a), _model(b), s.ratio - s.turns - shift) for (a, b), s in shown.items()]
+        for model, effect in effects.fitted(left).items():
+            by_model.setdefault(model, {})[namespace] = effect
 
     def shift(self, gpu_model: str | None) -> float:
         """Return the log factor on time-shared speed for this type of GPU, 0 where none is known.
@@ -74,7 +125,7 @@ class Experience:
         """
         with self._lock:
             by_namespace = self._of(gpu_model)
-            votes = [fmean(pairs.values()) for pairs in by_namespace.values()]
+            votes = [fmean(s.ratio for s in pairs.values()) for pairs in by_namespace.values()]
             seen = sum(len(pairs) for pairs in by_namespace.values())
         return median(votes) * seen / (seen + _PRIOR_PAIRS) if votes else 0.0
 
@@ -85,7 +136,7 @@ class Experience:
         standard deviations of a 95 % bound; the median over namespaces, shrunk as `shift` is.
         """
         with self._lock:
-            by_namespace = [list(p.values()) for p in self._of(gpu_model).values()]
+            by_namespace = [[s.ratio for s in p.values()] for p in self._of(gpu_model).values()]
         spreads = [_LEVEL * pstdev(ratios) / prior for ratios in by_namespace if len(ratios) > 1]
         if not spreads:
             return 1.0
@@ -93,10 +144,25 @@ class Experience:
         shown = min(max(median(spreads), _NARROWEST), _WIDEST)
         return (seen * shown + _PRIOR_PAIRS) / (seen + _PRIOR_PAIRS)
 
-    def _of(self, gpu_model: str | None) -> dict[str, dict[tuple[str, str], float]]:
-        return self._ratios.get(type_name(gpu_model), {})
+    def _of(self, gpu_model: str | None) -> dict[str, dict[tuple[str, str], _Shown]]:
+        return self._shown.get(type_name(gpu_model), {})
 
     def pairs(self, gpu_model: str | None) -> int:
         """Return how many pairs this type of GPU has shown."""
         with self._lock:
             return sum(len(p) for p in self._of(gpu_model).values())
+
+
+def _compared(own: _Alone, other: _Alone, slowdown: float) -> _Shown:
+    """Compare a measured slowdown with the formula, in equal parts and in turns."""
+    equal = float(time_shared_speed(own.utilisation_percent + other.utilisation_percent))
+    ratio = -math.log1p(slowdown) - math.log(equal)
+    turns = 0.0
+    if own.iteration_s and other.iteration_s:
+        turned = taken_turns([equal], [own.iteration_s], [other.iteration_s])[0, 0]
+        turns = math.log(float(turned) / equal)
+    return _Shown(min(max(ratio, -_FURTHEST), _FURTHEST), turns)
+
+
+def _model(kind: str) -> str:
+    return kind.partition("@")[0]

@@ -38,7 +38,7 @@ class BodyTooLargeError(TandemError):
     def __init__(self, limit: int) -> None:
         super().__init__(
             f"The request is larger than {limit} bytes.",
-            "Send less, or raise the predictor's limit (upload_bytes, body_bytes).",
+            "Send less, or raise the predictor's limit for models (upload_bytes).",
         )
 
 

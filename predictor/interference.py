@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from predictor.artifacts import ArtifactError, Card, serving
+from predictor.effects import Effect
 from predictor.equations import taken_turns, time_shared_speed
 from predictor.experience import Experience
 from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
@@ -58,12 +59,13 @@ PAIR_FEATURES = (
 class TimeSharing:
     """Two jobs share the GPU's time: speed is about min(1, 1 / (u1 + u2)), u being busy shares.
 
-    The formula knows no type of GPU. What a type of GPU has shown so far (`Experience`) shifts it.
+    The formula knows no type of GPU. What a type of GPU has shown so far (`Experience`) shifts it,
+    and what each model has shown there shifts the pairs of that model.
     Where a utilisation is predicted, only a part of the predicted loss counts. Where both steps'
     times are known, the job with the longer step gets more of the time (`taken_turns`).
     """
 
-    version = "time-sharing/3"
+    version = "time-sharing/4"
 
     def __init__(self, experience: Experience | None = None) -> None:
         self.experience = experience or Experience()
@@ -84,7 +86,18 @@ class TimeSharing:
             for partner in partners
         ]
         own, other = np.array(steps, dtype=np.float64).reshape(-1, 2).T
-        return np.maximum(taken_turns(equal, own, other), _SLOWEST)
+        known = self._effects(job, partners, gpu_model)
+        return np.clip(taken_turns(equal, own, other) * np.exp(known), _SLOWEST, 1.0)
+
+    def _effects(self, job: Load, partners: Sequence[Load], gpu_model: str | None) -> Floats:
+        """Return (partners, 2): log factors by what the models of both have shown there."""
+        hashes = {load.feature_hash for load in (job, *partners)}
+        shown = {each: self.experience.effect(gpu_model, each) for each in hashes if each}
+        mine = shown.get(job.feature_hash, Effect())
+        theirs = [shown.get(partner.feature_hash, Effect()) for partner in partners]
+        return np.array(
+            [(mine.own + each.caused, each.own + mine.caused) for each in theirs]
+        ).reshape(-1, 2)
 
 
 class LearnedInterference:

@@ -105,14 +105,15 @@ def learners() -> dict[str, Callable[[], Learner]]:
     }  # fmt: skip
 
 
-def xgboost_learner(*, monotone: bool = False) -> Learner:
+def xgboost_learner(*, monotone: bool = False, names: Sequence[str] = LOAD_FEATURES) -> Learner:
     """Return the learner that is published: squared error on logarithms, small and smooth trees.
 
-    `monotone`: what it corrects never falls with the batch size or the FLOPs of a step.
+    `monotone`: what it learns never falls with the batch size or the FLOPs of a step; `names` are
+    those of its columns.
     """
     from xgboost import XGBRegressor
 
-    rising = tuple(int(monotone and name in _RISING) for name in LOAD_FEATURES)
+    rising = tuple(int(monotone and name in _RISING) for name in names)
     learner: Learner = XGBRegressor(
         n_estimators=200, max_depth=4, learning_rate=0.06, subsample=0.8, colsample_bytree=0.6,
         min_child_weight=4, reg_lambda=4.0, random_state=_SEED, n_jobs=1,

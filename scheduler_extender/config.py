@@ -27,6 +27,21 @@ from tandem.errors import TandemError
 from tandem.policy.catalog import Profile, load_profile
 
 _SHOWN = 80  # characters of a wrong value that are repeated
+#: Settings that were removed, and what an operator does instead.
+REMOVED = {
+    "certificate.renew_days": "it is a quarter of certificate.valid_days",
+    "certificate.overlap_s": "it is five times certificate.look_s",
+    "leader.namespace": "set namespace, at the top of the file",
+    "leader.lease": f"the name of the Lease is always {names.LEASE_NAME}",
+    "learning.clear_interference": "it is 5/7 of learning.max_interference",
+    "learning.max_migration_cost_gib": "it is a constant (80); leave it out",
+    "learning.max_moves_of_others_per_hour": "it is a constant (2); leave it out",
+    "learning.rest_s": "it is a constant (600); leave it out",
+    "learning.weight_of_past": "it is a constant (0.7); leave it out",
+    "public.namespace": "set namespace, at the top of the file",
+    "queue.history_jobs": "it is a constant (1000); leave it out",
+    "queue.partial_gang_s": "it is a constant (60); leave it out",
+}
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -76,41 +91,40 @@ class Public(Listen):
 
     host: str = "0.0.0.0"  # noqa: S104 - the API server and Prometheus come from elsewhere
     port: Port = 8443
-    namespace: str = names.NAMESPACE
     service_names: tuple[str, ...] = (f"tandem-webhook.{names.NAMESPACE}.svc", "localhost")
 
 
 class Rotation(Section):
     """How long a certificate of our own making lasts, and how it is replaced by another.
 
-    Every `look_s` each replica looks at the Secret (or at the files of `public`). `overlap_s`: what
-    each of the three steps of a replacement waits for the one before to have reached everybody.
+    Every `look_s` each replica looks at the Secret (or at the files of `public`).
     """
 
     valid_days: Annotated[float, Field(gt=0, le=3650)] = 365.0
-    renew_days: Annotated[float, Field(ge=0)] = 90.0
     look_s: Seconds = 60.0
-    overlap_s: Seconds = 300.0
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.renew_days >= self.valid_days:
-            raise ValueError("renew_days must be less than valid_days")
-        if self.overlap_s < 2 * self.look_s:
-            raise ValueError("overlap_s must be at least twice look_s")
-        return self
+    @property
+    def renew_days(self) -> float:
+        """A replacement begins when a quarter of the certificate's life is left, in days."""
+        return self.valid_days / 4
+
+    @property
+    def overlap_s(self) -> float:
+        """What each of the three steps of a replacement waits after the one before, in seconds.
+
+        Every replica has looked by then, also one that missed some looks.
+        """
+        return 5 * self.look_s
 
 
 class Leader(Section):
-    """Whose Lease says that this replica acts: that of the kube-scheduler beside it.
+    """Whose Lease says that this replica acts: that of the kube-scheduler in the same pod.
 
     `hostname` is the holder's name before the underscore; the machine's own where it is empty.
     With `always`, there is one replica and it always acts.
     """
 
     always: bool = False
-    namespace: str = names.NAMESPACE
-    lease: str = names.LEASE_NAME
     hostname: str = ""
 
 
@@ -119,10 +133,8 @@ class QueueConfig(Section):
 
     `min_run_s`: a gang that runs is left alone for so long. `preemption_cost_s`: what a preemption
     costs; whoever is to give way must have had more service than who waits by that times its GPUs.
-    `partial_gang_s`: a gang of which only a part has got a place is released whole after that.
-    `reserve_after_s`: who has waited longest, and so long, has GPUs kept free.
-    `history_jobs`: finished jobs from which a Gittins order learns. `quotas`: what namespaces may
-    have of the GPUs; `quota_window_s` is the time of which their `gpu_seconds` speak.
+    `reserve_after_s`: who has waited longest, and so long, has GPUs kept free. `quotas`: what
+    namespaces may have of the GPUs; `quota_window_s` is the window of their `gpu_seconds`.
     `expected_start_every_s`: how often it is forecast when those who wait will start; 0: never.
     """
 
@@ -130,9 +142,7 @@ class QueueConfig(Section):
     min_run_s: Annotated[float, Field(ge=0)] = 300.0
     max_preemptions_per_hour: Annotated[int, Field(ge=0, le=100)] = 4
     preemption_cost_s: Annotated[float, Field(ge=0)] = 60.0
-    partial_gang_s: Seconds = 60.0
     reserve_after_s: Seconds = 1800.0
-    history_jobs: Annotated[int, Field(ge=0, le=5000)] = 1000
     quotas: Annotated[tuple[Quota, ...], AfterValidator(once_each)] = ()
     quota_window_s: Seconds = 604_800.0
     expected_start_every_s: Annotated[float, Field(ge=0)] = 60.0
@@ -143,9 +153,10 @@ def _by_name(value: object) -> object:
 
 
 class ExtenderConfig(Section):
-    """Everything that can be set."""
+    """Everything that can be set. In `namespace` Tandem is installed and keeps its objects."""
 
     api: Literal["cluster", "memory"] = "cluster"
+    namespace: str = names.NAMESPACE
     kubeconfig: Path | None = None
     verbs: Listen = Listen()
     public: Public = Public()
@@ -242,6 +253,8 @@ def _said(mistake: ErrorDetails) -> str:
     if mistake["type"] != "extra_forbidden":
         shown = "" if mistake["type"] == "missing" else f", not {mistake['input']!r}"
         return f"{path}: {mistake['msg'].removeprefix('Value error, ')}{shown[:_SHOWN]}"
+    if path in REMOVED:
+        return f"{path}: this setting was removed; {REMOVED[path]}"
     known = _keys(where[:-1])
     near = get_close_matches(str(where[-1]), known, n=2) or known
     return f"{path}: there is no such key; nearest: {', '.join(near)}"

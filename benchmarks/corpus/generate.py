@@ -1,6 +1,6 @@
 """Export models of PyTorch, torchvision, timm, transformers, TensorFlow and JAX to ONNX.
 
-    python -m benchmarks.corpus.generate DIRECTORY [--only SUBSTRING]
+    python -m benchmarks.corpus.generate DIRECTORY [--only REGEX] [--from torch tf jax]
 
 All weights are random. A graph is kept without its weights, next to a JSON file with what the
 framework itself counts on one sample: parameters and floating buffers, FLOPs of the forward pass
@@ -14,12 +14,15 @@ import argparse
 import gc
 import io
 import json
+import re
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +34,14 @@ from benchmarks.corpus.counts import counted
 from predictor.graph.skim import Skimmer
 
 _MAX_GRAPH_BYTES = 64 << 20
-#: What is exported first and last.
-_ORDER = {"torchscript": 0, "dynamo": 1, "torchscript-train": 2}
-_RANK = {
-    "bert-base": 0, "timm-deit": 0, "timm-swin": 0, "hf-swin": 0, "lstm-language": 0, "gpt2": 1,
-    "keras-resnet50": 1, "flax-convolutions": 1, "densenet121": 1, "lora-bert": 1, "vit-b16": 1,
-    "efficientnet-b0": 1, "t5": 1, "translation": 2, "recommender": 2, "resnet18-cifar": 2,
-    "cyclegan": 2, "a3c": 2, "deepspeech2": 2, "unet": 2, "ncf": 2, "dcgan": 2, "bert-large": 8,
-    "resnet101": 7, "resnet152": 7, "timm-nasnet": 9, "vgg11": 7, "vgg16-bn": 8, "xlnet": 6,
-}  # fmt: skip
+#: What is exported first and last: cheap exporters and small models, then the rest.
+_ORDER = {"torchscript": 0, "dynamo": 2, "torchscript-train": 3}
+_LARGE = frozenset({
+    "bert-base", "bert-large", "resnet101", "resnet152", "timm-nasnet", "vgg11", "vgg16",
+    "vgg16-bn", "vgg19", "xlnet", "alexnet", "wide-resnet50", "clip", "timm-beit", "hf-vit",
+    "vit-b16", "gpt2", "deepspeech2", "distilbert", "timm-inception-v4", "bert-mlm", "roberta",
+})  # fmt: skip
+_MODULES = {"tf": "tf_models", "jax": "jax_models"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,10 @@ def _torch(model: torch_models.Model, exporter: str) -> tuple[bytes, dict[str, A
         inputs = {k: v.half() if v.is_floating_point() else v for k, v in inputs.items()}
     if exporter == "torchscript-batch8":
         inputs = model.inputs(8)
-    return _export(module, model, inputs, exporter), facts
+    graph = _export(module, model, inputs, exporter)
+    if exporter in _AFTERWARDS:
+        graph = _rewritten(graph, inputs, exporter)
+    return graph, facts
 
 
 def _export(
@@ -127,55 +132,84 @@ def _export(
     return file.getvalue()
 
 
+#: What ONNX Runtime makes of the tracing exporter's graphs.
+_AFTERWARDS = ("int8-dynamic", "int8-static", "ort-extended")
+
+
+def _rewritten(graph: bytes, inputs: dict[str, torch.Tensor], exporter: str) -> bytes:
+    """Return a graph as ONNX Runtime quantises it or fuses its operators."""
+    import onnxruntime
+    from onnxruntime import quantization
+
+    class Sample(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = [{name: tensor.numpy() for name, tensor in inputs.items()}]
+
+        def get_next(self) -> dict[str, Any] | None:
+            return self._left.pop() if self._left else None
+
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = Path(folder, "before.onnx"), Path(folder, "after.onnx")
+        before.write_bytes(graph)
+        if exporter == "int8-dynamic":
+            quantization.quantize_dynamic(before, after)
+        elif exporter == "int8-static":
+            quantization.quantize_static(before, after, Sample())
+        else:
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = (
+                onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+            )
+            options.optimized_model_filepath = str(after)
+            onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        return after.read_bytes()
+
+
 def _uniform(weight: torch.Tensor) -> bool:
     return weight.numel() < 2 or float(weight.detach().float().std()) == 0
 
 
-def others() -> list[Entry]:
-    """Return the graphs of TensorFlow and JAX, where those are installed."""
-    found: list[Entry] = []
-    for module in ("tf_models", "jax_models"):
-        try:
-            loaded = __import__(f"benchmarks.corpus.{module}", fromlist=["entries"])
-        except ImportError as error:
-            print(f"{module} left out: {error}")
-            continue
-        found += [Entry(*entry) for entry in loaded.entries()]
-    return found
+def other_entries(kind: str) -> list[Entry]:
+    """Return the graphs of TensorFlow or JAX."""
+    module = import_module(f"benchmarks.corpus.{_MODULES[kind]}")
+    return [Entry(*entry) for entry in module.entries()]
 
 
 def main() -> None:
     """Write what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--only", default="", help="names that match this expression")
+    parser.add_argument("--from", nargs="+", default=["torch", *_MODULES], dest="kinds")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    # One exporter of every model first, so that an early end leaves a wide corpus.
-    entries = sorted(
-        torch_entries(), key=lambda e: (_RANK.get(e.name, 5), _ORDER.get(e.exporter, 1))
-    )
-    for entry in (each for kind in (lambda: entries, others) for each in kind()):
-        key = f"{entry.name}.{entry.exporter}"
-        facts_file = options.directory / f"{key}.json"
-        if options.only not in key or facts_file.exists():
-            continue
-        started = time.perf_counter()
-        facts: dict[str, Any] = {"name": entry.name, "exporter": entry.exporter}
-        try:
-            graph, counts = entry.write()
-            facts |= counts
-            skimmer = Skimmer(_MAX_GRAPH_BYTES)
-            skimmer.feed(graph)
-            (options.directory / f"{key}.onnx").write_bytes(skimmer.finish())
-        except Exception as error:  # exporters fail in as many ways as there are models
-            facts["error"] = f"{type(error).__name__}: {error}"[:300]
-            facts["where"] = traceback.format_exc()[-600:]
-        facts["seconds"] = round(time.perf_counter() - started, 1)
-        facts_file.write_text(json.dumps(facts, indent=1) + "\n")
-        print(key, facts["seconds"], facts.get("error", "ok")[:150], flush=True)
-        gc.collect()
+    for kind in options.kinds:
+        entries = torch_entries() if kind == "torch" else other_entries(kind)
+        entries.sort(key=lambda e: (e.name in _LARGE, _ORDER.get(e.exporter, 1)))
+        for entry in entries:
+            key = f"{entry.name}.{entry.exporter}"
+            if re.search(options.only, key) and not (options.directory / f"{key}.json").exists():
+                _write(entry, options.directory / key)
+                gc.collect()
+
+
+def _write(entry: Entry, path: Path) -> None:
+    """Write a graph and its facts, or why there is none."""
+    started = time.process_time()
+    facts: dict[str, Any] = {"name": entry.name, "exporter": entry.exporter}
+    try:
+        graph, counts = entry.write()
+        facts |= counts
+        skimmer = Skimmer(_MAX_GRAPH_BYTES)
+        skimmer.feed(graph)
+        path.with_name(f"{path.name}.onnx").write_bytes(skimmer.finish())
+    except Exception as error:  # exporters fail in as many ways as there are models
+        facts["error"] = f"{type(error).__name__}: {error}"[:300]
+        facts["where"] = traceback.format_exc()[-600:]
+    facts["cpu_s"] = round(time.process_time() - started, 1)
+    path.with_name(f"{path.name}.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(path.name, facts["cpu_s"], facts.get("error", "ok")[:150], flush=True)
 
 
 if __name__ == "__main__":

@@ -358,6 +358,7 @@ def _wave(batch: int) -> dict[str, torch.Tensor]:
 
 
 _ALL = (SCRIPT, DYNAMO)
+_RUNTIME = (*_ALL, "int8-dynamic", "ort-extended")
 _TRAIN = (SCRIPT, "torchscript-train", "torchscript-batch8", DYNAMO)
 _small = {
     "hidden_size": 512,
@@ -369,7 +370,7 @@ _small = {
 
 MODELS: tuple[Model, ...] = (
     Model("resnet50", "ResNet", _tv("resnet50"), image(), (*_TRAIN, "torchscript-half", "dynamo-fixed", "dynamo-train")),
-    Model("resnet18-cifar", "ResNet", _resnet_cifar, image(32), _ALL),
+    Model("resnet18-cifar", "ResNet", _resnet_cifar, image(32), (*_RUNTIME, "int8-static")),
     Model("resnet101", "ResNet", _tv("resnet101"), image()),
     Model("resnet152", "ResNet", _tv("resnet152"), image()),
     Model("alexnet", "AlexNet", _tv("alexnet"), image()),
@@ -382,7 +383,7 @@ MODELS: tuple[Model, ...] = (
     Model("densenet121", "DenseNet", _tv("densenet121"), image(), (SCRIPT, "torchscript-train", DYNAMO)),
     Model("googlenet", "Inception", _tv("googlenet"), image()),
     Model("inception-v3", "Inception", _tv("inception_v3"), image(299)),
-    Model("mobilenet-v2", "MobileNet", _tv("mobilenet_v2"), image(), _ALL),
+    Model("mobilenet-v2", "MobileNet", _tv("mobilenet_v2"), image(), (*_RUNTIME, "int8-static")),
     Model("mobilenet-v3", "MobileNet", _tv("mobilenet_v3_large"), image()),
     Model("shufflenet-v2", "ShuffleNet", _tv("shufflenet_v2_x1_0"), image(), _ALL),
     Model("squeezenet", "SqueezeNet", _tv("squeezenet1_1"), image()),
@@ -397,7 +398,7 @@ MODELS: tuple[Model, ...] = (
     Model("fcn-resnet50", "FCN", _tvseg("fcn_resnet50"), image()),
     Model("deeplab-v3", "DeepLab", _tvseg("deeplabv3_resnet50"), image()),
     Model("r3d-18", "R3D", _tv("r3d_18"), lambda b: {"x": torch.randn(b, 3, 8, 112, 112)}),
-    Model("timm-deit", "DeiT", _timm("deit_tiny_patch16_224"), image(), _ALL),
+    Model("timm-deit", "DeiT", _timm("deit_tiny_patch16_224"), image(), _RUNTIME),
     Model("timm-swin", "Swin", _timm("swin_tiny_patch4_window7_224"), image(), _ALL),
     Model("timm-mixer", "Mixer", _timm("mixer_s16_224"), image()),
     Model("timm-xcit", "XCiT", _timm("xcit_tiny_12_p16_224"), image()),
@@ -420,7 +421,7 @@ MODELS: tuple[Model, ...] = (
     Model("roberta", "BERT", _hf("RobertaModel", "RobertaConfig", num_hidden_layers=4, pad_token_id=1), tokens(), sequence_axis=1),
     Model("distilbert", "BERT", _hf("DistilBertModel", "DistilBertConfig"), tokens(), _ALL, sequence_axis=1),
     Model("albert", "ALBERT", _hf("AlbertModel", "AlbertConfig", hidden_size=768, num_attention_heads=12, intermediate_size=3072), tokens(), sequence_axis=1),
-    Model("electra", "ELECTRA", _hf("ElectraModel", "ElectraConfig"), tokens(), sequence_axis=1),
+    Model("electra", "ELECTRA", _hf("ElectraModel", "ElectraConfig"), tokens(), _RUNTIME, sequence_axis=1),
     Model("deberta-v2", "DeBERTa", _hf("DebertaV2Model", "DebertaV2Config", hidden_size=384, num_hidden_layers=4, num_attention_heads=6, intermediate_size=1536, vocab_size=8000, relative_attention=True, pos_att_type=["p2c", "c2p"]), tokens(), sequence_axis=1),
     Model("xlnet", "XLNet", _hf("XLNetModel", "XLNetConfig", d_model=768, n_layer=12, n_head=12, d_inner=3072, vocab_size=32000), tokens(), sequence_axis=1),
     Model("gpt2", "GPT-2", _hf("GPT2LMHeadModel", "GPT2Config"), tokens(), _ALL, sequence_axis=1),
@@ -443,7 +444,7 @@ MODELS: tuple[Model, ...] = (
     Model("lstm-language", "LSTM", lambda: _Language(nn.LSTM, 200, 33278, False), lambda b: {"input_ids": torch.randint(0, 1000, (35, b))}, (SCRIPT, "torchscript-fixed", DYNAMO), batch_axis=1, sequence_axis=0),
     Model("gru-language", "GRU", lambda: _Language(nn.GRU, 256, 10000, True), lambda b: {"input_ids": torch.randint(0, 1000, (b, 35))}, sequence_axis=1),
     Model("translation", "Transformer", _Translation, lambda b: {"source": torch.randint(0, 9000, (b, 30)), "target": torch.randint(0, 9000, (b, 30))}, sequence_axis=1),
-    Model("encoder", "Transformer", _Encoder, lambda b: {"x": torch.randn(b, 64, 256)}, _ALL, sequence_axis=1),
+    Model("encoder", "Transformer", _Encoder, lambda b: {"x": torch.randn(b, 64, 256)}, _RUNTIME, sequence_axis=1),
     Model("recommender", "Auto-encoder", _Recommender, lambda b: {"x": torch.rand(b, 20108)}, _ALL),
     Model("ncf", "NCF", _Collaborative, lambda b: {"user": torch.randint(0, 3000, (b,)), "item": torch.randint(0, 3000, (b,))}),
     Model("cyclegan", "CycleGAN", _ResidualGenerator, image(256)),

@@ -81,19 +81,44 @@ class Workload:
     workers: int
 
 
-def draw(kind: str, seed: int, inputs: Inputs = WIDE) -> Workload:
-    """Draw the six models, then a workload of the given kind of them."""
-    rng = np.random.default_rng(seed)
-    count = len(MODELS)
-    slowdown = np.exp(rng.uniform(*np.log(inputs.slowdown), size=(count, count)))
+@dataclass(frozen=True)
+class Matrix:
+    """Six models and what is true of each beside each, and what a policy is told of it."""
+
+    names: tuple[str, ...]
+    slowdown: Floats  # (models, models) of row beside column
+    told: Floats | None = None  # (models, models); None: the truth with the paper's error
+
+
+def drawn_matrix(inputs: Inputs, rng: np.random.Generator) -> Matrix:
+    """Draw the slowdowns of the six models, with the three pairs that the paper prints."""
+    slowdown = np.exp(rng.uniform(*np.log(inputs.slowdown), size=(len(MODELS),) * 2))
     for (own, beside), value in PUBLISHED.items():
         slowdown[MODELS.index(own), MODELS.index(beside)] = value
+    return Matrix(MODELS, slowdown)
+
+
+def draw(
+    kind: str,
+    seed: int,
+    inputs: Inputs = WIDE,
+    matrix: Matrix | None = None,
+    workers: tuple[int, int] = WORKERS,
+) -> Workload:
+    """Draw a workload of the given kind from six models, which are drawn first unless given."""
+    rng = np.random.default_rng(seed)
+    count = len(MODELS)
+    found = matrix or drawn_matrix(inputs, rng)
+    slowdown = found.slowdown
     base, extra, chance = (
         rng.uniform(*of, size=count) for of in (inputs.base, inputs.extra, inputs.chance)
     )
     base[1], extra[1], chance[1] = RESNET_COURSE
     utilisation = rng.uniform(*inputs.utilisation, size=count)
-    told = with_reserved_classes(noisy(slowdown, PREDICTION_ERROR, rng).slowdown, unknown=np.inf)
+    told_pairs = found.told
+    if told_pairs is None:
+        told_pairs = noisy(slowdown, PREDICTION_ERROR, rng).slowdown
+    told = with_reserved_classes(told_pairs, unknown=np.inf)
     collides = np.argsort(-chance)[:2]
     interferes = np.argsort(-(slowdown.mean(axis=0) + slowdown.mean(axis=1)))[:2]
     extreme = np.union1d(collides, interferes)
@@ -104,12 +129,12 @@ def draw(kind: str, seed: int, inputs: Inputs = WIDE) -> Workload:
     )
     if pool is not None:
         model = rng.choice(pool, size=JOBS)
-    workers = rng.integers(WORKERS[0], WORKERS[1] + 1, size=JOBS)
+    sizes = rng.integers(workers[0], workers[1] + 1, size=JOBS)
     jobs = tuple(
         Job(
             id=f"j{i:02}",
-            pods=int(workers[i]),
-            model=MODELS[m],
+            pods=int(sizes[i]),
+            model=found.names[m],
             memory_base_gib=DEVICE_GIB * float(base[m]),
             memory_peak_extra_gib=DEVICE_GIB * float(min(extra[m], 1 - base[m])),
             peak_probability=float(chance[m]),
@@ -121,7 +146,7 @@ def draw(kind: str, seed: int, inputs: Inputs = WIDE) -> Workload:
         )
         for i, m in enumerate(model.tolist())
     )
-    return Workload(jobs, with_reserved_classes(slowdown, unknown=0.0), int(workers.sum()))
+    return Workload(jobs, with_reserved_classes(slowdown, unknown=0.0), int(sizes.sum()))
 
 
 def empty_board(jobs: Sequence[Job], devices: int) -> Board:
@@ -154,7 +179,8 @@ def true_slowdowns(board: Board, truth: Floats) -> tuple[Ints, Ints, Floats]:
 class Measured:
     """What a placement costs and saves."""
 
-    slowdown: float  # mean over jobs; a job is as slow as its slowest worker
+    of_job: Floats  # (jobs,) slowdown of each: a job is as slow as its slowest worker
+    slowdown: float  # mean over jobs
     worst: float  # mean over devices in use of the largest slowdown there
     over: float  # share of devices in use over 0.2
     devices: int
@@ -167,7 +193,7 @@ def measure(board: Board, truth: Floats) -> Measured:
     worst = device_interference(device, slowdown, len(board.gpus))[in_use]
     of_job = device_interference(job, slowdown, JOBS)[np.unique(job)]  # the same, by job
     over = float((worst > 0.2).mean())
-    return Measured(float(of_job.mean()), float(worst.mean()), over, int(in_use.sum()))
+    return Measured(of_job, float(of_job.mean()), float(worst.mean()), over, int(in_use.sum()))
 
 
 def setting(bounds: tuple[float, float, float]) -> Profile:

@@ -120,16 +120,21 @@ def workload(name: str, apps: dict[str, Application]) -> list[PolluxJob]:
         for row in csv.DictReader(file):
             app = apps[row["application"]]
             gpus, batch = int(row["num_replicas"]), int(row["batch_size"])
-            steps = math.ceil(batch / gpus / app.largest_local)
-            local = batch / gpus / steps
-            alone = app.iteration_s(gpus, local, steps)
-            trace = TraceJob(row["name"], float(row["time"]), gpus, alone * app.iterations[batch])
-            jobs.append(
-                PolluxJob(
-                    trace, app.name, app.memory_gib(local), _halved(app, gpus, local, steps, alone)
-                )
-            )
+            at_s, iterations = float(row["time"]), app.iterations[batch]
+            jobs.append(job_of(row["name"], app, at_s, gpus, batch, iterations))
     return jobs
+
+
+def job_of(
+    name: str, app: Application, submit_s: float, gpus: int, batch: int, iterations: int
+) -> PolluxJob:
+    """Return a job of `iterations` with a total batch, accumulated where its GPUs are too few."""
+    steps = math.ceil(batch / gpus / app.largest_local)
+    local = batch / gpus / steps
+    alone = app.iteration_s(gpus, local, steps)
+    trace = TraceJob(name, submit_s, gpus, alone * iterations)
+    sub_batches = _halved(app, gpus, local, steps, alone)
+    return PolluxJob(trace, app.name, app.memory_gib(local), sub_batches)
 
 
 def _halved(

@@ -9,6 +9,7 @@ measured matrix; what memory does not grow with the batch is synthetic.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from tandem.policy.job import Job
 from tandem.policy.units import Floats
 from tandem.simulator.cluster import Nodes
 from tandem.simulator.gavel import load_matrix
+from tandem.simulator.outcome import Outcome
 from tandem.simulator.truth import MemoryCourse, Truth
 from tandem.simulator.world import with_reserved_classes
 
@@ -51,17 +53,22 @@ def measured_slowdown() -> Floats:
     return matrix.slowdown[np.ix_(at, at)]
 
 
-def mean_jct_h(
-    profile: str, jobs: list[PolluxJob], slowdown: Floats, *, halving: bool = True
-) -> tuple[float, float, int]:
-    """Return mean completion time and mean time not on GPUs in hours, and failures of memory."""
+def run(
+    profile: str,
+    jobs: Sequence[PolluxJob],
+    slowdown: Floats,
+    *,
+    halving: bool = True,
+    cluster: Nodes = CLUSTER,
+) -> Outcome:
+    """Run one profile on jobs of Pollux' applications, whose durations it knows."""
     table = with_reserved_classes(slowdown, unknown=0.0)
     classes = np.array([APPLICATIONS.index(job.application) for job in jobs]) + 2
     truth = Truth(
         slowdown=table,
         job_class=classes,
         memory=[MemoryCourse(job.memory_gib, 0.0, 0.0) for job in jobs],
-        memory_gib=np.full(CLUSTER.count * CLUSTER.gpus, CAPACITY_GIB),
+        memory_gib=np.full(cluster.count * cluster.gpus, CAPACITY_GIB),
         gpu_utilisation=np.full(len(jobs), 100.0),
         preemption_cost_s=PREEMPTION_S,
         sub_batches=[{s.steps: s for s in job.sub_batches} for job in jobs],
@@ -81,7 +88,14 @@ def mean_jct_h(
         )
         for job, of in zip(jobs, classes, strict=True)
     ]
-    outcome = simulate(profile, CLUSTER, [j.trace for j in jobs], believed, truth, seed=0)
+    return simulate(profile, cluster, [j.trace for j in jobs], believed, truth, seed=0)
+
+
+def mean_jct_h(
+    profile: str, jobs: list[PolluxJob], slowdown: Floats, *, halving: bool = True
+) -> tuple[float, float, int]:
+    """Return mean completion time and mean time not on GPUs in hours, and failures of memory."""
+    outcome = run(profile, jobs, slowdown, halving=halving)
     jct = outcome.end_s - outcome.submit_s
     return (
         float(jct.mean() / 3600),

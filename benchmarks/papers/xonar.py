@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -116,46 +116,6 @@ def draw(seed: int) -> Trial:
     return Trial(trace, believed, truth)
 
 
-def reordered(trial: Trial, order: Sequence[int]) -> Trial:
-    """Return the same jobs enqueued in another order."""
-    at = np.array(order)
-    return Trial(
-        tuple(trial.trace[i] for i in order),
-        tuple(trial.believed[i] for i in order),
-        replace(
-            trial.truth,
-            job_class=trial.truth.job_class[at],
-            memory=[trial.truth.memory[i] for i in order],
-            gpu_utilisation=trial.truth.gpu_utilisation[at],
-        ),
-    )
-
-
-def order_matters(experiments: int = 3, orders: int = 25) -> str:
-    """Return the table of Fig. 1: the time until all have ended, by the order of the queue.
-
-    Seeds 0 to `experiments` - 1 draw the jobs; the orders are drawn with the same seed.
-    """
-    rows = []
-    for seed in range(experiments):
-        trial, rng = draw(seed), np.random.default_rng([seed, 1])
-        spans = []
-        for _ in range(orders):
-            one = reordered(trial, rng.permutation(JOBS).tolist())
-            outcome = simulate(
-                "xonar-fifo-pairs", MACHINE, one.trace, one.believed, one.truth, seed=seed
-            )
-            spans.append(float(outcome.end_s.max()))
-        relative = np.array(spans) / min(spans)
-        rows.append(
-            [
-                "ABC"[seed], f"{min(spans):.0f}", f"{np.median(relative):.2f}",
-                f"{relative.max():.2f}",
-            ]
-        )  # fmt: skip
-    return markdown(["experiment", "least, s", "median", "most"], rows)
-
-
 def busy_s(trial: Trial) -> float:
     """Return how long one GPU computes for all jobs of a trial, however they are ordered."""
     alone = np.array([job.duration_s for job in trial.trace])
@@ -224,7 +184,6 @@ def main() -> None:
                 f"seeds {seeds[0]} to {seeds[-1]}, one a trial",
             ),
             table=markdown(columns, rows),
-            orders=order_matters(),
             evaluation=evaluation("Xonar"),
             why=WHY.format(
                 floor=floor, floor_share=floor / spans["fifo"].mean(),
@@ -264,15 +223,6 @@ until all ten have ended; the last column is the mean completion time of a job.
 Pairs by fit against serial: {serial:.1f} % less on average (paper: up to 43.6 %),
 {serial_tail:.1f} % at the 99th percentile (44.1 %). Against unordered pairs: {pairs:.1f} %
 (paper: up to 13.7 %) and {pairs_tail:.1f} % (32 %).
-
-## The order of the queue (Fig. 1)
-
-Three times ten jobs, each enqueued in 25 orders, paired as they come; the time until all have
-ended, relative to the least of the 25.
-
-{orders}
-
-The paper has 1.2 (its experiment A) to 1.5 (B) for the most.
 
 {evaluation}
 

@@ -80,7 +80,8 @@ class _Cluster:
         for side, other in ((pair.first, pair.second), (pair.second, pair.first)):
             model, batch = _model(side.name)
             slowdown = max(1 / side.speed - 1, 0.0)
-            beside = Neighbour(kind=other.name, slowdown=slowdown, means=Means.UTILISATION)
+            kind = "{}@{}".format(*_model(other.name))
+            beside = Neighbour(kind=kind, slowdown=slowdown, means=Means.UTILISATION)
             used = side.load.utilisation_percent
             assert side.load.iteration_s is not None
             run = Feedback(
@@ -90,7 +91,9 @@ class _Cluster:
             )  # fmt: skip
             status = self._observed.get(model, ModelProfileStatus())
             self._observed[model] = add_run(status, model, run, _AT)
-            self._experience.add("team", side.name, self._board, used, [beside])
+            self._experience.add(
+                "team", f"{model}@{batch}", self._board, used, [beside], side.load.iteration_s
+            )
         self._met[pair.first.name, pair.second.name] = (
             min(pair.first.speed, 1.0), min(pair.second.speed, 1.0)
         )  # fmt: skip

@@ -146,3 +146,5 @@ MULTIPLY_ADD: dict[str, Callable[[NodeShapes], float]] = {
     "FusedConv": _convolution,
     "MatMulNBits": _packed_matmul,
 }
+#: Operators that are counted by their definitions.
+KNOWN = frozenset({*_LIKE_INPUT, *_FUSED, *MULTIPLY_ADD, *PER_OUTPUT_ELEMENT})

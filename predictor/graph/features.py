@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.errors import GraphError, Refusal
-from predictor.graph.folding import complete_shapes
-from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, infer, load
+from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, complete, infer, load
 from predictor.graph.totals import Totals, sum_over_graphs
 from predictor.sequence import FURTHER_LENGTHS, scaling
 from tandem.contracts.resources import Framework, GraphFeatures
@@ -65,13 +64,20 @@ def _extract(graph: bytes, sizes: SymbolSizes, limits: GraphLimits) -> GraphFeat
         inferred = infer(model, opset, sizes, inferred.misread)
     totals = sum_over_graphs(inferred.model.graph, limits)
     if totals.unknown_values:
-        complete_shapes(inferred.model)
+        complete(inferred.model)
         totals = sum_over_graphs(inferred.model.graph, limits)
     largest_figure = max(totals.activation_bytes, totals.bytes_moved, totals.parameter_bytes)
     if totals.flops > _MAX_FLOPS or largest_figure > _MAX_BYTES:
         raise GraphError(Refusal.TOO_LARGE, "The sizes in the graph are impossibly large.")
     if not totals.nodes:
         raise GraphError(Refusal.UNSUPPORTED, "The graph holds constants only: nothing runs.")
+    if totals.unknown_operators:
+        raise GraphError(
+            Refusal.UNSUPPORTED,
+            f"The cost of the operators {', '.join(totals.unknown_operators)} is not known.",
+            "Push the graph as its framework exported it, before a runtime fused or quantised its "
+            "operators.",
+        )
     if totals.unknown_products:
         raise GraphError(
             Refusal.UNSUPPORTED,

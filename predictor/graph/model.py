@@ -138,17 +138,14 @@ def infer(
             "onnx.shape_inference.infer_shapes says the same; export the model again.",
         ) from None
     if any(node.domain == DOMAIN for node in model.graph.node):
-        del model.graph.value_info[:]
-        model.graph.value_info.extend(inferred.graph.value_info)
-        del model.graph.output[:]
-        model.graph.output.extend(inferred.graph.output)
+        _take_shapes(model, inferred)
     else:
         model = inferred
     shapes = {value.name: shape_of(value) for value in inputs}
     axes = {name: 1 if name in time_major else 0 for name in shapes}
     recurrent = any(node.op_type in _RECURRENT for node in model.graph.node)
     if recurrent or any(shape and shape[0] != 1 for shape in shapes.values()):
-        complete_shapes(model)
+        complete(model)
         axes = _axes_of(model, shapes)
     return InferredModel(
         model=model,
@@ -160,6 +157,24 @@ def infer(
             name for name in guessed - time_major if axes.get(name) == 1 and name in axes
         ),
     )
+
+
+def complete(model: ModelProto) -> None:
+    """Add the shapes that integer arithmetic gives, behind operators of ONNX Runtime as well.
+
+    `model` has been inferred and is changed in place.
+    """
+    inferred = standing_in(model)
+    complete_shapes(inferred)
+    if inferred is not model:
+        _take_shapes(model, inferred)
+
+
+def _take_shapes(model: ModelProto, inferred: ModelProto) -> None:
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(inferred.graph.value_info)
+    del model.graph.output[:]
+    model.graph.output.extend(inferred.graph.output)
 
 
 def shape_of(value: ValueInfoProto) -> Shape | None:

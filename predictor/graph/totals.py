@@ -12,6 +12,7 @@ from typing import NamedTuple
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from predictor.errors import GraphError, Refusal
+from predictor.graph import contrib
 from predictor.graph.flops import (
     MULTIPLY_ADD,
     VIEWS,
@@ -28,7 +29,14 @@ from predictor.graph.model import (
     shape_of,
     subgraphs,
 )
-from predictor.graph.training import ALIASES, RECURRENT_KEEPS, Fusions, saved_values
+from predictor.graph.training import (
+    ALIASES,
+    RECURRENT_KEEPS,
+    Fusions,
+    has_no_gradient,
+    hidden_values,
+    saved_values,
+)
 
 _CONSTANTS = frozenset({"Constant", "ConstantOfShape"})
 #: The types that weights have; wider integers are shapes and indices.
@@ -100,6 +108,7 @@ class Totals:
     unresolved: int = 0
     unknown_values: int = 0
     unknown_products: list[str] = field(default_factory=list)
+    unknown_operators: list[str] = field(default_factory=list)
     ops: Counter[str] = field(default_factory=Counter)
 
     def add_parameter(self, shape: Sequence[int], item_bytes: int) -> None:
@@ -148,6 +157,8 @@ class _Walk:
         self._fusions = Fusions(graph)
         self._saved: set[str] = set()
         self._storage: dict[str, str] = {}  # the value whose storage a value shares
+        self._fixed: set[str] = set()  # values without a gradient
+        self._quantised: set[str] = set()  # in 8 bits where training has 32
         self._own: dict[str, _Value] = {}
         self.values = outer.new_child(self._own)
         for tensor in graph.initializer:  # checked when the graph was loaded
@@ -158,6 +169,8 @@ class _Walk:
         for value in graph.input:
             if value.name not in self._own:
                 self._own[value.name] = _value(*_declared_tensor(value))
+                if not outer:  # in a body, a state has one
+                    self._fixed.add(value.name)
 
     def add(self, node: NodeProto) -> None:
         """Count one node and note what it makes."""
@@ -194,38 +207,59 @@ class _Walk:
         for name in self._saved:
             value = self.values.get(name)
             if value is not None and not value.constant:
-                self._totals.saved_activation_bytes += value.size_bytes * self._runs
+                size = value.size_bytes * (4 if name in self._quantised else 1)
+                self._totals.saved_activation_bytes += size * self._runs
 
     def _keep(self, node: NodeProto, key: str, read: Sequence[_Value | None]) -> None:
         """Note what the backward pass of a node reads."""
         totals, runs, op = self._totals, self._runs, node.op_type
+        fixed = [
+            name in self._fixed or (value is not None and value.constant and value.elements <= 1)
+            for name, value in zip(node.input, read, strict=True)
+        ]
         if op in ALIASES and node.input:
             base = self._storage.get(node.input[0], node.input[0])
-            for name in node.output:
+            # Only the first output of a quantiser is its input; the others are scales.
+            for name in node.output[:1] if op == "DynamicQuantizeLinear" else node.output:
                 self._storage[name] = base
+        elif op == "Cast" and _same_size(read, self._own.get(key)):
+            self._storage[key] = self._storage.get(node.input[0], node.input[0])
+        elif op.startswith("QLinear"):
+            self._quantised.update(node.output)
+        if has_no_gradient(node, fixed):
+            self._fixed.update(node.output)
+            return
+        made = self._own.get(key)
+        if key in self._fusions.folded and made is not None:
+            self._add_folded_norm(made)
         if key in self._fusions.absorbed:
             return
         group = self._fusions.keeps.get(key)
         if group is None:
-            fixed = [v is not None and v.constant and v.elements <= 1 for v in read]
-            inputs, outputs = saved_values(node, fixed)
-            group = (*(node.input if inputs else ()), *(node.output[:1] if outputs else ()))
+            group = tuple(saved_values(node, fixed))
         for name in group:
             if name:
                 self._saved.add(self._storage.get(name, name))
-        made = self._own.get(key)
         if made is None:
             return
+        totals.saved_activation_bytes += hidden_values(node) * made.size_bytes * runs
         if op in RECURRENT_KEEPS:
             totals.saved_activation_bytes += RECURRENT_KEEPS[op] * made.size_bytes * runs
         elif op == "MaxPool":
             totals.saved_activation_bytes += _INDEX_BYTES * made.elements * runs
-        if key in self._fusions.folded and made.shape and len(made.shape) > 1:
-            totals.saved_activation_bytes += made.size_bytes * runs
-            totals.bytes_moved += 2 * made.size_bytes * runs
+
+    def _add_folded_norm(self, made: _Value) -> None:
+        """Count the norm that an exporter folded into the operator that makes `made`."""
+        totals, runs = self._totals, self._runs
+        if made.shape and len(made.shape) > 1:
+            # In 8 bits the graph holds the copy of an inference; training has 32.
+            item_bytes = 4 if made.item_bytes == 1 else made.item_bytes
+            size = made.elements * item_bytes
+            totals.saved_activation_bytes += size * runs
+            totals.bytes_moved += 2 * size * runs
             totals.elementwise_flops += 2 * made.elements * runs
             totals.kernels += runs
-            totals.add_parameter((_FOLDED_PER_CHANNEL * made.shape[1],), made.item_bytes)
+            totals.add_parameter((_FOLDED_PER_CHANNEL * made.shape[1],), item_bytes)
 
     def trips(self, node: NodeProto) -> float:
         """Return how often a body runs: the length that a Scan reads, otherwise once."""
@@ -252,6 +286,11 @@ class _Walk:
             made,
             {a.name: value(a) for a in node.attribute if (value := _PLAIN.get(a.type))},
         )
+        if domain not in _STANDARD_DOMAINS and self._hides_product(node):
+            name = f"{op_type[:60]} ({domain[:40]})"
+            if name not in totals.unknown_operators and len(totals.unknown_operators) < _NAMED:
+                totals.unknown_operators.append(name)
+            return
         try:
             multiply_adds = multiply_add_flops(shapes)
             others = elementwise_flops(shapes)
@@ -268,6 +307,13 @@ class _Walk:
         if op_type not in VIEWS and not constant and not absorbed:
             steps = shapes.input(0)[0] if op_type in _RECURRENT else 1
             totals.kernels += steps * runs
+
+    def _hides_product(self, node: NodeProto) -> bool:
+        """Say whether an operator without a definition here reads a weight of two or more axes."""
+        if node.domain == contrib.DOMAIN and node.op_type in contrib.KNOWN:
+            return False
+        read = [self.values.get(name) for name in node.input]
+        return any(v is not None and v.constant and len(v.shape or ()) > 1 for v in read)
 
     def _read(self, node: NodeProto, name: str) -> _Value:
         known = self._own.get(name)  # nearly always: chained maps are slow
@@ -328,6 +374,11 @@ class _Walk:
         if data_type in _WEIGHT_TYPES and made.shape and all(v.origin for v in inputs):
             self._totals.add_parameter(made.shape, ITEM_BYTES[data_type])
         return made
+
+
+def _same_size(read: Sequence[_Value | None], made: _Value | None) -> bool:
+    """Say whether a cast is none: a framework returns the tensor itself."""
+    return made is not None and read[0] is not None and read[0].item_bytes == made.item_bytes
 
 
 def _declared_tensor(value: ValueInfoProto) -> tuple[Shape | None, int]:

@@ -2,10 +2,11 @@
 
 All replicas look at the Secret again and again, serve what it says and have the API server trust
 the authorities that it names. A new certificate comes in three steps, each once the one before has
-had `overlap_s` to reach every replica and every API server: its authority is trusted beside the old
-one; it is served; the old authority is dropped. So at any moment whatever any replica serves is
-trusted by every API server. A step is one write with the Secret's resourceVersion: of two replicas
-that take it together, one fails and reads what the other has written.
+had `Rotation.overlap_s` to reach every replica and every API server: its authority is trusted
+beside the old one; it is served; the old authority is dropped. So at any moment whatever any
+replica serves is trusted by every API server. A step is one write with the Secret's
+resourceVersion: of two replicas that take it together, one fails and reads what the other has
+written.
 """
 
 from __future__ import annotations

@@ -134,6 +134,12 @@ class Gang:
         """Return the first live pod by name."""
         return self.pods[self._live[0][1]]
 
+    def steps_of(self, uid: str) -> int:
+        """Return in how many micro-batches a pod runs its batch."""
+        assert self.record is not None
+        pod = self.pods.get(uid)
+        return self.record.steps(uid, pod.annotations if pod is not None else {})
+
     def live_pods(self) -> list[PodInfo]:
         """Return the pods that have neither ended nor are terminating, by name."""
         return [self.pods[uid] for _, uid in self._live]

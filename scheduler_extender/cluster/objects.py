@@ -7,7 +7,7 @@ from scheduler_extender.cluster.records import PARSERS, Key, Record
 KINDS = tuple(PARSERS)
 #: Uids of deleted objects are kept, because an answer that was read before the deletion may come
 #: after it: no request takes as long as this, and a burst of deletions is not larger than that.
-_GRAVES_S, _GRAVES = 600.0, 20_000
+GRAVES_S, _GRAVES = 600.0, 20_000
 
 
 class Objects:
@@ -21,7 +21,7 @@ class Objects:
     def tick(self, now_s: float) -> None:
         """Take the time, and forget which objects were deleted long ago."""
         self._now_s = now_s
-        self._bury(now_s - _GRAVES_S)
+        self._bury(now_s - GRAVES_S)
 
     def of(self, kind: str) -> dict[Key, Record]:
         """Return the records of a kind, live."""
@@ -65,7 +65,7 @@ class Objects:
 
     def _remember(self, uid: str) -> None:
         self._graves.setdefault(uid, self._now_s)
-        self._bury(self._now_s - _GRAVES_S)
+        self._bury(self._now_s - GRAVES_S)
 
     def _bury(self, before_s: float) -> None:
         while self._graves:

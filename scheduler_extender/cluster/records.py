@@ -31,6 +31,7 @@ from tandem.contracts.resources import (
     PodPlan,
 )
 from tandem.policy.job import Job, gib
+from tandem.policy.units import BYTES_PER_GIB
 
 Raw = Mapping[str, Any]
 Key = tuple[str, str]  # (namespace, name)
@@ -75,6 +76,10 @@ class GpuNodeRecord(Record):
     observed_at_s: float
     gpus: tuple[GpuFacts, ...]
     status: GPUNodeStatus = field(compare=False)
+
+    def capacity_bytes(self, gpu: str) -> int:
+        """Return the memory that a GPU has for jobs, 0 where the GPU is not in the report."""
+        return int(next((g.capacity_gib * BYTES_PER_GIB for g in self.gpus if g.uuid == gpu), 0.0))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ nobody else is put beside him.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,25 @@ from tandem.policy.equations.ojpp import ewma
 _HOUR_S = 3600.0
 #: A move has helped when the slowdown is at most this share of what it was.
 _HELPED = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What else keeps the adjuster from moving jobs too often, apart from an operator's settings.
+
+    These are constants of the cluster; the benchmark of [OJPP] sets those of the paper.
+    """
+
+    #: Of the moving average: a look in which a GPU is quiet does not hide that the pair is bad.
+    weight_of_past: float = 0.7
+    #: A GPU takes new jobs again below this share of the bound: it does not flap at the bound.
+    clear_share: float = 5 / 7
+    #: Memory (GiB) that the moves of one look save and load together: about one GPU's.
+    max_migration_cost_gib: float = 80.0
+    #: Between two moves of one job, in seconds: a job that is moved must get on in between.
+    rest_s: float = 600.0
+    #: Jobs of other namespaces that are moved for one namespace: no namespace drives others away.
+    max_moves_of_others_per_hour: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +125,12 @@ class _Level:
 class Adjuster:
     """The averages of all shared GPUs, and the moves that were made."""
 
-    def __init__(self, settings: LearningConfig) -> None:
+    def __init__(self, settings: LearningConfig, limits: Limits | None = None) -> None:
         self._settings = settings
+        self._limits = limits = limits or Limits()
+        #: How long the average remembers: after this time an observation counts a third (1/e).
+        self.memory_s = -settings.every_s / math.log(limits.weight_of_past)
+        self._clear_interference = limits.clear_share * settings.max_interference
         self._levels: dict[GpuKey, _Level] = {}
         self._moved: dict[Key, tuple[float, float]] = {}  # when, and at which slowdown
         self._closed: dict[GpuKey, tuple[Obstacle, ...]] = {}
@@ -135,7 +159,7 @@ class Adjuster:
         self._enter(gpus, now_s)
         levels = self._levels
         worst_first = sorted(gpus, key=lambda gpu: (-levels[gpu.at].average, gpu.at))
-        left_gib = self._settings.max_migration_cost_gib
+        left_gib = self._limits.max_migration_cost_gib
         moving: set[Key] = set()
         for gpu in worst_first[: (len(gpus) + 1) // 2]:
             if not levels[gpu.at].over or moving & {r.key for r in gpu.residents}:
@@ -165,7 +189,7 @@ class Adjuster:
     # --- the average ----------------------------------------------------------------------------
 
     def _enter(self, gpus: Sequence[SharedGpu], now_s: float) -> None:
-        s = self._settings
+        bound, weight = self._settings.max_interference, self._limits.weight_of_past
         known, self._levels = self._levels, {}
         for gpu in gpus:
             who = frozenset(resident.key for resident in gpu.residents)
@@ -178,15 +202,15 @@ class Adjuster:
                 level.over_since_s = None
                 continue
             worst = max(slowdowns)
-            level.average = float(ewma(np.array(level.average), np.array(worst), s.weight_of_past))
-            if worst <= s.max_interference:
+            level.average = float(ewma(np.array(level.average), np.array(worst), weight))
+            if worst <= bound:
                 level.over_since_s = None
             elif level.over_since_s is None:
                 level.over_since_s = now_s
-            lasts = level.over_since_s is not None and now_s - level.over_since_s >= s.memory_s
-            if level.average > s.max_interference and lasts:
+            lasts = level.over_since_s is not None and now_s - level.over_since_s >= self.memory_s
+            if level.average > bound and lasts:
                 level.over = True
-            elif level.average < s.clear_interference:
+            elif level.average < self._clear_interference:
                 level.over = False
 
     # --- who goes -------------------------------------------------------------------------------
@@ -199,15 +223,15 @@ class Adjuster:
         now_s: float,
     ) -> tuple[Move | None, tuple[Obstacle, ...]]:
         """Return who leaves a GPU that is over the bound, or what keeps each who is on it."""
-        s = self._settings
-        if s.max_moves_per_hour <= self._within_hour(self._moves_s, now_s):
-            made = f"{s.max_moves_per_hour} job(s) have been moved within the hour"
+        most = self._settings.max_moves_per_hour
+        if most <= self._within_hour(self._moves_s, now_s):
+            made = f"{most} job(s) have been moved within the hour"
             return None, (Obstacle(made),)
         sufferers = sorted(
             (
                 r
                 for r in gpu.residents
-                if r.slowdown is not None and r.slowdown > s.clear_interference
+                if r.slowdown is not None and r.slowdown > self._clear_interference
             ),
             key=lambda r: (not r.measured, -(r.slowdown or 0.0), r.key),
         )
@@ -240,7 +264,7 @@ class Adjuster:
         if sufferer.namespace == resident.namespace:
             return True
         asked = self._within_hour(self._for_s.get(sufferer.namespace, deque()), now_s)
-        return sufferer.measured and asked < self._settings.max_moves_of_others_per_hour
+        return sufferer.measured and asked < self._limits.max_moves_of_others_per_hour
 
     def _stays(self, resident: Resident, now_s: float) -> str:
         if resident.stays:
@@ -250,7 +274,7 @@ class Adjuster:
             at_s, before = moved
             if resident.slowdown is not None and resident.slowdown > _HELPED * before:
                 self._settled.add(resident.key)
-            if now_s - at_s < self._settings.rest_s:
+            if now_s - at_s < self._limits.rest_s:
                 return "it was moved a while ago"
         if resident.key in self._settled:
             return "its last move did not help"

@@ -27,9 +27,9 @@ from scheduler_extender.learning.run_history import RunHistory, in_steps_kind
 from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
 from tandem.contracts.resources import GPUJobStatus, Source
 from tandem.policy.equations.observed import shared_out_slowdown
+from tandem.policy.units import BYTES_PER_GIB
 
 _Value = TypeVar("_Value")
-_GIB = 1 << 30
 #: More memory, or more of the GPU's time (percent), than was said by so much is a lie or an error.
 OUTGREW_SHARE, OUTGREW_PERCENT = 0.05, 20.0
 #: Neighbours that are told of in a GPUJob.
@@ -59,7 +59,7 @@ class Sharing:
         assert record is not None
         load = record.status.load
         kind = kind_of_model(record.spec, load)
-        steps = _steps(gang, each.uid)
+        steps = gang.steps_of(each.uid)
         history = self._memory.alone(gang.key[0], in_steps_kind(kind, steps), each.gpu_model)
         predicted = _predicted(record.status, steps)
         return tuple(
@@ -115,7 +115,7 @@ class Sharing:
             return before
         most = max(every, key=lambda w: (w.use.memory_peak_bytes or w.use.memory_bytes or 0, w.at))
         shared = [w for w in every if w.others]
-        steps = _steps(gang, most.uid)
+        steps = gang.steps_of(most.uid)
         known = before or Observed(at=rfc3339(now_s), accumulation_steps=steps)
         if known.accumulation_steps != steps:
             # It ran its batch in another way before: of memory and speed that says nothing now.
@@ -172,7 +172,7 @@ class Sharing:
 
 def gib_of(number: int) -> float:
     """Return bytes as GiB."""
-    return number / _GIB
+    return number / BYTES_PER_GIB
 
 
 def notable(before: Observed | None, after: Observed | None) -> bool:
@@ -200,13 +200,6 @@ def _weighed(
         # What it says beyond that concerns itself; it is weighed as its own word.
         return (agreed, True) if agreed >= told.value / 2 else (told.value, False)
     return told.value, False
-
-
-def _steps(gang: Gang, uid: str) -> int:
-    """Return in how many micro-batches a pod of a gang runs its batch."""
-    pod = gang.pods.get(uid)
-    assert gang.record is not None
-    return gang.record.steps(uid, pod.annotations if pod is not None else {})
 
 
 def _predicted(status: GPUJobStatus, steps: int) -> Rates:

@@ -13,8 +13,8 @@ from tandem.contracts.resources import GPUJobStatus, Load
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.units import BYTES_PER_GIB
 
-_GIB = 1 << 30
 GPUS = 4  # of one job that are told of in full
 
 
@@ -42,9 +42,11 @@ def prediction(status: GPUJobStatus) -> dict[str, Any] | None:
     if load is None:
         return None
     return {
-        "memoryBaseGib": round(load.memory_base_bytes / _GIB, 2),
-        "memoryPeakGib": round((load.memory_base_bytes + load.memory_peak_extra_bytes) / _GIB, 2),
-        "memoryUpperGib": round(load.memory_p95_bytes / _GIB, 2),
+        "memoryBaseGib": round(load.memory_base_bytes / BYTES_PER_GIB, 2),
+        "memoryPeakGib": round(
+            (load.memory_base_bytes + load.memory_peak_extra_bytes) / BYTES_PER_GIB, 2
+        ),
+        "memoryUpperGib": round(load.memory_p95_bytes / BYTES_PER_GIB, 2),
         "peakProbability": load.peak_probability,
         "utilisationPercent": load.utilisation_percent,
         "memorySource": load.memory_source.value,
@@ -75,7 +77,7 @@ def placed(
         parts.append(f"and {more} more GPU(s)")
     if load is not None:
         parts.append(
-            f"predicted: {load.memory_p95_bytes / _GIB:.1f} GiB at most"
+            f"predicted: {load.memory_p95_bytes / BYTES_PER_GIB:.1f} GiB at most"
             f" ({load.memory_source.value}), {load.utilisation_percent:.0f} % utilisation"
             f" ({load.utilisation_source.value})"
         )

@@ -29,6 +29,7 @@ from scheduler_extender.planning.anti_affinity import AntiAffinity
 from scheduler_extender.predictions import Predictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.evictions import Evictions
 from scheduler_extender.queue.gates import Gates
 from scheduler_extender.queue.learning_loop import Learning
@@ -58,6 +59,9 @@ log = logging.getLogger(__name__)
 STALE_AFTER_S = 150.0  # an agent's report that is older says nothing of now
 IDLE_CYCLE_S = 1.0  # a cycle runs at least this often, and soon after a change
 SETTLE_S = 0.02  # changes come in bursts; one cycle takes them together
+#: Finished jobs from which a Gittins order learns: enough for the tail of a distribution, and few
+#: enough to follow a change of the workload.
+HISTORY_JOBS = 1000
 _PARALLEL = 16
 
 
@@ -113,6 +117,7 @@ class Controller:
         writer = Writer(
             connection.api, state, connection.tell, clock, self._annotated, self._may_write
         )
+        executor = Executor(writer, clock)
         parts = Parts(
             state=state,
             gangs=state.gangs,
@@ -120,9 +125,10 @@ class Controller:
             queue_state=QueueState(profile.order, state.beliefs.of),
             pending=PendingJobs(self._changed.set, state.beliefs.of),
             writer=writer,
-            preempter=Preempter(writer, chosen.queue, clock),
+            executor=executor,
+            preempter=Preempter(writer, executor, chosen.queue, clock),
             anti_affinity=AntiAffinity(),
-            history=HistoryStore(connection.namespace, chosen.queue.history_jobs, learned.kept()),
+            history=HistoryStore(connection.namespace, HISTORY_JOBS, learned.kept()),
             profile=profile,
             settings=chosen.queue,
             clock=clock,
@@ -136,7 +142,7 @@ class Controller:
         self._history = parts.history
         self.learning = Learning(parts, observing(profile, chosen.learning), learned, feedback)
         load_prediction = LoadPrediction(
-            writer,
+            executor,
             predictor,
             self._pricing,
             state,
@@ -146,9 +152,9 @@ class Controller:
             self.work.add,
         )
         self._reconciler = Reconciler(parts, load_prediction)
-        self.evictions = Evictions(writer, self.gangs, clock, chosen.stale_after_s)
-        self.gates = Gates(writer, self.gangs, clock)
-        self._reason_writer = ReasonWriter(writer, clock)
+        self.evictions = Evictions(writer, executor, self.gangs, clock, chosen.stale_after_s)
+        self.gates = Gates(executor, self.gangs, clock)
+        self._reason_writer = ReasonWriter(executor, clock)
         self._accounts = Accounts(
             chosen.queue, self.gangs, self.queue_state, clock, connection.namespace
         )

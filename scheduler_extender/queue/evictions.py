@@ -14,24 +14,21 @@ from collections import Counter
 from collections.abc import Callable
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
-from scheduler_extender.cluster.jobs import memory_of_steps, scaled, scaled_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue import lifecycle
-from tandem.contracts.resources import EvictionRequest, GPUJobStatus, Load, Source, SubBatch
+from scheduler_extender.queue.effects import Executor
+from scheduler_extender.queue.memory_needs import outgrown
+from tandem.contracts.resources import EvictionRequest, Source
 from tandem.kube.errors import Conflict, KubeError, NotFound, TooManyRequests
 
 log = logging.getLogger(__name__)
 
-#: The next need is what was seen and this much of it more: the pod was still growing.
-HEADROOM = 0.1
 #: An eviction that a disruption budget forbids, or that failed, is tried again after this.
 RETRY_S = 5.0
 #: What may become of a request, for the metric.
 OUTCOMES = ("evicted", "forbidden", "failed", "refused")
 
-_GIB = 1 << 30
 _Key = tuple[str, str, str]  # node, pod uid, GPU
 
 
@@ -43,10 +40,16 @@ class Evictions:
     """
 
     def __init__(
-        self, writer: Writer, gangs: Gangs, clock: Callable[[], float], max_age_s: float
+        self,
+        writer: Writer,
+        executor: Executor,
+        gangs: Gangs,
+        clock: Callable[[], float],
+        max_age_s: float,
     ) -> None:
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._writer = writer
+        self._executor = executor
         self._gangs = gangs
         self._clock = clock
         self._max_age_s = max_age_s
@@ -89,7 +92,10 @@ class Evictions:
         if pod.finished or pod.deleting:
             return
         try:
-            await self._raise_need(gang, record, request)
+            capacity = record.capacity_bytes(request.gpu)
+            raised = outgrown(gang, request, capacity, self._clock())
+            if raised is not None:
+                await self._executor.carry_out(gang, (raised,))
             await self._writer.call(self._writer.api.evict, pod.namespace, pod.name, uid=pod.uid)
         except (NotFound, Conflict) as error:
             # The pod or its GPUJob has changed or is gone: looked at again as it then is.
@@ -113,44 +119,6 @@ class Evictions:
                 return "the pod has the GPU to itself"
             return gang, pod
         return "no such pod of ours"
-
-    async def _raise_need(
-        self, gang: Gang, record: GpuNodeRecord, request: EvictionRequest
-    ) -> None:
-        if gang.record is None or gang.record.status.load is None:
-            return
-        status = gang.record.status
-        if not request.memory_bytes:
-            await self._count_all_peaks(gang, status)
-            return
-        capacity = next((g.capacity_gib * _GIB for g in record.gpus if g.uuid == request.gpu), 0.0)
-        pod = gang.pods.get(request.uid)
-        steps = gang.record.steps(request.uid, pod.annotations if pod is not None else {})
-        load, sub_batches = raised_in_steps(status, steps, request.memory_bytes, int(capacity))
-        if (load, sub_batches) == (status.load, status.sub_batches):
-            return
-        message = (
-            f"held {request.memory_bytes / _GIB:.1f} GiB on {request.gpu};"
-            f" its next run is placed with {load.memory_p95_bytes / _GIB:.1f} GiB"
-        )
-        conditions = lifecycle.with_condition(
-            status.conditions, lifecycle.PREDICTED, True, "Observed", message, self._clock()
-        )
-        await self._writer.write_status(
-            gang,
-            status.model_copy(
-                update={"load": load, "sub_batches": sub_batches, "conditions": conditions}
-            ),
-        )
-
-    async def _count_all_peaks(self, gang: Gang, status: GPUJobStatus) -> None:
-        """Let a job whose peak has met another one share only where all peaks fit together."""
-        assert status.load is not None
-        if not status.load.peaks_measured:
-            return
-        changes = {"peaks_measured": False, "memory_source": Source.OBSERVED}
-        load = status.load.model_copy(update=changes)
-        await self._writer.write_status(gang, status.model_copy(update={"load": load}))
 
     async def _evicted(self, pod: PodInfo, request: EvictionRequest) -> None:
         self.outcomes["evicted"] += 1
@@ -192,46 +160,6 @@ class Evictions:
             for other in gang.live_pods()
             if other.uid != pod.uid and gpu in other.devices
         ]
-
-
-def raised(load: Load, seen_bytes: int, capacity_bytes: int) -> Load:
-    """Return `load` with a need of at least what was seen and some headroom; never a lower one.
-
-    The level outside peaks is raised: how long the pod holds what was seen is not known. The
-    headroom ends at the capacity of the GPU, so that the job still fits there by itself.
-    """
-    need = max(seen_bytes, min(round(seen_bytes * (1 + HEADROOM)), capacity_bytes))
-    if need <= load.memory_p95_bytes:
-        return load
-    base = max(load.memory_base_bytes, seen_bytes - load.memory_peak_extra_bytes)
-    return load.model_copy(
-        update={
-            "memory_p95_bytes": need,
-            "memory_base_bytes": base,
-            "memory_source": Source.OBSERVED,
-            "peaks_measured": False,
-        }
-    )
-
-
-def raised_in_steps(
-    status: GPUJobStatus, steps: int, seen_bytes: int, capacity_bytes: int
-) -> tuple[Load, list[SubBatch]]:
-    """Return load and sub-batches of a job that held `seen_bytes` as it ran, in `steps`.
-
-    What was seen in micro-batches says nothing of the whole batch by itself: all ways to run it are
-    raised by the factor by which this one was.
-    """
-    assert status.load is not None
-    said = memory_of_steps(status, steps)
-    if steps == 1 or not said:
-        load = raised(status.load, seen_bytes, capacity_bytes)
-        factor = load.memory_p95_bytes / max(status.load.memory_p95_bytes, 1)
-    else:
-        need = max(seen_bytes, min(round(seen_bytes * (1 + HEADROOM)), capacity_bytes))
-        factor = need / said
-        load = scaled(status.load, factor)
-    return load, [scaled_steps(each, factor) for each in status.sub_batches]
 
 
 def _by_budget(error: KubeError) -> bool:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from scheduler_extender import faults
 from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.cluster.writes import Object, Writer
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.effects import Executor, OpenGates
 from tandem.contracts import names
-from tandem.kube.errors import Forbidden, Invalid
-from tandem.kube.resource import PODS
 
 HELD = "an administrator holds it"
 
@@ -25,8 +21,8 @@ class Gates:
     the time at which they were made, with the reason.
     """
 
-    def __init__(self, writer: Writer, gangs: Gangs, clock: Callable[[], float]) -> None:
-        self._writer = writer
+    def __init__(self, executor: Executor, gangs: Gangs, clock: Callable[[], float]) -> None:
+        self._executor = executor
         self._gangs = gangs
         self._clock = clock
         self.withdrawn: Mapping[tuple[Key, str], str] = {}
@@ -64,36 +60,10 @@ class Gates:
         made_at = record.status.plan.made_at
         planned = lifecycle.planned_uids(record.status, self._clock())
         waiting = [gang.pods[place.uid] for place in record.plan if gang.is_waiting(place.uid)]
-        pods = [
+        pods = tuple(
             pod
             for pod in waiting
             if (pod.gated or pod.annotations.get(names.WAKE) != made_at)
             and not self._refusal(pod, record, planned)
-        ]
-        return self._open(pods, made_at) if pods else None
-
-    async def _open(self, pods: Sequence[PodInfo], made_at: str) -> None:
-        await asyncio.gather(*(self._open_one(pod, made_at) for pod in pods))
-
-    async def _open_one(self, pod: PodInfo, made_at: str) -> None:
-        """Remove our gate, and touch the pod: kube-scheduler looks again at one it had put away."""
-        # The resourceVersion guards the list of gates, which is replaced as a whole.
-        body: Object = {
-            "metadata": {
-                "uid": pod.uid,
-                "resourceVersion": pod.resource_version,
-                "annotations": {names.WAKE: made_at},
-            }
-        }
-        if pod.gated:
-            body["spec"] = {"schedulingGates": None}  # ours is the last: see PodInfo.blocked
-        faults.reach("gate-before")
-        try:
-            answer = await self._writer.call(
-                self._writer.api.patch, PODS, pod.name, body, pod.namespace
-            )
-        except (Invalid, Forbidden) as error:
-            await self._writer.say(pod, "GateNotRemoved", str(error), "Warning")
-            return
-        faults.reach("gate-after")
-        self._writer.take_pod(answer)
+        )
+        return self._executor.carry_out(gang, (OpenGates(pods, made_at),)) if pods else None

@@ -25,10 +25,11 @@ from scheduler_extender.learning.observed import GpuKey, Watch
 from scheduler_extender.learning.sharing import Sharing, notable
 from scheduler_extender.planning.relocation import has_place
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.decisions import method_of
+from scheduler_extender.queue.effects import WriteEvent, WriteStatus
 from scheduler_extender.queue.move_messages import told_of_move, told_of_obstacles
 from scheduler_extender.queue.outofmemory import OutOfMemories
 from scheduler_extender.queue.parts import Parts
-from scheduler_extender.queue.preemption import method_of
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
@@ -62,7 +63,7 @@ class Learning:
         self._state = state = parts.state
         self._gangs = parts.gangs
         self._work = parts.work
-        self._writer = writer = parts.writer
+        self._executor = parts.executor
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
         self._pipeline = parts.profile.pipeline()
@@ -70,9 +71,9 @@ class Learning:
         self._watch = Watch(settings.settle_s)
         self._sharing = Sharing(self._watch, learned.memory)
         self._adjuster = Adjuster(settings)
-        self._outofmemory = OutOfMemories(writer, parts.gangs, clock)
+        self._outofmemory = OutOfMemories(parts.executor, parts.gangs, clock)
         self._observed: dict[Key, Observed] = {}
-        self.next_runs = NextRuns(learned, state, writer, settings, self._observed, tell)
+        self.next_runs = NextRuns(learned, state, parts.writer, settings, self._observed, tell)
         self._written_s: dict[Key, float] = {}
         self._next_s = 0.0
         self._pairs_known = 0
@@ -153,7 +154,9 @@ class Learning:
             due = now - self._written_s.get(gang.key, 0.0) >= _WRITE_EVERY_S
             if due and notable(record.status.observed, seen) and not self._work.busy(gang.key):
                 self._written_s[gang.key] = now
-                self._work.do(gang.key, self._writer.write_status(gang, record.status))
+                self._work.do(
+                    gang.key, self._executor.carry_out(gang, (WriteStatus(record.status),))
+                )
 
     def _kinds_beside(self, gang: Gang) -> dict[str, str]:
         """Return the kinds of all pods that share a GPU with the gang, by uid."""
@@ -319,11 +322,11 @@ class Learning:
             return False
         self.outcomes[MOVED] += 1
         log.warning("moved gpujob=%s/%s why=%s", *gang.key, words)
-        for pod in pods:
-            await self._writer.say(pod, MOVED, f"{words}. It starts again on other GPUs.", "Normal")
+        note = f"{words}. It starts again on other GPUs."
+        await self._executor.carry_out(gang, [WriteEvent(p, MOVED, note, "Normal") for p in pods])
         if gang.record is not None:
             status = lifecycle.decided(gang.record.status, MOVED, words, self._clock())
-            await self._writer.write_status(gang, status)
+            await self._executor.carry_out(gang, (WriteStatus(status),))
         return True
 
     def _decide(self, key: Key, what: str, why: str, now: float) -> None:
@@ -332,4 +335,4 @@ class Learning:
         if gang is None or gang.record is None or self._work.busy(key):
             return
         status = lifecycle.decided(gang.record.status, what, why, now)
-        self._work.do(key, self._writer.write_status(gang, status))
+        self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))

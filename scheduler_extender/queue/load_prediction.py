@@ -7,16 +7,15 @@ from typing import Protocol
 
 import numpy as np
 
-from scheduler_extender import faults
 from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, scaled_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.predictions import GpuKind, Predictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.effects import Executor, WriteStatus
 from scheduler_extender.queue.work import ExternalWork
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
@@ -56,7 +55,7 @@ class LoadPrediction:
 
     def __init__(
         self,
-        writer: Writer,
+        executor: Executor,
         predictor: Predictor,
         pricing: Pricing,
         gpus: Gpus,
@@ -65,7 +64,7 @@ class LoadPrediction:
         earlier: Callable[[Gang, Prediction], Prediction] = lambda _, prediction: prediction,
         soon: Callable[[Key], None] = lambda _: None,
     ) -> None:
-        self._writer = writer
+        self._executor = executor
         self._predictor = predictor
         self._pricing = pricing
         self._gpus = gpus
@@ -91,10 +90,9 @@ class LoadPrediction:
         prediction, sub_batches = await self._priced(gang, gang.record.spec)
         if gang.record is None:
             return
-        faults.reach("enqueue-before")
         status = lifecycle.queued(status, prediction, sub_batches, created, now, self._clock())
-        await self._writer.write_status(gang, status)
-        faults.reach("enqueue-after")
+        queued = WriteStatus(status, before="enqueue-before", after="enqueue-after")
+        await self._executor.carry_out(gang, (queued,))
 
     async def _predict(self, gang: Gang, spec: GPUJobSpec) -> Prediction:
         self._predicted_at[gang.key] = self._clock()
@@ -221,7 +219,8 @@ class LoadPrediction:
             "conditions": conditions,
             "sub_batches": sub_batches,
         }
-        await self._writer.write_status(gang, status.model_copy(update=changes))
+        written = WriteStatus(status.model_copy(update=changes))
+        await self._executor.carry_out(gang, (written,))
 
 
 def _parts(demand: Demand, said: Mapping[int, Load], factor: float) -> list[SubBatch]:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 
-from scheduler_extender.cluster.gangs import Gang, Gangs
-from scheduler_extender.cluster.jobs import memory_of_steps, seconds
+from scheduler_extender.cluster.gangs import Gangs
+from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
-from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.evictions import raised_in_steps
-from tandem.contracts.resources import OutOfMemory, Source
+from scheduler_extender.queue.effects import Executor
+from scheduler_extender.queue.memory_needs import out_of_memory
+from tandem.contracts.resources import OutOfMemory
 from tandem.kube.errors import Conflict, NotFound
 
-log = logging.getLogger(__name__)
-
-_GIB = 1 << 30
 _KEPT = 5000
 _Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, container, when it ended
 
@@ -26,9 +21,9 @@ _Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, containe
 class OutOfMemories:
     """Each of them is taken once. Runs on the event loop."""
 
-    def __init__(self, writer: Writer, gangs: Gangs, clock: Callable[[], float]) -> None:
+    def __init__(self, executor: Executor, gangs: Gangs, clock: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
-        self._writer = writer
+        self._executor = executor
         self._gangs = gangs
         self._clock = clock
         self._seen: dict[_Seen, None] = {}
@@ -74,8 +69,7 @@ class OutOfMemories:
         if key in self._seen:
             return
         self._seen[key] = None
-        capacity = next((g.capacity_gib * _GIB for g in record.gpus if g.uuid == one.gpu), 0.0)
-        self._new.append((one, int(capacity)))
+        self._new.append((one, record.capacity_bytes(one.gpu)))
         while len(self._seen) > _KEPT:
             del self._seen[next(iter(self._seen))]
 
@@ -88,42 +82,9 @@ class OutOfMemories:
             if gang is None:
                 continue
             try:
-                await self._raise(gang, uid, one, capacity)
+                effects = out_of_memory(gang, uid, one, capacity, self._clock())
+                if effects:
+                    self.counts["outgrown" if one.blamed else "together"] += 1
+                    await self._executor.carry_out(gang, effects)
             except (Conflict, NotFound):
                 self._new.append((one, capacity))  # its GPUJob has changed: looked at again
-
-    async def _raise(self, gang: Gang, uid: str, one: OutOfMemory, capacity: int) -> None:
-        record = gang.record
-        if record is None or record.status.load is None:
-            return
-        load = record.status.load
-        if load.memory_source is Source.WHOLE_GPU:
-            return
-        held = one.blamed.memory_bytes if one.blamed else (one.memory_bytes or 0)
-        status, pod = record.status, gang.pods.get(uid)
-        steps = record.steps(uid, pod.annotations if pod is not None else {})
-        said = memory_of_steps(status, steps) or load.memory_p95_bytes
-        more, sub_batches = raised_in_steps(status, steps, max(held, said), capacity)
-        if (more, sub_batches) == (load, status.sub_batches):
-            return
-        self.counts["outgrown" if one.blamed else "together"] += 1
-        message = (
-            f"ran out of GPU memory on {one.gpu}"
-            f" ({'inferred by the node agent' if one.inferred else 'reported by its container'}):"
-            f" {'it held' if one.inferred else 'there were'} {held / _GIB:.1f} GiB"
-            f"{'' if one.inferred else ' for it'}; its next run is placed with"
-            f" {more.memory_p95_bytes / _GIB:.1f} GiB"
-        )
-        log.warning("out of memory gpujob=%s/%s gpu=%s", *gang.key, one.gpu)
-        now = self._clock()
-        conditions = lifecycle.with_condition(
-            status.conditions, lifecycle.PREDICTED, True, "Observed", message, now
-        )
-        status = status.model_copy(
-            update={"load": more, "sub_batches": sub_batches, "conditions": conditions}
-        )
-        await self._writer.write_status(
-            gang, lifecycle.decided(status, "OutOfMemory", message, now)
-        )
-        if pod is not None:
-            await self._writer.say(pod, "OutOfMemory", message, "Warning")

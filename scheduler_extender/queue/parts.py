@@ -11,6 +11,7 @@ from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.planning.anti_affinity import AntiAffinity
+from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.pending import PendingJobs
 from scheduler_extender.queue.preemption import Preempter
 from scheduler_extender.queue.queue_state import QueueState
@@ -28,6 +29,7 @@ class Parts:
     queue_state: QueueState
     pending: PendingJobs
     writer: Writer
+    executor: Executor
     preempter: Preempter
     anti_affinity: AntiAffinity
     history: HistoryStore

@@ -7,51 +7,42 @@ server shows, so that whoever finds a gang in the middle of it goes on.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
-from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.cluster.selectors import selects
-from scheduler_extender.cluster.workloads import ENDLESS, Kind, kind_of
+from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.owners import Owners
+from scheduler_extender.queue import decisions
+from scheduler_extender.queue.decisions import OVERDUE, OVERDUE_S, method_of
+from scheduler_extender.queue.effects import Executor
 from tandem.contracts.resources import Phase
-from tandem.kube.errors import Forbidden, Invalid, NotFound, TooManyRequests
+from tandem.kube.errors import Forbidden, Invalid, NotFound
 from tandem.kube.resource import Resource
 
 log = logging.getLogger(__name__)
 
 BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
-SUSPEND, EVICT = "suspend", "evict"
 _AGAIN_S = 5.0  # what was asked for and has had no effect is asked for again
 _SPARED_S = 60.0  # a gang that a disruption budget protects is left alone for a while
 _HOUR_S = 3600.0
 _FOREIGN_BUDGETS = "disruption budgets of other namespaces protect their jobs"
-#: An owner that has not stopped its pods for so long is not waited for: they are evicted.
-SUSPEND_WITHIN_S = 60.0
-#: A gang that holds its GPUs for so long after it was told to go is reported.
-OVERDUE_S = 300.0
-OVERDUE = "PreemptionOverdue"
-_PODS_TOLD = 8  # pods of one gang that get an event
-_ENDED = ("Complete", "Completed", "Succeeded", "Failed")
 
 
 class Preempter:
     """Carries out what planning has decided. All methods run on the event loop."""
 
-    def __init__(self, writer: Writer, settings: QueueConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, writer: Writer, executor: Executor, settings: QueueConfig, clock: Callable[[], float]
+    ) -> None:
         self._writer = writer
+        self._executor = executor
         self._settings = settings
         self._clock = clock
-        self._owners = Owners(writer)
         self._asked_at: dict[Key, float] = {}
         self._spared: dict[Key, tuple[float, str]] = {}
         self._expired: set[Key] = set()
@@ -120,8 +111,6 @@ class Preempter:
 
     async def begin(self, gang: Gang, why: str) -> None:
         """Write that the gang gives up its GPUs, then tell its owner, unless a budget forbids."""
-        record = gang.record
-        assert record is not None
         faults.reach("preempt-chosen")
         if await self.leave(gang, why):
             self.preemptions += 1
@@ -129,7 +118,8 @@ class Preempter:
     async def leave(self, gang: Gang, why: str) -> bool:
         """Have a gang give up its GPUs for a reason; False where a budget forbids it."""
         try:
-            forbidden = await self._forbidden(gang)
+            budgets = await self._writer.call(self._writer.api.list, BUDGETS, gang.key[0])
+            forbidden = decisions.forbidding(budgets, gang)
         except (Forbidden, NotFound, Invalid) as error:
             forbidden = f"disruption budgets of namespace {gang.key[0]} cannot be read: {error}"
         if forbidden:
@@ -141,165 +131,33 @@ class Preempter:
 
     async def release(self, gang: Gang, by: str) -> None:
         """Have all pods of a gang go, whatever disruption budgets say of healthy ones."""
-        record = gang.record
-        assert record is not None
-        method = method_of(record)
-        log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, by)
-        await self._writer.write_status(
-            gang, lifecycle.preempting(record.status, by, method, self._clock())
-        )
-        faults.reach("preempting-written")
+        await self._executor.carry_out(gang, decisions.release(gang, by, self._clock()))
         await self._ask(gang)
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang in phase Preempting, if anything."""
-        if self._is_overdue(gang):
-            return self._report(gang)
-        staying = [pod for pod in gang.holders() if not pod.deleting]
-        if staying:
+        assert gang.record is not None
+        status, now = gang.record.status, self._clock()
+        if status.reason != OVERDUE and decisions.giving_up_s(status, now) >= OVERDUE_S:
+            return self._executor.carry_out(gang, decisions.report_overdue(gang, now))
+        if any(not pod.deleting for pod in gang.holders()):
             due = self._asked_at.get(gang.key, 0.0) + _AGAIN_S
-            return self._ask(gang) if self._clock() >= due else None
-        return None if gang.holders() else self._come_back(gang)
+            return self._ask(gang) if now >= due else None
+        if gang.holders():
+            return None
+        self._asked_at.pop(gang.key, None)
+        return self._executor.carry_out(gang, decisions.come_back(gang, now))
 
-    def _is_overdue(self, gang: Gang) -> bool:
-        """Say whether a gang has not come back for too long, which has not been reported yet."""
-        assert gang.record is not None
-        status = gang.record.status
-        return status.reason != OVERDUE and self._for_s(gang) >= OVERDUE_S
-
-    def _for_s(self, gang: Gang) -> float:
-        """Return for how long a gang has been giving up its GPUs, in seconds."""
-        assert gang.record is not None
-        preemption = gang.record.status.preemption
-        return self._clock() - seconds(preemption.requested_at) if preemption else 0.0
+    async def _ask(self, gang: Gang) -> None:
+        self._asked_at[gang.key] = self._clock()
+        await self._executor.carry_out(gang, decisions.ask(gang))
 
     def overdue(self, gangs: Iterable[Gang]) -> int:
         """Count the gangs that have been giving up their GPUs for too long."""
+        now = self._clock()
         return sum(
             gang.record is not None
             and gang.record.status.phase is Phase.PREEMPTING
-            and self._for_s(gang) >= OVERDUE_S
+            and decisions.giving_up_s(gang.record.status, now) >= OVERDUE_S
             for gang in gangs
         )
-
-    async def _report(self, gang: Gang) -> None:
-        """Report that a gang still holds GPUs, or could not be put back in the queue."""
-        record = gang.record
-        assert record is not None
-        held = gang.holders()
-        going = sum(pod.deleting for pod in held)
-        message = (
-            f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and {len(held)} pod(s)"
-            f" still hold them; {going} of these are being deleted"
-            if held
-            else f"gave up its GPUs, but its {record.spec.workload.kind} cannot be resumed"
-        )
-        log.warning("preemption overdue gpujob=%s/%s held=%d", *gang.key, len(held))
-        status, now = record.status, self._clock()
-        conditions = lifecycle.with_condition(
-            status.conditions, lifecycle.SCHEDULED, False, OVERDUE, message, now
-        )
-        changes = {"reason": OVERDUE, "message": message, "conditions": conditions}
-        await self._writer.write_status(gang, status.model_copy(update=changes))
-        for pod in held[:_PODS_TOLD]:
-            await self._writer.say(pod, OVERDUE, message, "Warning")
-
-    async def _ask(self, gang: Gang) -> None:
-        record = gang.record
-        assert record is not None
-        self._asked_at[gang.key] = self._clock()
-        preemption = record.status.preemption
-        suspends = preemption is not None and preemption.method == SUSPEND
-        if suspends:
-            why = await self._owners.suspend(record, True)
-            if why:
-                await self._evict_instead(gang, why)
-                suspends = False
-        if not suspends or self._for_s(gang) >= SUSPEND_WITHIN_S:
-            # A gang goes as a whole: those on their way to a node too.
-            going = [pod for pod in gang.live_pods() if not pod.gated]
-            await asyncio.gather(*(self._evict(pod) for pod in going))
-        faults.reach("preempt-asked")
-
-    async def _evict_instead(self, gang: Gang, why: str) -> None:
-        """Write that the owner of a gang cannot be suspended, so that its pods are evicted."""
-        assert gang.record is not None
-        status = gang.record.status
-        assert status.preemption is not None
-        log.warning("owner not suspended gpujob=%s/%s why=%s", *gang.key, why)
-        message = (
-            f"gives up its GPUs: {status.preemption.by}; its pods are evicted, because its"
-            f" {gang.record.spec.workload.kind} cannot be suspended: {why}"
-        )
-        preemption = status.preemption.model_copy(update={"method": EVICT})
-        changes = {"preemption": preemption, "message": message}
-        await self._writer.write_status(gang, status.model_copy(update=changes))
-
-    async def _evict(self, pod: PodInfo) -> None:
-        try:
-            await self._writer.call(self._writer.api.evict, pod.namespace, pod.name, uid=pod.uid)
-        except NotFound:
-            return
-        except TooManyRequests as error:
-            await self._writer.say(pod, "NotPreempted", str(error), "Warning")
-
-    async def _come_back(self, gang: Gang) -> None:
-        """Put a gang whose pods are gone back in the queue; its owner makes new ones."""
-        record = gang.record
-        assert record is not None
-        faults.reach("preempt-gone")
-        preemption = record.status.preemption
-        if preemption is not None and preemption.method == SUSPEND:
-            try:
-                owner = await self._owners.get(record)
-            except NotFound:
-                owner = {}  # the garbage collector takes the GPUJob with it
-            if has_ended(owner):
-                failed = has_ended(owner) == "Failed"
-                ended = lifecycle.ended(gang, failed, self._clock())
-                await self._writer.write_status(gang, ended)
-                return
-            why = await self._owners.suspend(record, False) if owner else ""
-            if why:
-                log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
-                return  # tried again, and reported when it lasts
-        faults.reach("preempt-resumed")
-        await self._writer.write_status(gang, lifecycle.suspended(record.status, self._clock()))
-        faults.reach("suspended-written")
-        self._asked_at.pop(gang.key, None)
-
-    async def _forbidden(self, gang: Gang) -> str:
-        """Return which disruption budget forbids that all pods of the gang go, or ''."""
-        budgets = await self._writer.call(self._writer.api.list, BUDGETS, gang.key[0])
-        pods = gang.holders()
-        for budget in budgets:
-            selector = (budget.get("spec") or {}).get("selector")
-            hit = sum(selects(selector, pod.labels) for pod in pods)
-            allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
-            if hit > allowed:
-                name = budget["metadata"]["name"]
-                return (
-                    f"disruption budget {name} allows {allowed} disruption(s),"
-                    f" {hit} pod(s) of {gang.key[1]} would have to go"
-                )
-        return ""
-
-
-def method_of(record: GpuJobRecord) -> str:
-    """Return how a gang is made to give up its GPUs, '' if it never is.
-
-    By its owner where that can rest: it makes new pods at once when it is resumed, while after an
-    eviction a Job waits for longer each time. A gang named by its users may have many owners.
-    """
-    kind: Kind = kind_of(record.spec.workload)
-    if kind.suspend and not record.spans_workloads:
-        return SUSPEND
-    return EVICT if kind.restarts else ""
-
-
-def has_ended(owner: Mapping[str, Any]) -> str:
-    """Return the condition by which a workload has ended, or ''."""
-    for condition in (owner.get("status") or {}).get("conditions") or ():
-        if condition.get("type") in _ENDED and condition.get("status") == "True":
-            return str(condition["type"])
-    return ""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.planning.questions import Waiting
 from scheduler_extender.planning.summaries import without_figures
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.effects import Executor, WriteEvent, WriteStatus
 
 CHANGED_S = 5.0  # a reason or place that has changed is written again after this
 REFRESH_S = 240.0  # figures that have changed, while the reason has not, are written after this
@@ -99,8 +99,8 @@ class ReasonWriter:
     reason is then the same event, whose count the API server raises, whatever the figures do.
     """
 
-    def __init__(self, writer: Writer, clock: Callable[[], float]) -> None:
-        self._writer = writer
+    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+        self._executor = executor
         self._clock = clock
         self._told: dict[Key, _Told] = {}
         self._allowance = _Bucket(PER_SECOND, BURST, clock())
@@ -175,25 +175,26 @@ class ReasonWriter:
             )
             self._told[gang.key] = known
             status = lifecycle.waiting(gang.record.status, "Waiting", message, position, now)
-            await self._writer.write_status(gang, status.model_copy(update={"queue": queue}))
+            written = WriteStatus(status.model_copy(update={"queue": queue}))
+            await self._executor.carry_out(gang, (written,))
         if _is_event(known, summary, now):
-            await self._write_events(gang, what, known, summary)
+            events, owed = self._events_now(gang, what, known, summary)
+            await self._executor.carry_out(gang, events)
+            self._told[gang.key] = owed
 
-    async def _write_events(self, gang: Gang, what: Reason, known: _Told, summary: str) -> None:
+    def _events_now(
+        self, gang: Gang, what: Reason, known: _Told, summary: str
+    ) -> tuple[list[WriteEvent], _Told]:
+        """Return the events that may be written now, and what is told of the gang with them."""
         pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods][:_PODS]
         if not known.owed or known.event != summary:
             uids = tuple(pod.uid for pod in pods)
             known = known._replace(event_s=self._clock(), event=summary, owed=uids)
         note = f"{summary}; for figures: kubectl describe gpujob {gang.key[1]}"
-        owed = []
-        for pod in pods:
-            if pod.uid not in known.owed:
-                continue
-            if self._events.take(gang.key[0]):
-                await self._writer.say(pod, "Waiting", note, "Warning")
-            else:
-                owed.append(pod.uid)
-        self._told[gang.key] = known._replace(owed=tuple(owed))
+        owing = [pod for pod in pods if pod.uid in known.owed]
+        now = [pod for pod in owing if self._events.take(gang.key[0])]
+        owed = tuple(pod.uid for pod in owing if pod not in now)
+        return [WriteEvent(pod, "Waiting", note) for pod in now], known._replace(owed=owed)
 
 
 def _in_full(what: Reason, spared: str) -> tuple[str, str]:

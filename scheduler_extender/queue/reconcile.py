@@ -7,37 +7,40 @@ from collections.abc import Awaitable
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue import decisions, lifecycle
 from scheduler_extender.queue.completion import Completion
 from scheduler_extender.queue.creation import Creation
+from scheduler_extender.queue.decisions import BLOCKED, method_of
+from scheduler_extender.queue.effects import DeleteGpuJob
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
-from scheduler_extender.queue.preemption import method_of
 from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork
 from tandem.contracts.resources import GPUJobStatus, Phase
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
 COUNT_EVERY_S = 60.0
-BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodInfo.blocked
+#: A gang of which only a part holds GPUs is released as a whole after this: the GPUs of the part
+#: are idle meanwhile, and two gangs that each hold a part could wait for each other.
+PARTIAL_GANG_S = 60.0
 
 
 class Reconciler:
     """Brings one GPUJob after another up to date. All methods run on the event loop."""
 
     def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
-        self._writer = writer = parts.writer
+        writer = parts.writer
+        self._executor = parts.executor
         self._clock = clock = parts.clock
         self._later = later = parts.work.later
         self._load_prediction = load_prediction
-        self._creation = Creation(writer, load_prediction)
-        self._completion = Completion(writer, clock, later)
-        self._sizes = Sizes(writer, clock, later)
+        self._creation = Creation(writer, parts.executor, load_prediction)
+        self._completion = Completion(parts.executor, clock, later)
+        self._sizes = Sizes(writer, parts.executor, clock, later)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
-        self._settings = parts.settings
         self._counted_at: dict[Key, float] = {}
         self._partial_since: dict[Key, float] = {}
 
@@ -58,10 +61,9 @@ class Reconciler:
             case Stage.NEW:
                 return self._creation.create(gang, gang.first())
             case Stage.REPLACED:
-                assert gang.record is not None
-                return self._creation.delete_replaced(gang.record)
+                return self._executor.carry_out(gang, (DeleteGpuJob(),))
             case Stage.REVIVED:
-                return self._completion.revive(gang)
+                return self._executor.carry_out(gang, decisions.revive(gang, self._clock()))
             case Stage.UNPREDICTED:
                 return self._load_prediction.enqueue(gang)
             case Stage.PREEMPTING:
@@ -87,7 +89,7 @@ class Reconciler:
         if self._load_prediction.is_due(gang, now):
             return self._load_prediction.again(gang)
         if self._is_half_placed(gang, now):
-            why = f"part of it had no place for {self._settings.partial_gang_s:.0f} s"
+            why = f"part of it had no place for {PARTIAL_GANG_S:.0f} s"
             return self._preempter.release(gang, why)
         status = self._held(gang, lifecycle.observed(gang, now), now)
         if status.reason == "PlanExpired" and record.status.plan is not None:
@@ -97,20 +99,8 @@ class Reconciler:
                 self._later(gang.key, rests_until_s)
         if status is not record.status or self._should_count(gang, now):
             self._counted_at[gang.key] = now
-            return self._write(gang, status)
+            return self._executor.carry_out(gang, decisions.write(gang, status))
         return None
-
-    async def _write(self, gang: Gang, status: GPUJobStatus) -> None:
-        assert gang.record is not None
-        before = gang.record.status
-        await self._writer.write_status(gang, status)
-        if status.reason == BLOCKED and (status.message, BLOCKED) != (
-            before.message,
-            before.reason,
-        ):
-            pod = next((pod for pod in gang.live_pods() if pod.blocked), None)
-            if pod is not None:
-                await self._writer.say(pod, BLOCKED, status.message, "Warning")
 
     def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
         """Return the status with the reason why a gang that waits is not planned at all."""
@@ -158,5 +148,5 @@ class Reconciler:
             return False
         started = [seconds(pod.started_at) for pod in gang.holders() if pod.started_at]
         since = self._partial_since.setdefault(gang.key, min([now, *started]))
-        self._later(gang.key, since + self._settings.partial_gang_s)
-        return now - since >= self._settings.partial_gang_s
+        self._later(gang.key, since + PARTIAL_GANG_S)
+        return now - since >= PARTIAL_GANG_S

@@ -20,6 +20,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import cycle_input_of
 from scheduler_extender.planning.questions import Question, Victim
+from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.learning_loop import Learning
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import Phase
@@ -71,7 +72,7 @@ class Repairs:
         self._queue_state = parts.queue_state
         self._pending = parts.pending
         self._work = parts.work
-        self._writer = parts.writer
+        self._executor = parts.executor
         self._history = parts.history
         self._learning = learning
         self._clock = parts.clock
@@ -124,7 +125,7 @@ class Repairs:
         if not repair.places and gang.record is not None:
             # It is not sent to the same place again: from now on it has its GPUs for itself.
             alone = gang.record.status.model_copy(update={"alone": True})
-            await self._writer.write_status(gang, alone)
+            await self._executor.carry_out(gang, (WriteStatus(alone),))
         if not await self._learning.move(gang, repair.why):
             self._targets.pop(repair.key, None)
             self._journeys.pop(repair.key, None)

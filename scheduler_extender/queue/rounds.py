@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_extender import faults
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning import explaining
@@ -19,6 +18,7 @@ from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Victim
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.quota_accounts import Accounts
@@ -61,7 +61,7 @@ class Rounds:
         self._work = parts.work
         self._queue_state = parts.queue_state
         self._pending = parts.pending
-        self._writer = parts.writer
+        self._executor = parts.executor
         self._preempter = parts.preempter
         self._history = parts.history
         self._accounts = accounts
@@ -271,9 +271,8 @@ class Rounds:
         )
         why = self._explained(verdicts[0], snapshot, status)
         status = lifecycle.decided(status, PLACED, why, now)
-        faults.reach("plan-before")
-        await self._writer.write_status(gang, status)
-        faults.reach("plan-after")
+        planned = WriteStatus(status, before="plan-before", after="plan-after")
+        await self._executor.carry_out(gang, (planned,))
 
     def _explained(self, verdict: Verdict, snapshot: Snapshot, status: GPUJobStatus) -> str:
         """Return why the first of its pods go where they go."""
@@ -294,7 +293,7 @@ class Rounds:
             self._metrics.promoted()
             status = lifecycle.promoted(gang.record.status, self._clock())
             self._pending.drop(key)
-            self._work.do(key, self._writer.write_status(gang, status))
+            self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
 
     def _tell(self, to_tell: dict[Key, Reason]) -> None:
         spared = self._preempter.told_of_spared()

@@ -16,8 +16,8 @@ from scheduler_extender.cluster.workloads import (
     roles_now,
 )
 from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.queue.effects import Executor, WriteSize
 from tandem.kube.errors import Forbidden, NotFound
-from tandem.kube.resource import GPU_JOBS
 
 #: A workload whose pods do not make up the gang is read at most this often, and while nothing
 #: changes less and less often.
@@ -39,9 +39,14 @@ class Sizes:
     """Sizes of gangs that wait. All methods run on the event loop."""
 
     def __init__(
-        self, writer: Writer, clock: Callable[[], float], later: Callable[[Key, float], None]
+        self,
+        writer: Writer,
+        executor: Executor,
+        clock: Callable[[], float],
+        later: Callable[[Key, float], None],
     ) -> None:
         self._writer = writer
+        self._executor = executor
         self._clock = clock
         self._later = later
         self._read: dict[Key, _Read] = {}
@@ -64,7 +69,9 @@ class Sizes:
         stated = explicit_size(gang.first())
         if stated is not None:
             gang.expected = None
-            return self._write(gang, stated) if stated != size else None
+            if stated == size:
+                return None
+            return self._executor.carry_out(gang, (WriteSize(stated),))
         if record.spans_workloads or resource_of(record.spec.workload) is None:
             return None
         read, now = self._read.get(gang.key), self._clock()
@@ -113,17 +120,4 @@ class Sizes:
         )
         size = max(1, sum(role.pods for role in roles.values()))
         if size != record.spec.demand.gang_size:
-            await self._write(gang, size)
-
-    async def _write(self, gang: Gang, size: int) -> None:
-        """Write the size into the GPUJob: quotas and orders count the GPUs of the whole gang."""
-        record = gang.record
-        assert record is not None
-        body = {
-            "metadata": {"uid": record.uid, "resourceVersion": record.resource_version},
-            "spec": {"demand": {"gangSize": size}},
-        }
-        answer = await self._writer.call(
-            self._writer.api.patch, GPU_JOBS, record.name, body, record.namespace
-        )
-        self._writer.take(answer)
+            await self._executor.carry_out(gang, (WriteSize(size),))

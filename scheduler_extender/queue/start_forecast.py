@@ -29,6 +29,7 @@ from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.planning.forecast import packed
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Answer, Question
+from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import ExpectedStart, GPUJobStatus, Phase
 
@@ -58,7 +59,7 @@ class StartForecast:
         self._queue_state = parts.queue_state
         self._pending = parts.pending
         self._work = parts.work
-        self._writer = parts.writer
+        self._executor = parts.executor
         self._profile = parts.profile
         self._every_s = every_s
         self._preemption_cost_s = parts.settings.preemption_cost_s
@@ -107,7 +108,7 @@ class StartForecast:
                 if self._work.busy(key):
                     busy.append(key)
                     continue
-                self._work.do(key, self._writer.write_status(gang, status))
+                self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
                 await asyncio.sleep(1 / PER_SECOND)
             if not busy:
                 return

@@ -20,6 +20,7 @@ from scheduler_extender.serving import pairing
 from scheduler_extender.serving.api import health_router, read_router
 from scheduler_extender.serving.front import FrontConfig
 from scheduler_extender.serving.frontman import FrontProcess
+from scheduler_extender.serving.gate import KEEP_ALIVE_S
 from scheduler_extender.serving.limits import Limited
 from scheduler_extender.serving.memory_api import memory_router
 from scheduler_extender.serving.process import collector_spared, give_way_soon, keep_freed_memory
@@ -40,8 +41,6 @@ from tandem.kube.memory import MemoryCluster
 
 log = logging.getLogger(__name__)
 
-#: Go keeps an idle connection for 90 s; closing it before would fail a verb now and then.
-KEEP_ALIVE_S = 120
 _SHUTDOWN_S = 5
 
 
@@ -50,7 +49,7 @@ def verbs_app(service: Service, served: Callable[[], bool] = lambda: True) -> Fa
     app = FastAPI(title="Tandem scheduler extender", docs_url=None, redoc_url=None)
     verbs = verbs_router(service.verbs, service.binder, service.feed, service.metrics)
     app.include_router(verbs)
-    app.add_middleware(Straight, verbs=verbs)
+    app.add_middleware(Straight, verbs=verbs, traffic=service.traffic)
     app.include_router(health_router(service.feed, service.metrics, served))
     return app
 
@@ -71,7 +70,7 @@ def public_app(service: Service) -> FastAPI:
         app.include_router(memory_router(service.api))
         app.include_router(
             status_router(
-                Publisher(local_changes(service.changes)),
+                Publisher(local_changes(service.changes, service.traffic)),
                 readers,
                 events_in_memory(service.api),
                 local_profiles(service.predictor),
@@ -157,7 +156,7 @@ def inner_app(service: Service) -> FastAPI:
     app = FastAPI(title="Tandem, within", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(health_router(service.feed, service.metrics))
     app.include_router(read_router(service.state, service.config.profile.pipeline(), everybody))
-    app.include_router(inner_router(service.changes, service.predictor))
+    app.include_router(inner_router(service.changes, service.predictor, service.traffic))
     return app
 
 
@@ -165,6 +164,7 @@ def _front(service: Service, path: str) -> FrontProcess:
     config = service.config
     settings = FrontConfig(
         kubeconfig=config.kubeconfig,
+        namespace=config.namespace,
         public=config.public,
         probes=config.probes,
         tunnel=config.tunnel,

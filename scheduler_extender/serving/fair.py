@@ -7,6 +7,7 @@ sends to be reviewed. The parts of a client take turns by the same rule.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -37,12 +38,16 @@ class FairWorker:
 
     Each client is charged the time that its work took; the client that was charged least goes next,
     and of its parts the one that was charged least. So a client that sends little does not wait
-    behind one that sends much. `waiting`: pieces of work of one client that may wait.
+    behind one that sends much. `waiting`: pieces of work of one client that may wait. `nice`: the
+    increment of nice(2) for the thread, by which the kernel prefers other threads and processes.
     """
 
-    def __init__(self, waiting: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, waiting: int, clock: Callable[[], float] = time.perf_counter, nice: int = 0
+    ) -> None:
         self._waiting = waiting
         self._clock = clock
+        self._nice = nice
         self._orders: dict[str, dict[str, deque[_Order]]] = {}  # by client and part
         self._used_s: dict[tuple[str, ...], float] = {}  # of a client; of a client and its part
         self._halved_at = clock()
@@ -101,6 +106,10 @@ class FairWorker:
                 self._used_s = {n: used for n, used in halves.items() if used > _FORGOTTEN_S}
 
     def _run(self) -> None:
+        if self._nice:  # Linux applies it to this thread alone
+            thread = threading.get_native_id()
+            now = os.getpriority(os.PRIO_PROCESS, thread)
+            os.setpriority(os.PRIO_PROCESS, thread, now + self._nice)
         while True:
             client, part, order = self.next()
             if order.future.cancelled():

@@ -83,6 +83,7 @@ class FrontConfig(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kubeconfig: Path | None
+    namespace: str
     public: Public
     probes: Listen | None
     tunnel: Listen | None = None
@@ -426,7 +427,7 @@ async def _tls(config: FrontConfig, api: KubeClient, line: Line) -> AsyncIterato
         async with tls.follow(look_at_files, config.certificate.look_s):
             yield tls
         return
-    keeper = Keeper(api, public.namespace, public.service_names, config.certificate)
+    keeper = Keeper(api, config.namespace, public.service_names, config.certificate)
     tls.use(await asyncio.to_thread(keeper.begin))
     async with tls.follow(keeper.look, config.certificate.look_s, ready):
         yield tls

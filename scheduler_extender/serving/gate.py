@@ -28,7 +28,8 @@ _PAUSE_S = 0.1  # where the process has no descriptor left
 _HANDSHAKE_S = 5.0
 _HEAD_S = 10.0
 _REQUEST_S = 60.0
-_KEEP_ALIVE_S = 120.0  # Go keeps an idle connection for 90 s
+#: Go's clients keep an idle connection for 90 s; a server that closes it first fails some requests.
+KEEP_ALIVE_S = 120
 _HEAD_BYTES = 64 * 2**10
 _PIPELINED = 4  # requests of one connection that wait for their turn
 
@@ -238,6 +239,8 @@ class Guarded(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         self.entry.close = transport.abort
+        # uvicorn's own default of 5 s is shorter than the API server's 90 s.
+        self.timeout_keep_alive = KEEP_ALIVE_S
         self._within(_HEAD_S)
         super().connection_made(transport)
 
@@ -272,8 +275,8 @@ class Guarded(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Keep the connection for a while."""
-        self._within(_KEEP_ALIVE_S)
+        """Keep the connection for longer than its client does."""
+        self._within(KEEP_ALIVE_S)
         with contextlib.suppress(AttributeError):  # the connection may be gone
             super().on_response_complete()
 

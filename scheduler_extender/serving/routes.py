@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.serving.limits import BODY_WITHIN_S, MAX_BODY_BYTES
 from scheduler_extender.serving.metrics import Metrics
+from scheduler_extender.serving.traffic import Traffic
 from scheduler_extender.verbs.binding import Binder
 from scheduler_extender.verbs.verbs import MalformedPodError, Verbs
 from scheduler_extender.verbs.wire import (
@@ -92,8 +94,8 @@ class Straight:
     hundred nodes. Everything else goes on to the application.
     """
 
-    def __init__(self, app: ASGIApp, verbs: APIRouter) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, verbs: APIRouter, traffic: Traffic) -> None:
+        self._app, self._traffic = app, traffic
         self._endpoints: dict[tuple[object, object], Endpoint] = {
             ("POST", route.path): route.endpoint
             for route in verbs.routes
@@ -106,8 +108,11 @@ class Straight:
         if endpoint is None:
             await self._app(scope, receive, send)
         else:
-            response = await endpoint(Request(scope, receive))
-            await response(scope, receive, send)
+            # A bind waits for the API server; it leaves the event loop to others meanwhile.
+            waits = scope["path"] == "/bind"
+            with nullcontext() if waits else self._traffic.verb():
+                response = await endpoint(Request(scope, receive))
+                await response(scope, receive, send)
 
 
 def _endpoint(verb: str, answer: Answer, feed: Feed, metrics: Metrics) -> Endpoint:

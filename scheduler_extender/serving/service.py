@@ -30,9 +30,11 @@ from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.status.changes import Changes
+from scheduler_extender.serving.traffic import Traffic
 from scheduler_extender.threads import thread_pool
 from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
+from tandem.contracts import names
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.credentials import stays_secret
 from tandem.kube.errors import KubeError
@@ -69,6 +71,7 @@ class Service:
     changes: Changes
     predictor: HttpPredictor
     runtime_class: list[bool] = field(default_factory=lambda: [False])
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @contextlib.asynccontextmanager
@@ -133,8 +136,8 @@ async def running(
 
     lease = LeaseWatch(
         api,
-        config.leader.namespace,
-        config.leader.lease,
+        config.namespace,
+        names.LEASE_NAME,
         hostname,
         clock,
         changed=term_changed,
@@ -160,7 +163,7 @@ async def running(
             clock=clock,
             term=(lambda: "always") if config.leader.always else lease.term,
             take_over=None if config.leader.always else take_over,
-            namespace=config.public.namespace,
+            namespace=config.namespace,
         ),
         settings=Settings(
             queue=config.queue,

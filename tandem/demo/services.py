@@ -23,8 +23,7 @@ START_TIMEOUT_S = 60.0
 #: The agents report more often than on a cluster, so that the table moves.
 AGENT_SETTINGS = {
     "interval_s": 0.5,
-    "window_s": 30.0,
-    "report": {"urgent_s": 0.3, "min_interval_s": 0.5, "heartbeat_s": 10.0},
+    "report_interval_s": 0.5,
 }
 
 

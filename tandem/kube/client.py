@@ -28,7 +28,7 @@ from tandem.kube.errors import Conflict, from_response, unreachable
 from tandem.kube.resource import PODS, Resource
 
 Object = dict[str, Any]
-PatchType = Literal["merge", "json", "strategic", "apply"]
+PatchType = Literal["merge", "json"]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
@@ -40,8 +40,6 @@ PAGE_SIZE = 100
 _PATCH_TYPES: dict[PatchType, str] = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
-    "strategic": "application/strategic-merge-patch+json",
-    "apply": "application/apply-patch+yaml",  # JSON is YAML
 }
 
 
@@ -55,9 +53,8 @@ class Page(NamedTuple):
 class KubeClient:
     """One identity at one API server; safe to use from many threads."""
 
-    def __init__(self, credentials: Credentials, user_agent: str = "tandem") -> None:
+    def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._user_agent = user_agent
 
     @classmethod
     def load(cls, kubeconfig: Path | None = None, context: str | None = None) -> KubeClient:
@@ -107,7 +104,7 @@ class KubeClient:
         headers = {
             "Accept": "application/json",
             "Content-Type": content_type,
-            "User-Agent": self._user_agent,
+            "User-Agent": "tandem",
         }
         # Asked at each request: the token of a service account is renewed every hour.
         authorization = self._credentials.authorization()
@@ -255,19 +252,15 @@ class KubeClient:
         *,
         kind: PatchType = "merge",
         subresource: str = "",
-        field_manager: str = "tandem",
-        force: bool = False,
     ) -> Object:
-        """Patch an object, or its `status`; `force` takes over fields in a server-side apply.
+        """Patch an object, or its `status`.
 
         Raises:
             Conflict: the object no longer has the resourceVersion in `body`.
             Replaced: the object does not have the uid in `body`.
         """
-        query: dict[str, object] = {"fieldManager": field_manager}
-        if kind == "apply":
-            query["force"] = "true" if force else "false"
         path = resource.path(namespace, name, subresource)
+        query = {"fieldManager": "tandem"}
         return self.request("PATCH", path, query, body, _PATCH_TYPES[kind])
 
     def delete(
@@ -321,9 +314,7 @@ class KubeClient:
         }
         self.request("POST", PODS.path(namespace, pod, "binding"), body=binding)
 
-    def evict(
-        self, namespace: str, pod: str, *, uid: str, grace_period_s: int | None = None
-    ) -> None:
+    def evict(self, namespace: str, pod: str, *, uid: str) -> None:
         """Ask for a pod to go, within its disruption budgets.
 
         Raises:
@@ -335,14 +326,11 @@ class KubeClient:
         there = self.get(PODS, pod, namespace)["metadata"]["uid"]
         if there != uid:
             raise Conflict(409, f"pod {namespace}/{pod} is {there} by now, not {uid}")
-        options: Object = {"preconditions": {"uid": uid}}
-        if grace_period_s is not None:
-            options["gracePeriodSeconds"] = grace_period_s
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod, "namespace": namespace},
-            "deleteOptions": options,
+            "deleteOptions": {"preconditions": {"uid": uid}},
         }
         self.request(
             "POST",

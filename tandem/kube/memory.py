@@ -140,8 +140,6 @@ class MemoryCluster:
         *,
         kind: PatchType = "merge",
         subresource: str = "",
-        field_manager: str = "tandem",
-        force: bool = False,
     ) -> Object:
         """Apply a JSON merge patch (RFC 7396)."""
         if kind != "merge" or not isinstance(body, dict):
@@ -209,9 +207,7 @@ class MemoryCluster:
             item["metadata"].setdefault("annotations", {}).update(annotations or {})
             self._store(PODS, item, EventType.MODIFIED)
 
-    def evict(
-        self, namespace: str, pod: str, *, uid: str, grace_period_s: int | None = None
-    ) -> None:
+    def evict(self, namespace: str, pod: str, *, uid: str) -> None:
         """Delete a pod, if it is still that one."""
         self.delete(PODS, pod, namespace, uid=uid)
 

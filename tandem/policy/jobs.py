@@ -45,8 +45,9 @@ class JobArrays:
     def of(cls, jobs: Sequence[Job]) -> Self:
         """Return the arrays of waiting jobs, each column an array of its own."""
         count = len(jobs)
-        attained = np.array([job.attained_gpu_seconds for job in jobs])
-        arrived = np.array([job.queued_at_s for job in jobs])
+        # Numbers without fractions at the start must not keep fractions out later.
+        attained = np.array([job.attained_gpu_seconds for job in jobs], dtype=np.float64)
+        arrived = np.array([job.queued_at_s for job in jobs], dtype=np.float64)
         left = [np.nan if job.remaining_s is None else job.remaining_s for job in jobs]
         return cls(
             gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
@@ -56,7 +57,7 @@ class JobArrays:
             since_s=arrived.copy(),
             attained_at_since=attained,
             service_at_since=attained.copy(),
-            remaining_at_since=np.array(left),
+            remaining_at_since=np.array(left, dtype=np.float64),
             waiting_since_s=arrived.copy(),
             first_started_s=np.where(attained > 0, arrived, np.inf),
             gpu_utilisation=np.array([job.gpu_utilisation for job in jobs]),

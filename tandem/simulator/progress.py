@@ -187,6 +187,8 @@ class Progress:
     def out_of_memory(self, row: int) -> set[int]:
         """Kill the worker whose allocation failed, and with it its gang; it loses its run.
 
+        Where memory is guarded the worker is evicted before: a job that saves its work on SIGTERM
+        loses what a preemption costs, and no more.
         Return the GPUs that it leaves; none where nobody shares the GPU any more.
         """
         board = self._board
@@ -196,7 +198,8 @@ class Progress:
         victim = self._victim(row, residents)
         self.settle(victim)
         self._outcome.ooms[victim] += 1
-        lost = self._left_at_start[victim] - self._left[victim]
+        saves = self._guarded and board.jobs[victim].checkpointable
+        lost = 0.0 if saves else self._left_at_start[victim] - self._left[victim]
         self._outcome.overhead_s[victim] += lost
         self._left[victim] += lost
         capacity = float(board.gpus.memory_capacity_gib[row])

@@ -207,6 +207,41 @@ def test_a_change_shows_without_reloading(browser: Any, site: PageSite) -> None:
     page.close()
 
 
+#: Follows a view whose stream ends at once, many times; counts what listens to its signal then.
+STREAMS_THAT_END = """async () => {
+  const { follow } = await import("./data.js");
+  const stop = new AbortController();
+  const held = new Set();
+  let streams = 0;
+  const { addEventListener, removeEventListener } = EventTarget.prototype;
+  stop.signal.addEventListener = function (...all) {
+    held.add(all[1]);
+    addEventListener.apply(this, all);
+  };
+  stop.signal.removeEventListener = function (...all) {
+    held.delete(all[1]);
+    removeEventListener.apply(this, all);
+  };
+  const before = window.fetch;
+  window.fetch = async () => {
+    if (++streams === 8) stop.abort();
+    return new Response("");
+  };
+  await follow("jobs", {}, { onView() {}, onTrouble() {}, signal: stop.signal });
+  window.fetch = before;
+  return { listeners: held.size, streams };
+}"""
+
+
+def test_streams_that_end_leave_no_listener_behind(browser: Any, site: PageSite) -> None:
+    """A page that is open for a day opens a stream every 50 s."""
+    page = Opened(browser, f"{site.url}/status/?view=nodes").live()
+    found = page.evaluate(STREAMS_THAT_END)
+    assert found["streams"] == 8
+    assert found["listeners"] == 0
+    page.close()
+
+
 def test_a_tenant_signs_in_and_the_token_is_in_no_address(browser: Any) -> None:
     with page_site(fill, may=Readers(Api()).check) as site:  # type: ignore[arg-type]
         opened = Opened(browser, f"{site.url}/status/?view=jobs")

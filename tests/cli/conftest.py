@@ -50,7 +50,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         gpus = [StubGpu(uuid=f"GPU-n0-{index}") for index in range(2)]
         StubState(gpus=gpus).write(folder / "gpus")
         library = environment(build(folder), folder / "gpus")
-        settings = {"proc": str(FakeProc(folder / "proc").root), "report": {"min_interval_s": 1.0}}
+        settings = {"proc": str(FakeProc(folder / "proc").root), "report_interval_s": 1.0}
         installation.start_agent("n0", library, settings)
         found = Live(plane, installation, own_address(), port)
         found.lead_to(port)

@@ -10,8 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
+import typer
 
 from controlplane import binaries, build
+from tandem.cli.controlplane import Absent
 from tandem.errors import TandemError
 
 #: Stands in for Go: writes the file named by -o, or fails as the compiler does.
@@ -200,11 +202,10 @@ def test_up_says_what_is_missing_and_down_and_status_that_nothing_runs(bare: Pat
     assert tandem("status").returncode == 1
 
 
-def test_the_command_says_that_it_needs_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_that_it_needs_a_checkout() -> None:
     """The wheel contains the command, and not the control plane of the tests."""
-    from tandem.cli import controlplane as command
-
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    app = typer.Typer(cls=Absent, no_args_is_help=True)
+    app.callback()(lambda: None)
     with pytest.raises(TandemError, match="part of the source tree") as caught:
-        command.from_a_checkout()
+        app(["up", "--nodes", "2"])
     assert "checkout" in caught.value.hint

@@ -16,7 +16,7 @@ GIB = 1 << 30
 ALONE_PERCENT = 90
 #: What the agents of these scenarios do more often than others, so that a test is short.
 AGENT = {
-    "report": {"heartbeat_s": 2.0, "min_interval_s": 1.0},
+    "report_interval_s": 0.5,
     "guard": {"mode": "evict"},
     "utilisation_half_life_s": 2.0,
 }

@@ -37,8 +37,8 @@ STALE_S = 8.0
 AGENT = {
     "shares": 3,
     "guard": {"mode": "evict"},
-    "report": {"heartbeat_s": 2.0, "min_interval_s": 1.0},
-    "health": {"well_for_s": 4.0, "rescan_s": 2.0},
+    "report_interval_s": 0.5,
+    "health": {"rescan_s": 2.0},
 }
 
 
@@ -346,7 +346,7 @@ def test_agent_measures_on_while_the_api_server_is_away_and_tells_of_it_without_
     print(f"evicted {time.monotonic() - back:.1f} s after the return")
     host.ends(greedy)
     time.sleep(max(0.0, first + 10 - time.monotonic()))
-    # A heartbeat each 2 s fell due in vain all the while; none of them is made up for.
+    # A heartbeat each 3 s fell due in vain all the while; none of them is made up for.
     after = host.metric("tandem_agent_reports_total", outcome="written") - written
     elapsed = time.monotonic() - first
     print(f"{after:.0f} reports in the first {elapsed:.0f} s")

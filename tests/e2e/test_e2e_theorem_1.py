@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.papers,
     pytest.mark.slow,
     pytest.mark.xdist_group("papers"),
+    pytest.mark.timeout(1800),  # 200 pairs, 25 rounds of them
 ]
 
 GIB = 1 << 30
@@ -35,7 +36,7 @@ SEEN_S = 2.0  # for which a decision stays before it counts
 
 
 class Said:
-    """What a predictor says that knows the truth; a model's name is PAIR/JOB."""
+    """What a predictor says that knows the truth; a model's name is PAIR-JOB."""
 
     def __init__(self, pairs: dict[str, Pair]) -> None:
         self.pairs = pairs
@@ -52,7 +53,7 @@ class Said:
     def price(self, job: Load, candidates: list[Load]) -> InterferenceAnswer:
         pairs = []
         for other in candidates:
-            (number, one), (_, two) = (each.feature_hash.split("/") for each in (job, other))
+            (number, one), (_, two) = (each.feature_hash.split("-") for each in (job, other))
             own, caused = (self.pairs[number].said_ratio[int(which)] - 1 for which in (one, two))
             pairs.append(PairSlowdown(job_slowdown=own, partner_slowdown=caused))
         return InterferenceAnswer(pairs=pairs, source=Source.MODEL)
@@ -81,7 +82,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TandemClus
 
 def submit(cluster: TandemCluster, space: str, index: int, which: int, iterations: int) -> None:
     asks = {
-        "tandem.gpu/model": f"{index}/{which}", "tandem.gpu/batch-size": "32",
+        "tandem.gpu/model": f"{index}-{which}", "tandem.gpu/batch-size": "32",
         "tandem.gpu/iterations": str(iterations),
     }  # fmt: skip
     made = job(f"j{which}-{index}", annotations=asks)

@@ -30,9 +30,9 @@ from scheduler_extender.admission.webhook import namespace_of
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.app import inner_app
 from scheduler_extender.serving.fair import BusyError, FairWorker
-from scheduler_extender.serving.front import FrontConfig
+from scheduler_extender.serving.front import PUBLIC_LIMITS, FrontConfig
 from scheduler_extender.serving.frontman import FrontProcess
-from scheduler_extender.serving.gate import Limits, Turnstile, client_of
+from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile, client_of
 from scheduler_extender.serving.limits import Budget
 from scheduler_extender.serving.service import Service, running
 from tandem.kube.memory import MemoryCluster
@@ -98,6 +98,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
         settings = FrontConfig.model_validate(
             {
                 "kubeconfig": kubeconfig,
+                "namespace": config.namespace,
                 "public": {**listen, "port": ports[0]},
                 "probes": {"host": "127.0.0.1", "port": ports[1]},
                 "tunnel": {"host": "127.0.0.1", "port": ports[2]},
@@ -301,6 +302,38 @@ class Clock:
         return self.now
 
 
+def test_an_idle_connection_outlives_the_90_s_that_the_api_server_keeps_it() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def told() -> None:
+        settings = uvicorn.Config(answer, http="httptools", lifespan="off", log_config=None)
+        settings.load()
+        made: list[Guarded] = []
+
+        def make(stile: Turnstile, entry: Entry) -> Guarded:
+            guarded = Guarded(settings, uvicorn.Server(settings).server_state, {})
+            guarded.turnstile, guarded.entry = stile, entry
+            made.append(guarded)
+            return guarded
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        gate = Gate(listener, PUBLIC_LIMITS, make)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            url = "http://{}:{}/".format(*listener.getsockname())
+            for _ in range(2):
+                assert (await client.get(url)).status_code == 200
+            (connection,) = made
+            closes = connection.timeout_keep_alive_task
+            assert closes is not None
+            assert closes.when() - asyncio.get_running_loop().time() > 90
+            assert connection.entry.due_s - time.monotonic() > 90
+        gate.close()
+
+    asyncio.run(told())
+
+
 def test_one_address_has_so_many_connections_and_waits_its_turn() -> None:
     clock = Clock()
     stile = Turnstile(Limits(per_address=5, total=100, rate=1.0, burst=3.0), clock)
@@ -399,6 +432,24 @@ def test_bytes_of_one_client_are_bounded_and_the_largest_gives_way() -> None:
     asyncio.run(asyncio.wait_for(told(), 30))
 
 
+def test_a_body_that_is_being_judged_is_not_given_up_for_a_smaller_one() -> None:
+    async def told() -> None:
+        budget = Budget(per_client=10, in_all=20)
+        async with asyncio.timeout(60) as deadline:
+            judged = budget.begin("a", deadline)
+            await budget.grow(judged, 9)
+            judged.whole = True
+            async with asyncio.timeout(60) as other:
+                waits = asyncio.create_task(budget.grow(budget.begin("a", other), 3))
+                await asyncio.sleep(0.01)
+                assert not waits.done()
+                budget.end(judged)
+                await waits
+        assert budget.held == 3
+
+    asyncio.run(asyncio.wait_for(told(), 30))
+
+
 def test_the_client_that_has_used_least_goes_first() -> None:
     async def told() -> None:
         worker = FairWorker(waiting=3)
@@ -427,6 +478,21 @@ def test_the_client_that_has_used_least_goes_first() -> None:
             await worker.run("x", lambda: 1 / 0, 0)
 
     asyncio.run(asyncio.wait_for(told(), 30))
+
+
+def test_the_kernel_prefers_the_other_threads_to_a_nice_worker() -> None:
+    """The page's views are computed by one: a verb waits for no time slice of it."""
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def told() -> tuple[int, int]:
+        worker, nice = FairWorker(waiting=1), FairWorker(waiting=1, nice=3)
+        return await worker.run("x", niceness, 0), await nice.run("x", niceness, 0)
+
+    ours = niceness()
+    assert asyncio.run(told()) == (ours, min(19, ours + 3))
+    assert niceness() == ours
 
 
 def test_namespaces_of_one_client_take_turns() -> None:

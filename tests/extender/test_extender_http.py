@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -14,10 +14,11 @@ import pytest
 from extender_builders import NOW, gpu_node, node, pod
 
 from controlplane import binaries
-from scheduler_extender.config import ConfigError, ExtenderConfig, read_config
+from scheduler_extender.config import REMOVED, ConfigError, ExtenderConfig, read_config
 from scheduler_extender.serving.app import public_app, verbs_app
 from scheduler_extender.serving.routes import MAX_BODY_BYTES
 from scheduler_extender.serving.service import Service, running
+from scheduler_extender.serving.traffic import Traffic
 from tandem.contracts import names
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_NODES, NODES, PODS
@@ -43,6 +44,28 @@ def story(test):
 
     run.__name__ = test.__name__
     return run
+
+
+@story
+async def test_the_page_lets_filter_and_prioritize_go_first_but_no_bind() -> None:
+    """A bind waits for the API server, and needs no event loop meanwhile."""
+    async with extender() as (service, cluster, _):
+        await service.feed.wait_ready()
+        created = cluster.create(PODS, pod("p"), "ml")
+        counted: list[str] = []
+        asked = ""
+
+        class Counted(Traffic):
+            def verb(self) -> AbstractContextManager[None]:
+                counted.append(asked)
+                return super().verb()
+
+        service.traffic = Counted()
+        transport = httpx.ASGITransport(verbs_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://verbs") as verbs:
+            for asked in ("filter", "prioritize", "bind"):
+                await verbs.post(f"/{asked}", json={"Pod": created, "NodeNames": ["n0"]})
+        assert counted == ["filter", "prioritize"]
 
 
 @story
@@ -204,6 +227,10 @@ async def test_openapi_names_every_route_once() -> None:
             "{profile: gandiva, queue: {min_run_s: 0}}",
             "queue.max_preemptions_per_hour: slices of 60 s need 60, not 4",
         ),
+        (
+            "certificate: {renew_days: 30}",
+            "certificate.renew_days: this setting was removed; it is a quarter of",
+        ),
         ("[1]", "the file: Input should be"),
         ("a: [", "this is no YAML"),
     ],
@@ -214,6 +241,16 @@ def test_a_wrong_configuration_is_refused_by_path(tmp_path: Path, text: str, sai
     with pytest.raises(ConfigError) as caught:
         read_config(file)
     assert said in f"{caught.value.message}\n{caught.value.hint}"
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_removed_setting_is_refused_with_what_to_do_instead(tmp_path: Path, path: str) -> None:
+    section, key = path.split(".")
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{section}: {{{key}: 1}}")
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    assert caught.value.message == f"{file}: {path}: this setting was removed; {REMOVED[path]}"
 
 
 def test_a_configuration_may_be_empty_missing_or_spelt_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler_extender.cluster.ledger import Claim, Hold
-from scheduler_extender.cluster.objects import Objects
+from scheduler_extender.cluster.objects import GRAVES_S, Objects
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts import names
@@ -278,6 +278,38 @@ def test_a_closed_gpu_opens_again_without_a_report() -> None:
     assert found.gpus.shares[found.node_rows("n1")].tolist() == [1]
 
 
+def test_a_bound_pod_counts_as_its_gpujob_says_now_though_the_plan_is_over() -> None:
+    """No Binding has noted its steps, so that those of the plan in the status count."""
+    split = gpu_job("pod-a", plan=[("u", "n0", ["g0"])], job_load=load(20, 4, 0.5), version=1)
+    split["spec"]["demand"] |= {"accumulation": True, "batchSize": 64}
+    part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
+    split["status"] |= {"subBatches": [part]}
+    split["status"]["plan"]["accumulationSteps"] = 2
+    bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0")
+    found = state(("gpunodes", gpu_node("n0", "g0")), ("pods", bound), ("gpujobs", split))
+    found.tick(NOW + 30)
+    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [6]
+    status = {name: value for name, value in split["status"].items() if name != "plan"}
+    later = {**split, "metadata": {**split["metadata"], "resourceVersion": "2"}, "status": status}
+    found.upsert("gpujobs", later)
+    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [20]
+    found.check()
+
+
+def test_the_members_of_a_gang_are_its_pods_by_name_and_nobody_else() -> None:
+    ours = {names.GANG: "g"}
+    found = state(
+        *[("pods", pod(name, annotations=ours)) for name in ("c", "a", "b")],
+        ("pods", pod("alone")),
+        ("pods", pod("a", namespace="other", annotations=ours)),
+    )
+    assert [(one.pod.namespace, one.name) for one in found.members(("ml", "gang-g"))] == [
+        ("ml", "a"), ("ml", "b"), ("ml", "c"),
+    ]  # fmt: skip
+    assert [one.name for one in found.members(("ml", "pod-alone"))] == ["alone"]
+    assert found.members(("ml", "gang-unknown")) == []
+
+
 def test_a_better_prediction_changes_what_the_running_pods_of_the_gang_count_for() -> None:
     found = state(
         ("gpunodes", gpu_node("n0", "g0")),
@@ -444,7 +476,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = NOW
         self.version = 0
         self.truth: dict[tuple[str, str], dict] = {}
-        self.sent: list[tuple[str, dict]] = []
+        self.sent: list[tuple[float, str, dict]] = []  # with the time of telling
         self.gone: list[tuple[str, dict]] = []
         self.births = Counter[str]()
 
@@ -462,7 +494,7 @@ class AnyOrder(RuleBasedStateMachine):
         obj["metadata"]["uid"] = known["metadata"]["uid"] if known else uid
         obj["metadata"]["resourceVersion"] = str(self.version)
         self.truth[kind, obj["metadata"]["name"]] = obj
-        self.sent.append((kind, obj))
+        self.sent.append((self.now, kind, obj))
         self.live.upsert(kind, obj)
 
     @rule(
@@ -514,12 +546,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(choose=st.randoms(use_true_random=False))
     def something_old_is_told_again(self, choose) -> None:
-        if self.sent:
-            self.live.upsert(*choose.choice(self.sent))
+        # No answer of the API server takes longer than deleted objects are remembered.
+        late = [event for told_s, *event in self.sent if told_s >= self.now - GRAVES_S]
+        if late:
+            self.live.upsert(*choose.choice(late))
         if self.gone:
             self.live.delete(*choose.choice(self.gone))
 
-    @rule(seconds=st.sampled_from((1, 10, 160)))
+    @rule(seconds=st.sampled_from((1, 10, 160, 601)))
     def time_passes(self, seconds) -> None:
         self.now += seconds
         self.live.tick(self.now)
@@ -580,3 +614,27 @@ def test_pods_that_are_told_before_their_nodes_are_all_counted() -> None:
         state.upsert("pods", pod(f"p{number}", node_name=f"n{number}", devices="a"))
     assert len(state.nodes.uses()) == 300
     state.check()
+
+
+# --- rows of nodes that come and go -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3])
+def test_rows_beyond_the_first_buffers_take_nobody_until_their_node_says_so(shares: int) -> None:
+    many = [f"g{number:03}" for number in range(200)]
+    nodes = gpu_node("n0", *many), gpu_node("n1", "a")
+    found = state(*(("gpunodes", each) for each in nodes), max_jobs_per_gpu=shares)
+    healthy = found.table.writable["healthy"]
+    assert found.table.writable["residents"].shape[1] == found.gpus.residents.shape[1] == shares
+    assert healthy[:201].all()
+    assert not healthy[201:].any()
+    assert not found.table.writable["fresh"][201:].any()
+
+
+def test_the_layout_changes_whenever_a_node_goes() -> None:
+    found = state(*(("gpunodes", gpu_node(f"n{n}", f"g{n}")) for n in range(3)))
+    seen = [found.table.layout]
+    for n in range(3):
+        found.delete("gpunodes", gpu_node(f"n{n}", f"g{n}"))
+        seen.append(found.table.layout)
+    assert sorted(set(seen)) == seen

@@ -42,6 +42,7 @@ from scheduler_extender.serving.status.views import (
     object_of,
     query_of,
 )
+from scheduler_extender.serving.traffic import Traffic
 from tandem.contracts import names
 from tandem.kube.access import TOKEN_REVIEWS
 from tandem.policy.catalog import load_profile
@@ -267,13 +268,57 @@ def test_the_event_loop_turns_for_others_between_two_pieces(
             turns += 1
             await asyncio.sleep(0)
 
-    async def told() -> int:
+    async def told() -> None:
         task = asyncio.create_task(other())
-        pieces = [piece async for piece in local_changes(site.changes)(version, 0.0)]
+        async for _ in local_changes(site.changes)(version, 0.0):
+            pass
         task.cancel()
-        return len(pieces)
 
-    assert turns > 2 * asyncio.run(told()) > 10
+    pieces = len(list(site.changes.pieces(version)))
+    asyncio.run(told())
+    assert turns > 2 * pieces > 10
+
+
+def test_verbs_go_first_after_each_piece(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb is read, answered and written in several turns of the event loop."""
+    monkeypatch.setattr("scheduler_extender.serving.status.changes.PIECE_S", 0.0)
+    paused = 0
+
+    class Watched(Traffic):
+        async def pause(self, within_s: float) -> None:
+            nonlocal paused
+            assert 0 < within_s < 1, "a verb whose client hangs must not hold the page for long"
+            paused += 1
+
+    async def told(version: str) -> bytes:
+        return b"".join([part async for part in local_changes(site.changes, Watched())(version, 0)])
+
+    version = site.changes.version
+    for number in range(10):
+        site.state.upsert("gpunodes", gpu_node(f"m{number}", f"g{number}"))
+    for since in (version, ""):  # changes; the whole cluster
+        pieces, paused = list(site.changes.pieces(since)), 0
+        assert len(pieces) > 5
+        assert asyncio.run(told(since)) == b"".join(pieces)
+        assert paused == len(pieces)
+
+
+def test_a_pause_ends_with_the_last_verb() -> None:
+    async def told() -> None:
+        traffic = Traffic()
+        with traffic.verb():
+            with traffic.verb():
+                waits = asyncio.create_task(traffic.pause(60))
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+            assert not waits.done()
+        assert traffic.flows, "the next verb of the same pod is on its way"
+        await asyncio.wait_for(waits, 10)
+        assert not traffic.flows
+        with traffic.verb():
+            await asyncio.wait_for(traffic.pause(0.001), 10)
+
+    asyncio.run(told())
 
 
 def test_a_model_that_follows_equals_one_that_is_built_anew(seed: int) -> None:

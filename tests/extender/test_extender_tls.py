@@ -133,19 +133,6 @@ def test_half_of_it_is_refused(tmp_path: Path, given: dict[str, str], said: str)
         read_config(path)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [({"renew_days": 400}, "less than valid_days"), ({"overlap_s": 100}, "twice look_s")],
-)
-def test_a_rotation_that_would_leave_a_gap_is_refused(
-    tmp_path: Path, given: dict[str, int], said: str
-) -> None:
-    path = tmp_path / "extender.yaml"
-    path.write_text(yaml.safe_dump({"certificate": given}))
-    with pytest.raises(ConfigError, match=said):
-        read_config(path)
-
-
 def test_files_that_are_not_there_end_it_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "extender.yaml"
     files = {"tls_cert": str(tmp_path / "no.crt"), "tls_key": str(tmp_path / "no.key")}

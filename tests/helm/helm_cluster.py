@@ -13,9 +13,7 @@ from tandem.contracts import names
 
 _PID = 4242
 #: A certificate is replaced within half a minute instead of a quarter of an hour.
-VALUES = {
-    "scheduler": {"extender": {"config": {"certificate": {"look_s": 1.0, "overlap_s": 10.0}}}}
-}
+VALUES = {"scheduler": {"extender": {"config": {"certificate": {"look_s": 2.0}}}}}
 
 
 class ChartCluster:
@@ -33,7 +31,7 @@ class ChartCluster:
         self.installation.install()
         StubState(gpus=self._gpus).write(self.folder / "gpus")
         library = environment(build(self.folder), self.folder / "gpus")
-        settings = {"proc": str(self._proc.root), "report": {"min_interval_s": 1.0}}
+        settings = {"proc": str(self._proc.root), "report_interval_s": 1.0}
         self.installation.start_agent("n0", library, settings)
 
     def team(self) -> str:

@@ -78,7 +78,16 @@ def test_a_wrong_value_is_refused_with_its_path(
 
 @pytest.mark.parametrize(
     "key",
-    ["public", "verbs", "leader", "kubeconfig", "predictor_url", "predictor_token_file", "api"],
+    [
+        "namespace",
+        "public",
+        "verbs",
+        "leader",
+        "kubeconfig",
+        "predictor_url",
+        "predictor_token_file",
+        "api",
+    ],
 )
 def test_what_follows_from_the_chart_cannot_be_set_beside_it(helm: Helm, key: str) -> None:
     answer = helm("template", "tandem", str(CHART), "--set", f"scheduler.extender.config.{key}=x")
@@ -202,7 +211,7 @@ def test_the_services_can_read_the_settings_that_they_are_given(rendered: list[O
     AgentSettings.model_validate({**settings("tandem-agent", "agent.yaml"), "node": "n0"})
     scheduler = settings("tandem-scheduler", "scheduler.yaml")
     assert scheduler["profiles"] == [{"schedulerName": extender.admission.scheduler_name}]
-    assert scheduler["leaderElection"]["resourceName"] == extender.leader.lease
+    assert scheduler["leaderElection"]["resourceName"] == names.LEASE_NAME
     assert scheduler["extenders"][0]["urlPrefix"].endswith(f":{extender.verbs.port}")
 
 

@@ -66,7 +66,7 @@ def replicas(cluster: ChartCluster) -> Iterator[list[int]]:
             "verbs": {"port": verbs},
             "public": {**given["public"], "host": "127.0.0.1", "port": second},
             "probes": {"host": "127.0.0.1", "port": free_port()},
-            "leader": {**given["leader"], "hostname": "second"},
+            "leader": {"hostname": "second"},
         },
         name="extender-second",
     )

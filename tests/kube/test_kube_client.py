@@ -42,13 +42,11 @@ def test_patches_say_what_they_are(serve):
     api = serve(lambda request: (200, {}))
     client = KubeClient.with_token(api.host, "t")
     client.patch(GPU_JOBS, "j", {"status": {}}, "ns", subresource="status")
-    client.patch(GPU_JOBS, "j", {}, "ns", kind="apply", force=True)
     client.patch(PODS, "p", [], "ns", kind="json")
-    merge, apply, json_patch = api.requests
+    merge, json_patch = api.requests
     assert merge.path.endswith("/gpujobs/j/status")
     assert merge.headers["Content-Type"] == "application/merge-patch+json"
-    assert apply.headers["Content-Type"] == "application/apply-patch+yaml"
-    assert apply.query == {"fieldManager": "tandem", "force": "true"}
+    assert merge.query == {"fieldManager": "tandem"}
     assert json_patch.headers["Content-Type"] == "application/json-patch+json"
     assert json_patch.body == []
 

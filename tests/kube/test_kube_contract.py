@@ -343,7 +343,7 @@ def test_an_eviction_is_of_the_pod_that_was_meant(side: Side) -> None:
     pod = side.pod()
     with pytest.raises(errors.Conflict):
         side.api.evict(side.namespace, "p", uid="00000000-0000-0000-0000-000000000000")
-    side.api.evict(side.namespace, "p", uid=pod["metadata"]["uid"], grace_period_s=0)
+    side.api.evict(side.namespace, "p", uid=pod["metadata"]["uid"])
     assert side.names(PODS) == set()
 
 

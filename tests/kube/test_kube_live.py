@@ -46,8 +46,7 @@ def test_objects_are_written_and_read(admin, namespace):
     admin.patch(CONFIG_MAPS, "a", {"data": {"x": "2"}}, namespace)
     with pytest.raises(errors.Conflict):
         admin.replace(CONFIG_MAPS, created, namespace)
-    applied = {"apiVersion": "v1", "kind": "ConfigMap", **config_map("a", y="3")}
-    admin.patch(CONFIG_MAPS, "a", applied, namespace, kind="apply", force=True)
+    admin.patch(CONFIG_MAPS, "a", {"data": {"y": "3"}}, namespace)
     assert admin.get(CONFIG_MAPS, "a", namespace)["data"] == {"x": "2", "y": "3"}
     with pytest.raises(errors.Conflict):
         admin.delete(CONFIG_MAPS, "a", namespace, uid="another")
@@ -123,7 +122,7 @@ def test_an_eviction_hits_only_the_pod_that_was_meant(admin, namespace):
     pod = make_pod(admin, namespace, "victim")
     with pytest.raises(errors.Conflict):
         admin.evict(namespace, "victim", uid="another")
-    admin.evict(namespace, "victim", uid=pod["metadata"]["uid"], grace_period_s=0)
+    admin.evict(namespace, "victim", uid=pod["metadata"]["uid"])
     with pytest.raises(errors.NotFound):
         admin.get(PODS, "victim", namespace)
 

@@ -5,13 +5,21 @@ import pytest
 from learning_builders import NOW, gpu, resident
 
 from scheduler_extender.learning import sharing
-from scheduler_extender.learning.adjusting import Adjuster, Looked, Obstacle, SharedGpu, blamed
+from scheduler_extender.learning.adjusting import (
+    Adjuster,
+    Limits,
+    Looked,
+    Obstacle,
+    SharedGpu,
+    blamed,
+)
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.observed import Watched
 from tandem.contracts.learning import Means, ObservedSlowdown, Reference
 from tandem.contracts.resources import PodUse
 
 SETTINGS = LearningConfig()
+LIMITS = Limits()
 
 
 def looks(
@@ -56,7 +64,7 @@ def test_a_spike_shorter_than_the_memory_moves_nobody(seed: int) -> None:
     course: list[float] = []
     while len(course) < 2000:
         course += rng.uniform(0.0, 0.2, size=rng.integers(6, 30)).tolist()
-        length_s = rng.uniform(0.0, SETTINGS.memory_s)
+        length_s = rng.uniform(0.0, adjuster.memory_s)
         course += rng.uniform(0.5, 20.0, size=int(np.ceil(length_s / SETTINGS.every_s))).tolist()
     for number, slowdown in enumerate(course):
         looked = adjuster.look(
@@ -98,7 +106,7 @@ def test_for_one_namespace_only_so_many_others_are_moved_in_an_hour() -> None:
         for move in looks(adjuster, gpus, start_s=start_s).moves:
             adjuster.made(move, start_s)
             moved.append(move)
-    assert len(moved) == SETTINGS.max_moves_of_others_per_hour
+    assert len(moved) == LIMITS.max_moves_of_others_per_hour
 
 
 def test_who_may_not_be_moved_stays_and_nobody_joins() -> None:
@@ -142,7 +150,7 @@ def test_a_move_that_did_not_help_is_not_repeated() -> None:
     adjuster = Adjuster(SETTINGS)
     (move,) = looks(adjuster, [gpu(resident("a", 0.6, cost_gib=1), resident("b", 0.5))]).moves
     adjuster.made(move, NOW)
-    later = NOW + SETTINGS.rest_s + 1
+    later = NOW + LIMITS.rest_s + 1
     again = [
         gpu(resident("a", 0.6, cost_gib=1), resident("c", 0.0, stays="no checkpoint"), name="g1")
     ]
@@ -157,7 +165,7 @@ def test_between_two_moves_of_a_job_lies_a_rest() -> None:
     adjuster.made(move, NOW + 50)
     pair = [gpu(resident("a", 0.5, cost_gib=1), resident("c", 0.0, stays="no"), name="g1")]
     assert looks(adjuster, pair, start_s=NOW + 60).moves == []
-    rested = looks(adjuster, pair, start_s=NOW + 60 + SETTINGS.rest_s)
+    rested = looks(adjuster, pair, start_s=NOW + 60 + LIMITS.rest_s)
     assert [m.key for m in rested.moves] == [("ml", "a")]
 
 

@@ -6,18 +6,14 @@ import pytest
 from agent_node import GIB, Pods, uid
 
 from node_agent.attribution import Attribution
-from node_agent.config import GuardSettings
 from node_agent.guard import Offender, Tenant, offender
 from node_agent.outofmemory import EPISODES, FullTimes, OutOfMemoryLog
 from node_agent.pods import ContainerEnd, PodInfo
 from node_agent.stub import StubProcess
 
-TENTH = GuardSettings(tolerance=0.1)
-EXACT = GuardSettings(tolerance=0)
 
-
-def named(*tenants, settings=EXACT):
-    found = offender([Tenant(*tenant) for tenant in tenants], settings)
+def named(*tenants, tolerance=0.0):
+    found = offender([Tenant(*tenant) for tenant in tenants], tolerance)
     return found and found.uid
 
 
@@ -43,12 +39,12 @@ def test_of_two_that_outgrew_the_larger_one_is_not_named_for_its_size():
     ("memory", "guilty"), [(100, False), (101, False), (110, False), (111, True), (200, True)]
 )
 def test_a_prediction_may_be_exceeded_by_the_tolerance(memory, guilty):
-    assert named(("a", memory, 100), settings=TENTH) == ("a" if guilty else None)
+    assert named(("a", memory, 100), tolerance=0.1) == ("a" if guilty else None)
 
 
 def test_the_tolerance_is_that_of_each_pod_s_own_prediction():
     # The first exceeds by more bytes, within its tolerance; the second by fewer, beyond its own.
-    assert named(("large", 1099, 1000), ("small", 60, 50), settings=TENTH) == "small"
+    assert named(("large", 1099, 1000), ("small", 60, 50), tolerance=0.1) == "small"
 
 
 def test_without_a_tolerance_the_prediction_itself_is_still_allowed():
@@ -109,7 +105,7 @@ def test_of_two_that_outgrew_the_one_that_outgrew_most_is_asked_for(on):
 
 
 def test_a_pod_within_its_tolerance_is_not_asked_for(on):
-    _, one = on((1, 42, 40), (2, 36, 36), tolerance=0.1)
+    _, one = on((1, 42, 41), (2, 36, 36))
     assert asked(one) == []
     assert one.monitor.nearly_full == {"nobody": 1}
 
@@ -286,9 +282,9 @@ def test_a_process_that_ends_while_it_is_read_is_gone(proc, name):
 AT_S = 1000.0
 
 
-def full(*episodes, settings=None):
+def full(*episodes):
     """The times (from, to) at which pod 1 held 50 of 30 GiB on a full GPU, and pod 2 20 of 20."""
-    times = FullTimes(settings or GuardSettings())
+    times = FullTimes()
     for begins_s, ends_s in episodes:
         for at_s in (begins_s, ends_s):
             held = [Tenant(uid(1), 50 * GIB, 30 * GIB), Tenant(uid(2), 20 * GIB, 20 * GIB)]
@@ -327,7 +323,7 @@ def test_times_close_together_are_one_and_the_latest_that_fits_counts():
 
 
 def test_what_a_pod_held_at_most_while_the_gpu_was_full_counts():
-    times = FullTimes(GuardSettings())
+    times = FullTimes()
     for at_s, held in ((1000.0, 30), (1000.5, 50), (1001.0, 40)):
         times.note(at_s, [Tenant(uid(1), held, 10)])
     assert times.cause(uid(1), ended(1001.0)).holders[uid(1)].memory == 50
@@ -340,7 +336,7 @@ def test_only_the_last_times_are_remembered():
 
 
 def test_the_pod_that_outgrew_is_blamed_for_the_failure_of_its_neighbour():
-    log = OutOfMemoryLog(GuardSettings())
+    log = OutOfMemoryLog()
     pods = {
         uid(1): PodInfo("a", "greedy"),
         uid(2): PodInfo("b", "innocent", ends=(ended(AT_S),)),
@@ -354,10 +350,13 @@ def test_the_pod_that_outgrew_is_blamed_for_the_failure_of_its_neighbour():
     assert log.counts == {"outgrown": 1}
     log.look(AT_S + 1, "GPU-a", full((1000.0, 1001.0)), pods)
     assert len(log.latest(AT_S + 1)) == 1, "told once"
+    pods[uid(2)] = PodInfo("b", "innocent", ends=(ended(AT_S + 2),))
+    log.look(AT_S + 2, "GPU-a", full((1000.0, AT_S + 1)), pods)
+    assert log.counts == {"outgrown": 2}
 
 
 def test_a_failure_is_told_for_a_while_and_then_no_more():
-    log = OutOfMemoryLog(GuardSettings())
+    log = OutOfMemoryLog()
     pods = {uid(2): PodInfo("b", "innocent", ends=(ended(AT_S),))}
     log.look(AT_S, "GPU-a", full((1000.0, 1001.0)), pods)
     assert len(log.latest(AT_S + 599)) == 1

@@ -1,9 +1,13 @@
 """What the agent keeps of a pod."""
 
+from typing import ClassVar
+
 import pytest
 
-from node_agent.kubepods import pod_info, predicted_memory, trim
+from node_agent.kubepods import KubePods, pod_info, predicted_memory, trim
 from tandem.contracts import names
+from tandem.kube.errors import NotFound, Unavailable
+from tandem.kube.reflector import EventType
 
 
 def pod(**metadata):
@@ -109,3 +113,25 @@ def test_last_end_of_each_container():
 def test_what_was_predicted(load, predicted):
     assert predicted_memory({"status": {"load": load}}) == predicted
     assert predicted_memory({}) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(NotFound(404, "gone"), False), (Unavailable(0, "away"), True)]
+)
+def test_a_pod_keeps_its_prediction_where_its_gpujob_cannot_be_read(error, told, caplog):
+    class Client:
+        answers: ClassVar = [{"status": {"load": {"memorySource": "model", "memoryP95Bytes": 5}}}]
+
+        def get(self, *_):
+            if self.answers:
+                return self.answers.pop()
+            raise error
+
+    pods = KubePods(Client(), "n0")
+    one = trim(pod())
+    for kind in (EventType.ADDED, EventType.MODIFIED):
+        pods._take(kind, one)
+        assert pods.find("u").predicted_memory == 5
+    assert ("prediction unknown" in caplog.text) is told, (
+        "the agent warns where the API server fails, and not where the GPUJob was deleted"
+    )

@@ -128,12 +128,11 @@ def test_every_metric_and_setting_is_documented(registry):
     undocumented = [name for name in families if name.removeprefix("tandem_gpu_memory") not in DOC]
     assert len(families) > 15
     assert undocumented == []
-    for section in (None, "report", "health", "guard", "metrics"):
+    for section in (None, "health", "guard", "metrics"):
         model = type(getattr(AgentSettings(node="n"), section)) if section else AgentSettings
         for field in model.model_fields.keys() - {
             "node",
             "proc",
-            "report",
             "health",
             "guard",
             "metrics",

@@ -334,6 +334,18 @@ def test_gpu_that_cannot_be_shared_is_not_offered(node, driver, board, reason):
     gpu = node().run(2).gpus[0]
     assert (gpu.shares, gpu.health) == (0, "Healthy")
     assert reason in gpu.shares_reason
+    if "mode" in board:
+        assert gpu.compute_mode == reason
+
+
+@pytest.mark.parametrize(
+    ("kinds", "mps"), [((), False), (("compute",), False), (("compute", "mps"), True)]
+)
+def test_a_gpu_with_a_client_of_mps_says_so(node, driver, proc, kinds, mps):
+    driver.state.processes = [StubProcess(0, 7 + i, GIB, kind=k) for i, k in enumerate(kinds)]
+    for each in driver.state.processes:
+        proc.add(each.pid, uid(1))
+    assert node().run(2).gpus[0].mps is mps
 
 
 def test_display_takes_memory_but_no_share(node, driver, proc):

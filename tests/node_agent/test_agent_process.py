@@ -15,6 +15,7 @@ import pytest
 
 from controlplane import binaries
 from node_agent.__main__ import main
+from node_agent.config import REMOVED
 from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environment
 from tandem.contracts.resources import GPUNodeStatus
 
@@ -126,7 +127,7 @@ def test_a_node_from_start_to_stop(agent, sink, proc, tmp_path):
 @pytest.mark.slow
 def test_nvml_that_stays_away_fails_liveness(agent, sink, tmp_path):
     config = tmp_path / "agent.yaml"
-    config.write_text("health: {nvml_gone_s: 0.5}\n")
+    config.write_text("health: {rescan_s: 0.25}\n")
     process, url = agent(StubState(driver=""), "--config", str(config))
     wait_for(lambda: sink.reports and get(url + "/healthz")[0] == 503)
     assert "NVML has been gone" in json.loads(get(url + "/healthz")[1])["error"]
@@ -177,6 +178,15 @@ def test_one_report_for_people(driver, proc, capsys):
 def test_usage(capsys, arguments, says):
     assert main(arguments) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", REMOVED)
+def test_a_removed_setting_is_refused_with_what_to_do_instead(tmp_path, capsys, path):
+    section, _, key = path.partition(".")
+    config = tmp_path / "agent.yaml"
+    config.write_text(f"{section}: {{{key}: 1}}\n" if key else f"{section}: 1\n")
+    assert main(["--node", "n0", "--config", str(config)]) == 2
+    assert f"The setting {path} was removed: {REMOVED[path]}." in capsys.readouterr().err
 
 
 def test_unknown_settings_are_refused_by_name(tmp_path, capsys):

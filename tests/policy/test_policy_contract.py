@@ -291,3 +291,14 @@ def test_a_profile_survives_yaml(name: str) -> None:
     assert profile.description
     again = yaml.safe_load(yaml.safe_dump(profile.model_dump(mode="json")))
     assert Profile.model_validate(again) == profile
+
+
+def test_times_of_jobs_keep_their_fractions_where_all_begin_in_whole_seconds() -> None:
+    arrays = JobArrays.of([Job(id="a", queued_at_s=10, attained_gpu_seconds=5, remaining_s=60)])
+    arrays.since_s[0] += 0.5
+    arrays.attained_at_since[0] += 0.5
+    arrays.remaining_at_since[0] -= 0.5
+    rows = np.array([0])
+    assert arrays.remaining_s(rows, now_s=11.0).tolist() == [59.5]
+    assert arrays.attained_gpu_s(rows, now_s=11.0).tolist() == [5.5]
+    assert arrays.since_s.tolist() == [10.5]

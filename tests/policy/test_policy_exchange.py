@@ -71,3 +71,34 @@ def test_a_gang_does_not_stop_jobs_that_yield_more_together() -> None:
 
 def test_jobs_of_about_the_same_worth_do_not_take_turns() -> None:
     assert decided(1, [(1, 1200.0)], [(1, 1000.0)]) == (set(), set())
+
+
+def test_a_gang_replaces_the_job_whose_neighbour_suits_it_and_not_the_one_that_yields_least() -> (
+    None
+):
+    # Speeds of one job next to another. B yields least, but next to A the newcomer gains nothing.
+    names = "A", "B", "C", "D", "newcomer"
+    speed = np.full((5, 5), 0.5)
+    speed[0, 1], speed[1, 0] = 0.9, 0.2
+    speed[2, 3] = speed[3, 2] = 0.6
+    speed[4, 0] = speed[0, 4] = 0.6
+    speed[4, 3] = speed[3, 4] = 1.0
+    jobs = [
+        Job(
+            id=name, pods=2, memory_base_gib=1.0, checkpointable=True, queued_at_s=NOW_S - 300.0,
+            attained_gpu_seconds=600.0, interference_class=2 + index,
+            own_slowdown=np.concatenate(([0.0, np.inf], 1 / speed[index] - 1)),
+            caused_slowdown=np.concatenate(([0.0, np.inf], 1 / speed[:, index] - 1)),
+        )
+        for index, name in enumerate(names)
+    ]  # fmt: skip
+    arrays = replace(JobArrays.of(jobs), since_s=np.full(5, NOW_S))
+    gpus = GpuArrays.empty(np.zeros(4, dtype=np.int64), np.full(4, 16.0), shares=2)
+    board = Board.of(jobs, arrays, gpus)
+    board.now_s = NOW_S
+    for index, rows in enumerate(([0, 1], [0, 1], [2, 3], [2, 3])):
+        board.place(index, np.array(rows))
+        arrays.running[index], arrays.speed[index] = True, 1.0
+    profile = load_profile("tandem")
+    profile.dispatch(board, np.arange(5), profile.pipeline(), False)
+    assert board.take_actions() == [Stop(2), Started(4, (2, 3))]

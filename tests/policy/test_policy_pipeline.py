@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from tandem.policy.catalog import UnknownProfileError, load_profile
 from tandem.policy.cluster import GpuArrays, Snapshot
+from tandem.policy.constraints.memory import MemoryCollision
 from tandem.policy.decision import Placement, Waits
 from tandem.policy.equations.collision import collision_probability
 from tandem.policy.equations.horus import GTX_1080, RTX_2080, slowdown_over_commit
 from tandem.policy.job import Job
-from tandem.policy.pipeline import Evaluation
+from tandem.policy.pipeline import Evaluation, _best_node_rows
 
 PIPELINE = load_profile("tandem").pipeline()
 
@@ -56,6 +57,22 @@ def test_would_collide_with_its_neighbours_so_waits_and_names_them() -> None:
     (refusal,) = decision.refusals
     assert (refusal.constraint, refusal.gpus) == ("memory_collision", ("n0/a", "n1/b"))
     assert "probability 0.15, bound 0.10" in decision.message
+
+
+def test_a_chance_of_a_collision_that_equals_its_bound_is_within_it() -> None:
+    old, new = job("old", 50, 8, 0.3), job("new", 40, 50, 0.5)
+    gpus = cluster(("n0", "a", 145, [old])).gpus
+    (chance,) = collision_probability(gpus.none_in_peak, gpus.one_in_peak, 0.5)
+    for bound, allowed in ((chance, True), (np.nextafter(chance, 0.0), False)):
+        assert MemoryCollision(max_collision_probability=float(bound))(new, gpus)[0] == allowed
+
+
+def test_a_pod_goes_to_the_node_whose_best_gpus_are_best_on_average() -> None:
+    node, allowed = np.array([0, 0, 0, 1, 1, 2]), np.ones(6, dtype=bool)
+    rows = _best_node_rows(node, allowed, np.array([9.0, 1.0, 7.0, 8.0, 7.5, 20.0]), wanted=2)
+    assert rows is not None
+    assert rows.tolist() == [0, 2], "9 and 7 beat 8 and 7.5; node 2 has one GPU"
+    assert _best_node_rows(node, allowed, np.zeros(6), wanted=4) is None
 
 
 def test_too_little_memory_for_every_base_and_one_peak_so_waits() -> None:
@@ -182,3 +199,11 @@ def test_the_constraint_that_refuses_most_is_named_first(first: int, second: int
     kinds = [constraint.kind for constraint in pipeline.constraints[:2]]
     expected = sorted(zip(kinds, (first, second), strict=True), key=lambda each: -each[1])
     assert [(each.constraint, each.count) for each in found] == expected
+
+
+def test_a_quarantined_gpu_takes_nobody_and_its_refusal_says_why() -> None:
+    empty = cluster(("n0", "a", 80, []))
+    ill = replace(empty, gpus=replace(empty.gpus, healthy=np.array([False])))
+    assert isinstance(PIPELINE.place(job("new"), ill), Waits)
+    refuses = next(each for each in PIPELINE.constraints if each.kind == "healthy")
+    assert refuses.sentence(job("new"), ill.gpus, 0) == "quarantined"

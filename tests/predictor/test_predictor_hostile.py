@@ -182,6 +182,17 @@ def _unknown_operator(imported: str) -> bytes:
     return helper.make_model(graph, opset_imports=opsets).SerializeToString()
 
 
+def _recursive_function() -> bytes:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    call = helper.make_node("F", ["a"], ["b"], domain="local")
+    function = helper.make_function("local", "F", ["a"], ["b"], [call], opsets)
+    node = helper.make_node("F", ["x"], ["y"], domain="local")
+    result = helper.make_tensor_value_info("y", FLOAT, None)
+    graph = helper.make_graph([node], "g", [tensor_input("x", 1, 4)], [result])
+    model = helper.make_model(graph, functions=[function], opset_imports=opsets)
+    return model.SerializeToString()
+
+
 HOSTILE = {
     "cycle": (_relu(("b", "a"), ("a", "b")), Refusal.MALFORMED, "cycle"),
     "undefined input": (_relu(("nowhere", "y")), Refusal.MALFORMED, "'nowhere'"),
@@ -212,6 +223,9 @@ HOSTILE = {
     ),
     "unknown operators": (_unknown_operator("evil"), Refusal.UNSUPPORTED, "unknown"),
     "unknown domain": (_unknown_operator(""), Refusal.MALFORMED, "cannot be inferred"),
+    "function that calls itself": (
+        _recursive_function(), Refusal.MALFORMED, "contradicts itself .*: Cycle detected",
+    ),
 }  # fmt: skip
 
 

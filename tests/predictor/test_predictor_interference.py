@@ -274,6 +274,77 @@ def test_the_bound_follows_how_much_the_pairs_of_a_type_differ():
     assert Experience().width("NVIDIA L4", MEASURED_SPREAD) == 1.0
 
 
+def of_model(name: str, step_s: float | None = None) -> Load:
+    return observed(80).model_copy(update={"feature_hash": name, "iteration_s": step_s})
+
+
+def run_beside_one_another(experience, team, speeds, step_s=None) -> None:
+    """Every two models of `speeds`: each runs at its own speed, whatever is next to it."""
+    for each in speeds:
+        experience.add(team, f"{each}@32", "NVIDIA L4", 80.0, [], (step_s or {}).get(each))
+    for job, speed in speeds.items():
+        for other in speeds:
+            if other != job:
+                beside = Neighbour(kind=f"{other}@32", slowdown=1 / speed - 1,
+                                   means=Means.UTILISATION)  # fmt: skip
+                experience.add(team, f"{job}@32", "NVIDIA L4", 80.0, [beside],
+                               (step_s or {}).get(job))  # fmt: skip
+
+
+def speeds_of(experience, job, partner, gpu="NVIDIA L4") -> tuple[float, float]:
+    ((own, other),) = TimeSharing(experience).speeds(job, [partner], gpu)
+    return own, other
+
+
+def test_a_model_that_suffered_beside_others_is_expected_to_suffer_beside_one_it_never_met():
+    experience = Experience()
+    run_beside_one_another(experience, "team-a", {"soft": 0.35, "b": 0.75, "c": 0.75, "d": 0.75})
+    soft, stranger = of_model("soft"), of_model("stranger")
+    own, other = speeds_of(experience, soft, stranger)
+    b, _ = speeds_of(experience, of_model("b"), stranger)
+    two = speeds_of(experience, stranger, of_model("another"))
+    assert own < 0.45
+    assert b > 0.6
+    assert own < two[0] < b
+    # Of two models that showed nothing only the type of GPU is known; a stranger itself hardly
+    # notices which of them it runs next to.
+    assert (
+        two[0]
+        == two[1]
+        == pytest.approx(float(time_shared_speed(160)) * math.exp(experience.shift("NVIDIA L4")))
+    )
+    assert other == pytest.approx(two[0], abs=0.06)
+    assert speeds_of(experience, soft, stranger, "NVIDIA A30") == speeds_of(
+        experience, stranger, soft, "NVIDIA A30"
+    )
+
+
+def test_what_turns_explain_is_no_effect_of_a_model():
+    """A job with a long step gets more of the time: counted once, not twice."""
+    step_s = {"long": 1.0, "b": 0.1, "c": 0.1}
+    equal = float(time_shared_speed(160))
+    experience = Experience()
+    for name, step in step_s.items():
+        experience.add("team-a", f"{name}@32", "NVIDIA L4", 80.0, [], step)
+    for job, other in (("long", "b"), ("b", "long"), ("long", "c"), ("c", "long")):
+        speed = float(taken_turns([equal], [step_s[job]], [step_s[other]])[0, 0])
+        beside = Neighbour(kind=f"{other}@32", slowdown=1 / speed - 1, means=Means.UTILISATION)
+        experience.add("team-a", f"{job}@32", "NVIDIA L4", 80.0, [beside], step_s[job])
+    assert experience.effect("NVIDIA L4", "long").own == pytest.approx(0.0, abs=0.06)
+
+
+def test_the_effects_of_a_model_are_those_of_most_namespaces_and_bounded():
+    experience = Experience()
+    for team in ("a", "b", "c"):
+        run_beside_one_another(experience, team, {"m": 0.6, "n": 0.6, "o": 0.6})
+    honest = experience.effect("NVIDIA L4", "m")
+    run_beside_one_another(experience, "evil", {"m": 0.001, "x": 0.9, "y": 0.9})
+    assert experience.effect("NVIDIA L4", "m") == pytest.approx(honest, abs=0.02)
+    alone = Experience()
+    run_beside_one_another(alone, "evil", {"m": 0.001, "x": 0.9, "y": 0.9})
+    assert abs(alone.effect("NVIDIA L4", "m").own) <= 0.7
+
+
 @pytest.mark.parametrize("means", [Means.PROGRESS, Means.UTILISATION])
 def test_a_namespace_cannot_poison_what_a_type_of_gpu_is_believed_to_do(means):
     experience = Experience()

@@ -12,7 +12,7 @@ from predictor_graphs import REFERENCE, light
 
 from controlplane import binaries
 from predictor.app import create_app
-from predictor.config import PredictorConfig, load_config
+from predictor.config import REMOVED, PredictorConfig, load_config
 from predictor.errors import StoreUnavailableError
 from predictor.sandbox import Sandbox, SandboxLimits
 from predictor.store import ClusterProfileStore
@@ -50,7 +50,7 @@ def cluster():
 
 @pytest.fixture
 def client(cluster, lent):
-    config = PredictorConfig(upload_bytes=8 << 20, body_bytes=1 << 16)
+    config = PredictorConfig(upload_bytes=8 << 20)
     with TestClient(
         create_app(config, ClusterProfileStore(cluster), lent), raise_server_exceptions=False
     ) as client:
@@ -269,10 +269,11 @@ def test_a_graph_over_the_limit_gets_413(client):
 
 @pytest.mark.anyio
 async def test_a_client_that_stops_sending_is_not_waited_for_and_others_are_turned_away(
-    cluster, lent
+    cluster, lent, monkeypatch
 ):
-    config = PredictorConfig(parallel_uploads=1, upload_idle_s=0.2)
-    app = create_app(config, ClusterProfileStore(cluster), lent)
+    monkeypatch.setattr("predictor.app.PARALLEL_UPLOADS", 1)
+    monkeypatch.setattr("predictor.app.UPLOAD_IDLE_S", 0.2)
+    app = create_app(PredictorConfig(), ClusterProfileStore(cluster), lent)
     sent: list[dict] = []
     first_chunk = asyncio.Event()
 
@@ -470,3 +471,11 @@ def test_observations_from_before_steps_were_told_are_of_the_whole_batch(client,
     split = ask_whole(client, accumulationSteps=8).load
     assert split.memory_source is Source.MODEL  # extrapolated to an eighth of the batch
     assert split.memory_p95_bytes < SPLIT["memoryPeakBytes"] * 1.1
+
+
+@pytest.mark.parametrize("setting", REMOVED)
+def test_a_removed_setting_is_refused_with_what_to_do_instead(tmp_path, setting):
+    file = tmp_path / "predictor.yaml"
+    file.write_text(f"{setting}: 1")
+    with pytest.raises(UsageError, match=f"Setting {setting} was removed: "):
+        load_config(file, {})

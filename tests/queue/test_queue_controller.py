@@ -336,3 +336,24 @@ def test_killed_at_any_write_the_next_one_finishes_the_admission(write: int, don
         assert job["status"]["phase"] == "Admitted"
 
     run(scenario)
+
+
+def test_a_gang_is_kept_off_a_node_that_did_not_take_it_and_other_gangs_are_not(
+    cluster: Cluster,
+) -> None:
+    def node_of(name: str) -> str:
+        return str(cluster.gpujob(f"pod-{name}")["status"]["plan"]["pods"][0]["node"])
+
+    async def scenario() -> None:
+        cluster.api.create(PODS, raw_pod("p"))
+        await cluster.cycle()
+        refused = node_of("p")
+        cluster.now += 31
+        cluster.state.tick(cluster.now)
+        await cluster.cycle()
+        assert node_of("p") != refused
+        cluster.api.create(PODS, raw_pod("q"))
+        await cluster.cycle()
+        assert node_of("q") == refused
+
+    run(scenario)

@@ -14,6 +14,7 @@ from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.planning.questions import Start, Waiting
 from scheduler_extender.planning.summaries import summary_of, without_figures
 from scheduler_extender.queue import reason_writer
+from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.reason_writer import ReasonWriter
 from tandem.policy.decision import Refusal, Waits
 from tandem.policy.job import Job
@@ -53,7 +54,8 @@ class Queue:
 
     def __init__(self, **gangs: int) -> None:
         self.writer = Recorded()
-        self.reason_writer = ReasonWriter(self.writer, lambda: self.writer.now)  # type: ignore[arg-type]
+        executor = Executor(self.writer, lambda: self.writer.now)  # type: ignore[arg-type]
+        self.reason_writer = ReasonWriter(executor, lambda: self.writer.now)
         self.gangs: dict[tuple[str, str], Gang] = {}
         self.waiting: list[Waiting] = []
         self.summary = "waits for 8 times 1 GPU(s) on one node; GPUs are refused by shares"

@@ -3,17 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from queue_builders import GIB, load, pod, raw_pod
+from queue_builders import GIB, gang, load, pod, raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
-from scheduler_extender.queue.evictions import (
-    HEADROOM,
-    RETRY_S,
-    _named,
-    raised,
-    raised_in_steps,
-)
-from tandem.contracts.resources import GPUJobStatus, Source, SubBatch
+from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.queue.evictions import RETRY_S, _named
+from scheduler_extender.queue.memory_needs import HEADROOM, outgrown, raised, raised_in_steps
+from tandem.contracts.resources import EvictionRequest, GPUJobStatus, Source, SubBatch
 from tandem.kube.errors import NotFound, TooManyRequests, Unavailable
 from tandem.kube.resource import GPU_NODES, PODS
 
@@ -78,7 +74,7 @@ def test_pod_that_outgrew_goes_and_both_are_told(cluster: Cluster) -> None:
 def test_need_is_raised_before_the_pod_goes(cluster: Cluster, monkeypatch) -> None:
     needs = []
 
-    def evict(namespace, pod, *, uid, grace_period_s=None):
+    def evict(namespace, pod, *, uid):
         needs.append(cluster.gpujob("pod-greedy")["status"]["load"])
 
     monkeypatch.setattr(cluster.api, "evict", evict)
@@ -86,6 +82,30 @@ def test_need_is_raised_before_the_pod_goes(cluster: Cluster, monkeypatch) -> No
     run(cluster.cycle)
     assert [need["memoryP95Bytes"] for need in needs] == [round(60 * GIB * (1 + HEADROOM))]
     assert needs[0]["memorySource"] == "observed"
+
+
+def test_the_gpujob_says_that_its_need_was_observed_and_what_was_seen(cluster: Cluster) -> None:
+    ask(cluster)
+    run(cluster.cycle)
+    status = cluster.gpujob("pod-greedy")["status"]
+    (said,) = (each for each in status["conditions"] if each["type"] == "Predicted")
+    assert (said["status"], said["reason"]) == ("True", "Observed")
+    assert said["message"].startswith("held 60.0 GiB on GPU-n0-0")
+
+
+def test_a_job_of_which_nothing_was_predicted_has_no_need_to_raise() -> None:
+    request = EvictionRequest(
+        namespace="default", pod="p", uid="uid-p", gpu="g0", reason="full", requested_at=STAMP,
+        memory_bytes=60 * GIB,
+    )  # fmt: skip
+    known = gang(pod("p"))
+    assert known.record is not None
+    assert outgrown(known, request, 80 * GIB, NOW) is not None
+    status = known.record.status.model_copy(update={"load": None})
+    unpredicted = Gang(known.key, replace(known.record, status=status), known.pods)
+    assert outgrown(unpredicted, request, 80 * GIB, NOW) is None
+    deleted = Gang(known.key, None, known.pods)
+    assert outgrown(deleted, request, 80 * GIB, NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +141,7 @@ def test_request_that_is_withdrawn_is_forgotten(cluster: Cluster) -> None:
 def test_disruption_budget_is_respected_told_and_tried_again(cluster: Cluster, monkeypatch) -> None:
     tried = []
 
-    def evict(namespace, pod, *, uid, grace_period_s=None):
+    def evict(namespace, pod, *, uid):
         tried.append(pod)
         raise BUDGET
 
@@ -140,7 +160,7 @@ def test_disruption_budget_is_respected_told_and_tried_again(cluster: Cluster, m
 def test_no_one_else_is_put_beside_a_pod_that_may_not_be_evicted(
     cluster: Cluster, monkeypatch
 ) -> None:
-    def evict(namespace, pod, *, uid, grace_period_s=None):
+    def evict(namespace, pod, *, uid):
         raise BUDGET
 
     monkeypatch.setattr(cluster.api, "evict", evict)
@@ -157,7 +177,7 @@ def test_nobody_joins_a_gpu_until_what_is_asked_of_it_is_done(
 ) -> None:
     """Though memory and shares would suffice by what is predicted."""
 
-    def evict(namespace, pod, *, uid, grace_period_s=None):
+    def evict(namespace, pod, *, uid):
         raise BUDGET
 
     monkeypatch.setattr(cluster.api, "evict", evict)
@@ -178,7 +198,7 @@ def test_neighbour_in_a_budgets_way_is_told_and_what_became_of_it_is_counted(
 ) -> None:
     answers = [BUDGET, Unavailable(500, "more than one budget")]
 
-    def evict(namespace, pod, *, uid, grace_period_s=None):
+    def evict(namespace, pod, *, uid):
         if answers:
             raise answers.pop(0)
 
@@ -199,7 +219,7 @@ def test_neighbour_in_a_budgets_way_is_told_and_what_became_of_it_is_counted(
 
 
 def test_failed_eviction_does_not_hold_up_the_queue(cluster: Cluster, monkeypatch) -> None:
-    def evict(namespace, pod, *, uid, grace_period_s=None):
+    def evict(namespace, pod, *, uid):
         raise Unavailable(0, "no answer")
 
     monkeypatch.setattr(cluster.api, "evict", evict)

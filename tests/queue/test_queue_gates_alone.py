@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +18,17 @@ from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, pars
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.decisions import OVERDUE, method_of
+from scheduler_extender.queue.effects import (
+    Effects,
+    EvictPods,
+    Executor,
+    ReadWorkload,
+    Suspend,
+)
 from scheduler_extender.queue.gates import Gates
 from scheduler_extender.queue.owners import Owners
-from scheduler_extender.queue.preemption import BUDGETS, OVERDUE, Preempter, method_of
+from scheduler_extender.queue.preemption import BUDGETS, Preempter
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.kube.errors import (
@@ -67,7 +77,7 @@ class Gate:
         self.stored = self.api.create(PODS, raw, "default")
         self.writer = Writer(self.api, Picture(), lambda *_: None, lambda: self.now)  # type: ignore[arg-type]
         self.gangs = Gangs(lambda: self.now)
-        self.gates = Gates(self.writer, self.gangs, lambda: self.now)
+        self.gates = Gates(Executor(self.writer, lambda: self.now), self.gangs, lambda: self.now)
         uid = self.stored["metadata"]["uid"]
         places = [PodPlan(pod="p", uid=plan.get("uid", uid), node="n0", gpus=["g0"])]
         made = Plan(made_at=rfc3339(NOW), deadline=rfc3339(NOW + 30), pods=places)
@@ -261,7 +271,8 @@ def gives_way_s(of: Gang, **settings: Any) -> float:
     chosen = {"min_run_s": 0.0, "max_preemptions_per_hour": 4, **settings}
     api = MemoryCluster()
     writer = Writer(api, Picture(), lambda *_: None, lambda: NOW)  # type: ignore[arg-type]
-    return Preempter(writer, QueueConfig(**chosen), lambda: NOW).gives_way_s(of)
+    executor = Executor(writer, lambda: NOW)
+    return Preempter(writer, executor, QueueConfig(**chosen), lambda: NOW).gives_way_s(of)
 
 
 def test_a_running_job_that_saves_its_state_may_be_preempted_after_its_minimum_run() -> None:
@@ -334,9 +345,9 @@ def test_a_pod_that_took_the_name_of_a_victim_is_not_evicted() -> None:
     api = MemoryCluster()
     api.create(PODS, raw_pod("p", gated=False), "default")
     writer = Writer(api, Picture(), lambda *_: None, lambda: NOW)  # type: ignore[arg-type]
-    preempter = Preempter(writer, QueueConfig(), lambda: NOW)
+    victim = bound("p")
     with pytest.raises(Conflict):
-        asyncio.run(preempter._evict(bound("p")))
+        asyncio.run(Executor(writer, lambda: NOW).carry_out(gang(victim), (EvictPods((victim,)),)))
     assert [pod["metadata"]["name"] for pod in api.list(PODS)] == ["p"]
 
 
@@ -396,14 +407,15 @@ class Going:
         )
         self.pod = pod_info(stored)
         self.gang = Gang(made.key, parse_gpu_job(created), {self.pod.uid: self.pod})
-        self.said: list[tuple[str, str]] = []
+        self.said: list[tuple[str, str, str]] = []
         writer = Writer(
             self.api,
             self,  # type: ignore[arg-type]
-            lambda _, reason, note, kind: self.said.append((reason, note)),
+            lambda _, reason, note, kind: self.said.append((reason, note, kind)),
             lambda: self.now,
         )
-        self.preempter = Preempter(writer, QueueConfig(), lambda: self.now)
+        executor = Executor(writer, lambda: self.now)
+        self.preempter = Preempter(writer, executor, QueueConfig(), lambda: self.now)
 
     def apply(self, kind: str, record: Any) -> None:
         """Take in what was written, as the live state does."""
@@ -426,6 +438,31 @@ class Going:
 
     def suspended(self) -> bool:
         return bool(self.api.get(JOBS, "j", "default")["spec"].get("suspend"))
+
+
+@pytest.mark.parametrize("asks", [ReadWorkload, partial(Suspend, True)])
+def test_an_answer_that_comes_after_the_gpujob_was_deleted_decides_nothing(
+    asks: Callable[..., ReadWorkload | Suspend],
+) -> None:
+    going, decided = Going(), []
+
+    def then(answer: object, _: float) -> Effects:
+        decided.append(answer)
+        return ()
+
+    async def ask(*, deleted: bool) -> None:
+        carried = asyncio.create_task(
+            going.preempter._executor.carry_out(going.gang, (asks(then),))
+        )
+        await asyncio.sleep(0)  # the request is under way
+        if deleted:
+            going.gang.record = None
+        await carried
+
+    asyncio.run(ask(deleted=False))
+    assert len(decided) == 1
+    asyncio.run(ask(deleted=True))
+    assert len(decided) == 1
 
 
 def test_the_intention_is_written_before_the_owner_is_told_and_both_at_once() -> None:
@@ -567,7 +604,7 @@ def test_a_pod_that_a_budget_keeps_from_eviction_is_told_and_the_others_go() -> 
 
     going.api.evict = refuse  # type: ignore[method-assign]
     assert going.leave()
-    assert going.said == [("NotPreempted", "the budget allows no disruption")]
+    assert going.said == [("NotPreempted", "the budget allows no disruption", "Warning")]
 
 
 # --- owners ---------------------------------------------------------------------------------------

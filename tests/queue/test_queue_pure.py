@@ -14,13 +14,15 @@ from scheduler_extender.cluster.workloads import (
     explicit_size,
     gang_size,
     gpujob_name,
+    resource_of,
     role_of,
 )
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.queue import lifecycle
 from tandem.contracts import names
-from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source
+from tandem.contracts.resources import Demand, Phase, Plan, PodPlan, Source, WorkloadRef
+from tandem.kube.resource import Resource
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Placement, PodPlacement
@@ -313,3 +315,24 @@ def test_the_jobs_of_kubeflow_are_served_under_their_plurals() -> None:
     for kind in kubeflow:
         assert kind.resource.plural == kind.resource.kind.lower() + "s"
         assert KINDS[kind.resource.kind] is kind
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "resource"),
+    [
+        ("kubeflow.org/v1", "MPIJob", Resource("kubeflow.org", "v1", "MPIJob", "mpijobs")),
+        (
+            "kubeflow.org/v2beta1",
+            "MPIJob",
+            Resource("kubeflow.org", "v2beta1", "MPIJob", "mpijobs"),
+        ),
+        ("kubeflow.org/v1", "JAXJob", Resource("kubeflow.org", "v1", "JAXJob", "jaxjobs")),
+        ("example.com/v1", "MPIJob", None),
+        ("kubeflow.org/v1", "Unheard", None),
+    ],
+)
+def test_a_workload_is_looked_up_in_its_own_group_at_the_version_its_pods_refer_to(
+    api_version: str, kind: str, resource: Resource | None
+) -> None:
+    workload = WorkloadRef(api_version=api_version, kind=kind, name="w", uid="u")
+    assert resource_of(workload) == resource

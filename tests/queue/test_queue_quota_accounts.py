@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from queue_builders import gang, pod
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue.quota_accounts import _stake
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.quota_accounts import Accounts, _stake
+from scheduler_extender.quotas.config import Quota
 from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.policy.job import Job
 
@@ -69,3 +72,22 @@ def test_services_are_known_by_their_kind(kind: str, endless: int) -> None:
     spec = made.record.spec.model_copy(update={"workload": workload})
     made = Gang(made.key, replace(made.record, spec=spec), made.pods)
     assert stake(made, holders=("uid-p",), placed=True) == (2, 0, endless)
+
+
+@pytest.mark.parametrize(("seconds", "exceeds"), [(20.0, False), (60.0, True)])
+def test_a_plan_of_a_namespace_that_has_had_its_gpu_seconds_exceeds_its_quota(
+    seconds: float, *, exceeds: bool
+) -> None:
+    """Two GPUs that another gang of the namespace has held so long; 100 GPU-seconds are its own."""
+    quota = Quota(namespace="default", gpus=2, gpu_seconds=100, borrow=False)
+    made = gang(pod("p", gpus=2), phase=Phase.QUEUED, **planned("uid-p"))
+    now = [1_800_000_000.0]
+    state: Any = SimpleNamespace(placed=[made.key], of={made.key: SimpleNamespace(rate=2)})
+    gangs: Any = SimpleNamespace(by_key={made.key: made})
+    accounts = Accounts(QueueConfig(quotas=(quota,)), gangs, state, lambda: now[0], None)
+    writer: Any = None  # nothing is kept without a namespace of our own
+    asyncio.run(accounts.step(writer))
+    for _ in range(3):
+        now[0] += seconds / 3
+        asyncio.run(accounts.step(writer))
+    assert bool(accounts.exceeding_plans()) is exceeds

@@ -121,6 +121,12 @@ def test_without_quotas_the_plan_is_asked_as_it_is() -> None:
     assert made.waiting == {"a/2": ""}
 
 
+def test_who_keeps_within_a_share_is_placed_before_who_would_borrow() -> None:
+    made = Round(("a/1", 1), ("a/2", 1), ("a/3", 1), ("b/1", 1), gpus=3, quotas=(A, B))
+    assert made.placed == ["a/1", "a/2", "b/1"]
+    assert list(made.waiting) == ["a/3"]
+
+
 def test_who_is_over_a_cap_is_not_offered_and_is_told_why() -> None:
     capped = Quota(namespace="a", max_gpus=2)
     made = Round(("a/1", 2), ("a/2", 1), ("b/1", 1), gpus=4, quotas=(capped,))

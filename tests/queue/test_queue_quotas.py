@@ -19,7 +19,7 @@ from scheduler_extender.quotas.grants import Stake, Turn
 from scheduler_extender.quotas.usage import Usage
 from tandem.contracts.names import HISTORY_CONFIG_MAP as NAME
 from tandem.kube.memory import MemoryCluster
-from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, JOBS, PODS
+from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, JOBS, PODS, Resource
 
 A, B = Quota(namespace="a", gpus=2), Quota(namespace="b", gpus=2)
 
@@ -174,6 +174,8 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
         Quota(namespace="a", gpu_seconds=3600)
     with pytest.raises(ValidationError, match="two quotas for a"):
         QueueConfig(quotas=(A, A))
+    both = (A, A.model_copy(update={"namespace": "b"}))
+    assert QueueConfig(quotas=both).quotas == both
 
 
 # --- GPU-seconds ------------------------------------------------------------------------------
@@ -206,6 +208,27 @@ def test_usage_outlives_the_leader_beside_what_was_learned() -> None:
     save(api, first, 1100.0)
     assert first.used(1100) == {"a": 20.0}
     assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]["other"] == "1"
+
+
+class NamespacedPaths(MemoryCluster):
+    """Takes an object only at the path of its namespace, as an API server does (405 elsewhere)."""
+
+    def create(
+        self, resource: Resource, body: dict[str, Any], namespace: str | None = None
+    ) -> dict[str, Any]:
+        assert namespace is not None
+        return super().create(resource, body, namespace)
+
+
+def test_usage_makes_its_object_in_its_own_namespace_where_there_is_none() -> None:
+    api, usage = NamespacedPaths(), Usage("tandem-system", 2400.0)
+    for now in (1000.0, 1010.0):
+        usage.advance(now, {"a": 1})
+    save(api, usage, 1010.0)
+    again = Usage("tandem-system", 2400.0)
+    save(api, again, 1020.0)
+    assert api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
+    assert again.used(1020) == {"a": 10.0}
 
 
 def test_usage_leaves_the_window_with_its_bucket_and_not_before() -> None:

@@ -13,9 +13,12 @@ from scheduler_extender.cluster import writes
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Record
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Writer
 from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.errors import Conflict
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.resource import GPU_JOBS
 
 NOW = 1_800_000_000.0
 
@@ -83,6 +86,19 @@ def test_what_was_written_is_seen_at_once() -> None:
     ((kind, record),) = bench.picture.taken
     assert (kind, record.resource_version) == ("gpujobs", "2")
     assert record.status.reason == "Waiting"
+
+
+def test_the_answer_of_a_write_counts_before_the_watch_tells_of_it() -> None:
+    state = ClusterState(now_s=NOW)
+    writer = Writer(MemoryCluster(), state, lambda *_: None, lambda: NOW)
+    record = gang(pod("p")).record
+    assert record is not None
+    body = {"metadata": {"name": record.name}, "spec": record.spec.wire()}
+    created = writer.api.create(GPU_JOBS, body, record.namespace)
+    writer.take(created)
+    assert [(key, job.uid) for key, job in state.gpu_jobs().items()] == [
+        (("default", "job-j"), created["metadata"]["uid"])
+    ]
 
 
 def test_a_status_that_says_the_same_is_not_written() -> None:

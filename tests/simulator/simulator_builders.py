@@ -56,19 +56,24 @@ def run_shared(
     slowdown: list[list[float]],
     classes: list[int],
     memory: list[tuple[float, float, float]] | None = None,
+    believed_slowdown: list[list[float]] | None = None,
     believed_memory: list[tuple[float, float, float]] | None = None,
     preemption_cost_s: float = 0.0,
     seed: int = 0,
     guarded: bool = False,
 ) -> Outcome:
-    """Run with a matrix of slowdowns, known to the policies, and memory courses by job."""
+    """Run with a matrix of slowdowns and memory courses by job; the policies know both.
+
+    What is `believed` is what they think instead.
+    """
     if isinstance(profile, str):
         profile = load_profile(profile)
     gpus = gpu_arrays([parse_cluster(cluster)], shares=profile.max_jobs_per_gpu)
     true = memory or [(1.0, 0.0, 0.0)] * len(jobs)
     told = believed_memory or true
     matrix = np.array(slowdown)
-    beliefs = with_reserved_classes(np.where(np.isinf(matrix), 1.0, matrix), unknown=np.inf)
+    thought = matrix if believed_slowdown is None else np.array(believed_slowdown)
+    beliefs = with_reserved_classes(np.where(np.isinf(thought), 1.0, thought), unknown=np.inf)
     truth = Truth(
         slowdown=with_reserved_classes(matrix, unknown=0.0),
         job_class=np.array(classes) + 2,

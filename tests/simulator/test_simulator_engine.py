@@ -93,6 +93,20 @@ def test_peaks_that_fall_together_kill_one_in_its_peak_which_loses_its_run() -> 
     assert outcome.end_s.max() == pytest.approx(10_000 + 0, abs=1)
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_job_that_the_guard_evicts_keeps_its_work(guarded: bool) -> None:
+    peaky = [(1.0, 10.0, 0.9), (1.0, 10.0, 0.9)]
+    outcome = run_shared(
+        trace((0, 1, 5000), (0, 1, 5000)), "1x1", PAIRS, [[0.0]], [0, 0], memory=peaky,
+        preemption_cost_s=60.0, guarded=guarded,
+    )  # fmt: skip
+    assert outcome.ooms.sum() == 1
+    # Both jobs ran together until the eviction; the neighbour ran all the time.
+    together = 10_000 + outcome.overhead_s.sum() - outcome.end_s.max()
+    assert together > 0
+    assert outcome.overhead_s.sum() == pytest.approx(60.0 + (0 if guarded else together))
+
+
 def test_a_pair_out_of_memory_in_the_matrix_cannot_run_together() -> None:
     outcome = run_shared(
         trace((0, 1, 10), (0, 1, 10)), "1x1", PAIRS, [[0.0, np.inf], [np.inf, 0.0]], [0, 1]
@@ -161,6 +175,36 @@ def test_the_worst_pair_is_taken_apart_when_a_gpu_falls_free() -> None:
     outcome = run_shared(jobs, "1x2", "tandem", [[0.6]], [0, 0, 0], preemption_cost_s=60)
     assert outcome.migrations.sum() == 1
     assert outcome.end_s.max() < 30_000
+
+
+def test_a_worker_that_is_slowed_more_than_was_thought_moves_to_a_better_neighbour() -> None:
+    # The first two are put together; both get along with the third, which is alone on its GPU.
+    outcome = run_shared(
+        trace(*[(0, 1, 5000)] * 3), "1x2", "ojpap", [[1.0, 0.0], [0.0, 0.0]], [0, 0, 1],
+        believed_slowdown=[[0.0, 0.1], [0.1, 0.1]],
+    )  # fmt: skip
+    assert outcome.migrations.sum() == 1
+    # They ran at half speed until the first look, and undisturbed from then on.
+    lost_s = load_profile("ojpap").adjust.every_s / 2
+    assert outcome.end_s.tolist() == pytest.approx([5000 + lost_s, 5000 + lost_s, 5000])
+
+
+def test_an_adjuster_that_repeats_has_one_next_time_however_many_jobs_start() -> None:
+    expected: list[float] = []
+
+    class Counting(Events):
+        def expect(self, at_s: float, kind: Kind, *more: int) -> None:
+            if kind is Kind.ADJUST:
+                expected.append(at_s)
+            super().expect(at_s, kind, *more)
+
+    jobs = trace(*((10 * i, 1, 5000) for i in range(4)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tandem.simulator.engine.Events", Counting)
+        run_shared(jobs, "1x4", "ojpap", [[0.05]], [0] * 4)
+    every_s = load_profile("ojpap").adjust.every_s
+    assert len(expected) > 3
+    assert np.diff(expected).min() >= every_s
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

@@ -33,12 +33,13 @@ def run(
     return engine, engine.run()
 
 
-def test_a_start_holds_the_gpus_and_is_no_service() -> None:
-    jobs = [TraceJob("first", 0, 2, 10), TraceJob("second", 1, 2, 10)]
-    engine, outcome = run(jobs, 2.0, 0.0, threshold_gpu_s=1e6)
-    assert outcome.end_s.tolist() == [12, 24]
+@pytest.mark.parametrize("start_s", [0.0, 0.5, 2.0])
+def test_a_start_holds_the_gpus_and_is_no_service(start_s: float) -> None:
+    jobs = [TraceJob("first", 0.0, 2, 10.0), TraceJob("second", 1.0, 2, 10.0)]
+    engine, outcome = run(jobs, start_s, 0.0, threshold_gpu_s=1e6)
+    assert outcome.end_s.tolist() == [10 + start_s, 20 + 2 * start_s]
     assert engine._finished == [20, 20]
-    assert outcome.run_s.tolist() == [12, 12]
+    assert outcome.run_s.tolist() == [10 + start_s] * 2
 
 
 def test_who_comes_waits_until_the_gpus_are_free_and_the_victim_starts_anew() -> None:

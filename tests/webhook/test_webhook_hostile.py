@@ -85,6 +85,7 @@ def test_templates_without_end_are_refused_with_the_bound() -> None:
     }
     verdict = ask(body)
     assert fields(verdict) == ["spec.replicatedJobs"]
+    assert verdict.errors[0].value == "JobSet"
     assert "at most 1000 templates" in verdict.errors[0].allowed
 
 
@@ -138,7 +139,8 @@ def test_the_bound_on_parts_may_be_reached(client: TestClient, parts: int, statu
 )
 def test_the_bound_on_entries_may_be_reached(entries: int, errors: int) -> None:
     verdict = ask(pod(volumes=[{"name": "v"}] * entries))
-    assert len(verdict.errors) == errors
+    said = [(error.field, error.allowed) for error in verdict.errors]
+    assert said == [("spec.volumes", "at most 10000 entries are allowed")] * errors
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"request": {"uid": 7}}', b"[" * 100_000])

@@ -368,6 +368,7 @@ SECURITY = [
 def test_no_container_next_to_gpus_leaves_its_isolation(body, at, security, field):
     verdict = ask(body(container("other", securityContext=security)))
     assert fields(verdict) == [f"{at}.securityContext.{field}"]
+    assert "leave it out" in verdict.errors[0].allowed
 
 
 @pytest.mark.parametrize(

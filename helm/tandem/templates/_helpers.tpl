@@ -100,8 +100,8 @@ affinity:
 {{- $ours := dict
   "predictor_url" (printf "http://tandem-predictor.%s.svc:8090" $namespace)
   "predictor_token_file" "/var/run/secrets/tandem.gpu/predictor/token"
-  "public" (dict "namespace" $namespace "service_names" (prepend .Values.webhook.serviceNames $service))
-  "leader" (dict "namespace" $namespace)
+  "namespace" $namespace
+  "public" (dict "service_names" (prepend .Values.webhook.serviceNames $service))
 -}}
 {{- if .Values.webhook.certManager.enabled }}
 {{- $files := dict "tls_cert" "/etc/tandem-tls/tls.crt" "tls_key" "/etc/tandem-tls/tls.key" }}
@@ -115,7 +115,7 @@ affinity:
 {{- $files := dict "tls_cert" "/etc/tandem-verbs/tls.crt" "tls_key" "/etc/tandem-verbs/tls.key" "client_ca" "/etc/tandem-verbs/ca.crt" }}
 {{- $_ := set $ours "verbs" (merge (dict "host" "0.0.0.0") $files) }}
 {{- /* One replica acts, and no Lease of a scheduler beside it says so. */}}
-{{- $_ := set $ours "leader" (dict "namespace" $namespace "always" true) }}
+{{- $_ := set $ours "leader" (dict "always" true) }}
 {{- end }}
 {{- $config := mergeOverwrite (deepCopy .Values.scheduler.extender.config) $ours -}}
 {{- $admission := get $config "admission" | default dict -}}

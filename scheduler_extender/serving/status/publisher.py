@@ -31,7 +31,7 @@ from scheduler_extender.serving.status.views import (
 )
 
 #: The extender is asked for changes at most this often.
-EVERY_S = 0.1
+EVERY_S = 0.05
 #: The extender answers after this time even where nothing has changed.
 _WAIT_S = 0.8
 #: What was read from the extender less than this ago is good enough for one answer.
@@ -39,7 +39,7 @@ _FRESH_S = 1.0
 #: The longest time between two rounds: to take in the whole cluster takes seconds, once.
 _LONGEST_PAUSE_S = 2.0
 #: After a question that failed, the next one waits for so many times `EVERY_S`.
-_AFTER_FAILURE = 10
+_AFTER_FAILURE = 20
 #: Views are sent to all readers together at most this often, and to each at most every 2 EVERY_S.
 _SENDS_PER_S = 50.0
 #: Computing views takes at most this part of the time, whatever readers ask for.
@@ -49,6 +49,8 @@ _KEPT = 256
 _CHUNK_BYTES = 2**20
 #: Views of one client that may wait to be computed.
 _WAITING = 16
+#: Without it, a verb that finds both processors busy waits until the kernel's time slice ends.
+_NICE = 10
 #: Without a reader for so long, what is known of the cluster is dropped.
 _IDLE_S = 600.0
 #: More than 5,000 nodes and 40,000 pods need; a bound on what a fault of ours can take.
@@ -109,10 +111,10 @@ class Publisher:
     ) -> None:
         self._source = source
         self._every_s = every_s
-        self._fresh_for_s = min(_FRESH_S, 10 * every_s)
+        self._fresh_for_s = min(_FRESH_S, 20 * every_s)
         self._clock = clock
         self._cluster = Cluster()
-        self._worker = FairWorker(_WAITING)
+        self._worker = FairWorker(_WAITING, nice=_NICE)
         self._fresh_s = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
         self._kept: OrderedDict[Spot, Answer] = OrderedDict()

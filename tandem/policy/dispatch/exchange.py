@@ -6,6 +6,7 @@ import numpy as np
 
 from tandem.policy.board import Aside
 from tandem.policy.dispatch.fit import fits_in_order
+from tandem.policy.dispatch.swap import Swaps
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.units import Bools, Ints
 
@@ -22,6 +23,8 @@ def replace_some(
     no place was found is not tried again.
     """
     rate, loads = valuation.rate, valuation.loads
+    if not may_stop.any():
+        return np.zeros(0, dtype=np.int64)
     may_stop = may_stop.copy()
     queue = _Queue(valuation, waiting, factor)
     least = rate[may_stop].min(initial=np.inf)
@@ -29,31 +32,33 @@ def replace_some(
     refused: set[int] = set()
     tried = 0
     single = loads.gpus[waiting] == 1
+    gangs = waiting[~single]
+    swaps: Swaps | None = None  # of the board as it is now
+    promising = np.zeros(len(rate), dtype=np.bool_)
     for job in waiting[~single | (rate[waiting] >= factor * least)].tolist():
         demand = int(loads.demand[job])
         if demand in refused:
             continue
-        one = loads.gpus[job] == 1
-        victims = np.flatnonzero(may_stop & (rate <= rate[job] / factor) if one else may_stop)
         if len(refused) > most:
             break
-        victims = _by_value(valuation, victims)
-        if not one:
-            if tried >= _TRIALS or not _may_repay(valuation, job, victims, queue):
-                refused.add(demand)
-                continue
-            tried += 1
-        gone = (
-            _replace_one(valuation, job, victims, queue)
-            if one
-            else _replace(valuation, job, victims, queue)
-        )
+        if loads.gpus[job] == 1:
+            victims = np.flatnonzero(may_stop & (rate <= rate[job] / factor))
+            gone = _replace_one(valuation, job, _by_value(valuation, victims), queue)
+        else:
+            if swaps is None:
+                swaps = Swaps(valuation, may_stop, factor)
+                promising[gangs] = swaps.promising(gangs)
+            gone = None
+            if tried < _TRIALS and promising[job]:
+                tried += 1
+                gone = _replace_gang(valuation, job, swaps.victims(job), queue)
         if gone is None:
             refused.add(demand)
             continue
         new.append(job)
         queue.started(job)
         may_stop[gone] = False
+        swaps = None
     return np.array(new, dtype=np.int64)
 
 
@@ -67,7 +72,9 @@ def take_turns(valuation: Valuation, turns: Ints, may_stop: Bools) -> Ints:
     new: list[int] = []
     for job in turns[~board.on_gpus[turns]].tolist():
         victims = _by_value(valuation, np.flatnonzero(may_stop))
-        if _replace(valuation, job, victims, None) is not None:
+        count, place = _fewest(valuation, job, victims)
+        if place is not None:
+            _replace(valuation, job, victims[:count].tolist(), place, None)
             new.append(job)
             may_stop &= board.on_gpus
     return np.array(new, dtype=np.int64)
@@ -134,15 +141,27 @@ def _replace_one(valuation: Valuation, job: int, victims: Ints, queue: _Queue) -
     return [victim]
 
 
-def _replace(
-    valuation: Valuation, job: int, victims: Ints, queue: _Queue | None
-) -> list[int] | None:
-    """Set victims aside, least worth first, until the gang fits; who can stay beside it stays."""
-    board = valuation.board
-    count, place = _fewest(valuation, job, victims)
+def _replace_gang(valuation: Valuation, job: int, victims: Ints, queue: _Queue) -> list[int] | None:
+    """Start the gang with `victims` out of its way where that pays; return those preempted."""
+    if not len(victims):
+        return None
+    gone = np.zeros(len(valuation.board.arrays), dtype=np.bool_)
+    gone[victims] = True
+    place = valuation.best_without(job, gone)
     if place is None:
         return None
-    off = victims[:count].tolist()
+    return _replace(valuation, job, _by_value(valuation, victims).tolist(), place, queue)
+
+
+def _replace(
+    valuation: Valuation, job: int, off: list[int], place: Ints, queue: _Queue | None
+) -> list[int] | None:
+    """Put the gang on `place` without the jobs `off`; those of them that can stay there stay.
+
+    Return the preempted ones; None, and nothing is changed, where that does not pay. Without
+    `queue`, it need not pay.
+    """
+    board = valuation.board
     there = {other for row in place.tolist() for other in board.residents_of[row]}
     concerned = sorted(there.union(off, *(board.partners(victim) for victim in off)))
     before = float(valuation.value(np.array(concerned)).sum())
@@ -170,21 +189,6 @@ def _replace(
         board.note_stop(left)
     board.start(job, place)
     return gone
-
-
-def _may_repay(valuation: Valuation, job: int, victims: Ints, queue: _Queue) -> bool:
-    """Say whether `job` yields enough for the cheapest victims that leave it enough GPUs."""
-    board = valuation.board
-    wanted = int(board.arrays.gpus[job])
-    missing = wanted - len(valuation.open_rows())
-    if not len(victims):
-        return False
-    held = np.cumsum(board.arrays.gpus[victims])
-    count = int(np.searchsorted(held, missing)) + 1
-    if count > len(victims):
-        return False
-    lost = float(valuation.value(victims[:count]).sum())
-    return queue.repays(job, max(int(held[count - 1]), wanted), lost)
 
 
 def _fewest(valuation: Valuation, job: int, victims: Ints) -> tuple[int, Ints | None]:

@@ -47,7 +47,7 @@ class Share(Dispatch):
     weighs_pairs: ClassVar[bool] = True
     scale_s: Positive = 500.0  # running time at which the worth of a new job has about halved
     prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
-    preempt_factor: Annotated[float, Field(gt=1)] | None = 2.0  # none: nobody is preempted
+    preempt_factor: Annotated[float, Field(gt=1)] | None = 2.5  # none: nobody is preempted
     turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75

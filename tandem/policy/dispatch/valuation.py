@@ -43,7 +43,8 @@ class Valuation:
         self.pipeline = pipeline
         self.min_speed, self.min_gain = min_speed, min_gain
         self.locality = locality
-        self._most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
+        # (gpus,) jobs at most
+        self.most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
         self.refresh()
 
     # --- running jobs -------------------------------------------------------------------------
@@ -90,11 +91,11 @@ class Valuation:
 
     def open_rows(self) -> Ints:
         """Return the GPUs that have a share free."""
-        return np.flatnonzero(self.board.gpus.jobs < self._most)
+        return np.flatnonzero(self.board.gpus.jobs < self.most)
 
     def is_open(self, gpus: GpuArrays, rows: Ints) -> Bools:
         """Return which of `gpus`, those at `rows`, have a share free."""
-        return gpus.jobs < self._most[rows]
+        return gpus.jobs < self.most[rows]
 
     def offers(self, jobs: Ints, rows: Ints) -> Offers:
         """Return what each of `jobs` would do on each of `rows`, as the board is now."""
@@ -107,7 +108,7 @@ class Valuation:
         there = board.gpus.residents
         leaves = gone[there] & (there >= 0)
         hit: Bools = np.asarray(leaves.any(axis=1))
-        rows = np.flatnonzero(hit | (board.gpus.jobs < self._most))
+        rows = np.flatnonzero(hit | (board.gpus.jobs < self.most))
         if len(rows) < self.loads.gpus[job]:
             return None
         left = without(board.gpus.take(np.flatnonzero(hit)), self.loads, ~leaves[hit])

@@ -62,16 +62,27 @@ export async function read(path, parameters, signal) {
   return (await request(address(path, parameters), "application/json", signal)).json();
 }
 
+// Both leave no listener behind: the signal lives as long as the view, and a view reads for hours.
 const pause = (ms, signal) => new Promise((done) => {
-  const timer = setTimeout(done, ms);
-  signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+  const end = () => {
+    clearTimeout(timer);
+    signal.removeEventListener("abort", end);
+    done();
+  };
+  const timer = setTimeout(end, ms);
+  signal.addEventListener("abort", end);
 });
 
 const shown = (signal) => new Promise((done) => {
-  if (!document.hidden || signal.aborted) return done();
-  const look = () => { if (!document.hidden || signal.aborted) { document.removeEventListener("visibilitychange", look); done(); } };
+  const look = () => {
+    if (document.hidden && !signal.aborted) return;
+    document.removeEventListener("visibilitychange", look);
+    signal.removeEventListener("abort", look);
+    done();
+  };
   document.addEventListener("visibilitychange", look);
-  signal.addEventListener("abort", look, { once: true });
+  signal.addEventListener("abort", look);
+  look();
 });
 
 // Follow a view until `signal` aborts. A hidden tab reads nothing: it would take connections and time.

@@ -1,0 +1,244 @@
+"""What follows for a gang in each stage, as pure functions: gang and time -> effects.
+
+The functions read the gang and what the API server has answered, and change nothing. `phases.py`
+says which stage a gang is in, `lifecycle.py` computes the statuses, and `effects.Executor` carries
+out what is returned here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.cluster.selectors import selects
+from scheduler_extender.cluster.workloads import Kind, kind_of
+from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.effects import (
+    Effects,
+    EvictPods,
+    Reach,
+    ReadWorkload,
+    Suspend,
+    WriteEvent,
+    WriteStatus,
+)
+from tandem.contracts.resources import GPUJobStatus
+
+log = logging.getLogger(__name__)
+
+SUSPEND, EVICT = "suspend", "evict"
+#: An owner that has not stopped its pods for so long is not waited for: they are evicted.
+SUSPEND_WITHIN_S = 60.0
+#: A gang that holds its GPUs for so long after it was told to go is reported.
+OVERDUE_S = 300.0
+OVERDUE = "PreemptionOverdue"
+BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodInfo.blocked
+_PODS_TOLD = 8  # pods of one gang that get an event
+_ENDED = ("Complete", "Completed", "Succeeded", "Failed")
+
+
+# --- a gang that waits or runs ------------------------------------------------------------------
+
+
+def write(gang: Gang, status: GPUJobStatus) -> Effects:
+    """Write a status that has changed; a pod that has become the reason of a wait gets an event."""
+    before = _record(gang).status
+    now_blocked = (status.reason, status.message) != (before.reason, before.message)
+    pod = next((pod for pod in gang.live_pods() if pod.blocked), None)
+    if status.reason != BLOCKED or not now_blocked or pod is None:
+        return (WriteStatus(status),)
+    return (WriteStatus(status), WriteEvent(pod, BLOCKED, status.message))
+
+
+# --- a gang that gives up its GPUs ----------------------------------------------------------------
+
+
+def release(gang: Gang, by: str, now_s: float) -> Effects:
+    """Write that all pods of a gang go, before its owner is asked (`ask`)."""
+    record = _record(gang)
+    method = method_of(record)
+    log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, by)
+    status = lifecycle.preempting(record.status, by, method, now_s)
+    return (WriteStatus(status, after="preempting-written"),)
+
+
+def ask(gang: Gang) -> Effects:
+    """Suspend the workload of a gang in phase Preempting, or evict its pods."""
+    preemption = _record(gang).status.preemption
+    if preemption is not None and preemption.method == SUSPEND:
+        return (Suspend(True, partial(_asked, gang)),)
+    return (_evict_all(gang), Reach("preempt-asked"))
+
+
+def _asked(gang: Gang, why: str, now_s: float) -> Effects:
+    """Decide what follows from the suspension, which is not possible for the reason `why`."""
+    status = _record(gang).status
+    if why:
+        return (WriteStatus(_evicted_instead(gang, why)), _evict_all(gang), Reach("preempt-asked"))
+    if giving_up_s(status, now_s) >= SUSPEND_WITHIN_S:
+        return (_evict_all(gang), Reach("preempt-asked"))
+    return (Reach("preempt-asked"),)
+
+
+def _evict_all(gang: Gang) -> EvictPods:
+    """Evict a gang as a whole: the pods on their way to a node too."""
+    return EvictPods(tuple(pod for pod in gang.live_pods() if not pod.gated))
+
+
+def _evicted_instead(gang: Gang, why: str) -> GPUJobStatus:
+    """Return the status of a gang whose owner cannot be suspended, so that its pods are evicted."""
+    record = _record(gang)
+    preemption = record.status.preemption
+    assert preemption is not None
+    log.warning("owner not suspended gpujob=%s/%s why=%s", *gang.key, why)
+    message = (
+        f"gives up its GPUs: {preemption.by}; its pods are evicted, because its"
+        f" {record.spec.workload.kind} cannot be suspended: {why}"
+    )
+    changes = {"preemption": preemption.model_copy(update={"method": EVICT}), "message": message}
+    return record.status.model_copy(update=changes)
+
+
+def giving_up_s(status: GPUJobStatus, now_s: float) -> float:
+    """Return for how long a gang has been giving up its GPUs, in seconds."""
+    return now_s - seconds(status.preemption.requested_at) if status.preemption else 0.0
+
+
+def report_overdue(gang: Gang, now_s: float) -> Effects:
+    """Report that a gang still holds GPUs, or could not be put back in the queue."""
+    record, held = _record(gang), gang.holders()
+    going = sum(pod.deleting for pod in held)
+    message = (
+        f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and {len(held)} pod(s)"
+        f" still hold them; {going} of these are being deleted"
+        if held
+        else f"gave up its GPUs, but its {record.spec.workload.kind} cannot be resumed"
+    )
+    log.warning("preemption overdue gpujob=%s/%s held=%d", *gang.key, len(held))
+    conditions = lifecycle.with_condition(
+        record.status.conditions, lifecycle.SCHEDULED, False, OVERDUE, message, now_s
+    )
+    changes = {"reason": OVERDUE, "message": message, "conditions": conditions}
+    events = [WriteEvent(pod, OVERDUE, message) for pod in held[:_PODS_TOLD]]
+    return (WriteStatus(record.status.model_copy(update=changes)), *events)
+
+
+def come_back(gang: Gang, now_s: float) -> Effects:
+    """Put a gang whose pods are gone back in the queue; its owner makes new ones."""
+    preemption = _record(gang).status.preemption
+    gone = Reach("preempt-gone")
+    if preemption is not None and preemption.method == SUSPEND:
+        return (gone, ReadWorkload(partial(_back_by_workload, gang)))
+    return (gone, *_back(gang, now_s))
+
+
+def _back_by_workload(gang: Gang, workload: Mapping[str, Any] | None, now_s: float) -> Effects:
+    if workload is None:
+        return _back(gang, now_s)  # the garbage collector takes the GPUJob with it
+    if end := has_ended(workload):
+        return (WriteStatus(lifecycle.ended(gang, end == "Failed", now_s)),)
+    return (Suspend(False, partial(_resumed, gang)),)
+
+
+def _resumed(gang: Gang, why: str, now_s: float) -> Effects:
+    if why:  # tried again, and reported when it lasts
+        log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
+        return ()
+    return _back(gang, now_s)
+
+
+def _back(gang: Gang, now_s: float) -> Effects:
+    status = lifecycle.suspended(_record(gang).status, now_s)
+    return (Reach("preempt-resumed"), WriteStatus(status, after="suspended-written"))
+
+
+# --- a gang whose pods have ended -----------------------------------------------------------------
+
+
+def end(gang: Gang, now_s: float) -> Effects:
+    """Close a GPUJob whose workload has ended; a workload that goes on keeps it open.
+
+    Pods may be gone because the workload has ended (operators delete them), because it was
+    suspended, or because they belong to another gang now: only the workload itself can say.
+    """
+    record = _record(gang)
+    if kind_of(record.spec.workload).resource is not None and not record.spans_workloads:
+        return (ReadWorkload(partial(_end_by_workload, gang)),)
+    return _close(gang, gang.failed > 0, now_s) if gang.pods else _go_on(gang, now_s)
+
+
+def _end_by_workload(gang: Gang, workload: Mapping[str, Any] | None, now_s: float) -> Effects:
+    if workload is None:
+        return ()  # the garbage collector takes the GPUJob with it
+    end = has_ended(workload)
+    # A workload that has not ended may make more pods, or is about to say that it has.
+    return _close(gang, end == "Failed", now_s) if end else _go_on(gang, now_s)
+
+
+def _close(gang: Gang, failed: bool, now_s: float) -> Effects:
+    status = lifecycle.ended(gang, failed, now_s)
+    return (WriteStatus(status, before="end-before", after="end-after"),)
+
+
+def _go_on(gang: Gang, now_s: float) -> Effects:
+    """Write what follows from the pods alone: without any, the gang is in the queue again."""
+    before = _record(gang).status
+    status = before if gang.pods else lifecycle.observed(gang, now_s)
+    return (WriteStatus(status),) if status is not before or gang.gone else ()
+
+
+def revive(gang: Gang, now_s: float) -> Effects:
+    """Put a GPUJob whose workload has pods again (a CronJob's, say) back into the queue."""
+    return (WriteStatus(lifecycle.revived(_record(gang).status, now_s)),)
+
+
+# --- what the decisions ask of a gang -------------------------------------------------------------
+
+
+def method_of(record: GpuJobRecord) -> str:
+    """Return how a gang is made to give up its GPUs, '' if it never is.
+
+    By its owner where that can rest: it makes new pods at once when it is resumed, while after an
+    eviction a Job waits for longer each time. A gang named by its users may have many owners.
+    """
+    kind: Kind = kind_of(record.spec.workload)
+    if kind.suspend and not record.spans_workloads:
+        return SUSPEND
+    return EVICT if kind.restarts else ""
+
+
+def has_ended(workload: Mapping[str, Any]) -> str:
+    """Return the condition by which a workload has ended, or ''."""
+    for condition in (workload.get("status") or {}).get("conditions") or ():
+        if condition.get("type") in _ENDED and condition.get("status") == "True":
+            return str(condition["type"])
+    return ""
+
+
+def forbidding(budgets: Sequence[Mapping[str, Any]], gang: Gang) -> str:
+    """Return which disruption budget forbids that all pods of a gang go, or ''.
+
+    `budgets` are the PodDisruptionBudgets of its namespace.
+    """
+    pods = gang.holders()
+    for budget in budgets:
+        selector = (budget.get("spec") or {}).get("selector")
+        hit = sum(selects(selector, pod.labels) for pod in pods)
+        allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
+        if hit > allowed:
+            name = budget["metadata"]["name"]
+            return (
+                f"disruption budget {name} allows {allowed} disruption(s),"
+                f" {hit} pod(s) of {gang.key[1]} would have to go"
+            )
+    return ""
+
+
+def _record(gang: Gang) -> GpuJobRecord:
+    assert gang.record is not None
+    return gang.record

@@ -1,0 +1,232 @@
+"""The effects that decisions about a gang ask for, and the one executor that carries them out.
+
+A decision (`decisions.py`) is a pure function of a gang and the time; it returns effects. An effect
+that asks the API server something has `then`: the decision on the answer. `faults` has a point at
+each effect after which a crash leaves work for the next leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from scheduler_extender import faults
+from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.writes import Object, Writer
+from scheduler_extender.queue.owners import Owners
+from tandem.contracts import names
+from tandem.contracts.resources import GPUJobStatus
+from tandem.kube.errors import AlreadyExists, Forbidden, Invalid, NotFound, TooManyRequests
+from tandem.kube.resource import GPU_JOBS, PODS
+
+
+@dataclass(frozen=True, slots=True)
+class CreateGpuJob:
+    """Create the GPUJob of a gang; one that exists already is left as it is."""
+
+    body: Object
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGpuJob:
+    """Delete the GPUJob of a gang, if it is still that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSize:
+    """Write how many pods start together; quotas and orders count the GPUs of the whole gang."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Write the status of the GPUJob. `before` and `after` are points of `faults`."""
+
+    status: GPUJobStatus
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEvent:
+    """Write an event about a pod; `kind` is Warning or Normal."""
+
+    pod: PodInfo
+    reason: str
+    note: str
+    kind: str = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class EvictPods:
+    """Evict pods at the same time. A pod that a disruption budget protects gets an event."""
+
+    pods: tuple[PodInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGates:
+    """Remove our gate from planned pods; `made_at` is the time of their plan."""
+
+    pods: tuple[PodInfo, ...]
+    made_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Suspend or resume the workload. `then` gets the reason why that is not possible, or ''."""
+
+    suspend: bool
+    then: Callable[[str, float], Effects]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWorkload:
+    """Read the workload. `then` gets the object, or None where it is gone."""
+
+    then: Callable[[Object | None, float], Effects]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Reach a point of `faults` that lies between two effects."""
+
+    point: str
+
+
+Effect = (
+    CreateGpuJob
+    | DeleteGpuJob
+    | WriteSize
+    | WriteStatus
+    | WriteEvent
+    | EvictPods
+    | OpenGates
+    | Suspend
+    | ReadWorkload
+    | Reach
+)
+Effects = Sequence[Effect]
+
+
+class Executor:
+    """Carries out effects in their order. All methods run on the event loop."""
+
+    def __init__(self, writer: Writer, clock: Callable[[], float]) -> None:
+        self._writer = writer
+        self._owners = Owners(writer)
+        self._clock = clock
+
+    async def carry_out(self, gang: Gang, effects: Effects) -> None:
+        """Carry out the effects of a decision about a gang, and those of what it decides next.
+
+        Raises:
+            KubeError: the API server refuses an effect; those after it are not carried out.
+        """
+        for effect in effects:
+            match effect:
+                case CreateGpuJob(body):
+                    await self._create(gang, body)
+                case DeleteGpuJob():
+                    await self._delete(gang)
+                case WriteSize(size):
+                    await self._write_size(gang, size)
+                case WriteStatus():
+                    await self._write_status(gang, effect)
+                case WriteEvent(pod, reason, note, kind):
+                    await self._writer.say(pod, reason, note, kind)
+                case EvictPods(pods):
+                    await asyncio.gather(*(self._evict(pod) for pod in pods))
+                case OpenGates(pods, made_at):
+                    await asyncio.gather(*(self._open_gate(pod, made_at) for pod in pods))
+                case Suspend(suspend, then):
+                    assert gang.record is not None
+                    why = await self._owners.suspend(gang.record, suspend)
+                    await self._go_on(gang, partial(then, why))
+                case ReadWorkload(then):
+                    workload = await self._workload(gang)
+                    await self._go_on(gang, partial(then, workload))
+                case Reach(point):
+                    faults.reach(point)
+
+    async def _go_on(self, gang: Gang, then: Callable[[float], Effects]) -> None:
+        """Carry out what is decided on an answer, unless the GPUJob was deleted meanwhile."""
+        if gang.record is not None:
+            await self.carry_out(gang, then(self._clock()))
+
+    async def _create(self, gang: Gang, body: Object) -> None:
+        faults.reach("gpujob-create-before")
+        try:
+            created = await self._writer.call(self._writer.api.create, GPU_JOBS, body, gang.key[0])
+        except AlreadyExists:
+            return
+        faults.reach("gpujob-create-after")
+        self._writer.take(created)
+
+    async def _delete(self, gang: Gang) -> None:
+        record = gang.record
+        assert record is not None
+        await self._writer.call(
+            self._writer.api.delete, GPU_JOBS, record.name, record.namespace, uid=record.uid
+        )
+
+    async def _write_size(self, gang: Gang, size: int) -> None:
+        record = gang.record
+        assert record is not None
+        body = {
+            "metadata": {"uid": record.uid, "resourceVersion": record.resource_version},
+            "spec": {"demand": {"gangSize": size}},
+        }
+        answer = await self._writer.call(
+            self._writer.api.patch, GPU_JOBS, record.name, body, record.namespace
+        )
+        self._writer.take(answer)
+
+    async def _write_status(self, gang: Gang, effect: WriteStatus) -> None:
+        if effect.before:
+            faults.reach(effect.before)
+        await self._writer.write_status(gang, effect.status)
+        if effect.after:
+            faults.reach(effect.after)
+
+    async def _workload(self, gang: Gang) -> Object | None:
+        assert gang.record is not None
+        try:
+            return await self._owners.get(gang.record)
+        except NotFound:
+            return None
+
+    async def _evict(self, pod: PodInfo) -> None:
+        try:
+            await self._writer.call(self._writer.api.evict, pod.namespace, pod.name, uid=pod.uid)
+        except NotFound:
+            return
+        except TooManyRequests as error:
+            await self._writer.say(pod, "NotPreempted", str(error), "Warning")
+
+    async def _open_gate(self, pod: PodInfo, made_at: str) -> None:
+        """Remove our gate, and touch the pod: kube-scheduler looks again at one it had put away."""
+        # The resourceVersion guards the list of gates, which is replaced as a whole.
+        body: Object = {
+            "metadata": {
+                "uid": pod.uid,
+                "resourceVersion": pod.resource_version,
+                "annotations": {names.WAKE: made_at},
+            }
+        }
+        if pod.gated:
+            body["spec"] = {"schedulingGates": None}  # ours is the last: see PodInfo.blocked
+        faults.reach("gate-before")
+        try:
+            answer = await self._writer.call(
+                self._writer.api.patch, PODS, pod.name, body, pod.namespace
+            )
+        except (Invalid, Forbidden) as error:
+            await self._writer.say(pod, "GateNotRemoved", str(error), "Warning")
+            return
+        faults.reach("gate-after")
+        self._writer.take_pod(answer)
