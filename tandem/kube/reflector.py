@@ -136,15 +136,21 @@ class Reflector:
                 if not self._resource_version and not self._list():
                     return
                 self._watch()
-            except Gone as error:
+            except (KubeError, KeyError, TypeError, ValueError) as error:
+                if self._stopping.is_set():
+                    return  # `stop` broke the watch: that is no failure
+                self._after(error)
+
+    def _after(self, error: Exception) -> None:
+        match error:
+            case Gone():
                 log.info("relisting resource=%s reason=%s", self.name, error)
                 self._fail(relist=True)
-            except KubeError as error:
-                if not self._stopping.is_set():
-                    log.warning("watch broke resource=%s error=%s", self.name, error)
+            case KubeError():
+                log.warning("watch broke resource=%s error=%s", self.name, error)
                 self._fail(relist=False, at_least_s=error.retry_after_s or 0.0)
-            except (KeyError, TypeError, ValueError):
-                log.exception("unreadable answer, relisting resource=%s", self.name)
+            case _:
+                log.error("unreadable answer, relisting resource=%s", self.name, exc_info=error)
                 self._fail(relist=True)
 
     def _fail(self, *, relist: bool, at_least_s: float = 0.0) -> None:
