@@ -65,6 +65,7 @@ def _run(trace: str, seed: int, error: float, profile: Profile) -> dict[str, flo
         data_folder() / "colocation" / "gavel-oracle-v100-p100.json",
         seed,
         belief_error=error,
+        learns=False,  # but for the profiles with a loop of their own
     )
     return figures(run_profile(setup, profile).report)
 

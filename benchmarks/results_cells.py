@@ -27,8 +27,9 @@ from benchmarks.results_workloads import SHAPES, drawn_trace, matrix, measured_t
 from benchmarks.tables import markdown
 from tandem.policy.catalog import Profile, load_profile
 from tandem.simulator.cluster import gpu_arrays, parse_cluster
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.report import report
+from tandem.simulator.run import learner_of
 from tandem.simulator.world import measured_world
 
 KEPT = Path(__file__).parents[1] / ".out" / "cells"
@@ -105,7 +106,10 @@ def run(cell: Cell) -> dict[str, float]:
         trace, gpus, matrix(cell.matrix, cell.seed), seed=cell.seed, belief_error=cell.error
     )
     started = time.process_time()
-    engine = Engine(trace, world.believed, gpus, profile, world.truth, seed=cell.seed)
+    engine = Engine(
+        trace, world.believed, gpus, profile, world.truth, seed=cell.seed,
+        options=RunOptions(learner=learner_of(profile, world)),
+    )  # fmt: skip
     outcome = engine.run()
     spent = time.process_time() - started
     found = report(outcome, world.truth, len(gpus), spent)

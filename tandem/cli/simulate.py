@@ -81,6 +81,9 @@ def simulate(
     belief_error: float | None = typer.Option(
         None, min=0, help="Tell policies the truth with this mean error, not a trained model's."
     ),
+    learning: bool = typer.Option(
+        True, help="tandem and tandem-guarded learn from pairs that run, as in a cluster."
+    ),
     seed: int = typer.Option(0, min=0, help="Of all that is drawn."),
     format_: str = typer.Option("csv", "--format", help="csv, philly, alibaba or helios."),
     strict: bool = typer.Option(False, "--strict", help="Stop at the first bad row."),
@@ -112,7 +115,9 @@ def simulate(
     if read.skipped:
         err.print(f"{len(read.skipped)} row(s) left out, {len(read.jobs)} jobs kept.")
     truth_file = None if truth == "none" else Path(truth)
-    setup = Setup(read.jobs, nodes, truth_file, seed, preemption_cost, belief_error)
+    setup = Setup(
+        read.jobs, nodes, truth_file, seed, preemption_cost, belief_error, learns=learning
+    )
     with _Progress([p.name for p in profiles], len(read.jobs)) as progress:
         results = run_profiles(setup, profiles, processes=jobs, progress=progress.show)
     document = {"profiles": {r.profile: r.report.as_json() for r in results}}

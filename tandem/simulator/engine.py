@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tandem.errors import TandemError
+from tandem.policy.adjust.learn import Learn
 from tandem.policy.board import Board, Start
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
@@ -41,13 +42,16 @@ class RunOptions:
     """Options of a run that most runs leave at their defaults.
 
     `history` has the service of jobs that ended before the run; the run adds its own. With `begun`,
-    jobs of the trace may run at time 0. `pipeline` replaces the profile's. `on_progress` gets the
-    number of ended jobs at each end. `record_decisions` fills `Outcome.decisions`.
+    jobs of the trace may run at time 0. `pipeline` replaces the profile's. `learner` takes the
+    place of an adjuster in a profile that has none; it corrects the predictions of `believed` where
+    they stand. `on_progress` gets the number of ended jobs at each end. `record_decisions` fills
+    `Outcome.decisions`.
     """
 
     history: History | None = None
     begun: Begun | None = None
     pipeline: Pipeline | None = None
+    learner: Learn | None = None
     on_progress: Callable[[int], None] | None = None
     record_decisions: bool = False
 
@@ -77,6 +81,7 @@ class Engine:
         self.profile = profile
         self._on_progress = options.on_progress
         self._record = options.record_decisions
+        self._adjust = profile.adjust or options.learner
         self._order = profile.order
         self._state = self._order.state()
         self._pipeline = options.pipeline or profile.pipeline()
@@ -202,7 +207,7 @@ class Engine:
 
     def _look_again(self) -> bool:
         """Let the profile's adjuster repair what has been placed, and learn."""
-        adjust = self.profile.adjust
+        adjust = self._adjust
         assert adjust is not None
         self._adjusting = False
         relearned = adjust(self._board, self._pipeline)
@@ -262,7 +267,7 @@ class Engine:
                 now = self._board.now_s
                 self.outcome.decisions.append((now, verb, self.trace[action.job].id, rows))
         self._progress.refresh(touched)
-        adjust = self.profile.adjust
+        adjust = self._adjust
         started = any(isinstance(action, Start) for action in actions)
         if adjust is not None and started and not (adjust.repeats and self._adjusting):
             self._expect_adjustment(adjust.every_s)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.errors import TandemError
+from tandem.policy.adjust.learn import Learn
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types
@@ -35,6 +36,7 @@ class Setup:
     seed: int = 0
     preemption_cost_s: float = 60.0  # where there is interference; orderings alone cost nothing
     belief_error: float | None = None  # mean relative; None: a model trained without the pair
+    learns: bool = True  # from pairs that run, as the cluster does; false: predictions alone
 
     def gpus(self, shares: int) -> GpuArrays:
         """Return the empty cluster."""
@@ -90,6 +92,20 @@ def check_fits(setup: Setup) -> None:
         )
 
 
+def learner_of(profile: Profile, world: World) -> Learn | None:
+    """Return what corrects the predictions of a profile that weighs pairs; None: nothing does.
+
+    A cluster learns from what agents measure of pairs that run (docs/learning.md); here a
+    measurement is exact, so that one look after each start shows all of it. Predictions are of one
+    type of GPU, so that nothing is learned where there are several.
+    """
+    if profile.adjust is not None or not profile.dispatch.weighs_pairs:
+        return None
+    if world.truth.slowdown_by_type is not None:
+        return None
+    return Learn(once=True, weight_of_past=0.0)
+
+
 def run_profile(
     setup: Setup, profile: Profile, on_progress: Callable[[int], None] | None = None
 ) -> Result:
@@ -110,7 +126,9 @@ def run_profile(
         profile,
         world.truth,
         seed=setup.seed,
-        options=RunOptions(on_progress=on_progress),
+        options=RunOptions(
+            learner=learner_of(profile, world) if setup.learns else None, on_progress=on_progress
+        ),
     )
     outcome = engine.run()
     wall = time.perf_counter() - started

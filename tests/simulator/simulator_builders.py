@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tandem.policy.adjust.learn import Learn
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import Job
 from tandem.policy.jobs import History
@@ -61,6 +62,7 @@ def run_shared(
     preemption_cost_s: float = 0.0,
     seed: int = 0,
     guarded: bool = False,
+    learner: Learn | None = None,
 ) -> Outcome:
     """Run with a matrix of slowdowns and memory courses by job; the policies know both.
 
@@ -91,4 +93,7 @@ def run_shared(
         )
         for i, job in enumerate(jobs)
     ]  # fmt: skip
-    return Engine(jobs, believed, gpus, profile, truth, seed=seed, guarded=guarded).run()
+    return Engine(
+        jobs, believed, gpus, profile, truth, seed=seed, guarded=guarded,
+        options=RunOptions(learner=learner),
+    ).run()  # fmt: skip

@@ -14,6 +14,8 @@ from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Policy
 from tandem.policy.units import Floats
 
+_ROUNDING = 1e-9
+
 
 class Learn(Policy):
     """Enter the measured slowdown of each job that shares into the predictions for its class.
@@ -28,19 +30,18 @@ class Learn(Policy):
     every_s: Annotated[float, Field(gt=0)] = 60.0
     weight_of_past: Annotated[float, Field(ge=0, lt=1)] = 0.5  # [OJPP] a
     notable: Annotated[float, Field(ge=0)] = 0.05  # a change of a slowdown that is worth a round
+    once: bool = False  # true: one look after each start; enough where a look measures exactly
 
     @property
     def repeats(self) -> bool:
-        """True: it looks again as long as GPUs are shared."""
-        return True
+        """Say whether it looks again as long as GPUs are shared, or once after each start."""
+        return not self.once
 
     def __call__(self, board: Board, pipeline: Pipeline) -> bool:
         """Correct the predictions; say whether any has changed enough to decide anew."""
-        gpus = board.gpus
-        shared = gpus.residents[(gpus.jobs > 1)[:, None] & (gpus.residents >= 0)]
+        sharing, otherwise = _sharing(board)
         most = 0.0
-        sharing = np.unique(shared).tolist()
-        for job in sharing:
+        for job in otherwise:
             table = board.jobs[job].own_slowdown
             if table is None:
                 continue
@@ -53,11 +54,27 @@ class Learn(Policy):
             told = np.where(np.isfinite(said), told, seen)
             most = max(most, float(np.abs(told - said).max()))
             table[classes] = told
-        if most > 0:
+        if most > _ROUNDING:
             board.relearned()
             for job in sharing:
                 sum_slowdown(board.columns, board.jobs[job], board.rows_of[job], job)
         return most > self.notable
+
+
+def _sharing(board: Board) -> tuple[list[int], list[int]]:
+    """Return the jobs that share a GPU, and those of them that run at another speed than predicted.
+
+    A job that has yet to begin shows nothing.
+    """
+    gpus = board.gpus
+    there = (gpus.jobs > 1)[:, None] & (gpus.residents >= 0)
+    job = gpus.residents[there]
+    worst = np.zeros(len(board.jobs))
+    np.maximum.at(worst, job, gpus.resident_slowdown[there])
+    sharing = np.unique(job)
+    speed = board.arrays.speed[sharing]
+    off = np.abs(board.spread_speed[sharing] / (1 + worst[sharing]) - speed) > _ROUNDING
+    return sharing.tolist(), sharing[off & (speed > 0)].tolist()
 
 
 def _shown(board: Board, job: int, table: Floats) -> dict[int, float]:
@@ -72,7 +89,9 @@ def _shown(board: Board, job: int, table: Floats) -> dict[int, float]:
         return {}
     predicted = np.array([table[classes].sum() for classes in company])
     order = np.argsort(predicted, kind="stable")
-    blamed = blamed_slowdown(predicted, 1 / float(board.arrays.speed[job]) - 1)
+    # What being spread over nodes costs it is no neighbour's fault.
+    beside = float(board.spread_speed[job]) / float(board.arrays.speed[job]) - 1
+    blamed = blamed_slowdown(predicted, max(beside, 0.0))
     shown: dict[int, float] = {}
     for index in order.tolist():
         classes = company[index]
