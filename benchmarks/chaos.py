@@ -24,6 +24,8 @@ from benchmarks.tables import markdown
 
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "docs" / "chaos.json", ROOT / "docs" / "chaos.md"
+#: What pytest printed, whole: a file for each suite.
+OUTPUT = ROOT / ".out" / "chaos"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
         answer = subprocess.run(
             command, cwd=ROOT, env=env, text=True, capture_output=True, check=False
         )
-        print(answer.stdout[-6000:], answer.stderr[-2000:], sep="\n")
+        OUTPUT.mkdir(parents=True, exist_ok=True)
+        printed = OUTPUT / f"{suite.name}.log"
+        printed.write_text(answer.stdout + answer.stderr)
+        print(f"{_outcome(answer.stdout)}: {printed}", flush=True)
         shown = (
             [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
         )

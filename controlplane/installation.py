@@ -125,8 +125,8 @@ class Installation:
             return
         for path in sorted(CUSTOM_RESOURCES.glob("*.yaml")):
             self.plane.apply(path)
-        for crd in ("gpujobs", "gpunodes", "modelprofiles"):
-            self.plane.kubectl("wait", "--for=condition=Established", f"crd/{crd}.{names.GROUP}")
+        crds = ("gpujobs", "gpunodes", "modelprofiles")
+        self.plane.await_definitions(*(f"{crd}.{names.GROUP}" for crd in crds))
         self.plane.apply(manifests.objects(*manifests.FOUNDATIONS, *manifests.POLICIES))
         # What a cluster's Service leads to the webhook's pods, this one leads to our process.
         self.plane.apply(

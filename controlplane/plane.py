@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -272,6 +273,25 @@ class ControlPlane:
             objects = [manifests] if isinstance(manifests, Mapping) else manifests
             manifests = "\n---\n".join(json.dumps(one) for one in objects)
         return self.kubectl("apply", "-f", "-", stdin=manifests, kubeconfig=kubeconfig)
+
+    def await_definitions(self, *crds: str) -> None:
+        """Wait until custom resources, such as `gpujobs.tandem.gpu`, are served.
+
+        `kubectl wait` fails at once on a definition that has no conditions yet
+        (kubernetes/kubernetes#66439).
+        """
+        for name in crds:
+            path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+            self._await(
+                partial(self._established, path), f"{name} is established", "kube-apiserver"
+            )
+
+    def _established(self, path: str) -> bool:
+        answer = self.http.get(path)
+        if not answer.is_success:
+            return False
+        conditions = answer.json().get("status", {}).get("conditions") or ()
+        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
     def get(self, *args: str) -> dict[str, Any]:
         """Return `kubectl get ARGS -o json`, decoded."""

@@ -25,12 +25,7 @@ LATER = "2126-11-22T10:00:00Z"
 def definitions(control_plane):
     for definition in crds.DEFINITIONS:
         control_plane.apply(definition.manifest())
-        control_plane.kubectl(
-            "wait",
-            "--for=condition=Established",
-            "--timeout=120s",
-            f"crd/{definition.manifest()['metadata']['name']}",
-        )
+        control_plane.await_definitions(definition.manifest()["metadata"]["name"])
     return control_plane
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -308,3 +309,23 @@ def test_a_program_that_does_not_start_is_an_error_with_the_end_of_its_log(
     with pytest.raises(TandemError, match="kube-apiserver ended with status 1") as caught:
         ControlPlane.start(apiserver_args=["--no-such-flag"])
     assert "unknown flag: --no-such-flag" in caught.value.message
+
+
+def test_a_definition_is_awaited_though_it_is_not_there_yet(control_plane: ControlPlane) -> None:
+    names = {"kind": "Late", "plural": "lates", "singular": "late"}
+    version = {"name": "v1", "served": True, "storage": True}
+    version["schema"] = {"openAPIV3Schema": {"type": "object"}}
+    spec = {"group": "controlplane.test", "names": names, "scope": "Cluster", "versions": [version]}
+    late = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "lates.controlplane.test"},
+        "spec": spec,
+    }
+    apply = threading.Timer(0.5, control_plane.apply, [late])
+    apply.start()
+    try:
+        control_plane.await_definitions("lates.controlplane.test")
+    finally:
+        apply.join()
+        control_plane.kubectl("delete", "crd", "lates.controlplane.test")

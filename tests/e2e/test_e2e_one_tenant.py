@@ -366,7 +366,7 @@ def test_a_preemption_of_a_job_of_another_version_ends(
 ) -> None:
     plane, namespace = cluster.plane, cluster.namespace()
     plane.apply(mpi_definition("v2beta1", suspends=suspends))
-    plane.kubectl("wait", "--for=condition=Established", "crd/mpijobs.kubeflow.org")
+    plane.await_definitions("mpijobs.kubeflow.org")
     path = f"/apis/kubeflow.org/v2beta1/namespaces/{namespace}/mpijobs"
     body = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": {"name": "mpi"}}
     wait_until(lambda: plane.http.get(path).is_success, "MPIJobs are served")

@@ -126,8 +126,9 @@ class Arena:
                 wait_until(
                     lambda: not old.scheduler.running, f"{old.name} has stepped down", timeout_s=60
                 )
-            self._leads_unless_released(old, new)
         old.revive()
+        if how != "hung-extender":
+            self._leads_unless_released(old, new)
         self.running = waiting
         return took_s
 
@@ -137,7 +138,8 @@ class Arena:
         `LeaderElector.tryRelease` of client-go reads the Lease anew, and then compares its own
         name with the holder that it remembers: a leader that was cut off while it gives up its
         Lease releases that of its successor when its requests arrive. Another election follows.
-        Only such a write, found in the API server's audit log, excuses the loss of the Lease.
+        Only such a write, found in the API server's audit log, excuses the loss of the Lease. The
+        kube-scheduler that lost it ends itself when it notices, and is started anew only then.
         """
         if new.leads():
             return
@@ -150,6 +152,11 @@ class Arena:
         released = [act for act in written if act.address == old.address and act.when > taken]
         assert released, (holder(self.plane), written[-5:])
         self.successors_released += 1
+        wait_until(
+            lambda: new.leads() or not new.scheduler.running,
+            f"{new.name} leads again or has stepped down",
+            timeout_s=60,
+        )
 
     def _bound_once(self, waiting: str) -> None:
         pod = self.cluster.pod_of(self.namespace, waiting)

@@ -46,7 +46,7 @@ def client(control_plane) -> Iterator[Faulty]:
     for definition in crds.DEFINITIONS:
         control_plane.apply(definition.manifest())
         name = definition.manifest()["metadata"]["name"]
-        control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}")
+        control_plane.await_definitions(name)
     found = Faulty.load(control_plane.kubeconfig())
     found.faults = []
     yield found

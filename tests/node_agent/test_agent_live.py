@@ -39,8 +39,7 @@ def installed(control_plane):
     """
     for path in sorted((ROOT / "helm/tandem/crds").glob("*.yaml")):
         control_plane.apply(path)
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/gpunodes.tandem.gpu")
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/gpujobs.tandem.gpu")
+    control_plane.await_definitions("gpunodes.tandem.gpu", "gpujobs.tandem.gpu")
     control_plane.apply(manifests.objects(*manifests.FOUNDATIONS))
     control_plane.apply(POLICY)
     users = {}

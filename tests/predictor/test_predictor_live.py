@@ -27,10 +27,7 @@ def plane(control_plane):
     for definition in crds.DEFINITIONS:
         manifest = definition.manifest()
         control_plane.apply(manifest)
-        control_plane.kubectl(
-            "wait", "--for=condition=Established", "--timeout=120s",
-            f"crd/{manifest['metadata']['name']}",
-        )  # fmt: skip
+        control_plane.await_definitions(manifest["metadata"]["name"])
     return control_plane
 
 

@@ -46,7 +46,7 @@ def installed(control_plane):
     for definition in crds.DEFINITIONS:
         control_plane.apply(definition.manifest())
         name = definition.manifest()["metadata"]["name"]
-        control_plane.kubectl("wait", "--for=condition=Established", f"crd/{name}")
+        control_plane.await_definitions(name)
     control_plane.apply(manifests.objects(*manifests.FOUNDATIONS))
     return control_plane
 
