@@ -26,6 +26,8 @@ _COLUMNS = (
     "peak_probability", "left_s", "speed", "next_level", "gives_way_s", "queue_key",
 )  # fmt: skip
 _LEAST_LEFT_S = 1.0
+#: More than any cluster has; a sum over millions of jobs still fits an integer of 64 bits.
+_MOST_GPUS = 2.0**40
 _KEY_STEP_S = 1e-3  # between the keys of two neighbours in a queue of which one got ahead
 
 
@@ -240,7 +242,7 @@ class QueueState:
         passed = np.maximum(now_s - column["since_s"], 0.0)
         service = column["attained"] - column["promoted"] + column["rate"] * passed
         attained = service + column["promoted"]
-        gpus = column["gpus"].astype(np.int64)
+        gpus = np.minimum(column["gpus"], _MOST_GPUS).astype(np.int64)
         learned = expected_remaining_gpu_s(attained, history.sorted_service) / gpus
         speed = np.where(running, column["speed"], 0.0)
         progress = np.where(column["rate"] > 0, speed * passed, 0.0)

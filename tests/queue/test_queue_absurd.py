@@ -26,6 +26,7 @@ HUGE = str(10**18)
     ],
 )
 @pytest.mark.parametrize("profile", ["tandem", "tiresias-l"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of NumPy: a number that does not fit
 def test_a_demand_beyond_all_measure_stops_nobody(
     gpus: object, annotations: dict, profile: str
 ) -> None:
