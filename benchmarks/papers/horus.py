@@ -284,10 +284,10 @@ steps of its scheduler; so compare the columns of percent. PAB is left out, as t
 
 {waits}
 
-Reproduced: to share shortens the wait by more than half, and the order (OBP, Horus, Horus-f; the
-last a little below Horus; paper: 5.7 %). Over five draws that order is an indication only. Not
-reproduced: OBP far behind Horus. Here both start whoever fits by memory, and FIFO, with wide
-gangs at its head, waits longer than the paper's.
+Reproduced: to share shortens the wait by more than half. Not reproduced: OBP far behind Horus, and
+Horus-f 5.7 % below Horus. Here the means of the three differ by 1.3 %, which five draws cannot
+tell apart: all three start whoever fits by memory. FIFO, with wide gangs at its head, waits longer
+than the paper's.
 
 {evaluation}
 
