@@ -1,6 +1,6 @@
 """What the price of spreading is worth: `tandem` with and without it on four traces.
 
-    python -m benchmarks.locality [--seeds 1] [--jobs 400]
+    python -m benchmarks.locality [--seeds 5] [--jobs 400]
 
 writes docs/results/locality.md. Truth: Gavel's consolidated and unconsolidated rates on V100s.
 """
@@ -18,7 +18,7 @@ from tandem.policy.catalog import Profile, load_profile
 from tandem.simulator.cluster import parse_cluster
 from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
-from tandem.simulator.run import Setup
+from tandem.simulator.run import Setup, learner_of
 
 
 def without_locality() -> Profile:
@@ -47,7 +47,7 @@ def run(
         profile,
         world.truth,
         seed=seed,
-        options=RunOptions(record_decisions=True),
+        options=RunOptions(record_decisions=True, learner=learner_of(profile, world)),
     )
     outcome = engine.run()
     widest = int(np.bincount(gpus.node).max())
@@ -76,7 +76,7 @@ def run(
 def main() -> None:
     """Run everything, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=400)
     arguments = parser.parse_args()
     rows = []
