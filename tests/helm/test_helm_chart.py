@@ -39,6 +39,22 @@ def test_what_is_made_of_code_and_chart_is_current(helm: Helm) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+def test_the_page_on_security_lists_every_port_and_no_other() -> None:
+    shipped = {ExtenderConfig().verbs.port}  # on loopback, so that no manifest names it
+    for manifest in sorted((ROOT / "deploy" / "manifests").glob("*.yaml")):
+        shipped |= {int(port) for port in re.findall(r"containerPort: (\d+)", manifest.read_text())}
+    table = (
+        (ROOT / "docs" / "security.md")
+        .read_text()
+        .split("\n## Ports\n")[1]
+        .strip()
+        .split("\n\n")[0]
+    )
+    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+    listed = {int(re.search(r"\d{4,5}", row)[0]) for row in rows}  # type: ignore[index]
+    assert listed == shipped
+
+
 @pytest.mark.parametrize(
     ("path", "wrong"),
     [
