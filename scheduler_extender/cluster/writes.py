@@ -69,12 +69,12 @@ class Writer:
             else:
                 status = with_service(status, gang, now)
         status = self.annotate(gang, status)
-        if not large and status == record.status:
-            return
-        written = await self.call(self._replace_status, record, status)
+        written = None
+        if large or status != record.status:
+            written = await self.call(self._replace_status, record, status)
+        for uid in ending:  # counted now, or there was nothing to count
+            gang.gone.pop(uid, None)
         if written is not None:
-            for uid in ending:
-                gang.gone.pop(uid, None)
             self._state.apply("gpujobs", written)
 
     def _replace_status(self, record: GpuJobRecord, status: GPUJobStatus) -> GpuJobRecord | None:

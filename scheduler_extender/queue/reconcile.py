@@ -22,6 +22,9 @@ from tandem.contracts.resources import GPUJobStatus, Phase
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
 COUNT_EVERY_S = 60.0
+#: The same for gangs that give up their GPUs. Their pods soon vanish, and who begins anew after a
+#: crash finds no pod to count.
+COUNT_LEAVING_EVERY_S = 2.0
 #: A gang of which only a part holds GPUs is released as a whole after this: the GPUs of the part
 #: are idle meanwhile, and two gangs that each hold a part could wait for each other.
 PARTIAL_GANG_S = 60.0
@@ -67,7 +70,11 @@ class Reconciler:
             case Stage.UNPREDICTED:
                 return self._load_prediction.enqueue(gang)
             case Stage.PREEMPTING:
-                self._later(gang.key, self._clock() + 1.0)
+                now = self._clock()
+                self._later(gang.key, now + 1.0)
+                if gang.record is not None and self._should_count(gang, now, COUNT_LEAVING_EVERY_S):
+                    self._counted_at[gang.key] = now
+                    return self._executor.carry_out(gang, decisions.write(gang, gang.record.status))
                 return self._preempter.step(gang)
             case Stage.ENDING:
                 return self._completion.step(gang)
@@ -123,13 +130,13 @@ class Reconciler:
             return ""
         return next((pod.blocked for pod in gang.live_pods() if pod.blocked), "")
 
-    def _should_count(self, gang: Gang, now: float) -> bool:
+    def _should_count(self, gang: Gang, now: float, every_s: float = COUNT_EVERY_S) -> bool:
         """Return True where service is to be written down: regularly, and when a pod is gone."""
         if gang.gone:
             return True
         if not gang.holds:
             return False
-        due = self._counted_at.setdefault(gang.key, now) + COUNT_EVERY_S
+        due = self._counted_at.setdefault(gang.key, now) + every_s
         self._later(gang.key, due)
         return now >= due
 

@@ -477,7 +477,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.version = 0
         self.truth: dict[tuple[str, str], dict] = {}
         self.sent: list[tuple[float, str, dict]] = []  # with the time of telling
-        self.gone: list[tuple[str, dict]] = []
+        self.gone: list[tuple[str, dict, float]] = []  # and when its deletion was told
         self.births = Counter[str]()
 
     @initialize()
@@ -541,7 +541,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.truth:
             kind, name = choose.choice(sorted(self.truth))
             obj = self.truth.pop((kind, name))
-            self.gone.append((kind, obj))
+            self.gone.append((kind, obj, self.now))
             self.live.delete(kind, obj)
 
     @rule(choose=st.randoms(use_true_random=False))
@@ -551,7 +551,11 @@ class AnyOrder(RuleBasedStateMachine):
         if late:
             self.live.upsert(*choose.choice(late))
         if self.gone:
-            self.live.delete(*choose.choice(self.gone))
+            index = choose.randrange(len(self.gone))
+            kind, obj, told_s = self.gone[index]
+            if told_s < self.now - GRAVES_S:  # forgotten since, and now news again
+                self.gone[index] = (kind, obj, self.now)
+            self.live.delete(kind, obj)
 
     @rule(seconds=st.sampled_from((1, 10, 160, 601)))
     def time_passes(self, seconds) -> None:
@@ -562,8 +566,9 @@ class AnyOrder(RuleBasedStateMachine):
     def it_equals_a_rebuild(self) -> None:
         self.live.check()
         rebuilt = ClusterState(now_s=self.now)
-        for kind, obj in self.gone:
-            rebuilt.delete(kind, obj)
+        for kind, obj, told_s in self.gone:
+            if told_s >= self.now - GRAVES_S:
+                rebuilt.delete(kind, obj)
         for (kind, _), obj in sorted(self.truth.items(), key=lambda item: item[0]):
             rebuilt.upsert(kind, obj)
         assert picture(self.live) == picture(rebuilt)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from queue_builders import pod
 from test_queue_controller import run
-from test_queue_preemption import Training
+from test_queue_preemption import SAVES, Training
 from test_queue_quotas import A, B, Teams
 from test_queue_sizes import GPU, PART, replicated
 
 from scheduler_extender.cluster.workloads import gang_size
+from tandem.kube.resource import PODS
 
 
 def test_replicas_of_a_job_set_that_have_succeeded_are_not_waited_for() -> None:
@@ -63,5 +65,49 @@ def test_a_new_leader_completes_a_preemption_that_another_one_began() -> None:
         assert after.status("two")["phase"] == "Suspended"
         assert not after.suspended("two")
         assert after.controller.work.failures == 0
+
+    run(scenario)
+
+
+def test_service_of_pods_that_are_leaving_survives_a_change_of_leader() -> None:
+    """The pods may be gone when the new leader begins: it has nothing left to count."""
+    before = Training()
+
+    async def scenario() -> None:
+        before.submit("two")
+        await before.pass_s(0)
+        before.submit("three", gpus=2)
+        await before.pass_s(105)
+        await before.pass_s(1)
+        assert before.status("two")["phase"] == "Preempting"
+        for _ in range(30):  # it saves what it has
+            await before.pass_s(1)
+        before.api._watchers.clear()
+        before.job_controller_deletes("two")
+        after = Training(api=before.api)
+        after.now = before.now
+        await after.pass_s(1)
+        assert after.status("two")["phase"] == "Suspended"
+        assert after.status("two")["attainedGpuSeconds"] == pytest.approx(136, abs=3)
+
+    run(scenario)
+
+
+def test_a_pod_without_service_that_is_gone_does_not_keep_its_gang_from_being_suspended() -> None:
+    cluster = Training()
+
+    async def scenario() -> None:
+        cluster.submit("two")
+        await cluster.pass_s(0)
+        cluster.submit("three", gpus=2)
+        await cluster.pass_s(105)
+        await cluster.pass_s(1)
+        assert cluster.status("two")["phase"] == "Preempting"
+        never_ran = cluster.new_pod("two", 1, SAVES)
+        await cluster.cycle()
+        cluster.api.delete(PODS, never_ran, "default")
+        cluster.job_controller_deletes("two")
+        await cluster.pass_s(1)
+        assert cluster.status("two")["phase"] == "Suspended"
 
     run(scenario)
