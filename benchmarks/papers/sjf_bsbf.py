@@ -209,7 +209,7 @@ SJF-BSBF; and halving pays. Not reproduced: first fit ahead of SJF. With the mea
 to 3.4, beside ResNet-50) sharing with whoever comes first costs more than it saves; the paper's
 own ratios are a picture only, and cannot be put in their place. On `realistic` nearly all jobs
 have one GPU and hardly queue (see the time not on GPUs), so there is little for any order to win:
-SJF-BSBF is level with SJF, and Tiresias is ahead of both.
+SJF-BSBF is level with SJF, and Tiresias is 3 and 5 % behind them.
 
 ## One ratio for all pairs (Fig. 6b)
 

@@ -33,7 +33,7 @@ SETS = [f"{kind}-{i}" for kind in ("1.5", "realistic") for i in (1, 2, 3, 4)]
 LARGE_GPUS = 4  # more than these is large
 #: Share of large jobs, from the means of Table III: 1.25 = 3.50 x + 0.94 (1 - x).
 LARGE_SHARE = 0.12
-COUNTS = (120, 240, 480)
+COUNTS = (120, 240, 360, 480)
 #: The eight hours of arrival are shortened by this, so that FIFO, which neither shares nor orders,
 #: has about the paper's mean at 240 jobs. Nothing else is fitted.
 HOURS = 0.2

@@ -17,6 +17,7 @@ import numpy as np
 
 from scheduler_extender.cluster.jobs import rates_of
 from scheduler_extender.cluster.pair_slowdowns import Pair, PairSlowdowns
+from scheduler_extender.cluster.placement_history import PlacementHistory
 from tandem.contracts.prediction import InterferenceAnswer
 from tandem.contracts.resources import Load
 from tandem.policy.equations.horus import slowdown_over_commit
@@ -48,8 +49,11 @@ class Beliefs:
     for new kinds. A kind for which there is no room is priced by its utilisation alone meanwhile.
     """
 
-    def __init__(self, pairs: PairSlowdowns | None = None) -> None:
+    def __init__(
+        self, pairs: PairSlowdowns | None = None, placements: PlacementHistory | None = None
+    ) -> None:
         self.pairs = PairSlowdowns() if pairs is None else pairs  # an empty one is false
+        self.placements = placements or PlacementHistory()
         self._pairs_known = 0
         self._predicted: dict[tuple[int, int], float] = {}  # what was learned stands in its place
         self.models = ["", ""]  # by class; nobody and the unknown have none
@@ -95,6 +99,10 @@ class Beliefs:
         return self._classified(job, load, insert=False)
 
     def _classified(self, job: Job, load: Load | None, *, insert: bool) -> Job:
+        if load is not None and load.tensor_skew is not None:
+            limit = self.placements.limit(job.id.partition("/")[0])
+            if job.skewed != (load.tensor_skew > limit):
+                job = replace(job, skewed=load.tensor_skew > limit)
         if job.exclusive:
             return job
         if load is not None and any(part.rates for part in job.sub_batches):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from scheduler_extender.cluster.placement_history import PACK_LIMIT
 from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source, SubBatch
 from tandem.policy.equations.tiresias import spread_price
 from tandem.policy.job import Job, gib
@@ -193,10 +194,6 @@ def _outgrown(status: GPUJobStatus) -> float:
         return 1.0
     said = memory_of_steps(status, seen.accumulation_steps)
     return max(1.0, seen.memory_peak_bytes / said) if said else 1.0
-
-
-#: Above this skew a gang is kept on few machines ([Tiresias] 3.3.2; the figure is ours).
-PACK_LIMIT = 0.5
 
 
 def unpredicted_load(demand: Demand) -> Load:

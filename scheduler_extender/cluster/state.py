@@ -19,6 +19,7 @@ from scheduler_extender.cluster.ledger import Claim, Hold, Ledger
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
 from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.cluster.placement_history import PlacementHistory
 from scheduler_extender.cluster.plans import Plans
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import (
@@ -69,10 +70,12 @@ class ClusterState:
         max_jobs_per_gpu: int = 2,
         stale_after_s: float = 150.0,
         pairs: PairSlowdowns | None = None,
+        placements: PlacementHistory | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.now_s = now_s
-        self.beliefs = Beliefs(pairs)
+        self.beliefs = Beliefs(pairs, placements)
+        self._limits_known = 0
         self._closed: frozenset[tuple[str, str]] = frozenset()
         self._max_jobs_per_gpu = max_jobs_per_gpu
         self._stale_after_s = stale_after_s
@@ -129,6 +132,10 @@ class ClusterState:
     def node_rows(self, node: str) -> Ints:
         """Return the rows of a node's GPUs."""
         return self.table.rows(node)
+
+    def widest_node(self, like: str) -> int:
+        """Return the most GPUs of a node of the type of GPU that node `like` has; 0 without any."""
+        return self.table.widest_node(like)
 
     def rows_of(self, node: str, gpus: Iterable[str]) -> Ints:
         """Return the rows of GPUs by UUID; those that are not there are left out."""
@@ -201,9 +208,11 @@ class ClusterState:
         """Let what the predictor has said since take effect, on the sums of the GPUs as well.
 
         Where `held` names all jobs that are held elsewhere, classes that no job uses are released
-        when room is short. Return whether some were: what was refused by class is refused no more.
+        when room is short. Return whether some were, or gangs are to be kept on few nodes by
+        another skew than before: what was refused is not refused for that any more.
         """
         released: set[int] = set()
+        limits = self.beliefs.placements.limits_version
         if held is not None and self.beliefs.crowded():
             jobs = (*held, *self.ledger.jobs(), *self._plans.jobs())
             released = self.beliefs.release(set().union(*map(classes_of, jobs)))
@@ -213,7 +222,10 @@ class ClusterState:
             gpus = self.table.gpus
             shared = (gpus.jobs > 1) & np.isin(gpus.resident_class, list(changed)).any(axis=1)
             self.ledger.sum_rows(np.flatnonzero(shared))
-        return bool(released)
+        if held is None:
+            return False
+        moved, self._limits_known = limits != self._limits_known, limits
+        return moved or bool(released)
 
     # --- what the API server says ---------------------------------------------------------------
 

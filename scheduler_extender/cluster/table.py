@@ -64,6 +64,7 @@ class GpuTable:
         self._holes: dict[int, list[int]] = {}
         self._view: GpuArrays | None = None
         self._order: tuple[Ints, Ints, tuple[str, ...], tuple[str, ...]] | None = None
+        self._widest: Ints | None = None
         self._kinds: dict[GpuKind, int] = {}
         self.generation = 0
         self.slot_of: dict[str, int] = {}
@@ -149,6 +150,19 @@ class GpuTable:
         types = self._columns["gpu_type"][rows].astype(np.int64)
         return list(self._kinds)[int(np.bincount(types).argmax())] if len(types) else None
 
+    def widest_node(self, like: str) -> int:
+        """Return the most GPUs of a node of the type of GPU that node `like` has; 0 without any."""
+        own = self.rows(like)
+        if not len(own):
+            return 0
+        types = self._columns["gpu_type"]
+        if self._widest is None:
+            rows, node, names = self._ordered()[:3]
+            key = types[rows].astype(np.int64) * len(names) + node
+            counts = np.bincount(key, minlength=len(self._kinds) * len(names))
+            self._widest = counts.reshape(-1, len(names)).max(axis=1)
+        return int(self._widest[int(types[own[0]])])
+
     @property
     def sorted_names(self) -> tuple[str, ...]:
         """The nodes in the order of a snapshot."""
@@ -197,6 +211,7 @@ class GpuTable:
             changed = changed or not np.array_equal(self._columns[column][rows], new)
             self._columns[column][rows] = new
         if changed:
+            self._widest = None
             self.touch(rows)
         return added
 
@@ -217,7 +232,7 @@ class GpuTable:
         self._holes.setdefault(len(rows), []).append(slot)
         self.touch(rows)
         self.layout += 1
-        self._order = None
+        self._order = self._widest = None
 
     def observe(self, name: str, observed_at_s: float, now_s: float, stale_after_s: float) -> None:
         """Note when the agent of `name` last reported (Unix time)."""
@@ -254,7 +269,7 @@ class GpuTable:
         self.slot_of[name] = slot
         self.encoder.put(slot, name)
         self.layout += 1
-        self._order = None
+        self._order = self._widest = None
         return rows
 
     def _append(self, name: str, count: int) -> tuple[int, Ints]:

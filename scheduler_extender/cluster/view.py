@@ -58,12 +58,16 @@ class ClusterView(Protocol):
         """Let what the predictor has said since the last round take effect.
 
         Classes that no job uses are released where room is short and `held` names all jobs that are
-        held elsewhere; True where some were.
+        held elsewhere. True where some were, or where gangs are kept on few nodes by another skew.
         """
         ...
 
     def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
         """Return the commonest type of GPU on the nodes where a pod may run, else on all."""
+        ...
+
+    def widest_node(self, like: str) -> int:
+        """Return the most GPUs of a node of the type of GPU that node `like` has; 0 without any."""
         ...
 
     def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:

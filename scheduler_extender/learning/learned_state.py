@@ -1,10 +1,11 @@
-"""What is learned and outlives jobs: slowdowns of pairs, and the run history."""
+"""What is learned and outlives jobs: slowdowns of pairs, placements of gangs, the run history."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.cluster.placement_history import PlacementHistory
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.history_store import Stored
 from scheduler_extender.learning.run_history import RunHistory
@@ -16,14 +17,15 @@ _ROUNDING = 1e-9  # a pair that the dispatch finds exactly at its bar is not ref
 
 @dataclass(frozen=True, slots=True)
 class LearnedState:
-    """Both; kept by their keys in the ConfigMap of the history."""
+    """All three; kept by their keys in the ConfigMap of the history."""
 
     pairs: PairSlowdowns = field(default_factory=PairSlowdowns)
+    placements: PlacementHistory = field(default_factory=PlacementHistory)
     memory: RunHistory = field(default_factory=RunHistory)
 
     def kept(self) -> dict[str, Stored]:
         """Return what is kept, by its key there."""
-        return {"pairs": self.pairs, "runs": self.memory}
+        return {"pairs": self.pairs, "placements": self.placements, "runs": self.memory}
 
 
 def observing(profile: Profile, settings: LearningConfig) -> LearningConfig:

@@ -12,7 +12,7 @@ from scheduler_extender.cluster.view import ClusterView
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.learned_state import LearnedState
-from scheduler_extender.learning.run_history import feedback
+from scheduler_extender.learning.run_history import LEAST_S, feedback, in_steps_kind
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback, Prediction
 from tandem.contracts.resources import Source
@@ -82,6 +82,7 @@ class NextRuns:
         # and of two jobs the one that ended first may say so last.
         at_s = seconds(seen.at)
         self._learned.memory.enter(gang.key[0], seen, at_s)
+        self._enter_placement(record, seen, at_s)
         if seen.slowdown is not None:
             for neighbour in seen.neighbours:
                 if neighbour.slowdown > self._settings.max_interference / 2:
@@ -100,6 +101,17 @@ class NextRuns:
         self._observed[gang.key] = done
         status = record.status.model_copy(update={"observed": done})
         await self._writer.write_status(gang, status)
+
+    def _enter_placement(self, record: GpuJobRecord, seen: Observed, at_s: float) -> None:
+        """Note how fast a gang ran where it was, if its model's skew is known."""
+        demand, load, rate = record.spec.demand, record.status.load, seen.solo_iterations_per_second
+        if load is None or load.tensor_skew is None or seen.spread is None or not rate:
+            return
+        if seen.seconds < LEAST_S or not seen.kind:
+            return
+        kind = in_steps_kind(seen.kind, seen.accumulation_steps)
+        of = (record.namespace, kind, seen.gpu_model, demand.gang_size * demand.gpus_per_pod)
+        self._learned.placements.enter(of, load.tensor_skew, rate, at_s, spread=seen.spread)
 
 
 def kind_of_record(record: GpuJobRecord) -> str:

@@ -100,11 +100,13 @@ class Sharing:
         kinds: dict[str, str],
         now_s: float,
         predicted: Callable[[str], float],
+        spread: bool | None = None,
     ) -> Observed | None:
         """Return what is observed of a gang now; `kinds` by uid names its neighbours' models.
 
         `predicted` gives the expected slowdown next to a neighbour, by uid: where there are several
-        on a GPU, what is measured is shared out by it.
+        on a GPU, what is measured is shared out by it. `spread`: a gang of several pods runs on
+        more nodes than it needs.
 
         What is known from before stays where nothing newer is.
         """
@@ -126,6 +128,8 @@ class Sharing:
                 slowed_seconds=known.slowed_seconds,
                 iterations_done=known.iterations_done,
             )
+        if known.spread != spread:  # so its speed alone is another
+            known = known.model_copy(update={"spread": spread, "solo_iterations_per_second": None})
         peak = _peak(most)
         solo = {m: v for w in every for m, v in w.solo.items()}
         active, idle = next(

@@ -108,7 +108,7 @@ class Controller:
         metrics: QueueMetrics | None = None,
     ) -> None:
         chosen, clock = settings or Settings(), connection.clock
-        learned = learned or LearnedState(pairs=state.beliefs.pairs)
+        learned = learned or LearnedState(state.beliefs.pairs, state.beliefs.placements)
         self.gangs = state.gangs
         self.metrics = metrics or QueueMetrics()
         self._changed = asyncio.Event()

@@ -146,7 +146,12 @@ class Learning:
                 continue
             before = self._observed.get(gang.key) or record.status.observed
             seen = self._sharing.observed(
-                gang, before, self._kinds_beside(gang), now, partial(self._predicted, gang)
+                gang,
+                before,
+                self._kinds_beside(gang),
+                now,
+                partial(self._predicted, gang),
+                self._is_spread(gang, record),
             )
             if seen is None:
                 continue
@@ -157,6 +162,17 @@ class Learning:
                 self._work.do(
                     gang.key, self._executor.carry_out(gang, (WriteStatus(record.status),))
                 )
+
+    def _is_spread(self, gang: Gang, record: GpuJobRecord) -> bool | None:
+        """Say whether a gang is on more nodes than it needs; None where it has a single pod."""
+        demand, holders = record.spec.demand, gang.holders()
+        if demand.gang_size == 1 or len(holders) < demand.gang_size:
+            return None
+        nodes = {pod.node_name for pod in holders}
+        widest = self._state.widest_node(holders[0].node_name)
+        widest -= widest % demand.gpus_per_pod
+        gpus = demand.gang_size * demand.gpus_per_pod
+        return len(nodes) > -(-gpus // widest) if widest else None
 
     def _kinds_beside(self, gang: Gang) -> dict[str, str]:
         """Return the kinds of all pods that share a GPU with the gang, by uid."""

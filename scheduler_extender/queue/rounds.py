@@ -141,7 +141,8 @@ class Rounds:
         competes, queue_state.competes = queue_state.competes, False
         preempts = self._profile.dispatch.preempts
         if self._state.settle_beliefs(self._jobs()):
-            # What was refused, or priced, by a class may have one of its own now.
+            # What was refused, or priced, by a class may have one of its own now; a gang may be
+            # spread, or kept on few nodes, that was not before.
             self._planner.forget_refusals()
             for key in self._pending.starts:
                 self._work.add(key)

@@ -100,6 +100,7 @@ async def running(
         max_jobs_per_gpu=config.shares,
         stale_after_s=config.stale_after_s,
         pairs=learned.pairs,
+        placements=learned.placements,
         clock=clock,
     )
     metrics = Metrics()

@@ -62,7 +62,8 @@ class Observed(Message):
     fingerprint by which it is known again, `seconds` how long it was seen, `accumulation_steps` in
     how many micro-batches it runs its batch. `slowed_seconds` is the time that the whole job has
     lost to its neighbours and to accumulation, `iterations_done` what its pods have told of their
-    progress. `remembered`: its history has been sent on.
+    progress. `spread`: a gang of several pods runs on more nodes than it needs. `remembered`: its
+    history has been sent on.
     """
 
     at: Time
@@ -82,6 +83,7 @@ class Observed(Message):
     iterations_done: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     slowdown: ObservedSlowdown | None = None
     neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
+    spread: bool | None = None
     remembered: bool = False
 
 

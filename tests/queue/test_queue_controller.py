@@ -48,6 +48,7 @@ class Cluster:
             now_s=self.now,
             max_jobs_per_gpu=shares,
             pairs=self.learned.pairs,
+            placements=self.learned.placements,
             clock=lambda: self.now,
         )
         self.controller = Controller(

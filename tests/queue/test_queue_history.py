@@ -10,6 +10,7 @@ import pytest
 from queue_builders import gang
 
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.cluster.placement_history import PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.learning.history_store import HistoryStore
@@ -101,10 +102,12 @@ def at_all_bounds(jobs: int = 5000) -> tuple[HistoryStore, PairSlowdowns, RunHis
     """All that may be kept: names as long as they may be, no two alike, figures of many digits."""
     random = Random(1)
     pairs, memory = PairSlowdowns(per_namespace=1000), RunHistory()
-    learned = HistoryStore("tandem-system", jobs, {"pairs": pairs, "runs": memory})
+    placements = PlacementHistory()
+    beside = {"pairs": pairs, "placements": placements, "runs": memory}
+    learned = HistoryStore("tandem-system", jobs, beside)
     for _ in range(jobs):
         learned.take(finished(str(UUID(int=random.getrandbits(128))), 1e6 * random.random()))
-    words, runs = [], []
+    words, runs, gangs = [], [], []
     for number in range(2000):
         kinds = (f"{random.getrandbits(256):064x}@{random.randrange(4096)}" for _ in range(2))
         words.append([*kinds, f"{'n' * 59}{number // 64:04}", random.random(), True, number])
@@ -118,9 +121,14 @@ def at_all_bounds(jobs: int = 5000) -> tuple[HistoryStore, PairSlowdowns, RunHis
         kind = f"image:{random.getrandbits(256):064x}"
         namespace = f"{'n' * 59}{number // 64:04}"
         runs.append([namespace, kind, "NVIDIA A100-SXM4-80GB MIG 7g.80gb", figures])
+    for number in range(500):
+        kind = f"image:{random.getrandbits(256):064x}"
+        gang = [f"{'n' * 59}{number // 16:04}", kind, "NVIDIA A100-SXM4-80GB MIG 7g.80gb", 1024]
+        gangs.append([*gang, *(random.random() for _ in range(3)), 1.8e9 + number])
     pairs.merge(words)
     memory.merge(runs)
-    assert (len(pairs), len(memory)) == (2000, 1500)
+    placements.merge(gangs)
+    assert (len(pairs), len(placements.stored()), len(memory)) == (2000, 500, 1500)
     return learned, pairs, memory
 
 
@@ -179,7 +187,9 @@ def test_what_others_keep_in_it_stays_and_counts() -> None:
     save(learned, api, 100)
     stored = api.get(CONFIG_MAPS, NAME, "tandem-system")
     assert stored["data"] == quotas
-    assert set(stored["binaryData"]) == {"serviceGpuSeconds", "gangGpus", "pairs", "runs"}
+    assert set(stored["binaryData"]) == {
+        "serviceGpuSeconds", "gangGpus", "pairs", "placements", "runs",
+    }  # fmt: skip
     # What is worth least has gone: the oldest words and runs, the first services.
     assert 0 < len(pairs) <= 2000
     assert len(read_back(api)[1]) == len(pairs)

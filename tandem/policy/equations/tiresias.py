@@ -99,10 +99,10 @@ def spread_price(skew: Floats, gpus: Ints | int) -> Floats:
 
 
 # Paper: [Tiresias] 3.3.2 | PACKLIMIT learned from past placements | test:
-#   tests/simulator/test_simulator_spread.py
-#   test_the_pack_limit_is_learned_from_gangs_that_ran_spread | live: no | reason: the history
-#   of runs does not keep the skew and the nodes of a gang yet, so the constant 0.5 holds in the
-#   cluster
+#   tests/queue/test_queue_placements.py
+#   test_the_pack_limit_is_learned_from_gangs_that_ran_spread_and_on_few_nodes | live: yes |
+#   deviation: by namespace, since jobs tell their own speed; 0.5 until gangs of one kind have run
+#   both spread and on few nodes
 def learned_pack_limit(skew: Floats, slowdown: Floats, bound: float, default: float = 0.5) -> float:
     """Return the skew above which gangs had better stay on the fewest nodes, from past placements.
 
@@ -118,7 +118,8 @@ def learned_pack_limit(skew: Floats, slowdown: Floats, bound: float, default: fl
     hurt = np.asarray(slowdown) > bound
     if hurt.all() or not hurt.any():
         return default
-    values = np.unique(skew)
+    values = np.sort(skew)
+    values = values[np.append(True, np.diff(values) > 0)]
     limits = np.concatenate(([0.0], (values[1:] + values[:-1]) / 2, [1.0]))
     wrong = ((np.asarray(skew) > limits[:, None]) != hurt).sum(axis=1)
     return float(limits[len(limits) - 1 - int(np.argmin(wrong[::-1]))])
