@@ -222,7 +222,7 @@ all peaks counted, and with one, no GPU exceeds its memory: with one, by the evi
 {trace}
 
 No time is gained. Where two peaks can collide, they do within hours; then the evicted job has a GPU
-alone. Mean completion is 0.1 to 2.2 % longer where evicted jobs save their work, and 4 to 13 %
+alone. Mean completion is 0.2 to 2.4 % longer where evicted jobs save their work, and 4 to 14 %
 longer where they start from scratch. The bound holds for one moment, and a job of many hours meets
 thousands of them. So opportunistic memory suits short jobs, and jobs that save on SIGTERM.
 """
