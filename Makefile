@@ -49,7 +49,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/pytest -n 2 --dist loadgroup -m "not real and not browser and not papers"
+	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers"
 
 papers: $(READY) ## The systems of the five papers on a control plane, each by a scenario that only it decides so (nine minutes)
 	@$(BIN)/tandem controlplane build
