@@ -1,7 +1,8 @@
 """How fast gangs ran on as few nodes as they need, and spread over more. Pure.
 
-From both follows above which skew a gang is kept on few nodes ([Tiresias] 3.3.2: PACKLIMIT). By
-namespace: jobs tell their own speed, and nobody's word may place the gangs of others.
+From both follows the skew above which a gang is kept on few nodes ([Tiresias] 3.3.2: PACKLIMIT).
+Each namespace has a limit of its own: jobs report their own speed, and what one tenant reports must
+not decide where the gangs of another one run.
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ class Sharing:
                 slowed_seconds=known.slowed_seconds,
                 iterations_done=known.iterations_done,
             )
-        if known.spread != spread:  # so its speed alone is another
+        # None once a first worker has ended: what was seen before holds. On other nodes the gang
+        # has another speed.
+        if spread is not None and known.spread != spread:
             known = known.model_copy(update={"spread": spread, "solo_iterations_per_second": None})
         peak = _peak(most)
         solo = {m: v for w in every for m, v in w.solo.items()}

@@ -477,7 +477,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.version = 0
         self.truth: dict[tuple[str, str], dict] = {}
         self.sent: list[tuple[float, str, dict]] = []  # with the time of telling
-        self.gone: list[tuple[str, dict, float]] = []  # and when its deletion was told
+        self.gone: list[tuple[str, dict, float]] = []  # with when it was last told
         self.births = Counter[str]()
 
     @initialize()

@@ -51,12 +51,7 @@ def test_a_new_leader_completes_a_preemption_that_another_one_began() -> None:
     before = Training()
 
     async def scenario() -> None:
-        before.submit("two")
-        await before.pass_s(0)
-        before.submit("three", gpus=2)
-        await before.pass_s(105)
-        await before.pass_s(1)
-        assert before.status("two")["phase"] == "Preempting"
+        await before.two_gives_way()
         before.api._watchers.clear()
         after = Training(api=before.api)
         after.now = before.now
@@ -74,12 +69,7 @@ def test_service_of_pods_that_are_leaving_survives_a_change_of_leader() -> None:
     before = Training()
 
     async def scenario() -> None:
-        before.submit("two")
-        await before.pass_s(0)
-        before.submit("three", gpus=2)
-        await before.pass_s(105)
-        await before.pass_s(1)
-        assert before.status("two")["phase"] == "Preempting"
+        await before.two_gives_way()
         for _ in range(30):  # it saves what it has
             await before.pass_s(1)
         before.api._watchers.clear()
@@ -97,12 +87,7 @@ def test_a_pod_without_service_that_is_gone_does_not_keep_its_gang_from_being_su
     cluster = Training()
 
     async def scenario() -> None:
-        cluster.submit("two")
-        await cluster.pass_s(0)
-        cluster.submit("three", gpus=2)
-        await cluster.pass_s(105)
-        await cluster.pass_s(1)
-        assert cluster.status("two")["phase"] == "Preempting"
+        await cluster.two_gives_way()
         never_ran = cluster.new_pod("two", 1, SAVES)
         await cluster.cycle()
         cluster.api.delete(PODS, never_ran, "default")

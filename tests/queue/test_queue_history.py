@@ -103,8 +103,8 @@ def at_all_bounds(jobs: int = 5000) -> tuple[HistoryStore, PairSlowdowns, RunHis
     random = Random(1)
     pairs, memory = PairSlowdowns(per_namespace=1000), RunHistory()
     placements = PlacementHistory()
-    beside = {"pairs": pairs, "placements": placements, "runs": memory}
-    learned = HistoryStore("tandem-system", jobs, beside)
+    kept = {"pairs": pairs, "placements": placements, "runs": memory}
+    learned = HistoryStore("tandem-system", jobs, kept)
     for _ in range(jobs):
         learned.take(finished(str(UUID(int=random.getrandbits(128))), 1e6 * random.random()))
     words, runs, gangs = [], [], []

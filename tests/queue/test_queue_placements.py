@@ -81,9 +81,10 @@ class Gangs(Cluster):
         self.api.patch(GPU_NODES, node, {"status": status}, subresource="status")
 
     async def end(self, gang: str) -> None:
+        """End both workers, the second one 20 s after the first."""
         for index in range(2):
             self.set_phase(f"{gang}-{index}", "Succeeded")
-        await self.cycle()
+            await self.run_for(20)
         await self.cycle()
 
     async def one_run(self, gang: str, model: str, rate: float) -> set[str]:

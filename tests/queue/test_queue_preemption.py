@@ -86,6 +86,15 @@ class Training(Cluster):
         pods = self.api.list(PODS)
         return [p for p in pods if p["metadata"]["ownerReferences"][0]["name"] == job]
 
+    async def two_gives_way(self) -> None:
+        """Let `two` run for 105 s, and then have it give way to `three`."""
+        self.submit("two")
+        await self.pass_s(0)
+        self.submit("three", gpus=2)
+        await self.pass_s(105)
+        await self.pass_s(1)
+        assert self.status("two")["phase"] == "Preempting"
+
     def job_controller_deletes(self, job: str) -> None:
         for pod in self.pods_of(job):
             self.api.delete(PODS, pod["metadata"]["name"], "default")

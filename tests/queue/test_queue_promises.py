@@ -56,12 +56,7 @@ def test_a_preemption_that_is_announced_is_not_taken_back() -> None:
     cluster = Training()
 
     async def scenario() -> None:
-        cluster.submit("two")
-        await cluster.pass_s(0)
-        cluster.submit("three", gpus=2)
-        await cluster.pass_s(105)
-        await cluster.pass_s(1)
-        assert cluster.status("two")["phase"] == "Preempting"
+        await cluster.two_gives_way()
         # The job for which it gives way is withdrawn.
         cluster.job_controller_deletes("three")
         for _ in range(5):
