@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test papers demo bench chaos soak images real browser pictures results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
+.PHONY: help setup check test papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -76,6 +76,10 @@ real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault
 	@$(PYTHON) deploy/images/build.py
 	@$(BIN)/pytest -n0 tests/realnode tests/helm/test_image.py
 	@$(BIN)/python -m benchmarks.real_jobs
+
+versions: $(READY) ## The suites on Kubernetes 1.34 and 1.36, control plane and kubelet (two hours; needs root and images)
+	@$(PYTHON) deploy/images/build.py
+	@$(BIN)/python -m benchmarks.versions
 
 browser: $(READY) ## The status page in Chromium from Debian's packages: every view, axe, keyboard, 320 px, injection (needs root)
 	@$(BIN)/python -m benchmarks.page.browser

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import markdown
+from benchmarks.tables import commit, git, markdown
 
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "docs" / "chaos.json", ROOT / "docs" / "chaos.md"
@@ -92,8 +92,8 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
         )
     return {
         "suite": suite.name,
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "commit": commit(),
+        "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, "
         f"Python {platform.python_version()}",
@@ -105,11 +105,6 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
         "passed": answer.returncode == 0,
         "shown": shown,
     }
-
-
-def _git(*args: str) -> str:
-    answer = subprocess.run(("git", *args), cwd=ROOT, text=True, capture_output=True, check=False)
-    return answer.stdout.strip()
 
 
 def _outcome(output: str) -> str:

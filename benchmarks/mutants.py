@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 import tomllib
@@ -32,6 +31,7 @@ from benchmarks.mutant_reach import Near, Reach, near_files, reach
 from benchmarks.mutant_results import Results
 from benchmarks.mutant_runs import OUT, Run, answers
 from benchmarks.mutant_sources import HAND, ROOT, Mutant, Source, digest_of, hand_mutants
+from benchmarks.tables import commit
 
 SETTINGS = Path(__file__).with_suffix(".toml")
 #: Mutants of at least so many of a module are tried, whatever its size.
@@ -183,13 +183,10 @@ def main() -> None:
             print(f"{outcome}: {mutant.id}\n  - {mutant.old}\n  + {mutant.new}")
     print(f"{count.total()} mutants: {dict(count)}")
     if args.page:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True
-        ).stdout.decode().strip()  # fmt: skip
         near_only = " --near" if args.near else ""
         heading = (
-            f"`python -m benchmarks.mutants --count {args.count}{near_only}` at commit `{commit}`,"
-            f" seed `{args.seed}`: {len(mutants) - len(hand)} mutants of the sample,"
+            f"`python -m benchmarks.mutants --count {args.count}{near_only}` at commit"
+            f" `{commit()}`, seed `{args.seed}`: {len(mutants) - len(hand)} mutants of the sample,"
             f" {len(hand)} faults chosen by hand."
         )
         args.page.write_text(page(sampled, hand, outcomes, settings.get("equivalent", {}), heading))

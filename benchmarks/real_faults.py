@@ -31,7 +31,12 @@ def keep(record: dict[str, Any]) -> None:
     """Write the record and the tables of the page."""
     KEPT.write_text(json.dumps(record, indent=1) + "\n")
     text = PAGE.read_text()
-    for name, table in (("faults", _faults(record["faults"])), ("jobs", _jobs(record["jobs"]))):
+    tables = {
+        "faults": _faults(record["faults"]),
+        "jobs": _jobs(record["jobs"]),
+        "versions": _versions(record.get("versions", {})),
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         before, rest = text.split(begin)
         text = before + begin + table + end + rest.split(end)[1]
@@ -70,6 +75,26 @@ def _jobs(row: dict[str, Any]) -> str:
         f" {row['failed_requests']} requests to create a job failed and were made again;"
         f" load of the machine {row['load']:.0f}.\n"
     )
+
+
+def _versions(versions: dict[str, dict[str, Any]]) -> str:
+    if not versions:
+        return "Not measured yet.\n"
+    head = ["Kubernetes", "tests", "passed", "skipped", "failed", "minutes", "load", "commit"]
+    lines = [
+        [
+            minor,
+            suite,
+            *(str(row[name]) for name in ("passed", "skipped")),
+            ", ".join(row["failed"]) or "none",
+            f"{row['minutes']:.0f}",
+            f"{row['load']:.0f}",
+            row["commit"],
+        ]
+        for minor, suites in sorted(versions.items())
+        for suite, row in suites.items()
+    ]
+    return markdown(head, lines) + "\n"
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import random
-import subprocess
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables import markdown
+from benchmarks.tables import commit, markdown
 from controlplane import ControlPlane, Node, Process, wait_until
 from controlplane.installation import Installation
 from controlplane.usage import usage
@@ -161,14 +160,12 @@ def table(found: dict[str, Any]) -> str:
 
 def page(found: dict[str, Any], rate: float) -> str:
     """Return the report."""
-    command = ("git", "rev-parse", "--short", "HEAD")
-    commit = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False).stdout
     return (
         "# Soak\n\nWritten by `make soak` (`python -m benchmarks.soak`): "
         f"{found['seconds']:.0f} s of {found['submitted']} Jobs ({rate:g} a second, seed "
         f"{found['seed']}; {found['refused']} refused) on {GPUS} simulated GPUs, all of which came "
         f"to their end; {min(found['backlog'])} to {max(found['backlog'])} Jobs were there "
-        f"unfinished at a time; commit {commit.strip()}, {os.cpu_count()} cores, "
+        f"unfinished at a time; commit {commit()}, {os.cpu_count()} cores, "
         f"{platform.machine()}. "
         "First and last sixth of what follows the warming up (a sixth of the time), and the slope "
         f"of a line through all samples after it, as a share of their mean.\n\n{table(found)}\n"

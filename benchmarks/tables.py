@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,19 @@ def data_folder() -> Path:
     if not folder.is_dir():
         raise SystemExit("no measured data: set TANDEM_SHARED_DATA to the folder that has traces/")
     return folder
+
+
+def git(*arguments: str) -> str:
+    """Return what git says of this checkout; nothing where it does not know."""
+    answer = subprocess.run(
+        ("git", *arguments), cwd=Path(__file__).parent, text=True, capture_output=True, check=False
+    )
+    return answer.stdout.strip()
+
+
+def commit() -> str:
+    """Return the short name of the commit of this checkout."""
+    return git("rev-parse", "--short", "HEAD")
 
 
 def load_trace(name: str) -> tuple[TraceJob, ...]:

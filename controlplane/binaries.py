@@ -100,6 +100,10 @@ NODE_PROGRAMS: tuple[Program, ...] = (
 )
 NODE_REQUIRED = tuple(program.name for program in NODE_PROGRAMS)
 
+#: Names the minor version of Kubernetes that is built and run, such as `1.34`.
+VERSION_VARIABLE = "TANDEM_KUBERNETES"
+_KUBERNETES = "k8s.io/kubernetes"
+
 BUILD_FLAGS = ("-trimpath",)
 BUILD_ENVIRONMENT = {"CGO_ENABLED": "0", "GOWORK": "off"}
 
@@ -115,11 +119,41 @@ def recipes() -> Path:
     return folder
 
 
+def other_versions() -> list[str]:
+    """Return the minor versions of Kubernetes that are pinned next to the default one."""
+    folders = recipes().glob("kubernetes-*/go.mod")
+    return sorted(folder.parent.name.removeprefix("kubernetes-") for folder in folders)
+
+
+def wrapper(program: Program) -> Path:
+    """Return the folder of the Go module that pins `program`.
+
+    Raises TandemError when TANDEM_KUBERNETES names a version that is not pinned.
+    """
+    chosen = os.environ.get(VERSION_VARIABLE)
+    name = program.wrapper
+    if not chosen or program.module != _KUBERNETES:
+        return recipes() / name
+    if (recipes() / f"{name}-{chosen}" / "go.mod").exists():
+        return recipes() / f"{name}-{chosen}"
+    default = _pinned(recipes() / name, program)
+    if chosen == ".".join(default.removeprefix("v").split(".")[:2]):
+        return recipes() / name
+    raise TandemError(
+        f"Kubernetes {chosen} is not pinned here",
+        f"Use {', '.join(other_versions())} or leave {VERSION_VARIABLE} unset for {default}.",
+    )
+
+
 def version(program: Program) -> str:
     """Return the version that `program` is pinned to, such as `v1.37.1`."""
-    text = (recipes() / program.wrapper / "go.mod").read_text()
+    return _pinned(wrapper(program), program)
+
+
+def _pinned(folder: Path, program: Program) -> str:
+    text = (folder / "go.mod").read_text()
     found = re.search(rf"^\s*(?:require\s+)?{re.escape(program.module)} (v\S+)", text, re.M)
-    assert found is not None, f"{program.wrapper}/go.mod does not require {program.module}"
+    assert found is not None, f"{folder.name}/go.mod does not require {program.module}"
     return found.group(1)
 
 
@@ -156,13 +190,13 @@ def cache_key(programs: tuple[Program, ...] = PROGRAMS) -> str:
     for program in programs:
         parts = (program.package, version(program), *BUILD_FLAGS, ldflags(program))
         digest.update("\0".join(parts).encode())
-    for name in sorted({program.wrapper for program in programs}):
+    for folder in sorted({wrapper(program) for program in programs}):
         for file in ("go.mod", "go.sum"):
-            digest.update((recipes() / name / file).read_bytes())
+            digest.update((folder / file).read_bytes())
     digest.update(repr(sorted(BUILD_ENVIRONMENT.items())).encode())
     target = f"{sys.platform}-{architecture()}"
     digest.update(target.encode())
-    kubernetes = next(p for p in programs if p.module == "k8s.io/kubernetes")
+    kubernetes = next(p for p in programs if p.module == _KUBERNETES)
     return f"{version(kubernetes)}-{target}-{digest.hexdigest()[:12]}"
 
 

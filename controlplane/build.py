@@ -99,7 +99,7 @@ def _build_one(
     with tempfile.TemporaryFile("w+") as output:
         compiler = subprocess.Popen(
             argv,
-            cwd=binaries.recipes() / program.wrapper,
+            cwd=binaries.wrapper(program),
             env={**os.environ, **binaries.BUILD_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=output,

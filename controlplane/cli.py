@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,35 @@ app = typer.Typer(
 _JSON = typer.Option(False, "--json", help="Print JSON on stdout.")
 
 
+def _choose(version: str | None) -> None:
+    """Have this process, and those that it starts, use a minor version of Kubernetes."""
+    from controlplane import binaries
+
+    if version:
+        os.environ[binaries.VERSION_VARIABLE] = version
+
+
+def _other_versions() -> list[str]:
+    from controlplane import binaries
+
+    return binaries.other_versions()
+
+
+_KUBERNETES = typer.Option(
+    None,
+    "--kubernetes",
+    metavar="MINOR",
+    help="Another pinned version of Kubernetes, such as 1.34.",
+    autocompletion=_other_versions,
+)
+
+
 @app.command("build")
 def build_command(
     real_nodes: bool = typer.Option(
         False, "--real-nodes", help="Also what a node needs: kubelet, containerd and the like."
     ),
+    kubernetes: str | None = _KUBERNETES,
 ) -> None:
     """Build the control plane's programs once, into a cache outside the tree.
 
@@ -33,6 +58,7 @@ def build_command(
     """
     from controlplane import binaries, build
 
+    _choose(kubernetes)
     if not build.outstanding() or build.go():
         _build_with_progress()
         _say(f"Control plane: {binaries.build_folder()}")
@@ -69,11 +95,13 @@ def up(
     ),
     scheduler: bool = typer.Option(True, help="Run kube-scheduler with its default configuration."),
     foreground: bool = typer.Option(False, help="Stay here until Ctrl+C, and stop it then."),
+    kubernetes: str | None = _KUBERNETES,
     as_json: bool = _JSON,
 ) -> None:
     """Start a control plane, in the background unless told otherwise."""
     from controlplane import background, binaries, build
 
+    _choose(kubernetes)
     if build.outstanding() and build.go():
         _build_with_progress()
     if real_nodes:

@@ -8,6 +8,11 @@ each of those submodules by its published version builds them unchanged.
     python deploy/controlplane/pin.py --kubernetes v1.37.1 --etcd v3.7.3 --kwok v0.8.0 \
         --helm v4.3.1 --containerd v2.4.2
 
+Of other versions of Kubernetes that the suite runs on, `--also` pins the programs of Kubernetes
+alone, in folders that end in the version:
+
+    python deploy/controlplane/pin.py --also v1.34.4 v1.36.3
+
 `coredns` has a program of its own, and is moved with `go get`.
 Run it only to move to another version; go.mod and go.sum are committed.
 """
@@ -67,33 +72,41 @@ def write_module(
     subprocess.run(["go", "mod", "tidy"], cwd=folder, check=True)
 
 
-def main() -> None:
-    """Write all modules but that of CoreDNS."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("kubernetes", "etcd", "kwok", "helm", "containerd"):
-        parser.add_argument(f"--{name}", required=True, metavar="vX.Y.Z")
-    args = parser.parse_args()
-
+def write_kubernetes(version: str, suffix: str = "") -> None:
+    """Write the two wrappers of Kubernetes' programs at `version`; `suffix` ends their names."""
     staging = re.findall(
         r"^\s*(k8s\.io/\S+) => \./staging/",
-        upstream_go_mod("k8s.io/kubernetes", args.kubernetes),
+        upstream_go_mod("k8s.io/kubernetes", version),
         re.M,
     )
-    library_version = "v0." + args.kubernetes.removeprefix("v1.")
-    write_module(
-        "kubernetes",
-        "k8s.io/kubernetes",
-        args.kubernetes,
-        [f"k8s.io/kubernetes/cmd/{tool}" for tool in KUBERNETES_TOOLS],
-        dict.fromkeys(staging, library_version),
-    )
-    write_module(
-        "kubelet",
-        "k8s.io/kubernetes",
-        args.kubernetes,
-        [f"k8s.io/kubernetes/cmd/{tool}" for tool in NODE_TOOLS],
-        dict.fromkeys(staging, library_version),
-    )
+    library_version = "v0." + version.removeprefix("v1.")
+    for name, tools in (("kubernetes", KUBERNETES_TOOLS), ("kubelet", NODE_TOOLS)):
+        write_module(
+            name + suffix,
+            "k8s.io/kubernetes",
+            version,
+            [f"k8s.io/kubernetes/cmd/{tool}" for tool in tools],
+            dict.fromkeys(staging, library_version),
+        )
+
+
+def main() -> None:
+    """Write all modules but that of CoreDNS, or those of other versions of Kubernetes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = ("kubernetes", "etcd", "kwok", "helm", "containerd")
+    for name in names:
+        parser.add_argument(f"--{name}", metavar="vX.Y.Z")
+    parser.add_argument("--also", nargs="+", default=[], metavar="vX.Y.Z")
+    args = parser.parse_args()
+
+    for version in args.also:
+        write_kubernetes(version, "-" + ".".join(version.removeprefix("v").split(".")[:2]))
+    given = [name for name in names if getattr(args, name)]
+    if not given and args.also:
+        return
+    if len(given) != len(names):
+        parser.error(f"all of {', '.join('--' + name for name in names)} are needed")
+    write_kubernetes(args.kubernetes)
     write_module("containerd", CONTAINERD, args.containerd, list(CONTAINERD_TOOLS), {})
     siblings = re.findall(
         r"^\s*(go\.etcd\.io/\S+) => \.\./",

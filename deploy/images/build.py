@@ -86,6 +86,19 @@ def buildah(*arguments: str | Path) -> str:
     return run("buildah", *options, *arguments)
 
 
+def install_tools() -> None:
+    """Install Debian's packages of the tools that are missing; end where that is not possible."""
+    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if not missing:
+        return
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        sys.exit(f"no images without {', '.join(missing)}; as root: {' '.join(command)}")
+    print(f"installing Debian's {' '.join(missing)}", flush=True)
+    run("apt-get", "-qq", "update")
+    run(*command)
+
+
 def base_recipe() -> list[str]:
     """Return mmdebstrap's arguments for the base, without the path of the result."""
     return [
@@ -251,9 +264,7 @@ def main() -> None:
             names = ", ".join(name for name in due if due[name] == why)
             print(f"{why} images ({names}): run `make images`")
         sys.exit(1 if due else 0)
-    missing = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]
-    if missing:
-        sys.exit(f"no images without {', '.join(missing)}: apt-get install {' '.join(missing)}")
+    install_tools()
     sizes_file = cache() / "sizes.json"
     sizes = json.loads(sizes_file.read_text()) if sizes_file.exists() else {}
     if due:

@@ -16,6 +16,7 @@ from controlplane import binaries, build
 from tandem.cli.controlplane import Absent
 from tandem.errors import TandemError
 
+KUBERNETES = "k8s.io/kubernetes"
 #: Stands in for Go: writes the file named by -o, or fails as the compiler does.
 FAKE_GO = """#!/bin/sh
 while [ "$1" != "-o" ]; do shift; done
@@ -52,6 +53,10 @@ def with_go(bare: Path) -> Path:
     return bare
 
 
+def by_name() -> dict[str, binaries.Program]:
+    return {program.name: program for program in binaries.PROGRAMS}
+
+
 def test_every_program_is_pinned_to_a_version() -> None:
     pinned = {program.name: binaries.version(program) for program in binaries.PROGRAMS}
     assert pinned["kube-apiserver"] == pinned["kubectl"] == "v1.37.1"
@@ -63,6 +68,30 @@ def test_kubernetes_is_linked_with_its_version_and_etcd_with_none() -> None:
     assert "-X k8s.io/component-base/version.gitVersion=v1.37.1 " in flags["kube-scheduler"]
     assert "-X k8s.io/client-go/pkg/version.gitMinor=37 " in flags["kube-scheduler"]
     assert flags["etcd"] == "-s -w"
+
+
+@pytest.mark.parametrize("minor", [*binaries.other_versions(), "1.37"])
+def test_another_version_of_kubernetes_is_built_next_to_the_default_one(
+    minor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {binaries.build_folder(), binaries.node_build_folder()}
+    others = {p.name: binaries.version(p) for p in binaries.PROGRAMS if p.wrapper != "kubernetes"}
+    monkeypatch.setenv("TANDEM_KUBERNETES", minor)
+    chosen = [p for p in (*binaries.PROGRAMS, *binaries.NODE_PROGRAMS) if p.module == KUBERNETES]
+    assert {binaries.version(program).rpartition(".")[0] for program in chosen} == {f"v{minor}"}
+    assert all(f"gitMinor={minor.split('.')[1]} " in binaries.ldflags(p) for p in chosen)
+    mine = {binaries.build_folder(), binaries.node_build_folder()}
+    assert (mine == folders) == (minor == "1.37")
+    assert {name: binaries.version(p) for name, p in by_name().items() if name in others} == others
+
+
+def test_a_version_that_is_not_pinned_is_refused_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TANDEM_KUBERNETES", "1.29")
+    with pytest.raises(TandemError, match=r"Kubernetes 1\.29 is not pinned") as caught:
+        binaries.build_folder()
+    assert "Use 1.34, 1.36 or" in caught.value.hint
 
 
 def test_the_cache_key_changes_with_what_is_built_and_with_nothing_else(

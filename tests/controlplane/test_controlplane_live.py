@@ -72,7 +72,7 @@ def test_is_the_version_that_is_pinned(control_plane: ControlPlane) -> None:
     if binaries.find(server.name).parent != binaries.build_folder():
         pytest.skip("kube-apiserver is not our own build, so its version is whatever it is")
     answer = json.loads(control_plane.kubectl("version", "-o", "json"))
-    assert answer["serverVersion"]["gitVersion"] == "v1.37.1" == binaries.version(server)
+    assert answer["serverVersion"]["gitVersion"] == binaries.version(server)
 
 
 def test_an_account_may_do_what_rbac_grants_it_and_no_more(

@@ -96,6 +96,31 @@ def test_the_check_says_what_to_do(tmp_path: Path) -> None:
     assert "missing images (extender, agent, predictor, train): run `make images`" in done.stdout
 
 
+@pytest.mark.parametrize("user", ["root", "somebody"])
+def test_missing_tools_are_installed_by_root_and_named_to_others(
+    build: ModuleType, user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    apt = tools / "apt-get"
+    apt.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n')
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    monkeypatch.setattr(build, "TOOLS", {"sh": "dash", "no-such-tool": "its-package"})
+    monkeypatch.setattr(build.os, "geteuid", lambda: 0 if user == "root" else 1000)
+    calls = tmp_path / "calls"
+    if user == "root":
+        build.install_tools()
+        assert "install --yes --no-install-recommends its-package" in calls.read_text()
+        monkeypatch.setattr(build, "TOOLS", {"sh": "dash"})
+        calls.unlink()
+        build.install_tools()
+    else:
+        with pytest.raises(SystemExit, match=r"as root: apt-get install .* its-package"):
+            build.install_tools()
+    assert not calls.exists()
+
+
 def test_no_service_imports_what_the_hash_leaves_out() -> None:
     """What is left out of the hash must not decide what an image does."""
     code = """
