@@ -110,6 +110,11 @@ class History:
         return np.sort(self.service_gpu_s / self.gpus)
 
     @cached_property
+    def run_sums_s(self) -> Floats:
+        """The sums of the first 0 to n of `sorted_run_s`, (n + 1,)."""
+        return np.concatenate(([0.0], np.cumsum(self.sorted_run_s)))
+
+    @cached_property
     def gittins(self) -> GittinsIndex | None:
         """The index of that distribution; None before the first job has finished."""
         return GittinsIndex.of(self.service_gpu_s) if len(self.service_gpu_s) else None

@@ -21,7 +21,7 @@ CLASSES, ROWS, JOBS = 6, 6, 14
 PIPELINE = load_profile("tandem").pipeline()
 
 
-def a_board(seed: int, shares: int) -> Board:
+def a_board(seed: int, shares: int, running: int = JOBS // 2) -> Board:
     """A board on which some jobs, gangs among them, run next to others."""
     rng = np.random.default_rng(seed)
     table = rng.uniform(0.05, 1.2, (CLASSES, CLASSES))
@@ -45,7 +45,7 @@ def a_board(seed: int, shares: int) -> Board:
         )
     gpus = GpuArrays.empty(np.arange(ROWS) // 2, np.full(ROWS, 16.0), shares=shares)
     board = Board.of(jobs, JobArrays.of(jobs), gpus)
-    for index in range(JOBS // 2):
+    for index in range(running):
         allowed = np.flatnonzero(PIPELINE.allowed(jobs[index], board.gpus))
         if len(allowed) >= jobs[index].gpus:
             rows = np.sort(rng.permutation(allowed)[: jobs[index].gpus])
@@ -127,8 +127,11 @@ def test_the_gain_of_a_job_of_one_gpu_is_what_all_yield_more(seed: int, shares: 
 
 @boards
 @settings(max_examples=40, deadline=None)
-def test_a_start_renews_what_it_changes_and_nothing_else(seed: int, shares: int) -> None:
-    board = a_board(seed, shares)
+@pytest.mark.parametrize("running", [0, JOBS // 2])
+def test_a_start_renews_what_it_changes_and_nothing_else(
+    seed: int, shares: int, running: int
+) -> None:
+    board = a_board(seed, shares, running)
     valuation = a_valuation(board)
     waiting = np.array([j for j in range(JOBS) if j not in board.rows_of])
     offers = valuation.offers(waiting, valuation.open_rows())
@@ -140,8 +143,8 @@ def test_a_start_renews_what_it_changes_and_nothing_else(seed: int, shares: int)
         offers.renew(int(waiting[i]))
         anew = valuation.offers(waiting, offers.rows)
         live = offers.allowed.any(axis=1)
-        assert np.allclose(offers.speed, anew.speed)
-        assert np.allclose(offers.loss, anew.loss)
+        for column in ("speed", "loss", "slowed", "present", "worth"):
+            assert np.allclose(getattr(offers, column), getattr(anew, column)), column
         assert (offers.allowed[live] == anew.allowed[live]).all()
         return
 

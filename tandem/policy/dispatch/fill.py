@@ -47,11 +47,15 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
         job = int(offers.jobs[front])
         board.start(job, place)
         started[queues[front].pop(0)] = True
+        if not queues[front]:
+            offers.allowed[front] = False
+            keys[front] = -np.inf
+            if np.isneginf(keys).all():
+                valuation.refresh()
+                return started
         changed = offers.renew(job)
         if queues[front]:
             offers.put(front, int(waiting[queues[front][0]]))
-        else:
-            offers.allowed[front] = False
         for i in range(len(heads)):
             old = best[i][0]
             if i == front or (old is not None and changed[np.searchsorted(rows, old)].any()):

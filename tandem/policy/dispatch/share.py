@@ -67,7 +67,7 @@ class Share(Dispatch):
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Act on all jobs, `ranked`; the order says only when to look again."""
         running = board.arrays.running[ranked]
-        spread = self.locality and bool((board.spread_speed[board.on_gpus] < 1).any())
+        spread = self.locality and bool((board.spread_speed[ranked[running]] < 1).any())
         movable = spread or bool((board.gpus.jobs > 1).any())
         if running.all() and not (movable and board.changed.any()):
             return  # no job waits, and none can move to a better place than before
@@ -83,6 +83,7 @@ class Share(Dispatch):
                 np.sort(run_s) if self.learn else nothing,
                 scale_s=self.scale_s,
                 prior_jobs=self.prior_jobs,
+                finished_sums_s=board.history.run_sums_s if self.learn else None,
             )
             / size
         )

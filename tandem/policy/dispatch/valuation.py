@@ -287,7 +287,7 @@ class Offers:
         shape = (len(self.jobs), len(rows))
         loss, slowed, slowdown = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         allowed = np.broadcast_to(valuation.is_open(gpus, rows), shape).copy()
-        present = worth = np.zeros(len(rows))
+        present, worth = np.zeros(len(rows)), np.zeros(len(rows))
         if there.any():
             table = loads.table[self.jobs]
             own, caused = loads.own[table], loads.caused[table]
@@ -295,7 +295,7 @@ class Offers:
                 now = np.where(there, board.predicted_speed[residents], 0.0)
             rate, size = valuation.rate[residents], board.arrays.gpus[residents]
             # A slot at a time: (jobs, gpus) stays small, and most profiles have two.
-            for slot in range(residents.shape[1]):
+            for slot in np.flatnonzero(there.any(axis=0)).tolist():
                 at = classes[:, slot]
                 slowdown += own[:, at]
                 theirs = 1 / (1 + gpus.resident_slowdown[:, slot] + caused[:, at])
@@ -304,9 +304,10 @@ class Offers:
                 of_gang = size[:, slot] / np.minimum(size[:, slot], self.wanted[:, None])
                 loss += np.where(there[:, slot], rate[:, slot] * lost * of_gang, 0.0)
                 slowed += lost
+                present += now[:, slot]
+                worth += rate[:, slot] * now[:, slot]
                 if least:
                     allowed &= ~there[:, slot] | (theirs >= least)
-            present, worth = now.sum(axis=1), (rate * now).sum(axis=1)
         speed = 1 / (1 + slowdown)
         if least:
             allowed &= (gpus.jobs == 0) | (speed >= least)

@@ -96,12 +96,15 @@ class QueueLists:
         ]
         self._level: dict[int, int] = {}
         self._promoted: set[int] = set()  # and not started since
+        self._unsettled: set[int] = set()  # levels with rows at a place of their own
+        self._ran: Bools = np.zeros(0, dtype=np.bool_)  # (jobs,) when the lists were settled
 
     def add(self, row: int, level_service_gpu_s: float) -> None:
         """Append a job to the queue of its service."""
         level = int(self._order.level(level_service_gpu_s))
         self._lists[level] = np.append(self._lists[level], row)
         self._level[row] = level
+        self._unsettled.add(level)
 
     def remove(self, row: int) -> None:
         """Take a job out."""
@@ -128,6 +131,7 @@ class QueueLists:
         self._lists[0] = np.insert(queue, at, row)
         self._level[row] = 0
         self._promoted.add(row)
+        self._unsettled.add(0)
 
     @property
     def queues(self) -> tuple[Ints, ...]:
@@ -143,6 +147,7 @@ class QueueLists:
         self._lists = [rows[levels == level] for level in range(len(self._lists))]
         self._level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
         self._promoted = set(promoted)
+        self._unsettled.update(range(len(self._lists)))
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
         """Return the lists one after the other."""
@@ -151,7 +156,14 @@ class QueueLists:
     def settle(self, running: Bools) -> None:
         """Put running jobs before waiting ones in each list; both keep their order."""
         self._promoted = {row for row in self._promoted if not running[row]}
-        for level, queue in enumerate(self._lists):
-            if len(queue) > 1:
-                on = running[queue]
-                self._lists[level] = np.concatenate((queue[on], queue[~on]))
+        if len(self._ran) != len(running):
+            self._unsettled.update(range(len(self._lists)))
+        else:
+            turned = np.flatnonzero(self._ran != running).tolist()
+            self._unsettled.update(self._level[row] for row in turned if row in self._level)
+        for level in self._unsettled:
+            queue = self._lists[level]
+            on = running[queue]
+            self._lists[level] = np.concatenate((queue[on], queue[~on]))
+        self._unsettled.clear()
+        self._ran = running.copy()
