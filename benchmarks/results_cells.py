@@ -1,6 +1,6 @@
 """Profiles in cells that none of them was tuned on: traces x matrices x loads x errors x seeds.
 
-    python -m benchmarks.results_cells [--grid small|full|gain] [--write]
+    python -m benchmarks.results_cells [--grid small|medium|full|gain] [--write]
 
 A cell that was run is kept as JSON under .out/cells, so that a grid may be run over many sessions:
 each call runs what is missing, the first seed of all cells first, and may be stopped at any time.
@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -50,6 +51,15 @@ GAINS = tuple(f"{total:.1f}" for total in np.arange(0.9, 1.75, 0.1))
 UNKNOWING = ("tiresias-l-list", "horus", "c-greedy")  # of durations
 WITHIN, MOST_P99 = 1.02, 1.05
 GAIN_PROFILES = ("tandem", "tiresias-l-list", "srtf", "sjf-bsbf")
+
+
+#: Load and error of the prediction, by grid; then cluster, jobs and seeds.
+_CONDITIONS = {
+    "small": [(1.0, 0.07)],
+    "medium": [(1.0, 0.07), (1.0, 0.25), (1.5, 0.07), (0.6, 0.07)],
+    "full": list(product((0.6, 1.0, 1.5), (0.0, 0.07, 0.25, 0.5))),
+}
+_SIZES = {"small": ("2x8", 120, 1), "medium": ("4x8", 240, 5), "full": ("8x8", 400, 5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,14 @@ def run(cell: Cell) -> dict[str, float]:
     }
 
 
+def keep(cell: Cell) -> Cell:
+    """Run one cell and keep its figures; an interrupted run leaves no half of a cell."""
+    partial = cell.path.with_suffix(".partial")
+    partial.write_text(json.dumps(run(cell)))
+    partial.rename(cell.path)
+    return cell
+
+
 def cells(grid: str) -> Iterator[Cell]:
     """Yield the cells of a grid, seed by seed."""
     names = (*PROFILES, *(name for name in CANDIDATES if name != "tandem"))
@@ -132,11 +150,9 @@ def cells(grid: str) -> Iterator[Cell]:
     small = grid == "small"
     traces = ("heavy", "light", "gangs", *MEASURED[:2]) if small else (*SHAPES, *MEASURED)
     matrices = ("v100", "nothing") if small else ("v100", "p100", "nothing", "gain-1.5", "bully")
-    loads = (1.0,) if small else (0.6, 1.0, 1.5)
-    errors = (0.07,) if small else (0.0, 0.07, 0.25, 0.5)
-    cluster, jobs, seeds = ("2x8", 120, 1) if small else ("8x8", 400, 5)
-    for seed, kind, load, error, trace in product(range(seeds), matrices, loads, errors, traces):
-        for name in names:
+    cluster, jobs, seeds = _SIZES[grid]
+    for seed, (load, error) in product(range(seeds), _CONDITIONS[grid]):
+        for kind, trace, name in product(matrices, traces, names):
             yield Cell(name, trace, kind, load, error, seed, cluster, jobs)
 
 
@@ -215,30 +231,41 @@ def gains() -> str:
     )
 
 
+def over_seeds(found: Relative) -> Relative:
+    """Return the geometric mean over the seeds of each profile and cell."""
+    by_place: dict[tuple[str, tuple[object, ...]], list[float]] = {}
+    for (name, where), value in found.items():
+        by_place.setdefault((name, where[:4]), []).append(value)
+    return {key: geometric(values) for key, values in by_place.items()}
+
+
 def short(mean: Relative, late: Relative) -> list[list[str]]:
-    """Return the cells in which a profile of ours misses a bar, with the figures."""
+    """Return the cells in which a profile of ours misses a bar, with the figures over all seeds."""
+    mean, late = over_seeds(mean), over_seeds(late)
     rows = []
     for name in ("tandem", "tandem-guarded"):
-        for where in dict.fromkeys(at for n, at in mean if n == name):
-            least = min(mean[other, where] for other in UNKNOWING if (other, where) in mean)
-            own, tail = mean[name, where], late[name, where]
+        for place in (at for n, at in mean if n == name):
+            least = min(mean[other, place] for other in UNKNOWING if (other, place) in mean)
+            own, tail = mean[name, place], late[name, place]
             if own > WITHIN * least or tail > MOST_P99:
-                row = [f"{own / least:.3f}", f"{tail:.2f}"]
-                rows.append([name, str(where[0]), str(where[1]), *row])
+                trace, kind, load, error = place
+                cell = [str(trace), str(kind), f"{load:g}", f"{error:.0%}"]
+                rows.append([name, *cell, f"{own / least:.3f}", f"{tail:.2f}"])
     return rows
 
 
-def page(wanted: Sequence[Cell]) -> str:
+def page(grid: str, wanted: Sequence[Cell]) -> str:
     """Return the page of what is kept."""
     mean, late = relative(wanted, "avg_jct_s"), relative(wanted, "p99_jct_s")
     names = list(dict.fromkeys(cell.profile for cell in wanted))
-    places = list(dict.fromkeys(cell.where[:4] for cell in wanted))
+    in_cell = over_seeds(mean)
+    places = list(dict.fromkeys(place for _, place in in_cell))
     table, kept = [], [cell for cell in wanted if cell.figures() is not None]
     for place in places:
         row = [str(place[0]), str(place[1]), f"{place[2]:g}", f"{place[3]:.0%}"]
         for name in names:
-            some = [v for (n, where), v in mean.items() if n == name and where[:4] == place]
-            row.append(f"{geometric(some):.3f}" if some else "-")
+            found = in_cell.get((name, place))
+            row.append("-" if found is None else f"{found:.3f}")
         table.append(row)
     overall = []
     for name in names:
@@ -257,7 +284,7 @@ def page(wanted: Sequence[Cell]) -> str:
         ])  # fmt: skip
     return "\n\n".join([
         "# Cells that no profile was tuned on",
-        f"{made_by('python -m benchmarks.results_cells --write', 'seeds from 0')} "
+        f"{made_by(f'python -m benchmarks.results_cells --grid {grid} --write', 'seeds from 0')} "
         f"{len(kept)} of {len(wanted)} runs of the grid are in it.\n\n"
         "Mean completion time relative to `tiresias-l-list` on the same jobs, cluster and seed.\n"
         "Traces\n"
@@ -282,7 +309,10 @@ def page(wanted: Sequence[Cell]) -> str:
         f"Cells in which the mean is more than {WITHIN - 1:.0%} above the least of "
         f"{', '.join(f'`{name}`' for name in UNKNOWING)},\nor the 99th percentile above "
         f"{MOST_P99:g} times that of `tiresias-l-list`.",
-        markdown(["profile", "trace", "matrix", "mean / least", "p99"], short(mean, late)),
+        markdown(
+            ["profile", "trace", "matrix", "load", "error", "mean / least", "p99"],
+            short(mean, late),
+        ),
         gains(),
         "Measurements of single decisions of the order are in [order.md](order.md).",
     ]) + "\n"  # fmt: skip
@@ -291,7 +321,8 @@ def page(wanted: Sequence[Cell]) -> str:
 def main() -> None:
     """Run what is missing of a grid, and write the page where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grid", choices=("small", "full", "gain"), default="small")
+    parser.add_argument("--grid", choices=(*_SIZES, "gain"), default="small")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop after so many minutes"
@@ -301,16 +332,14 @@ def main() -> None:
     end = time.monotonic() + 60 * arguments.minutes
     KEPT.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in wanted if not cell.path.exists()]
-    for done, cell in enumerate(missing, 1):
-        if time.monotonic() > end:
-            break
-        figures = run(cell)
-        partial = cell.path.with_suffix(".partial")
-        partial.write_text(json.dumps(figures))
-        partial.rename(cell.path)
-        print(f"{done}/{len(missing)} {cell} {figures['avg_jct_s']:.0f} s", file=sys.stderr)
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for done, cell in enumerate(pool.map(keep, missing), 1):
+            print(f"{done}/{len(missing)} {cell}", file=sys.stderr, flush=True)
+            if time.monotonic() > end:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     if arguments.write:
-        write("cells", page(wanted))
+        write("cells", page(arguments.grid, wanted))
 
 
 if __name__ == "__main__":

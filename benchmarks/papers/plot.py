@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,23 +15,30 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 @contextmanager
-def _axes(name: str, xlabel: str, ylabel: str) -> Iterator[Any]:
-    """Yield the axes of docs/results/`name`.svg."""
+def _figure(name: str, columns: int = 1) -> Iterator[Any]:
+    """Yield the axes of docs/results/`name`.svg, one for each column."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "tandem"
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6.5, 3.6))
+    figure, axes = plt.subplots(1, columns, figsize=(3.0 + 3.5 * columns, 3.6), sharey=True)
     yield axes
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    axes.grid(visible=True, alpha=0.3)
     figure.tight_layout()
     FOLDER.mkdir(parents=True, exist_ok=True)
     figure.savefig(FOLDER / f"{name}.svg", metadata={"Date": None})
     plt.close(figure)
+
+
+@contextmanager
+def _axes(name: str, xlabel: str, ylabel: str) -> Iterator[Any]:
+    """Yield the axes of docs/results/`name`.svg."""
+    with _figure(name) as axes:
+        yield axes
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        axes.grid(visible=True, alpha=0.3)
 
 
 def bars(
@@ -52,6 +59,26 @@ def lines(name: str, curves: Curves, xlabel: str, ylabel: str) -> None:
         for label, (x, y) in curves.items():
             axes.plot(x, y, marker="*" if len(x) == 1 else "o", markersize=4, label=label)
         axes.legend(fontsize="small")
+
+
+def growth(
+    name: str,
+    panels: Mapping[str, tuple[Sequence[float], Sequence[Hashable]]],
+    curves: Mapping[str, Mapping[Any, float]],
+    ylabel: str,
+) -> None:
+    """Draw one panel for each size that is varied, both axes logarithmic.
+
+    `panels` has the x and the cases of each panel; `curves` the y of each case, by label.
+    """
+    with _figure(name, columns=len(panels)) as axes:
+        for at, (xlabel, (x, cases)) in zip(axes, panels.items(), strict=True):
+            for label, y in curves.items():
+                at.loglog(x, [y[case] for case in cases], marker="o", markersize=4, label=label)
+            at.set_xlabel(xlabel)
+            at.grid(visible=True, which="both", alpha=0.3)
+        axes[0].set_ylabel(ylabel)
+        axes[0].legend(fontsize="small")
 
 
 def distributions(

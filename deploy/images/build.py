@@ -242,8 +242,9 @@ def size_mb(component: str) -> float:
 
 def load() -> None:
     """Give the images to the real nodes of the plane in the background, where there is one."""
-    tandem = ROOT / ".venv" / "bin" / "tandem"
-    if not tandem.exists():
+    ours = ROOT / ".venv" / "bin"
+    tandem = shutil.which("tandem", path=f"{ours}{os.pathsep}{os.environ.get('PATH', '')}")
+    if tandem is None:
         return
     status = subprocess.run([tandem, "controlplane", "status", "--json"], stdout=subprocess.PIPE)
     if status.returncode == 0 and json.loads(status.stdout).get("real_nodes"):

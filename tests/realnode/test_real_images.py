@@ -121,6 +121,26 @@ def test_missing_tools_are_installed_by_root_and_named_to_others(
     assert not calls.exists()
 
 
+def test_images_are_loaded_by_the_tandem_that_is_on_the_path(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout need not have an environment of its own."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    tandem = tools / "tandem"
+    tandem.write_text(
+        "#!/bin/sh\n"
+        f'[ "$2" = status ] && echo \'{{"real_nodes": {{"real-0": {{}}}}}}\' && exit\n'
+        f'echo "$*" >> {tmp_path}/calls\n'
+    )
+    tandem.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    write_image(build, "one")
+    build.archive_path("one").rename(build.cache() / "tandem-one.tar")
+    build.load()
+    assert (tmp_path / "calls").read_text().startswith("controlplane load ")
+
+
 def test_no_service_imports_what_the_hash_leaves_out() -> None:
     """What is left out of the hash must not decide what an image does."""
     code = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tandem.policy.board import Aside
+from tandem.policy.columns import JobColumns
 from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.swap import Swaps
 from tandem.policy.dispatch.valuation import Valuation
@@ -51,7 +52,10 @@ def replace_some(
             gone = None
             if tried < _TRIALS and promising[job]:
                 tried += 1
-                gone = _replace_gang(valuation, job, swaps.victims(job), queue)
+                after = gangs[np.flatnonzero(gangs == job)[0] + 1 :]
+                next_ = _one_of_each_demand(after[promising[after]], loads, {*refused, demand})
+                victims = swaps.victims(job, next_[: _TRIALS - tried])
+                gone = _replace_gang(valuation, job, victims, queue)
         if gone is None:
             refused.add(demand)
             continue
@@ -60,6 +64,12 @@ def replace_some(
         may_stop[gone] = False
         swaps = None
     return np.array(new, dtype=np.int64)
+
+
+def _one_of_each_demand(jobs: Ints, loads: JobColumns, but: set[int]) -> Ints:
+    """Return the first of the jobs of each demand, in their order, none of the demands `but`."""
+    demand, first = np.unique(loads.demand[jobs], return_index=True)
+    return jobs[np.sort(first[~np.isin(demand, list(but))])]
 
 
 def take_turns(valuation: Valuation, turns: Ints, may_stop: Bools) -> Ints:
