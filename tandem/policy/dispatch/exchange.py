@@ -35,7 +35,6 @@ def replace_some(
     single = loads.gpus[waiting] == 1
     gangs = waiting[~single]
     swaps: Swaps | None = None  # of the board as it is now
-    promising = np.zeros(len(rate), dtype=np.bool_)
     for job in waiting[~single | (rate[waiting] >= factor * least)].tolist():
         demand = int(loads.demand[job])
         if demand in refused:
@@ -47,14 +46,12 @@ def replace_some(
             gone = _replace_one(valuation, job, _by_value(valuation, victims), queue)
         else:
             if swaps is None:
-                swaps = Swaps(valuation, may_stop, factor)
-                promising[gangs] = swaps.promising(gangs)
+                after = gangs[int(np.flatnonzero(gangs == job)[0]) :]
+                swaps = Swaps(valuation, may_stop, factor, _firsts(after, loads, refused))
             gone = None
-            if tried < _TRIALS and promising[job]:
+            if tried < _TRIALS and swaps.pays(job):
                 tried += 1
-                after = gangs[np.flatnonzero(gangs == job)[0] + 1 :]
-                next_ = _one_of_each_demand(after[promising[after]], loads, {*refused, demand})
-                victims = swaps.victims(job, next_[: _TRIALS - tried])
+                victims = swaps.victims(job, 1 + _TRIALS - tried)
                 gone = _replace_gang(valuation, job, victims, queue)
         if gone is None:
             refused.add(demand)
@@ -66,10 +63,10 @@ def replace_some(
     return np.array(new, dtype=np.int64)
 
 
-def _one_of_each_demand(jobs: Ints, loads: JobColumns, but: set[int]) -> Ints:
-    """Return the first of the jobs of each demand, in their order, none of the demands `but`."""
+def _firsts(jobs: Ints, loads: JobColumns, refused: set[int]) -> Ints:
+    """Return the first of `jobs` of each demand that is not refused, in their order."""
     demand, first = np.unique(loads.demand[jobs], return_index=True)
-    return jobs[np.sort(first[~np.isin(demand, list(but))])]
+    return jobs[np.sort(first[~np.isin(demand, list(refused))])]
 
 
 def take_turns(valuation: Valuation, turns: Ints, may_stop: Bools) -> Ints:

@@ -9,6 +9,8 @@ from tandem.policy.dispatch.valuation import Valuation, without
 from tandem.policy.equations.turns import shares_well
 from tandem.policy.units import Bools, Floats, Ints
 
+_AT_ONCE = 16  # gangs of which it is estimated together whether an exchange pays
+
 
 class Swaps:
     """What each GPU could yield more with a worker of a waiting gang in place of residents.
@@ -18,13 +20,15 @@ class Swaps:
     victim that is a gang, it is assumed to take as many GPUs as it can use; the others yield to the
     next jobs in the order what they would yield to it. The mean speed of its workers counts in
     place of the least. The estimate says which gangs are worth a trial, and with which victims; the
-    trial then counts exactly, so that an estimate that is too good preempts no job.
+    trial then counts exactly, so that an estimate that is too good preempts no job. `gangs` are
+    those that may be asked about, in the order in which they are; some are worked out together.
 
     Columns of residents have shape (gpus, slots), those of offers (gangs, gpus).
     """
 
-    def __init__(self, valuation: Valuation, may_stop: Bools, factor: float) -> None:
-        self._valuation, self._factor = valuation, factor
+    def __init__(self, valuation: Valuation, may_stop: Bools, factor: float, gangs: Ints) -> None:
+        self._valuation, self._factor, self._gangs = valuation, factor, gangs
+        self._pays: dict[int, bool] = {}
         self._victims: dict[int, Ints] = {}
         self._with_slot: dict[int, GpuArrays] = {}
         board = valuation.board
@@ -46,22 +50,25 @@ class Swaps:
             self._crowded = np.maximum(count[residents], 1)
             self._recovered = self._neighbours_recover()
 
-    def promising(self, gangs: Ints) -> Bools:
-        """Return (gangs,), False where the estimate finds no exchange that pays."""
-        wanted = self._valuation.loads.gpus[gangs]
-        gain, _ = self._gains(gangs, exact=False)
-        most = np.cumsum(-np.sort(-gain, axis=1), axis=1)
-        last = np.minimum(wanted, most.shape[1]) - 1
-        pays: Bools = (wanted <= most.shape[1]) & (most[np.arange(len(gangs)), last] >= 0)
-        return pays
+    def pays(self, gang: int) -> bool:
+        """Return False where the estimate finds no exchange that pays for the gang."""
+        if gang not in self._pays:
+            gangs = self._from(gang, _AT_ONCE)
+            wanted = self._valuation.loads.gpus[gangs]
+            gain, _ = self._gains(gangs, exact=False)
+            most = np.cumsum(-np.sort(-gain, axis=1), axis=1)
+            last = np.minimum(wanted, most.shape[1]) - 1
+            pay = (wanted <= most.shape[1]) & (most[np.arange(len(gangs)), last] >= 0)
+            self._pays.update(zip(gangs.tolist(), pay.tolist(), strict=True))
+        return self._pays[gang]
 
-    def victims(self, gang: int, others: Ints) -> Ints:
+    def victims(self, gang: int, most: int) -> Ints:
         """Return the jobs that the gang would best replace; none where no exchange pays.
 
-        Those of `others`, who may be asked about next, are worked out with it, at little more cost.
+        At most so many gangs are going to be asked about, this one included.
         """
         if gang not in self._victims:
-            gangs = np.append(gang, others)
+            gangs = self._from(gang, most)
             gain, leaves = self._gains(gangs, exact=True)
             order = np.argsort(-gain, axis=1, kind="stable")
             for at, each in enumerate(gangs.tolist()):
@@ -70,6 +77,12 @@ class Swaps:
                 chosen = self._residents[rows][leaves[:, at, rows].T]
                 self._victims[each] = np.unique(chosen if pays else chosen[:0])
         return self._victims[gang]
+
+    def _from(self, gang: int, most: int) -> Ints:
+        """Return the gang and those after it that pay as far as is known, `most` at most."""
+        at = int(np.flatnonzero(self._gangs == gang)[0])
+        after = [each for each in self._gangs[at + 1 :].tolist() if self._pays.get(each, True)]
+        return np.array([gang, *after[: most - 1]])
 
     def _gains(self, gangs: Ints, *, exact: bool) -> tuple[Floats, Bools]:
         """Return what each gang gains on each GPU beyond the price, and who leaves for that.
