@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.policy.board import Board
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.dispatch.swap import Swaps
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.turns import shares_well
 from tandem.policy.job import Job
@@ -219,3 +220,20 @@ def test_the_loads_follow_a_job_that_is_changed() -> None:
     assert board.loads.base_gib[job] == 7.5
     assert board.loads.exclusive[job]
     assert board.loads.demand[job] != before
+
+
+@boards
+@settings(max_examples=40, deadline=None)
+def test_what_a_gang_would_replace_does_not_depend_on_those_asked_about_with_it(
+    seed: int, shares: int
+) -> None:
+    board = a_board(seed, shares)
+    valuation = a_valuation(board)
+    waiting = [j for j in range(JOBS) if j not in board.rows_of and board.jobs[j].gpus > 1]
+    gangs = np.array(waiting, dtype=np.int64)
+    may_stop = board.arrays.running.copy()
+    together = Swaps(valuation, may_stop, 1.5, gangs)
+    for gang in waiting:
+        alone = Swaps(valuation, may_stop, 1.5, np.array([gang]))
+        assert together.pays(gang) == alone.pays(gang)
+        assert together.victims(gang, len(waiting)).tolist() == alone.victims(gang, 1).tolist()
