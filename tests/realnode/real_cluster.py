@@ -229,6 +229,9 @@ class RealCluster:
             "spec": {**common, "resources": {"requests": {"storage": "1Gi"}}, "volumeName": name},
         }
         self.plane.apply([volume, claim])
+        # kube-scheduler now and then misses that a claim is bound, and looks again minutes later.
+        claimed = ["pvc/checkpoints", "--for=jsonpath={.status.phase}=Bound", "--timeout=120s"]
+        self.plane.kubectl("wait", "-n", name, *claimed)
         return name
 
     def apply(self, namespace: str, *manifests: Mapping[str, Any]) -> None:

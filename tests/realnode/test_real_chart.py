@@ -121,7 +121,7 @@ def test_upgrade_rollback_and_uninstall_leave_a_running_job_alone(two_nodes: Rea
     two_nodes.apply_patiently(namespace, job("meanwhile", "--iterations=5"))
     two_nodes.succeeded(namespace, "meanwhile")
 
-    two_nodes.helm("uninstall", "tandem")
+    two_nodes.helm("uninstall", "tandem", "--wait")
     wait_until(
         lambda: not two_nodes.plane.get("pods", "-n", names.NAMESPACE)["items"],
         "the pods of the release are gone",
