@@ -285,7 +285,7 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
     return "\n\n".join([
         "# Cells that no profile was tuned on",
         f"{made_by(f'python -m benchmarks.results_cells --grid {grid} --write', 'seeds from 0')} "
-        f"{len(kept)} of {len(wanted)} runs of the grid are in it.\n\n"
+        f"{len(kept)} of {len(wanted)} runs of the grid are in it, seed by seed.\n\n"
         "Mean completion time relative to `tiresias-l-list` on the same jobs, cluster and seed.\n"
         "Traces\n"
         "`heavy`, `light`, `bursts` and `gangs` are drawn; the others are the first jobs of\n"
@@ -325,13 +325,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="stop after so many minutes"
+        "--minutes", type=float, default=float("inf"), help="stop after so many; 0: run nothing"
     )
     arguments = parser.parse_args()
     wanted = list(cells(arguments.grid))
     end = time.monotonic() + 60 * arguments.minutes
     KEPT.mkdir(parents=True, exist_ok=True)
-    missing = [cell for cell in wanted if not cell.path.exists()]
+    missing = [cell for cell in wanted if not cell.path.exists() and arguments.minutes > 0]
     with ProcessPoolExecutor(arguments.processes) as pool:
         for done, cell in enumerate(pool.map(keep, missing), 1):
             print(f"{done}/{len(missing)} {cell}", file=sys.stderr, flush=True)
