@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,11 +28,17 @@ _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-spawner"
 #: Below Linux's ephemeral range, so that no outgoing connection takes a port between our choosing
 #: it and the program's listening on it.
 _PORTS = range(20_000, 32_000)
+_CLAIM_S = 60.0
 
 
 def free_port() -> int:
-    """Return a loopback TCP port on which nobody listens."""
+    """Return a loopback TCP port on which nobody listens, and which no other caller got lately.
+
+    A program may take seconds until it listens; meanwhile no process of this user gets its port.
+    """
     for port in random.SystemRandom().sample(_PORTS, 200):
+        if not _claim(port):
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
@@ -39,6 +48,19 @@ def free_port() -> int:
         f"no free port on 127.0.0.1 between {_PORTS.start} and {_PORTS.stop - 1}",
         "Stop what listens there: `tandem controlplane down` stops a plane in the background.",
     )
+
+
+def _claim(port: int) -> bool:
+    """Say whether no process of this user was given the port within a minute; now it is given."""
+    folder = Path(tempfile.gettempdir()) / f"tandem-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        given = folder / str(port)
+        if given.exists() and time.time() - given.stat().st_mtime < _CLAIM_S:
+            return False
+        given.touch()
+        return True
 
 
 class Process:

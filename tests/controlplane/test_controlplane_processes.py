@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -103,6 +104,15 @@ def test_a_free_port_is_outside_the_range_of_outgoing_connections() -> None:
         assert port < int(ephemeral.read_text().split()[0])
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))
+
+
+def test_no_two_processes_get_the_same_free_port() -> None:
+    """Each takes seconds until its program listens: by chance alone, two in 400 were the same."""
+    code = "from controlplane import free_port\nprint([free_port() for _ in range(100)])"
+    argv = [sys.executable, "-c", code]
+    processes = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    found = [port for each in processes for port in json.loads(each.communicate()[0])]
+    assert len(set(found)) == 400
 
 
 def test_waiting_in_vain_tells_for_what_and_what_was_seen() -> None:
