@@ -77,7 +77,7 @@ real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault
 	@$(BIN)/pytest -n0 tests/realnode tests/helm/test_image.py
 	@$(BIN)/python -m benchmarks.real_jobs
 
-versions: $(READY) ## The suites on Kubernetes 1.34 and 1.36, control plane and kubelet (two hours; needs root and images)
+versions: $(READY) ## The suites on Kubernetes 1.34 and 1.36, control plane and kubelet (an hour; needs root)
 	@$(PYTHON) deploy/images/build.py
 	@$(BIN)/python -m benchmarks.versions
 

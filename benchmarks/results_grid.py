@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import data_folder, load_trace
+from benchmarks.tables import data_folder, git, load_trace
 from tandem.policy.catalog import Profile, load_profile, profile_names
 from tandem.simulator.cluster import parse_cluster
 from tandem.simulator.run import Setup, run_profile
@@ -121,17 +120,7 @@ def run_missing(wanted: Sequence[Cell], *, processes: int, reuse: bool) -> None:
 
 def _commit() -> str:
     """Return the commit of the tree, marked where it has changes; "unknown" outside git."""
-    try:
-        said = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return said.stdout.strip()
+    return git("describe", "--always", "--dirty", "--abbrev=10", "--exclude=*") or "unknown"
 
 
 def main() -> None:

@@ -62,7 +62,6 @@ def main() -> int:
     parser.add_argument("--only", choices=SUITES, help="only this suite")
     arguments = parser.parse_args()
     tandem = Path(sys.executable).with_name("tandem")
-    record = kept()
     status = 0
     for minor in arguments.minor:
         build = [tandem, "controlplane", "build", "--real-nodes", "--kubernetes", minor]

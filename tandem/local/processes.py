@@ -32,9 +32,10 @@ _CLAIM_S = 60.0
 
 
 def free_port() -> int:
-    """Return a loopback TCP port on which nobody listens, and which no other caller got lately.
+    """Return a loopback TCP port on which no program listens.
 
-    A program may take seconds until it listens; meanwhile no process of this user gets its port.
+    A program may take seconds until it listens on its port. So no process of this user gets a port
+    that another one got within the last minute.
     """
     for port in random.SystemRandom().sample(_PORTS, 200):
         if not _claim(port):
@@ -51,7 +52,7 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> bool:
-    """Say whether no process of this user was given the port within a minute; now it is given."""
+    """Take a port for a minute; return False where a process of this user has it already."""
     folder = Path(tempfile.gettempdir()) / f"tandem-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:
