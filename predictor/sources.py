@@ -16,7 +16,7 @@ from tandem.contracts.resources import GraphFeatures, Observation, Source
 FORMULA_VERSION = "formula/2"
 
 # What was seen is near what will be seen; a tenth more for data that differ.
-_OBSERVED_MEMORY_P95_FACTOR = 1.1
+OBSERVED_MEMORY_P95_FACTOR = 1.1
 PEAK_LEVEL = 0.75
 _UTILISATION_P95_FACTOR = 1.6
 _UTILISATION_P95_MARGIN = 10.0  # percent
@@ -96,7 +96,7 @@ def observed_memory(question: Question) -> Memory | None:
     seen = question.observed
     if seen is None:
         return None
-    p95 = _OBSERVED_MEMORY_P95_FACTOR * seen.memory_peak_bytes
+    p95 = OBSERVED_MEMORY_P95_FACTOR * seen.memory_peak_bytes
     if question.gpu_memory_bytes is not None:
         p95 = max(min(p95, question.gpu_memory_bytes), seen.memory_peak_bytes)
     return Memory(

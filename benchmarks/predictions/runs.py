@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,12 @@ from predictor.load import Predictor
 from predictor.observed import add_run
 from predictor.pairs import MeasuredJob, MeasuredPair
 from tandem.contracts.learning import Means, Neighbour
-from tandem.contracts.prediction import Feedback, InterferenceRequest, PredictRequest
+from tandem.contracts.prediction import (
+    Feedback,
+    InterferenceRequest,
+    PairSlowdown,
+    PredictRequest,
+)
 from tandem.contracts.resources import Load, ModelProfileStatus
 
 _BOARDS = {"v100": V100, "p100": P100}
@@ -44,7 +50,7 @@ configuration has run once. The bar: after {TAUGHT} runs at most half of the err
 """
 
 
-class _Cluster:
+class Cluster:
     """What the predictor and the scheduler remember of a type of GPU."""
 
     def __init__(self, board: str) -> None:
@@ -69,34 +75,40 @@ class _Cluster:
         """Return the speeds of both next to each other, as measured before or as predicted."""
         if (first, second) in self._met:
             return self._met[first, second]
-        request = InterferenceRequest(
-            job=self.load(first), candidates=[self.load(second)], gpu_model=self._board
-        )
-        (pair,) = self._pricing.answer(request).pairs
+        (pair,) = self.price(self.load(first), [self.load(second)])
         return 1 / (1 + pair.job_slowdown), 1 / (1 + pair.partner_slowdown)
+
+    def price(self, job: Load, candidates: list[Load]) -> list[PairSlowdown]:
+        """Return what the service says of a job next to each candidate."""
+        request = InterferenceRequest(job=job, candidates=candidates, gpu_model=self._board)
+        return self._pricing.answer(request).pairs
 
     def feed_back(self, pair: MeasuredPair) -> None:
         """Take in what both runs have shown."""
         for side, other in ((pair.first, pair.second), (pair.second, pair.first)):
-            model, batch = _model(side.name)
-            slowdown = max(1 / side.speed - 1, 0.0)
-            kind = "{}@{}".format(*_model(other.name))
-            beside = Neighbour(kind=kind, slowdown=slowdown, means=Means.UTILISATION)
-            used = side.load.utilisation_percent
-            assert side.load.iteration_s is not None
-            run = Feedback(
-                model=model, batch_size=batch, gpu_model=self._board, memory_base_bytes=_GIB,
-                memory_peak_bytes=_GIB, utilisation_percent=used,
-                iterations_per_second=1 / side.load.iteration_s,
-            )  # fmt: skip
-            status = self._observed.get(model, ModelProfileStatus())
-            self._observed[model] = add_run(status, model, run, _AT)
-            self._experience.add(
-                "team", f"{model}@{batch}", self._board, used, [beside], side.load.iteration_s
-            )
+            self.ran(side.name, side.load, {other.name: max(1 / side.speed - 1, 0.0)})
         self._met[pair.first.name, pair.second.name] = (
             min(pair.first.speed, 1.0), min(pair.second.speed, 1.0)
         )  # fmt: skip
+
+    def ran(self, name: str, alone: Load, slowdowns: Mapping[str, float] | None = None) -> None:
+        """Take in a run, as it is alone, and its measured slowdown next to each neighbour."""
+        model, batch = _model(name)
+        used, step_s = alone.utilisation_percent, alone.iteration_s
+        assert step_s is not None
+        run = Feedback(
+            model=model, batch_size=batch, gpu_model=self._board, memory_base_bytes=_GIB,
+            memory_peak_bytes=_GIB, utilisation_percent=used, iterations_per_second=1 / step_s,
+        )  # fmt: skip
+        status = self._observed.get(model, ModelProfileStatus())
+        self._observed[model] = add_run(status, model, run, _AT)
+        beside = [
+            Neighbour(
+                kind="{}@{}".format(*_model(other)), slowdown=slowdown, means=Means.UTILISATION
+            )
+            for other, slowdown in (slowdowns or {}).items()
+        ]
+        self._experience.add("team", f"{model}@{batch}", self._board, used, beside, step_s)
 
 
 def _model(name: str) -> tuple[str, int]:
@@ -107,7 +119,7 @@ def _model(name: str) -> tuple[str, int]:
 def errors(pairs: list[MeasuredPair], board: str, runs: int, seed: int) -> Floats:
     """Return (runs, 2): error of the utilisations (log) and of the speeds of each run's pair."""
     rng = np.random.default_rng(seed)
-    cluster, found = _Cluster(board), []
+    cluster, found = Cluster(board), []
     for index in rng.integers(len(pairs), size=runs):
         pair = pairs[int(index)]
         sides = (pair.first, pair.second)
