@@ -26,8 +26,7 @@ from predictor.experience import Experience
 from predictor.graph.skim import Skimmer
 from predictor.http import Edge, add_error_handlers
 from predictor.interference import open_interference
-from predictor.load import Predictor
-from predictor.load_model import open_load
+from predictor.load_model import open_predictor
 from predictor.metrics import Metrics
 from predictor.sandbox import Sandbox
 from predictor.store import ProfileStore, check_names
@@ -78,10 +77,7 @@ class _Service:
         self._store = store
         self._sandbox = sandbox
         self._metrics = metrics
-        learned = open_load(config.artifacts)
-        self._predictor = (
-            Predictor([learned.memory], [learned.utilisation]) if learned else Predictor()
-        )
+        self._predictor = open_predictor(config.artifacts, learned=config.learned_load)
         self._drift = Drift(self._predictor)
         self._experience = Experience()
         self._pricing = open_interference(config.artifacts, self._experience)

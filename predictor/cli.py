@@ -289,10 +289,10 @@ def _token_of_kubeconfig(server: str) -> str:
 
 
 def _predict_here(file: Path, request: PredictRequest) -> Prediction:
-    from predictor.load import Predictor
+    from predictor.load_model import open_predictor
 
     parsed = _parse(file)
-    return Predictor().predict(request, parsed.features, parsed.feature_hash)
+    return open_predictor(None).predict(request, parsed.features, parsed.feature_hash)
 
 
 def _parse(file: Path) -> ParsedModel:

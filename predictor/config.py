@@ -38,8 +38,10 @@ class PredictorConfig(BaseModel):
     kubeconfig: Path | None = None
     #: A file with weights may be this large; of it only the graph is kept (`sandbox.graph_bytes`).
     upload_bytes: Annotated[int, Field(gt=0)] = 16 << 30
-    #: Directory of trained models (`tandem train --out`); without one, formulas serve.
+    #: Directory of trained models (`tandem train --out`); without one, those that ship serve.
     artifacts: Path | None = None
+    #: Whether a learned model of loads answers; false: the formula does, on every type of GPU.
+    learned_load: bool = True
     sandbox: SandboxLimits = SandboxLimits()
 
 

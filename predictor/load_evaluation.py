@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from predictor.interference import Floats
 from predictor.load_features import LOAD_FEATURES, known
-from predictor.load_model import ITERATION, MEMORY, UTILISATION
+from predictor.load_model import ITERATION, MEMORY, UTILISATION, share_percent
 from predictor.profiles import Profile
 from predictor.selection import Learner
 
@@ -27,6 +27,8 @@ FORMULA = "formula"
 #: How sure the upper bounds are to be, on families that were not seen.
 BOUND_LEVEL = 0.95
 _RISING = ("log_batch", "log_flops")
+#: A share is kept this far from 0 and 100 %, where its logit is infinite.
+_MARGIN_PERCENT = 0.5
 _FOLDS = 10
 _SEED = 0
 
@@ -46,9 +48,13 @@ class LoadTable:
     family: Strings
     gpu: Strings
 
-    def residual(self, target: str) -> Floats:
-        """Return what is learned: log of measured over formula; percent are shifted by one."""
-        return log_of(target, self.measured[target]) - log_of(target, self.formula[target])
+    def learned(self, target: str) -> Floats:
+        """Return what is learned: log of measured over formula; of utilisation, the logit."""
+        measured = self.measured[target]
+        if target == UTILISATION:
+            share = np.clip(measured, _MARGIN_PERCENT, 100 - _MARGIN_PERCENT) / 100
+            return np.asarray(np.log(share / (1 - share)), dtype=float)
+        return np.log(measured) - np.log(self.formula[target])
 
     def rows(self, target: str) -> NDArray[np.intp]:
         """Return the rows that have the target."""
@@ -84,8 +90,8 @@ def load_table(profiles: Sequence[Profile]) -> LoadTable:
     )
 
 
-def learners() -> dict[str, Callable[[], Learner]]:
-    """Return every candidate by name; all learn the formula's residual from the same columns."""
+def learners(target: str) -> dict[str, Callable[[], Learner]]:
+    """Return every candidate by name; all learn the same of a target, from the same columns."""
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
     from sklearn.linear_model import Ridge
     from sklearn.pipeline import make_pipeline
@@ -100,9 +106,13 @@ def learners() -> dict[str, Callable[[], Learner]]:
             max_iter=150, learning_rate=0.06, min_samples_leaf=8, l2_regularization=2.0,
             random_state=_SEED,
         ),
-        PUBLISHED: xgboost_learner,
-        "xgboost-monotone": partial(xgboost_learner, monotone=True),
+        PUBLISHED: published_learner(target),
     }  # fmt: skip
+
+
+def published_learner(target: str) -> Callable[[], Learner]:
+    """Return what is published of a target: only utilisation is known to rise with the work."""
+    return partial(xgboost_learner, monotone=target == UTILISATION)
 
 
 def xgboost_learner(*, monotone: bool = False, names: Sequence[str] = LOAD_FEATURES) -> Learner:
@@ -130,10 +140,15 @@ def family_folds(family: Strings) -> NDArray[np.intp]:
 
 
 def held_out(
-    table: LoadTable, target: str, make: Callable[[], Learner], rows: NDArray[np.intp]
-) -> Floats:
-    """Return the predictions of `rows`, (rows,), each by a learner that never saw its family."""
-    columns, residual = table.columns[rows], table.residual(target)[rows]
+    table: LoadTable, target: str, make: Callable[[], Learner], rows: NDArray[np.intp],
+    *, learned_from: NDArray[np.bool_] | None = None,
+) -> Floats:  # fmt: skip
+    """Return the predictions of `rows`, (rows,), each by a learner that never saw its family.
+
+    `learned_from` (rows,) says which of them a learner may see; all where it is not given.
+    """
+    allowed = np.ones(len(rows), dtype=np.bool_) if learned_from is None else learned_from
+    columns, wanted = table.columns[rows], table.learned(target)[rows]
     folds = family_folds(table.family[rows])
     learned = np.empty(len(rows))
     from threadpoolctl import threadpool_limits
@@ -141,16 +156,27 @@ def held_out(
     with threadpool_limits(1):  # the tables are small: threads would only wait for one another
         for fold in np.unique(folds):
             learner = make()
-            learner.fit(columns[folds != fold], residual[folds != fold])
+            seen = allowed & (folds != fold)
+            learner.fit(columns[seen], wanted[seen])
             learned[folds == fold] = learner.predict(columns[folds == fold])
     return corrected(target, table.formula[target][rows], learned)
 
 
-def corrected(target: str, formula: Floats, learned: Floats) -> Floats:
-    """Return the formula's figures corrected by what was learned."""
-    shift = 1.0 if target == UTILISATION else 0.0
-    predicted = (formula + shift) * np.exp(np.clip(learned, -3, 3)) - shift
-    return np.clip(predicted, 0, 100) if target == UTILISATION else predicted
+def corrected(target: str, formula: Floats, learned: Floats, *, share: bool = True) -> Floats:
+    """Return the figures that were learned: of utilisation the share, else a factor on the formula.
+
+    Without `share` utilisation is a factor as well, as cards of earlier versions have it.
+    """
+    if target == UTILISATION and share:
+        return share_percent(learned)
+    return bounded(target, formula, np.clip(learned, -3, 3))
+
+
+def bounded(target: str, figures: Floats, offsets: Floats) -> Floats:
+    """Return figures times exp(`offsets`); percent are shifted by one."""
+    if target == UTILISATION:
+        return np.clip((figures + 1) * np.exp(offsets) - 1, 0, 100)
+    return figures * np.exp(offsets)
 
 
 def rmsle(measured: Floats, predicted: Floats) -> float:

@@ -1,24 +1,29 @@
 """A learned load: what XGBoost learned to correct of the formula, with bounds that were tested.
 
-Each part (memory, utilisation, iteration) predicts log1p(measured) - log1p(formula). Memory's upper
-bound is the estimate times a factor that held on families left out of training. Outside of what it
-was trained on (its domain) the model is not used: the formula answers, and the answer is flagged.
+Memory and iteration predict log(measured) - log(formula), utilisation predicts the logit of the
+share. Bounds and intervals are the estimate times factors that held on families left out of
+training. The model answers on the types of GPU on which it beat the formula on such families; on
+every other type the formula answers. On its types, a graph or a size unlike those that it was
+trained on (its domain) is left to the formula as well, and the answer is flagged.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from predictor import spread
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
 from predictor.gpus import UNKNOWN_GPU
+from predictor.load import Predictor
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, known
 from predictor.sources import (
     PEAK_LEVEL,
@@ -31,6 +36,8 @@ from predictor.sources import (
 )
 from predictor.trees import Trees, in_json
 from tandem.contracts.resources import Source
+
+log = logging.getLogger(__name__)
 
 #: The name of its artifacts, and of their models.
 KIND = "load"
@@ -52,6 +59,12 @@ class LoadDetails(BaseModel):
 
     #: log of the factor from an estimate to its upper bound, by part.
     offsets: dict[str, float]
+    #: log of the factor of the 90 % interval, by part; that of the bound where a card has none.
+    spreads: dict[str, float] = {}
+    #: Types of GPU on which each part answers; all that were trained on where a card has none.
+    types: dict[str, list[str]] = {}
+    #: What the part of utilisation learned: the share's logit, or what to correct of the formula.
+    utilisation: Literal["share", "residual"] = "residual"
     #: Lowest and highest of each of SUPPORTED, in their order.
     low: list[float]
     high: list[float]
@@ -83,7 +96,9 @@ class LearnedLoad:
         asked = known(question)
         if asked is None or MEMORY not in self._parts:
             return None
-        if strange := self._strange(asked, question):
+        if not self._answers(MEMORY, question):
+            return _elsewhere(formula_memory(question))
+        if strange := self._strange(asked):
             return _outside(formula_memory(question), strange)
         formula = asked.levels.fixed + asked.levels.varying
         total = formula * math.exp(self._correction(MEMORY, asked))
@@ -102,7 +117,7 @@ class LearnedLoad:
             Source.MODEL,
             why,
             self.version,
-            spread=max(self._details.offsets[MEMORY], 0.0),
+            spread=self._spread(MEMORY),
         )
 
     def utilisation(self, question: Question) -> Utilisation | None:
@@ -110,15 +125,20 @@ class LearnedLoad:
         asked = known(question)
         if asked is None or UTILISATION not in self._parts:
             return None
-        if strange := self._strange(asked, question):
+        if not self._answers(UTILISATION, question):
+            return _elsewhere(formula_utilisation(question))
+        if strange := self._strange(asked):
             return _outside(formula_utilisation(question), strange)
-        correction = math.exp(self._correction(UTILISATION, asked))
-        mean = min((asked.step.utilisation_percent + 1) * correction - 1, 100.0)
-        mean = max(mean, 0.0)
+        if self._details.utilisation == "share":
+            mean = float(share_percent(self._learned(UTILISATION, asked)))
+        else:
+            correction = math.exp(self._correction(UTILISATION, asked))
+            mean = (asked.step.utilisation_percent + 1) * correction - 1
+        mean = min(max(mean, 0.0), 100.0)
         p95 = min((mean + 1) * math.exp(max(self._details.offsets[UTILISATION], 0.0)) - 1, 100.0)
         step, step_spread = asked.step, spread.STEP
-        if ITERATION in self._parts:
-            step_spread = max(self._details.offsets.get(ITERATION, spread.STEP), 0.0)
+        if ITERATION in self._parts and self._answers(ITERATION, question):
+            step_spread = self._spread(ITERATION)
             assert question.batch_size is not None
             seconds = step.seconds * math.exp(self._correction(ITERATION, asked))
             gpu = question.gpu or UNKNOWN_GPU
@@ -128,19 +148,28 @@ class LearnedLoad:
         why = "utilisation as learned from measured profiles"
         return Utilisation(
             mean, p95, Source.MODEL, why, self.version, step=step,
-            spread=max(self._details.offsets[UTILISATION], 0.0), step_spread=step_spread,
+            spread=self._spread(UTILISATION), step_spread=step_spread,
         )  # fmt: skip
 
-    def _correction(self, part: str, asked: Known) -> float:
+    def _learned(self, part: str, asked: Known) -> float:
         row = np.array([asked.columns], dtype=np.float32)
-        learned = float(self._parts[part].predict(row)[0])
-        return min(max(learned, -_MAX_CORRECTION), _MAX_CORRECTION)
+        return float(self._parts[part].predict(row)[0])
 
-    def _strange(self, asked: Known, question: Question) -> str:
+    def _correction(self, part: str, asked: Known) -> float:
+        return min(max(self._learned(part, asked), -_MAX_CORRECTION), _MAX_CORRECTION)
+
+    def _spread(self, part: str) -> float:
+        details = self._details
+        return max(details.spreads.get(part, details.offsets[part]), 0.0)
+
+    def _answers(self, part: str, question: Question) -> bool:
+        """Whether a part answers on the type of GPU of the question."""
+        types = self._details.types.get(part, self._details.gpus)
+        return question.gpu is not None and question.gpu.name in types
+
+    def _strange(self, asked: Known) -> str:
         """Return what was never seen in training, or nothing."""
         details = self._details
-        if question.gpu is None or question.gpu.name not in details.gpus:
-            return "a type of GPU that it was not trained on"
         if asked.features.unresolved_nodes:
             return "some shapes are unknown"
         ops = asked.features.op_counts
@@ -156,6 +185,18 @@ class LearnedLoad:
         return ""
 
 
+def share_percent(logit: ArrayLike) -> NDArray[np.float64]:
+    """Return the share of which a logit was learned, percent."""
+    return 100 / (1 + np.exp(-np.asarray(logit, dtype=np.float64)))
+
+
+def _elsewhere(formula: _Estimate | None) -> _Estimate | None:
+    """Return what the formula says on a type of GPU on which the model does not answer."""
+    if formula is None:
+        return None
+    return replace(formula, why=f"{formula.why} (the learned model does not answer on this GPU)")
+
+
 def _outside(formula: _Estimate | None, strange: str) -> _Estimate | None:
     """Return what the formula says, with the reason why the model does not answer."""
     if formula is None:
@@ -165,6 +206,28 @@ def _outside(formula: _Estimate | None, strange: str) -> _Estimate | None:
 
 
 def open_load(directory: Path | None) -> LearnedLoad | None:
-    """Return the load model of `directory`, else the one that is shipped, if there is one."""
+    """Return the load model of `directory`, else the one that is shipped, if there is one.
+
+    Raises ArtifactError when its files are missing, damaged, or of another version of Tandem.
+    """
     found = serving(directory, KIND)
     return LearnedLoad(*found) if found else None
+
+
+def open_predictor(directory: Path | None, *, learned: bool = True) -> Predictor:
+    """Return what predicts loads: with the model of `directory`, else the one that is shipped.
+
+    The formula alone answers where the model cannot be read, which is logged, or is not wanted.
+    """
+    if not learned:
+        log.info("the learned load model is disabled: the formula answers")
+        return Predictor()
+    try:
+        model = open_load(directory)
+    except ArtifactError as error:
+        log.warning(
+            "the learned load model is not used, the formula answers: %s %s",
+            error.message, error.hint,
+        )  # fmt: skip
+        return Predictor()
+    return Predictor([model.memory], [model.utilisation]) if model else Predictor()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,22 @@ def held_out_figures(
     upper: Floats,
     predicted: Floats,
     bounds: Floats,
-    family: Strings,
-    gpu: Strings,
+    columns: Mapping[str, Any],
     rmsle: Callable[[Floats, Floats], float],
 ) -> dict[str, Any]:
     """Return what held-out predictions were worth; all (rows,).
 
-    `upper` is what `bounds` are to cover: the peak, or the p95 of utilisation.
+    `upper` is what `bounds` are to cover: the peak, or the p95 of utilisation. `columns` has the
+    `formula`'s predictions and the names of `family` and `gpu`.
     """
+    formula = columns["formula"]
 
     def by(names: Strings) -> dict[str, dict[str, float]]:
         return {
             str(name): {
                 "rows": int((names == name).sum()),
                 "rmsle": round(rmsle(measured[names == name], predicted[names == name]), 4),
+                "formula": round(rmsle(measured[names == name], formula[names == name]), 4),
                 "under_predicted": round(float((bounds < upper)[names == name].mean()), 4),
             }
             for name in np.unique(names)
@@ -46,8 +48,8 @@ def held_out_figures(
         "median_ratio": round(float(np.median(predicted / np.maximum(measured, 1e-9))), 4),
         "under_predicted": round(float((bounds < upper).mean()), 4),
         "mean_over_allocation": round(float(np.mean(bounds / np.maximum(measured, 1e-9)) - 1), 4),
-        "by_family": by(family),
-        "by_gpu": by(gpu),
+        "by_family": by(columns["family"]),
+        "by_gpu": by(columns["gpu"]),
     }
 
 
@@ -84,14 +86,22 @@ def markdown(card: dict[str, Any], parts: list[str]) -> str:
             "",
             f"## {target}",
             "",
+            f"It answers on {', '.join(details['types'][target])}; the formula on other types.",
+            "",
             f"{figures['rows']} profiles; above the upper bound: "
             f"{figures['under_predicted']:.1%}; the bound is on average "
-            f"{figures['mean_over_allocation']:.0%} more than measured.",
+            f"{figures['mean_over_allocation']:.0%} more than measured. The 90 % interval has the "
+            f"factor {np.exp(details['spreads'][target]):.2f}.",
         ]
         for title in ("gpu", "family"):
-            lines += ["", f"| {title} | profiles | RMSLE | above the bound |", "|---|---|---|---|"]
             lines += [
-                f"| {name} | {f['rows']} | {f['rmsle']:.3f} | {f['under_predicted']:.1%} |"
+                "",
+                f"| {title} | profiles | RMSLE | the formula's | above the bound |",
+                "|---|---|---|---|---|",
+            ]
+            lines += [
+                f"| {name} | {f['rows']} | {f['rmsle']:.3f} | {f['formula']:.3f} | "
+                f"{f['under_predicted']:.1%} |"
                 for name, f in figures[f"by_{title}"].items()
             ]
     return "\n".join(lines) + "\n"

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictor.artifacts import Artifacts, Card
+from predictor.gpus import type_name
 from predictor.interference import Floats
 from predictor.load_evaluation import (
     FORMULA,
@@ -19,80 +22,82 @@ from predictor.load_evaluation import (
     TARGETS,
     LoadTable,
     bound_offset,
+    bounded,
     corrected,
     cross_bounds,
     held_out,
     learners,
     load_table,
     log_of,
+    published_learner,
     rmsle,
-    xgboost_learner,
 )
 from predictor.load_features import LOAD_FEATURES, SUPPORTED
 from predictor.load_model import KIND, UTILISATION
 from predictor.load_report import held_out_figures, markdown, scatter
 from predictor.profiles import Origin, Profile
+from predictor.spread import conformal
 from predictor.trees import in_json, stored
 from tandem.errors import TandemError
 
 MIN_PROFILES = 60
 MIN_FAMILIES = 8
+#: Profiles and families of a type of GPU below which the formula answers there.
+MIN_OF_TYPE = 10
+MIN_FAMILIES_OF_TYPE = 4
 #: Held-out rows below which an older model is not compared on them.
 _MIN_COMPARED = 10
 _TIE = 1.02
 
 
 def train_load(
-    profiles: Sequence[Profile], artifacts: Artifacts, *, allow_synthetic: bool = False
-) -> Card:
+    profiles: Sequence[Profile], artifacts: Artifacts, *, allow_synthetic: bool = False,
+    not_on: Collection[str] = (), about: Mapping[str, Any] | None = None,
+) -> Card:  # fmt: skip
     """Train on all profiles and publish what beats the formula, and the model that serves.
 
-    Each of memory, utilisation and iteration time counts by itself: a part that is no better than
-    the formula on held-out families is left out. Raises TandemError when none is, when the model
-    that serves is better, when there is too little data, or when the data was made up.
+    Each of memory, utilisation and iteration time counts by itself, and answers on those types of
+    GPU on which it is better than the formula on held-out families, but not on `not_on`. A part
+    that is better on no type is left out. Raises TandemError when all are, when the model that
+    serves is better, when there is too little data, or when the data was made up. `about` is
+    written to the card.
     """
     _check_data(profiles, allow_synthetic=allow_synthetic)
     table = load_table(profiles)
     errors: dict[str, dict[str, float]] = {}
-    figures: dict[str, dict[str, Any]] = {}
-    parts: dict[str, bytes] = {}
-    offsets: dict[str, float] = {}
-    plots = {}
-    out_of_fold: dict[str, Floats] = {}
+    trained: dict[str, _Part] = {}
     for target in TARGETS:
         rows = table.rows(target)
         if len(rows) < MIN_PROFILES or len(set(table.family[rows])) < MIN_FAMILIES:
             continue
         measured, formula = table.measured[target][rows], table.formula[target][rows]
         errors.setdefault(FORMULA, {})[target] = rmsle(measured, formula)
-        for name, make in learners().items():
-            predicted = held_out(table, target, make, rows)
-            errors.setdefault(name, {})[target] = rmsle(measured, predicted)
-            if name == PUBLISHED:
-                ours = predicted
-        if errors[PUBLISHED][target] >= errors[FORMULA][target]:
-            continue
-        upper = table.utilisation_p95[rows] if target == UTILISATION else measured
-        scores = log_of(target, upper) - log_of(target, ours)
-        family = table.family[rows]
-        bounds = corrected(target, ours, cross_bounds(scores, family))
-        offsets[target] = bound_offset(scores, family)
-        figures[target] = held_out_figures(
-            measured, upper, ours, bounds, family, table.gpu[rows], rmsle
-        )
-        plots[target] = (measured, ours, bounds)
-        learner: Any = xgboost_learner()
-        learner.fit(table.columns[rows], table.residual(target)[rows])
-        parts |= stored(target, learner.get_booster())
-        out_of_fold[target] = np.full(len(profiles), np.nan)
-        out_of_fold[target][rows] = ours
-    if not parts:
+        predicted = {
+            name: held_out(table, target, make, rows) for name, make in learners(target).items()
+        }
+        for name, each in predicted.items():
+            errors.setdefault(name, {})[target] = rmsle(measured, each)
+        types = _better_on(table, target, rows, predicted[PUBLISHED], not_on)
+        if types:
+            trained[target] = _Part(types, _in_all_rows(predicted[PUBLISHED], rows, len(profiles)))
+    if not trained:
         raise TandemError(
             "On families that were left out, the trained model is no better than the formula, "
             f"so it was not published: {_in_words(errors)}.",
             "Measure more configurations, of more families.",
         )
-    _check_against_serving(artifacts, table, out_of_fold, errors)
+    _check_against_serving(
+        artifacts, table, {target: part.held_out for target, part in trained.items()}, errors
+    )
+    parts: dict[str, bytes] = {}
+    calibrated: dict[str, dict[str, Any]] = {}
+    plots = {}
+    for target, part in trained.items():
+        calibrated[target], plots[target] = _calibrated(table, target, part)
+        learner: Any = published_learner(target)()
+        rows = table.rows(target)
+        learner.fit(table.columns[rows], table.learned(target)[rows])
+        parts |= stored(target, learner.get_booster())
     card = {
         "features": list(LOAD_FEATURES),
         "trained_on": dict(Counter(p.gpu_model for p in profiles))
@@ -100,19 +105,93 @@ def train_load(
         | {"profiles": len(profiles), "families": len(set(table.family))},
         "errors": errors,
         "chosen": PUBLISHED,
-        "details": _details(profiles, table, offsets) | {"held_out": figures},
+        "details": _details(profiles, table)
+        | {"types": {target: part.types for target, part in trained.items()}}
+        | {
+            name: {target: figures[name] for target, figures in calibrated.items()}
+            for name in ("offsets", "spreads", "held_out")
+        }
+        | dict(about or {}),
     }
-    report = {"md": markdown(card, list(out_of_fold)), "svg": scatter(plots)}
+    report = {"md": markdown(card, list(trained)), "svg": scatter(plots)}
     return artifacts.publish(KIND, parts, card, report)
 
 
-def _details(
-    profiles: Sequence[Profile], table: LoadTable, offsets: dict[str, float]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Part:
+    """A figure that the model predicts: on which types of GPU it answers, and what it says there.
+
+    `held_out` (profiles,) is predicted of each profile without its family, NaN where not measured.
+    """
+
+    types: list[str]
+    held_out: Floats
+
+
+def _in_all_rows(figures: Floats, rows: NDArray[np.intp], count: int) -> Floats:
+    found = np.full(count, np.nan)
+    found[rows] = figures
+    return found
+
+
+def _better_on(
+    table: LoadTable, target: str, rows: NDArray[np.intp], ours: Floats, not_on: Collection[str]
+) -> list[str]:
+    """Return the types of GPU on which held-out families are predicted better than by the formula.
+
+    A type with few profiles or families says nothing of the next family.
+    """
+    measured, formula = table.measured[target][rows], table.formula[target][rows]
+    types, better = _types(table)[rows], []
+    for name in sorted(set(types.tolist()) - set(not_on)):
+        of = types == name
+        enough = (
+            of.sum() >= MIN_OF_TYPE and len(set(table.family[rows][of])) >= MIN_FAMILIES_OF_TYPE
+        )
+        if enough and rmsle(measured[of], ours[of]) < rmsle(measured[of], formula[of]):
+            better.append(name)
+    return better
+
+
+def _types(table: LoadTable) -> NDArray[np.str_]:
+    return np.array([type_name(gpu) for gpu in table.gpu])
+
+
+def _calibrated(
+    table: LoadTable, target: str, part: _Part
+) -> tuple[dict[str, Any], tuple[Floats, Floats, Floats]]:
+    """Return offset, spread and figures of a part, and what its plot shows.
+
+    All are of the types on which it answers, and of families that were left out.
+    """
+    rows = np.flatnonzero(np.isfinite(part.held_out) & np.isin(_types(table), part.types))
+    measured, ours, family = table.measured[target][rows], part.held_out[rows], table.family[rows]
+    upper = table.utilisation_p95[rows] if target == UTILISATION else measured
+    scores = log_of(target, upper) - log_of(target, ours)
+    bounds = bounded(target, ours, cross_bounds(scores, family))
+    off = np.log(np.maximum(measured, 1e-9) / np.maximum(ours, 1e-9))
+    by_family = {name: off[family == name] for name in set(family.tolist())}
+    inside = [
+        (np.abs(of) <= conformal([f for other, f in by_family.items() if other != name])).mean()
+        for name, of in by_family.items()
+    ]
+    figures = held_out_figures(
+        measured, upper, ours, bounds,
+        {"formula": table.formula[target][rows], "family": family, "gpu": table.gpu[rows]}, rmsle,
+    )  # fmt: skip
+    found = {
+        "offsets": bound_offset(scores, family),
+        "spreads": round(conformal(list(by_family.values())), 4),
+        "held_out": figures | {"inside_interval": round(float(np.mean(inside)), 4)},
+    }
+    return found, (measured, ours, bounds)
+
+
+def _details(profiles: Sequence[Profile], table: LoadTable) -> dict[str, Any]:
     supported = table.columns[:, [LOAD_FEATURES.index(name) for name in SUPPORTED]]
     gpus = {q.gpu.name for q in (p.question() for p in profiles) if q.gpu is not None}
     return {
-        "offsets": offsets,
+        "utilisation": "share",
         "low": supported.min(axis=0).round(4).tolist(),
         "high": supported.max(axis=0).round(4).tolist(),
         "operators": sorted({op for p in profiles for op in p.features.op_counts}),
@@ -171,7 +250,8 @@ def _check_against_serving(
             booster = xgboost.Booster({"nthread": 1})
             booster.load_model(bytearray(model))
             learned = booster.inplace_predict(table.columns[compared].astype(np.float32))
-            old = corrected(target, table.formula[target][compared], learned)
+            share = card.details.get("utilisation") == "share"
+            old = corrected(target, table.formula[target][compared], learned, share=share)
             theirs = rmsle(measured[compared], old)
             new = rmsle(measured[compared], ours[compared])
             where = f"{len(compared)} profiles of families that it was not trained on"

@@ -36,10 +36,15 @@ from tandem.errors import UsageError
 
 
 class Origin(StrEnum):
-    """Who says so: the collector, the agents of a cluster, or nobody (a test's generator)."""
+    """Where a profile's figures come from.
+
+    `measured` by the collector, `observed` by the agents of a cluster, `derived` from a measured
+    time of a step by the formula's busy time, `synthetic` made by a test.
+    """
 
     MEASURED = "measured"
     OBSERVED = "observed"
+    DERIVED = "derived"
     SYNTHETIC = "synthetic"
 
 
@@ -90,8 +95,10 @@ def is_collected(file: Path) -> bool:
     return first.get("kind") == "header"
 
 
-def read_measured_pairs(file: Path) -> list[MeasuredPair]:
-    """Read the pairs of a collector's file, each side with the load that its graph predicts.
+def read_measured_pairs(file: Path, predictor: Predictor) -> list[MeasuredPair]:
+    """Read the pairs of a collector's file, each side with the load that `predictor` predicts.
+
+    It has to be the one that serves: the model of pairs is asked with its loads.
 
     Raises UsageError naming the first bad line.
     """
@@ -109,7 +116,7 @@ def read_measured_pairs(file: Path) -> list[MeasuredPair]:
             if profile is None:
                 break
             speed = 1 / (1 + slowdown)
-            load = _predicted(profile)
+            load = _predicted(profile, predictor)
             sides.append(MeasuredJob(name=key, family=profile.family, load=load, speed=speed))
         else:
             gpu = alone[record["first"]].gpu_model
@@ -160,7 +167,7 @@ def _features(graph: dict[str, Any]) -> dict[str, object] | None:
     return graph.get("layers")
 
 
-def _predicted(profile: Profile) -> Load:
+def _predicted(profile: Profile, predictor: Predictor) -> Load:
     request = PredictRequest(
         batch_size=profile.batch_size,
         precision=profile.precision,
@@ -168,7 +175,7 @@ def _predicted(profile: Profile) -> Load:
         gpu_model=profile.gpu_model,
         gpu_memory_bytes=profile.gpu_memory_bytes,
     )
-    return Predictor().predict(request, profile.features).load
+    return predictor.predict(request, profile.features).load
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -122,13 +122,17 @@ def interference(
     as_json: JsonOption = False,
 ) -> None:
     """Train on measured pairs; publish if better than the quadratic on what was not seen."""
+    from predictor.load_model import open_predictor
     from predictor.profiles import is_collected, read_measured_pairs
     from predictor.training import read_pairs
 
+    predictor = open_predictor(out)
     measured = [
         pair
         for file in pairs
-        for pair in (read_measured_pairs if is_collected(file) else read_pairs)(file)
+        for pair in (
+            read_measured_pairs(file, predictor) if is_collected(file) else read_pairs(file)
+        )
     ]
     card = _trained(lambda: _train_interference(measured, out))
     if as_json:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.predictions import fallbacks, loads, pairs, training, utilisation
+from benchmarks.predictions import fallbacks, loads, pairs, shipped, training, utilisation
 from benchmarks.predictions.loads import Row
 from benchmarks.predictions.measured import Measured, measured, unused
 from predictor import spread
@@ -47,7 +47,7 @@ not known well enough. A linear fit of what `salus` measured on weights and acti
 families left out.
 """
 _UTILISATION_NOTE = """All rows are of an A100. The bars are 0.50 from the graph and 0.35 after one
-measured run. None of the learned corrections ships.
+measured run. The learned corrections of the formula do not ship; a model of the share does, below.
 """
 _BLIND_NOTE = """`alnair`: ten configurations of Keras' ResNet-50 and MobileNet on a P100, to
 which nothing was adjusted. The size of the images (32) and the optimiser
@@ -317,6 +317,7 @@ def main() -> None:
         _memory_section(every, plots),
         _utilisation_section(every, plots),
         "### A trained model\n\n" + utilisation.section(utilisation.shares(every, blind)),
+        shipped.section(every, matrix),
         _step_section(every, plots),
         _interval_section(figures),
         _blind_section(blind),

@@ -34,7 +34,7 @@ def _learned(rows: Sequence[Measured], target: str, scale: float) -> str:
     at = table.rows(target)
     real = np.log(table.measured[target][at] * scale)
     lines = []
-    for name, make in learners().items():
+    for name, make in learners(target).items():
         predicted = np.maximum(held_out(table, target, make, at), 1e-9)
         ratio = np.abs(np.log(predicted * scale) - real)
         lines.append(

@@ -58,7 +58,7 @@ def shares(every: Sequence[Measured], blind: Sequence[Measured]) -> Shares:
     table = load_table(loads.profiles(rows))
     return Shares(
         columns=table.columns,
-        busy=np.array([_busy_percent(row) for row in rows]),
+        busy=np.array([busy_percent(row) for row in rows]),
         formula=table.formula["utilisation"],
         family=np.array([row.family for row in rows]),
         gpu=np.array([row.gpu for row in rows]),
@@ -67,7 +67,8 @@ def shares(every: Sequence[Measured], blind: Sequence[Measured]) -> Shares:
     )
 
 
-def _busy_percent(row: Measured) -> float:
+def busy_percent(row: Measured) -> float:
+    """Return the measured utilisation, else the formula's busy share of the measured step."""
     if row.utilisation is not None:
         return row.utilisation
     gpu = find_gpu(row.gpu)
@@ -210,8 +211,8 @@ def section(all_: Shares) -> str:
 
 
 def _verdict(errors: dict[tuple[str, str], list[float]]) -> str:
-    """Say of each method how often it beats the formula; one that always does would ship."""
-    lines, ships = [], []
+    """Say of each method how often it beats the formula."""
+    lines, always = [], []
     for name in METHODS:
         if name in (FORMULA, CONSTANT):
             continue
@@ -224,12 +225,6 @@ def _verdict(errors: dict[tuple[str, str], list[float]]) -> str:
             f"with families left out, on {better['types of GPU']} with types of GPU left out."
         )
         if min(better.values()) == len(_SETS):
-            ships.append(name)
-    which = f"These ship: {', '.join(ships)}" if ships else "None ships, and the formula answers"
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"A model ships where it beats the formula on every data set, both ways. {which}.",
-        ]
-    )
+            always.append(name)
+    which = f"Always better: {', '.join(always)}." if always else "None is always better."
+    return "\n".join([*lines, "", f"{which} What ships answers by type of GPU:"])

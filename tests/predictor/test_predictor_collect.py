@@ -19,6 +19,7 @@ from predictor.collect import plan, runner
 from predictor.collect.catalog import MODELS, PLAIN
 from predictor.collect.records import Records
 from predictor.gpus import GIB
+from predictor.load import Predictor
 from predictor.profiles import is_collected, read_measured_pairs, read_profiles
 from tandem.cli.main import build_app
 
@@ -185,7 +186,7 @@ def test_what_was_collected_can_be_trained_on(tmp_path):
     assert {profile.family for profile in profiles} == {"resnet", "bert", "lstm"}
     assert all(profile.origin == "measured" for profile in profiles)
     assert all(profile.features.flops == 1e9 for profile in profiles)
-    pairs = read_measured_pairs(out)
+    pairs = read_measured_pairs(out, Predictor())
     assert len(pairs) == len(lines(out, "pair")) == 6
     assert all(pair.first.load.compute_share is not None for pair in pairs)
     assert pairs[0].first.speed == 1

@@ -23,14 +23,15 @@ from predictor.load_evaluation import (
     held_out,
     learners,
     load_table,
+    published_learner,
     xgboost_learner,
 )
-from predictor.load_features import LOAD_FEATURES, known
+from predictor.load_features import LOAD_FEATURES, SUPPORTED, known
 from predictor.load_model import KIND, LearnedLoad, open_load
 from predictor.load_training import train_load
 from predictor.profiles import Origin, read_profiles
 from predictor.store import ClusterProfileStore
-from predictor.trees import Trees
+from predictor.trees import Trees, stored
 from tandem.cli.main import build_app
 from tandem.contracts.prediction import Prediction, PredictRequest
 from tandem.contracts.resources import Source
@@ -40,16 +41,20 @@ from tandem.kube.memory import MemoryCluster
 GIB = 1 << 30
 
 
+def only_published(target):
+    return {"xgboost": published_learner(target)}
+
+
 @pytest.fixture
 def only_xgboost(monkeypatch):
-    monkeypatch.setattr(load_training, "learners", lambda: {"xgboost": xgboost_learner})
+    monkeypatch.setattr(load_training, "learners", only_published)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_training, "learners", lambda: {"xgboost": xgboost_learner})
+        patch.setattr(load_training, "learners", only_published)
         train_load(synthetic_profiles(), Artifacts(directory), allow_synthetic=True)
     return directory
 
@@ -113,7 +118,7 @@ def test_bounds_hold_on_families_that_were_not_seen():
     ours = held_out(table, "memory", xgboost_learner, rows)
     offset = bound_offset(np.log(table.measured["memory"] / ours), table.family)
     learner = xgboost_learner()
-    learner.fit(table.columns, table.residual("memory"))
+    learner.fit(table.columns, table.learned("memory"))
     others = load_table(synthetic_profiles(40, noise=0.2, first_family=100))
     predicted = corrected("memory", others.formula["memory"], learner.predict(others.columns))
     under = np.mean(predicted * np.exp(offset) < others.measured["memory"])
@@ -125,7 +130,7 @@ def test_every_candidate_learns_the_residual():
     table = load_table(synthetic_profiles(families=8))
     rows = table.rows("memory")
     wrong = np.abs(np.log(table.formula["memory"] / table.measured["memory"])).mean()
-    for name, make in learners().items():
+    for name, make in learners("memory").items():
         ours = held_out(table, "memory", make, rows)
         error = np.abs(np.log(ours / table.measured["memory"])).mean()
         assert error < 0.7 * wrong, name
@@ -141,6 +146,7 @@ def test_what_is_published_says_what_it_is(trained):
     assert set(parts) == {f"{name}.{form}" for name in models for form in ("ubj", "json")}
     assert card.features == list(LOAD_FEATURES)
     assert card.trained_on["synthetic"] == card.trained_on["profiles"] == 144
+    assert card.details["types"] == {name: ["H200", "V100"] for name in models}
     for target, figures in card.details["held_out"].items():
         assert figures["rows"] == 144
         assert len(figures["by_family"]) == 12
@@ -204,7 +210,7 @@ def test_a_worse_model_does_not_replace_the_one_that_serves(tmp_path, only_xgboo
 def test_trees_answer_as_xgboost_does():
     table = load_table(synthetic_profiles())
     learner = xgboost_learner()
-    learner.fit(table.columns, table.residual("memory"))
+    learner.fit(table.columns, table.learned("memory"))
     booster = learner.get_booster()
     rows = table.columns.astype(np.float32)
     rows[::7, 3] = np.nan
@@ -235,13 +241,16 @@ def test_the_model_answers_before_the_formula(trained):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "words", "unlike"),
     [
-        ({"gpu_model": "NVIDIA A30"}, "type of GPU"),
-        ({"batch_size": 100_000, "gpu_memory_bytes": 1 << 60}, "outside"),
+        ({"gpu_model": "NVIDIA A30"}, "does not answer on this GPU", False),
+        ({"batch_size": 100_000, "gpu_memory_bytes": 1 << 60}, "outside", True),
     ],
 )
-def test_outside_its_domain_the_model_leaves_the_answer_to_the_formula(trained, change, words):
+def test_outside_its_domain_the_model_leaves_the_answer_to_the_formula(
+    trained, change, words, unlike
+):
+    """Where the model answers, what it was not trained on is flagged; elsewhere it has no say."""
     profile = synthetic_profiles()[0]
     answer = ask(open_load(trained), profile, **change)
     request = PredictRequest(
@@ -249,9 +258,9 @@ def test_outside_its_domain_the_model_leaves_the_answer_to_the_formula(trained, 
         optimizer=profile.optimizer, gpu_model=profile.gpu_model,
     ).model_copy(update=change)  # fmt: skip
     formula = Predictor().predict(request, profile.features).load
-    assert answer.load.out_of_distribution
+    assert answer.load.out_of_distribution is unlike
     assert words in answer.explanation
-    flagged = formula.model_copy(update={"out_of_distribution": True})
+    flagged = formula.model_copy(update={"out_of_distribution": unlike})
     assert answer.load.model_copy(update={"feature_hash": ""}) == flagged
 
 
@@ -281,6 +290,54 @@ def test_more_than_the_gpu_has_is_all_of_it(trained):
     load = ask(open_load(trained), profile, gpu_memory_bytes=GIB // 4).load
     assert load.memory_base_bytes == load.memory_p95_bytes == GIB // 4
     assert load.out_of_distribution
+
+
+@pytest.mark.slow
+def test_a_part_answers_only_where_it_beats_the_formula(tmp_path, only_xgboost):
+    """On the H200 the formula is right and what was measured on the V100 is noise around it."""
+    rng = np.random.default_rng(1)
+    given = []
+    for profile in synthetic_profiles():
+        asked = known(profile.question())
+        if profile.gpu_model.startswith("Tesla"):
+            formula = asked.levels.fixed + asked.levels.varying
+            noisy = int(formula * np.exp(rng.normal(0, 0.3)))
+            profile = profile.model_copy(update={"memory_peak_bytes": noisy})
+        given.append(profile)
+    card = train_load(given, Artifacts(tmp_path), allow_synthetic=True)
+    assert card.details["types"]["memory"] == ["H200"]
+    by_gpu = card.details["held_out"]["memory"]["by_gpu"]
+    assert set(by_gpu) == {"NVIDIA H200"}
+    learned = open_load(tmp_path)
+    said = {p.gpu_model: ask(learned, p).load.memory_source for p in given if p.batch_size == 16}
+    assert said == {"NVIDIA H200": Source.MODEL, "Tesla V100-SXM2-16GB": Source.FORMULA}
+    # Whoever trains may know of types on which it must not answer.
+    card = train_load(given, Artifacts(tmp_path / "b"), allow_synthetic=True, not_on={"H200"})
+    assert "memory" not in card.details["types"]
+    assert card.details["types"]["utilisation"] == ["V100"]
+
+
+@pytest.mark.slow
+def test_a_model_of_an_earlier_version_serves(tmp_path):
+    """Its card says nothing of types; its utilisation is a factor on the formula."""
+    table = load_table(synthetic_profiles())
+    learner = xgboost_learner()
+    learner.fit(table.columns, np.log(table.measured["utilisation"] + 1)
+                - np.log(table.formula["utilisation"] + 1))  # fmt: skip
+    details = {
+        "offsets": {"utilisation": 0.2}, "low": [-99.0] * len(SUPPORTED),
+        "high": [99.0] * len(SUPPORTED), "operators": ["Conv", "Relu", "MatMul"],
+        "gpus": ["V100"], "families": [],
+    }  # fmt: skip
+    card = {
+        "features": list(LOAD_FEATURES), "trained_on": {}, "errors": {}, "chosen": "xgboost",
+        "details": details,
+    }  # fmt: skip
+    Artifacts(tmp_path).publish(KIND, stored("utilisation", learner.get_booster()), card)
+    profile = next(p for p in synthetic_profiles() if p.gpu_model.startswith("Tesla"))
+    load = ask(open_load(tmp_path), profile).load
+    assert load.utilisation_source is Source.MODEL
+    assert load.utilisation_percent == pytest.approx(profile.utilisation_percent, rel=0.15)
 
 
 def convolutions() -> bytes:
