@@ -47,7 +47,8 @@ not known well enough. A linear fit of what `salus` measured on weights and acti
 families left out.
 """
 _UTILISATION_NOTE = """All rows are of an A100. The bars are 0.50 from the graph and 0.35 after one
-measured run. The learned corrections of the formula do not ship; a model of the share does, below.
+measured run. The lines of the share are learned from these rows alone; the model that ships is
+learned from more (below).
 """
 _BLIND_NOTE = """`alnair`: ten configurations of Keras' ResNet-50 and MobileNet on a P100, to
 which nothing was adjusted. The size of the images (32) and the optimiser
