@@ -127,7 +127,7 @@ def _horus() -> Learner:
 
 _TABLE_3 = tuple(name for name in LOAD_FEATURES if name not in _FROM_FORMULA)
 _MONOTONE = partial(xgboost_learner, monotone=True)
-CONSTANT, FORMULA = "constant", "formula (in use)"
+CONSTANT, FORMULA = "constant", "formula"
 METHODS: dict[str, _Method] = {
     CONSTANT: _constant,
     FORMULA: _formula,
