@@ -100,6 +100,11 @@ def known(question: Question) -> Known | None:
     return Known(features, columns, levels, step)
 
 
+def kind_of(operator: str) -> str:
+    """Return what the columns tell of an operator: its group, else the operator itself."""
+    return _GROUP_OF.get(operator, operator)
+
+
 def _shares(op_counts: dict[str, int]) -> list[float]:
     counts = dict.fromkeys(_GROUPS, 0)
     total = 0

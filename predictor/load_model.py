@@ -24,7 +24,7 @@ from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
 from predictor.gpus import UNKNOWN_GPU
 from predictor.load import Predictor
-from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, known
+from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known
 from predictor.sources import (
     PEAK_LEVEL,
     Memory,
@@ -173,7 +173,8 @@ class LearnedLoad:
         if asked.features.unresolved_nodes:
             return "some shapes are unknown"
         ops = asked.features.op_counts
-        unseen = sum(count for op, count in ops.items() if op not in details.operators)
+        seen = set(map(kind_of, details.operators))
+        unseen = sum(count for op, count in ops.items() if kind_of(op) not in seen)
         if unseen > _MAX_UNSEEN_SHARE * sum(ops.values()):
             return "operators that it was not trained on"
         figures = np.array(asked.columns)[self._supported]

@@ -274,6 +274,16 @@ def test_operators_that_were_not_seen_are_flagged(trained):
 
 
 @pytest.mark.slow
+def test_another_operator_of_a_group_that_was_seen_is_not_strange(trained):
+    """The model's columns are shares of groups: to it a Gemm is a MatMul."""
+    profile = next(p for p in synthetic_profiles() if "MatMul" in p.features.op_counts)
+    alike = profile.features.model_copy(update={"op_counts": {"Gemm": 50, "Einsum": 50}})
+    answer = ask(open_load(trained), profile.model_copy(update={"features": alike}))
+    assert answer.load.utilisation_source is Source.MODEL
+    assert not answer.load.out_of_distribution
+
+
+@pytest.mark.slow
 def test_declared_memory_wins_upward_over_the_model(trained):
     profile = synthetic_profiles()[0]
     learned = open_load(trained)
