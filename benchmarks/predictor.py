@@ -1,6 +1,6 @@
 """How fast the predictor is: features of a graph in the sandbox, and a prediction over HTTP.
 
-`python -m benchmarks.predictor [--requests 2000] [--json FILE]`
+`python -m benchmarks.predictor [--requests 2000] [--gpu NAME] [--json FILE]`
 
 A prediction is the load of a model that was pushed and the slowdowns beside 64 candidates, asked in
 one call (`both`) and one after the other (`in two calls`, as who knows the job's load already asks
@@ -59,7 +59,7 @@ def features(repeats: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def prediction(requests: int, artifacts: Path | None) -> dict[str, object]:
+def prediction(requests: int, artifacts: Path | None, gpu: str) -> dict[str, object]:
     """Return the times of load, of interference with 64 candidates, and of both."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -70,7 +70,7 @@ def prediction(requests: int, artifacts: Path | None) -> dict[str, object]:
         env=os.environ,
     )  # fmt: skip
     try:
-        return _timed(_Client(port), service.pid, requests)
+        return _timed(_Client(port), service.pid, requests, gpu)
     finally:
         service.terminate()
         service.wait(30)
@@ -114,10 +114,9 @@ def _cpu_seconds(pid: int) -> float:
     )
 
 
-def _timed(client: _Client, pid: int, requests: int) -> dict[str, object]:
+def _timed(client: _Client, pid: int, requests: int, gpu: str) -> dict[str, object]:
     client.wait_until_ready()
     client.post("/v1/models?name=net", (LIGHT / "light_resnet50.onnx").read_bytes())
-    gpu = "Tesla V100-SXM2-16GB"
 
     def load(batch: int) -> dict[str, Any]:
         asked = {"model": "net", "batchSize": batch, "gpuModel": gpu}
@@ -152,6 +151,7 @@ def _timed(client: _Client, pid: int, requests: int) -> dict[str, object]:
         "in two calls": measure(lambda n: price(load(n))),
         "both": measure(both),
         "source": answer["source"],
+        "load_source": candidates[0]["utilisationSource"],
     }
 
 
@@ -161,11 +161,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=100, help="of each graph")
     parser.add_argument("--artifacts", type=Path, help="directory of trained models")
+    parser.add_argument("--gpu", default="Tesla V100-SXM2-16GB", help="type of GPU that is asked")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     result = {
         "features": features(options.repeats),
-        "prediction": prediction(options.requests, options.artifacts),
+        "prediction": prediction(options.requests, options.artifacts, options.gpu),
     }
     print(f"{'':28}{'p50 ms':>10}{'p99 ms':>10}{'bar ms':>10}{'CPU ms':>10}")
     for name, times in result["features"].items():
@@ -176,7 +177,8 @@ def main() -> None:
             bar = BAR_PREDICTION_MS if name == "both" else ""
             figures = f"{times['p50_ms']:10.2f}{times['p99_ms']:10.2f}{bar:>10}"
             print(f"prediction, {name:16}{figures}{times['cpu_ms']:10.2f}")
-    print(f"interference answered by: {result['prediction']['source']}")
+    answered = result["prediction"]
+    print(f"utilisation answered by: {answered['load_source']}, pairs by: {answered['source']}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
