@@ -7,12 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor.gpus import GIB, GpuType
+from predictor.gpus import GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures
-from tandem.policy.equations.horus import gpu_memory_bytes
-
-START_UP_BYTES = int(1.5 * GIB)
 
 # What a job does in a forward pass it does again, about twice over, in the backward pass.
 _PASSES = 3.0
@@ -32,23 +29,6 @@ _CORNER = 6.0
 _TURNS, _LONGEST = 0.2, 1e3
 # Kernels of the optimiser, which works on lists of tensors at a time.
 _OPTIMIZER_KERNELS = 40
-
-
-def horus_memory_bytes(
-    batch_size: int,
-    activation_bytes: float,
-    parameter_bytes: float,
-    gradient_bytes: float,
-    start_up_bytes: float = START_UP_BYTES,
-) -> float:
-    """Return the GPU memory that training takes, [Horus] Eq. (2), in bytes.
-
-    Activations and gradients are per sample; `start_up_bytes` is what the CUDA context, libraries
-    and workspaces take.
-    """
-    return gpu_memory_bytes(
-        batch_size, activation_bytes, parameter_bytes, gradient_bytes, start_up_bytes
-    )
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from predictor.equations import activation_scale, horus_memory_bytes, is_half
+from predictor.equations import activation_scale, is_half
 from predictor.gpus import GIB
 from tandem.contracts.prediction import Framework, Optimizer, Parallelism, Precision
 from tandem.contracts.resources import GraphFeatures
+from tandem.policy.equations.horus import gpu_memory_bytes
 
 # Weights; with autocast also in 16 bits.
 _WEIGHTS = 1.0
@@ -122,7 +123,7 @@ def formula_levels(
     workspace, workspace_p95 = allocator.workspace if convolves else (0.0, 0.0)
     growth, growth_p95 = allocator.growth
     fixed = _parameters(features, setup, known, allocator) + workspace
-    p95 = horus_memory_bytes(
+    p95 = gpu_memory_bytes(
         batch,
         _P95_FACTOR * kept,
         _parameters(features, setup, bound, allocator),

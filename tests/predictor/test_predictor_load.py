@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predictor_graphs import REFERENCE, light, measured_matrix
 
-from predictor.equations import horus_memory_bytes, training_step, two_levels
+from predictor.equations import training_step, two_levels
 from predictor.gpus import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
 from predictor.graph.features import extract_features
 from predictor.load import Predictor
@@ -19,6 +19,7 @@ from predictor.observed import add_run
 from predictor.sources import Memory, Utilisation
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import ModelProfileStatus, Observation, Source
+from tandem.policy.equations.horus import gpu_memory_bytes
 
 V100 = "Tesla V100-SXM2-16GB"
 MIB = 2**20
@@ -44,7 +45,7 @@ def predict(features=None, **request):
 def test_memory_of_horus_worked():
     # Batch 32, 100 MiB of activations and 50 MiB of gradients a sample, 400 MiB of parameters.
     expected = (32 * 100 + 400 + 32 * 50 + 1536) * MIB
-    assert horus_memory_bytes(32, 100 * MIB, 400 * MIB, 50 * MIB, 1536 * MIB) == expected
+    assert gpu_memory_bytes(32, 100 * MIB, 400 * MIB, 50 * MIB, 1536 * MIB) == expected
 
 
 def test_two_levels_of_a_triangle_worked():
