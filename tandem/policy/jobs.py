@@ -11,6 +11,7 @@ import numpy as np
 
 from tandem.policy.equations.gittins import GittinsIndex
 from tandem.policy.equations.tiresias import attained_service_gpu_s
+from tandem.policy.equations.worth import Runs, runs_in_bins
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -96,23 +97,19 @@ class History:
 
     service_gpu_s: Floats = field(default_factory=lambda: np.zeros(0))
     gpus: Ints | None = None
+    _runs: dict[float, Runs] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def sorted_service(self) -> Floats:
         """The samples in ascending order."""
         return np.sort(self.service_gpu_s)
 
-    @cached_property
-    def sorted_run_s(self) -> Floats:
-        """The seconds that each job ran, in ascending order."""
-        if self.gpus is None:
-            return self.sorted_service
-        return np.sort(self.service_gpu_s / self.gpus)
-
-    @cached_property
-    def run_sums_s(self) -> Floats:
-        """The sums of the first 0 to n of `sorted_run_s`, (n + 1,)."""
-        return np.concatenate(([0.0], np.cumsum(self.sorted_run_s)))
+    def runs(self, scale_s: float) -> Runs:
+        """How long the jobs ran, in bins of a scale, by their GPUs."""
+        if scale_s not in self._runs:
+            gpus = np.ones(len(self.service_gpu_s), int) if self.gpus is None else self.gpus
+            self._runs[scale_s] = runs_in_bins(self.service_gpu_s / gpus, gpus, scale_s)
+        return self._runs[scale_s]
 
     @cached_property
     def gittins(self) -> GittinsIndex | None:

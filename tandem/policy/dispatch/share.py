@@ -47,6 +47,8 @@ class Share(Dispatch):
     weighs_pairs: ClassVar[bool] = True
     scale_s: Positive = 500.0  # running time at which the worth of a new job has about halved
     prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
+    size_prior_jobs: Annotated[float, Field(gt=0)] = 3.0  # weight of jobs of other sizes, likewise
+    novel: Annotated[float, Field(ge=0, lt=1)] = 1 / 32  # part of jobs that are like none before
     preempt_factor: Annotated[float, Field(gt=1)] | None = 2.5  # none: nobody is preempted
     turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
@@ -73,17 +75,17 @@ class Share(Dispatch):
             return  # no job waits, and none can move to a better place than before
         rate = board.rate
         service_gpu_s = board.arrays.service_gpu_s(ranked, board.now_s)
-        nothing = np.zeros(0)
         size = board.arrays.gpus[ranked]
         run_s = service_gpu_s / size
         rate[ranked] = (
             completion_rate(
                 run_s,
-                board.history.sorted_run_s if self.learn else nothing,
-                np.sort(run_s) if self.learn else nothing,
+                size,
+                board.history.runs(self.scale_s) if self.learn else None,
                 scale_s=self.scale_s,
                 prior_jobs=self.prior_jobs,
-                finished_sums_s=board.history.run_sums_s if self.learn else None,
+                size_prior_jobs=self.size_prior_jobs,
+                novel=self.novel,
             )
             / size
         )
@@ -156,25 +158,32 @@ class Share(Dispatch):
     def _turns(self, board: Board, ranked: Ints, run_s: Floats) -> Ints:
         """Return the jobs whose turn it is, in the order of arrival, as far as there is room.
 
-        A job's turn comes when it has run for less than half of `turn_share` of its age, and lasts
-        until it has run for all of that share. No turn is shorter than `_TURN_COSTS` preemptions.
+        A job's turn comes when it has run for less than half of its part of its age, and lasts
+        until it has run for all of it. The part is `turn_share`, and less where older jobs that
+        wait want more GPUs than there are: without that, the turns of many gangs would take far
+        more than `turn_share` of the cluster. No turn is shorter than `_TURN_COSTS` preemptions.
 
         So no job starves: the oldest job that is behind always comes first, and what arrives later
         cannot delay it. The bound and its proof are in docs/queueing.md (Starvation).
         """
         if self.turn_share is None or self.preempt_factor is None:
             return np.zeros(0, dtype=np.int64)
-        arrays = board.arrays
-        owed_s = self.turn_share * (board.now_s - arrays.arrived_s[ranked])
-        part = np.where(arrays.running[ranked], 1.0, 0.5)
+        arrays, count = board.arrays, len(board.gpus)
+        age_s = board.now_s - arrays.arrived_s[ranked]
         least_s = 2 * _TURN_COSTS * (self.move_cost_s or 0.0)
-        behind = ranked[(run_s < part * owed_s) & (owed_s >= least_s)]
-        behind = behind[np.lexsort((behind, arrays.arrived_s[behind]))]
-        if not len(behind):
-            return behind
-        size = arrays.gpus[behind]
-        room = max(int(self.turn_share * len(board.gpus)), int(size[0]))
-        return behind[fits_in_order(size, room)]
+        if not ((run_s < self.turn_share * age_s) & (self.turn_share * age_s >= least_s)).any():
+            return np.zeros(0, dtype=np.int64)
+        order = np.lexsort((ranked, arrays.arrived_s[ranked]))
+        oldest_first, size = ranked[order], arrays.gpus[ranked[order]]
+        running = arrays.running[oldest_first]
+        wanted = np.maximum(np.cumsum(np.where(running, 0, size)), size)
+        owed_s = self.turn_share * np.minimum(1.0, count / wanted) * age_s[order]
+        due_s = np.where(running, 1.0, 0.5) * owed_s
+        at = np.flatnonzero((run_s[order] < due_s) & (owed_s >= least_s))
+        if not len(at):
+            return oldest_first[at]
+        room = max(int(self.turn_share * count), int(size[at[0]]))
+        return oldest_first[at[fits_in_order(size[at], room)]]
 
     def _changed(self, board: Board, running: Ints) -> Bools:
         """Return the GPUs on which something has changed since the last look, (gpus,).
