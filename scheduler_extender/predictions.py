@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import ValidationError
 
 from scheduler_extender.cluster.jobs import unpredicted_load
+from scheduler_extender.cluster.table import GpuKind
 from tandem.contracts.prediction import (
     Feedback,
     InterferenceAnswer,
@@ -34,39 +35,6 @@ SLOW_S = 1.0
 OPEN_AFTER = 3
 PROBE_EVERY_S = 5.0
 _TOKEN_KEPT_S = 60.0
-
-
-class Predictor(Protocol):
-    """Says what a job will use."""
-
-    async def predict(
-        self, namespace: str, demand: Demand, gpu: GpuKind | None, steps: int = 1
-    ) -> Prediction:
-        """Return the predicted load of one worker of the job; never raises for want of one.
-
-        Of a micro-batch, where the batch is run in `steps`.
-        """
-        ...
-
-    async def interference(
-        self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
-    ) -> InterferenceAnswer | None:
-        """Return what the job and each candidate do to one another; None if nobody can say."""
-        ...
-
-
-class GpuKind(Protocol):
-    """The type of GPU that a prediction is for."""
-
-    @property
-    def model(self) -> str:
-        """Name as NVML gives it."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """Total memory."""
-        ...
 
 
 def without_predictor(demand: Demand, why: str) -> Prediction:
@@ -175,7 +143,10 @@ class HttpPredictor:
     async def predict(
         self, namespace: str, demand: Demand, gpu: GpuKind | None, steps: int = 1
     ) -> Prediction:
-        """Ask the service; fall back to what was declared where it cannot say."""
+        """Return the predicted load of one worker; what was declared where none is known.
+
+        Of a micro-batch, where the batch is run in `steps`.
+        """
         if self._client is None:
             return without_predictor(demand, "no predictor is configured")
         if demand.model is None and demand.declared_memory_bytes is None:
@@ -213,7 +184,7 @@ class HttpPredictor:
     async def interference(
         self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
     ) -> InterferenceAnswer | None:
-        """Ask the service, all candidates in one call."""
+        """Return what the job and each candidate do to one another; None if nobody can say."""
         request = InterferenceRequest(
             job=job, candidates=list(candidates), gpu_model=gpu.model if gpu else None
         )

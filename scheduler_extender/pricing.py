@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from scheduler_extender.cluster.beliefs import Beliefs
-from scheduler_extender.cluster.table import GpuKind as KnownKind
-from scheduler_extender.predictions import GpuKind, Predictor
+from scheduler_extender.cluster.table import GpuKind
+from scheduler_extender.predictions import HttpPredictor
 
 AGAIN_S = 30.0
 
@@ -17,7 +17,7 @@ class Pricing:
 
     def __init__(
         self,
-        predictor: Predictor,
+        predictor: HttpPredictor,
         beliefs: Beliefs,
         gpu_kind: Callable[[], GpuKind | None],
         clock: Callable[[], float],
@@ -36,7 +36,7 @@ class Pricing:
             if asked is None:
                 return
             index, load, others, candidates = asked
-            gpu = KnownKind(load.gpu_model, 0) if load.gpu_model else self._gpu_kind()
+            gpu = GpuKind(load.gpu_model, 0) if load.gpu_model else self._gpu_kind()
             answer = await self._predictor.interference(load, candidates, gpu)
             if answer is None:
                 self._beliefs.not_said(index)

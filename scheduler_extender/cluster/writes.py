@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo, trim_pod
-from scheduler_extender.cluster.records import GpuJobRecord, Record, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict
@@ -24,21 +25,13 @@ Object = dict[str, Any]
 Tell = Callable[[Object, str, str, str], None]  # regarding, reason, note, type
 
 
-class Picture(Protocol):
-    """Whoever else keeps a picture of the cluster."""
-
-    def apply(self, kind: str, record: Record) -> None:
-        """Take in an object as the API server has it."""
-        ...
-
-
 class Writer:
     """Writes to the API server off the event loop; answers are taken in before the watch tells."""
 
     def __init__(
         self,
         api: ClusterApi,
-        state: Picture,
+        state: ClusterState,
         tell: Tell,
         clock: Callable[[], float],
         annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status,
@@ -98,13 +91,11 @@ class Writer:
 
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""
-        record = parse_pod(trim_pod(pod))
-        self._state.apply("pods", record)
+        self._state.apply("pods", parse_pod(trim_pod(pod)))
 
     def take(self, gpujob: Object) -> None:
         """Take in the answer of our own write at once: the watch may be a moment behind."""
-        record = parse_gpu_job(gpujob)
-        self._state.apply("gpujobs", record)
+        self._state.apply("gpujobs", parse_gpu_job(gpujob))
 
     async def say(self, pod: PodInfo, reason: str, note: str, kind: str) -> None:
         """Write an event on a pod."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, seconds
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.learned_state import LearnedState
@@ -29,7 +29,7 @@ class NextRuns:
     def __init__(
         self,
         learned: LearnedState,
-        state: ClusterView,
+        state: ClusterState,
         writer: Writer,
         settings: LearningConfig,
         observed: dict[Key, Observed],

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
 from scheduler_extender.cluster.gangs import Gang
-from scheduler_extender.cluster.ledger import Claim
-from scheduler_extender.cluster.view import ClusterView
-from scheduler_extender.planning.what_if import WhatIf
-from tandem.policy.cluster import Snapshot
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.table import Columns, gpu_arrays
+from tandem.policy.cluster import GpuArrays
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.units import Ints
 
 
 def has_place(
-    state: ClusterView, pipeline: Pipeline, gang: Gang, job: Job, shunned: frozenset[str]
+    state: ClusterState, pipeline: Pipeline, gang: Gang, job: Job, shunned: frozenset[str]
 ) -> bool:
     """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`."""
-    claims = state.claims()
-    room = WhatIf(state.snapshot(), claims)
-    pods = gang.holders()
-    room.remove([pod.uid for pod in pods])
-    snapshot = _without(room.snapshot, claims, shunned)
+    claims, snapshot, pods = state.claims(), state.snapshot(), gang.holders()
+    names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+    row_of = {(names[node[row]], gpu): row for row, gpu in enumerate(snapshot.gpu_ids)}
+    leaving = frozenset(pod.uid for pod in pods)
+
+    def held(uids: frozenset[str]) -> tuple[Ints, Ints]:
+        """Return the rows of the snapshot, and of the table, on which pods hold GPUs."""
+        found = {
+            (claims[uid].node, gpu) for uid in uids & claims.keys() for gpu in claims[uid].gpus
+        }
+        here = sorted((row_of[gpu], state.table.row_of[gpu]) for gpu in found & row_of.keys())
+        both = np.array(here, dtype=np.int64).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
+
+    rows, live = held(leaving)
+    left = state.ledger.without(live, leaving)
+    columns: Columns = {f.name: getattr(snapshot.gpus, f.name).copy() for f in fields(GpuArrays)}
+    for name, column in columns.items():
+        if name != "node":  # a snapshot counts nodes by name, the table by slot
+            column[rows] = getattr(left, name)
+    columns["shares"][held(shunned)[0]] = 0  # they offer no share
     eligible = state.eligible_nodes(pods[0]) if pods else None
-    return isinstance(pipeline.place(job, snapshot, eligible), Placement)
-
-
-def _without(snapshot: Snapshot, claims: Mapping[str, Claim], shunned: frozenset[str]) -> Snapshot:
-    """Return the snapshot in which the GPUs of these pods offer no share."""
-    held = {(c.node, gpu) for uid, c in claims.items() if uid in shunned for gpu in c.gpus}
-    names, node = snapshot.node_names, snapshot.gpus.node
-    rows = [row for row, gpu in enumerate(snapshot.gpu_ids) if (names[node[row]], gpu) in held]
-    shares = snapshot.gpus.shares.copy()
-    shares[np.array(rows, dtype=np.int64)] = 0
-    return replace(snapshot, gpus=replace(snapshot.gpus, shares=shares))
+    found = pipeline.place(job, replace(snapshot, gpus=gpu_arrays(columns)), eligible)
+    return isinstance(found, Placement)

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
-from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Tell, Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.learning.learned_state import LearnedState, observing
 from scheduler_extender.planning.anti_affinity import AntiAffinity
-from scheduler_extender.predictions import Predictor
+from scheduler_extender.predictions import HttpPredictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor
@@ -98,9 +98,9 @@ class Controller:
     def __init__(
         self,
         *,
-        state: ClusterView,
+        state: ClusterState,
         profile: Profile,
-        predictor: Predictor,
+        predictor: HttpPredictor,
         connection: Connection,
         settings: Settings | None = None,
         learned: LearnedState | None = None,

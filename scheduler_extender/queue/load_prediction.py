@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 
-from scheduler_extender.cluster.beliefs import Beliefs
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, scaled_steps
-from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.predictions import GpuKind, Predictor
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.table import GpuKind
+from scheduler_extender.predictions import HttpPredictor
 from scheduler_extender.pricing import Pricing
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor, WriteStatus
@@ -37,28 +36,15 @@ _AGAIN_AT_ONCE = 4
 BYTE_S = 8e-10
 
 
-class Gpus(Protocol):
-    """What a prediction needs to know of the cluster."""
-
-    @property
-    def beliefs(self) -> Beliefs:
-        """How jobs get along with one another."""
-        ...
-
-    def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
-        """Return the commonest type of GPU on the nodes where a pod may run, else on all."""
-        ...
-
-
 class LoadPrediction:
     """What each gang is expected to use. All methods run on the event loop."""
 
     def __init__(
         self,
         executor: Executor,
-        predictor: Predictor,
+        predictor: HttpPredictor,
         pricing: Pricing,
-        gpus: Gpus,
+        state: ClusterState,
         clock: Callable[[], float],
         later: Callable[[Key, float], None],
         earlier: Callable[[Gang, Prediction], Prediction] = lambda _, prediction: prediction,
@@ -67,7 +53,7 @@ class LoadPrediction:
         self._executor = executor
         self._predictor = predictor
         self._pricing = pricing
-        self._gpus = gpus
+        self._state = state
         self._clock = clock
         self._later = later
         self._earlier = earlier  # what earlier runs have shown, where that is more
@@ -105,7 +91,7 @@ class LoadPrediction:
         # What it does to others is asked before it is planned beside them.
         known_by = kind_of_model(spec, prediction.load)
         job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=known_by)
-        self._gpus.beliefs.of(job, prediction.load)
+        self._state.beliefs.of(job, prediction.load)
         await self._pricing.ask()
         return prediction
 
@@ -121,12 +107,12 @@ class LoadPrediction:
             sub_batches=parts,
             kind=kind_of_model(spec, load),
         )
-        self._gpus.beliefs.of(job, load)
+        self._state.beliefs.of(job, load)
         await self._pricing.ask()
 
     def _kind_for(self, gang: Gang) -> GpuKind | None:
         """Return the type of GPU that a gang is most likely to get: what it needs depends on it."""
-        return self._gpus.gpu_kind(next(iter(gang.pods.values()), None))
+        return self._state.gpu_kind(next(iter(gang.pods.values()), None))
 
     async def _sub_batches(
         self, namespace: str, demand: Demand, load: Load, gpu: GpuKind | None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_extender.cluster.gangs import Gangs
-from scheduler_extender.cluster.view import ClusterView
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.history_store import HistoryStore
@@ -23,7 +23,7 @@ from tandem.policy.catalog import Profile
 class Parts:
     """One object of each kind, used on the event loop; `clock` returns Unix time."""
 
-    state: ClusterView
+    state: ClusterState
     gangs: Gangs
     work: WorkQueue
     queue_state: QueueState
