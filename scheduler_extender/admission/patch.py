@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from scheduler_extender.admission import progress as admission_progress
 from scheduler_extender.admission import sharing
 from scheduler_extender.admission.checks import (
     check_pod,
@@ -17,7 +16,7 @@ from scheduler_extender.admission.checks import (
     is_ours,
     misuses_scheduler,
 )
-from scheduler_extender.admission.podshape import PodShape, PodSpec
+from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
 from tandem.contracts import names
 from tandem.contracts.annotations import FieldError
 
@@ -25,6 +24,8 @@ Operation = dict[str, Any]
 
 NVIDIA_RUNTIME_CLASS = "nvidia"
 _GATE = {"name": names.SCHEDULING_GATE}
+VOLUME = "tandem-token"
+_TOKEN_LIFE_S = 3600
 _LAST_OUTPUT = "FallbackToLogsOnError"
 _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
 
@@ -134,9 +135,9 @@ def _environments(
         ours = environment(gpu=gpu, accumulation=accumulation)
         if gpu:
             ours += sharing.variables(pod, gpu_index, adopt=adopt)
-        if gpu and agent_port and admission_progress.tells_progress(placed, pod.spec):
-            ours += admission_progress.variables(agent_port)
-            yield from admission_progress.token(placed, pod.spec)
+        if gpu and agent_port and _tells_progress(placed, pod.spec):
+            ours += _progress_variables(agent_port)
+            yield from _token(placed, pod.spec)
         if gpu and placed.body.termination_message_policy != _LAST_OUTPUT:
             # The end of its output says whether a container ran out of GPU memory.
             yield _add(f"{placed.pointer}/terminationMessagePolicy", _LAST_OUTPUT)
@@ -148,7 +149,7 @@ def _environments(
                 yield _add(f"{placed.pointer}/env/0", variable)
 
 
-def _append(path: str, present: list[dict[str, Any]], value: object) -> Operation:
+def _append(path: str, present: Sequence[object], value: object) -> Operation:
     return _add(f"{path}/-", value) if present else _add(path, [value])
 
 
@@ -159,3 +160,42 @@ def _add(path: str, value: object) -> Operation:
 def _escape(name: str) -> str:
     """Return a key as a JSON pointer writes it (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+# --- what lets a job tell its progress to the agent of its node ---------------------------------
+#
+# The agent's address is known from the node's own, and a token for the agent's audience alone says
+# which pod speaks. Nothing of the node is mounted, so pods stay within Pod Security's `restricted`.
+
+
+def _tells_progress(placed: Placed, spec: PodSpec) -> bool:
+    """Tell whether a container is to be given what it takes; who has set a part of it is not."""
+    own = {variable.get("name") for variable in placed.body.env}
+    return (
+        names.AGENT_URL_ENV not in own
+        and names.HOST_IP_ENV not in own
+        and all(mount.mount_path != names.TOKEN_FOLDER for mount in placed.body.volume_mounts)
+        and all(volume.name != VOLUME for volume in spec.volumes)
+    )
+
+
+def _progress_variables(port: int) -> list[dict[str, Any]]:
+    """Return the environment with which `tandem.progress` finds the agent."""
+    address = {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.hostIP"}}
+    return [
+        {"name": names.HOST_IP_ENV, "valueFrom": address},
+        {"name": names.AGENT_URL_ENV, "value": f"http://$({names.HOST_IP_ENV}):{port}"},
+    ]
+
+
+def _token(placed: Placed, spec: PodSpec) -> Iterator[dict[str, Any]]:
+    """Yield the operations that mount a token which says which pod this is, to agents alone."""
+    source = {
+        "audience": names.AGENT_AUDIENCE,
+        "expirationSeconds": _TOKEN_LIFE_S,
+        "path": names.TOKEN_NAME,
+    }
+    volume = {"name": VOLUME, "projected": {"sources": [{"serviceAccountToken": source}]}}
+    mount = {"name": VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
+    yield _append("/spec/volumes", spec.volumes, volume)
+    yield _append(f"{placed.pointer}/volumeMounts", placed.body.volume_mounts, mount)

@@ -15,12 +15,11 @@ import numpy as np
 from scheduler_extender.cluster.beliefs import Beliefs, classes_of
 from scheduler_extender.cluster.gangs import Gangs
 from scheduler_extender.cluster.jobs import in_steps
-from scheduler_extender.cluster.ledger import Claim, Hold, Ledger
+from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
 from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.placement_history import PlacementHistory
-from scheduler_extender.cluster.plans import Plans
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import (
     PARSERS,

@@ -7,22 +7,57 @@ before: the policies see none of it, and decide on the GPUs that are left.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from scheduler_extender.planning.refusals import Refusals
-from tandem.policy.cluster import GpuArrays
+from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline
 from tandem.policy.units import Bools, Ints
 
+_KEPT = 20_000  # refusals
 #: Evaluations of distinct demands in one round, where each waiting job is tried. What is beyond it
 #: has its turn in the next, since refusals are remembered until there is more room.
 TRIES = 300
 #: From here on a `Job.where` is of one round alone.
 SPECIAL = 1 << 40
+
+
+class Refusals:
+    """Demands that were refused (`of`), forgotten as soon as that might no longer hold."""
+
+    def __init__(self) -> None:
+        self.of: set[tuple[object, ...]] = set()
+        self._seen: Snapshot | None = None
+        self._eligible: dict[int, Bools] = {}
+
+    def look(self, snapshot: Snapshot, eligible: Mapping[int, Bools]) -> None:
+        """Compare the cluster with how it last was; forget where it may take more than then."""
+        seen, self._seen = self._seen, snapshot
+        known, self._eligible = self._eligible, dict(eligible)
+        if (
+            seen is None
+            or seen.gpu_ids != snapshot.gpu_ids
+            or len(self.of) > _KEPT
+            or _roomier(seen.gpus, snapshot.gpus)
+            or any(
+                number in known and (mask & ~known[number]).any()
+                for number, mask in eligible.items()
+            )
+        ):
+            self.of.clear()
+
+
+def _roomier(before: GpuArrays, after: GpuArrays) -> bool:
+    """Return False only where each row is as it was, or has got residents beside its own."""
+    changed = np.zeros(len(before), dtype=np.bool_)
+    for column in fields(GpuArrays):
+        differs = getattr(before, column.name) != getattr(after, column.name)
+        changed |= differs if differs.ndim == 1 else differs.any(axis=1)
+    fuller = after.jobs > before.jobs
+    return bool((changed & ~fuller).any())
 
 
 @dataclass(slots=True)

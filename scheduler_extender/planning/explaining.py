@@ -1,4 +1,4 @@
-"""Why a job is where it is: constraints with values and bounds, scores, load. Pure.
+"""Why a job is where it is, or waits: constraints with values and bounds, scores, load. Pure.
 
 A constraint's sentence gives its values and its bound whether it refuses or not, for those that
 have figures; of the others it is enough that they allow the place.
@@ -6,16 +6,20 @@ have figures; of the others it is enough that they allow the place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scheduler_extender.cluster.records import Key
 from tandem.contracts.resources import GPUJobStatus, Load
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.decision import Waits
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import BYTES_PER_GIB
 
 GPUS = 4  # of one job that are told of in full
+_FIGURE = re.compile(r"(?<![\w./-])\d+(\.\d+)?(?![\w/-])")
 
 
 def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list[dict[str, Any]]:
@@ -82,3 +86,38 @@ def placed(
             f" ({load.utilisation_source.value})"
         )
     return " | ".join(parts)
+
+
+def summary_of(job: Job, found: Waits) -> str:
+    """Return which constraints keep a job from its GPUs; GPUJobs have the figures."""
+    wants = f"{job.gpus_per_pod} GPU(s) on one node"
+    if job.pods > 1:
+        wants = f"{job.pods} times {wants}"
+    parts = [f"waits for {wants}"]
+    constraints = sorted({refusal.constraint for refusal in found.refusals})
+    if constraints:
+        parts.append(f"GPUs are refused by {', '.join(constraints)}")
+    if "cannot run its pods" in found.message:
+        parts.append("some nodes cannot run its pods")
+    return "; ".join(parts)
+
+
+def without_figures(text: str) -> str:
+    """Return a sentence with N for each number that stands alone; names keep their digits."""
+    return _FIGURE.sub("N", text)
+
+
+def named(jobs: Iterable[Key], reader: Key) -> str:
+    """Return how `jobs` are called in a message to the owner of `reader`.
+
+    A name can say much about a project, and a message in a GPUJob or an event is read by all who
+    may view the namespace.
+    """
+    all_jobs = list(jobs)
+    own = ["/".join(key) for key in all_jobs if key[0] == reader[0]]
+    foreign = len(all_jobs) - len(own)
+    if foreign == 1:
+        own.append("a job of another namespace")
+    elif foreign:
+        own.append(f"{foreign} jobs of other namespaces")
+    return " and ".join((", ".join(own[:-1]), own[-1])) if len(own) > 1 else "".join(own)

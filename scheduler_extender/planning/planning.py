@@ -11,15 +11,12 @@ from collections import defaultdict
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.planning.capacity import Capacity, Impossible
-from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
+from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Refusals, Tries
 from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
+from scheduler_extender.planning.explaining import named, summary_of, without_figures
 from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
-from scheduler_extender.planning.naming import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
-from scheduler_extender.planning.refusals import Refusals
-from scheduler_extender.planning.reserving import Reserve
-from scheduler_extender.planning.summaries import summary_of, without_figures
+from scheduler_extender.planning.reserving import Capacity, Impossible, Reserve
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot

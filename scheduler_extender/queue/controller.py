@@ -26,8 +26,7 @@ from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.learning.learned_state import LearnedState, observing
 from scheduler_extender.planning.anti_affinity import AntiAffinity
-from scheduler_extender.predictions import HttpPredictor
-from scheduler_extender.pricing import Pricing
+from scheduler_extender.predictions import HttpPredictor, Pricing
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.evictions import Evictions

@@ -27,8 +27,8 @@ from scheduler_extender.planning.relocation import has_place
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.decisions import method_of
 from scheduler_extender.queue.effects import WriteEvent, WriteStatus
+from scheduler_extender.queue.memory_needs import OutOfMemories
 from scheduler_extender.queue.move_messages import told_of_move, told_of_obstacles
-from scheduler_extender.queue.outofmemory import OutOfMemories
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback

@@ -11,8 +11,7 @@ from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.table import GpuKind
-from scheduler_extender.predictions import HttpPredictor
-from scheduler_extender.pricing import Pricing
+from scheduler_extender.predictions import HttpPredictor, Pricing
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor, WriteStatus
 from scheduler_extender.queue.work import ExternalWork

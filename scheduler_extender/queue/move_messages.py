@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.learning.adjusting import Move, Obstacle
-from scheduler_extender.planning.naming import named
+from scheduler_extender.planning.explaining import named
 
 
 def told_of_move(move: Move) -> str:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.explaining import without_figures
 from scheduler_extender.planning.questions import Waiting
-from scheduler_extender.planning.summaries import without_figures
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor, WriteEvent, WriteStatus
 

@@ -14,7 +14,7 @@ import numpy as np
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning import explaining
-from scheduler_extender.planning.naming import named
+from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.planning import Planner
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Victim
 from scheduler_extender.queue import lifecycle

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.planning.naming import named
+from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Start, Waiting
 from scheduler_extender.quotas.grants import Turn
 

@@ -1,8 +1,10 @@
-"""The extender's metrics of itself."""
+"""The metrics of the extender itself, of the jobs and of the GPUs, read from the live state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,11 +21,14 @@ from prometheus_client.registry import Collector
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.serving.fleet_metrics import FleetCollector
 from scheduler_extender.verbs.binding import Binder
+from tandem.contracts.resources import Phase
 from tandem.kube.reflector import Reflector
+from tandem.policy.units import BYTES_PER_GIB
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: More queues by attained service than any profile has; jobs beyond count in the last.
+MAX_QUEUES = 16
 _VERB_BUCKETS_S = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5,
 )  # fmt: skip
@@ -146,7 +151,7 @@ class _OfState(Collector):
         """Yield the metrics."""
         gpus = self._state.gpus
         real = gpus.shares > 0
-        yield _gauge(
+        yield _family(
             "tandem_extender_gpus",
             "GPUs, by whether they may take new work and may be shared.",
             "state",
@@ -156,7 +161,7 @@ class _OfState(Collector):
                 "quarantined": int((real & ~gpus.healthy).sum()),
             },
         )
-        yield _gauge(
+        yield _family(
             "tandem_extender_gpu_shares",
             "Shares of all GPUs, by whether a pod holds them.",
             "state",
@@ -166,7 +171,7 @@ class _OfState(Collector):
             },
         )
         counts = self._state.ledger.counts()
-        yield _gauge(
+        yield _family(
             "tandem_extender_pods_holding",
             "Pods that hold GPUs, by the reason why.",
             "hold",
@@ -210,7 +215,73 @@ class _OfState(Collector):
         yield from (age, lists, failures)
 
 
-def _gauge(name: str, words: str, label: str, values: dict[str, int]) -> Metric:
+class FleetCollector(Collector):
+    """Gauges of jobs by what they have had, and of GPUs by what is promised of them."""
+
+    def __init__(self, state: ClusterState, max_jobs_per_gpu: int) -> None:
+        self._state = state
+        self._max_jobs_per_gpu = max_jobs_per_gpu
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        yield from self._jobs()
+        yield from self._gpus()
+
+    def _jobs(self) -> Iterable[Metric]:
+        queues = Tally[int]()
+        attained: defaultdict[str, float] = defaultdict(float)
+        for record in self._state.gpu_jobs().values():
+            status = record.status
+            attained[status.phase.value] += status.attained_gpu_seconds
+            if status.phase is Phase.QUEUED:
+                queues[min(status.queue or 0, MAX_QUEUES - 1)] += 1
+        yield _family(
+            "tandem_extender_attained_gpu_seconds",
+            "GPU seconds that the jobs which still exist have had, by phase.",
+            "phase",
+            {p.value: attained[p] for p in Phase},
+        )
+        yield _family(
+            "tandem_extender_waiting_jobs",
+            "Jobs that wait, by their queue (0: least served).",
+            "queue",
+            {str(queue): queues[queue] for queue in range(max(queues, default=0) + 1)},
+        )
+
+    def _gpus(self) -> Iterable[Metric]:
+        gpus = self._state.gpus
+        held = gpus.jobs > 0
+        wrong = (gpus.jobs > self._max_jobs_per_gpu) | (gpus.exclusive & (gpus.jobs > 1))
+        yield GaugeMetricFamily(
+            "tandem_extender_gpus_overcommitted",
+            "GPUs held by more jobs than may share them; never other than 0.",
+            value=int(wrong.sum()),
+        )
+        counts = {"none": ~held, "one": gpus.jobs == 1, "shared": gpus.jobs > 1}
+        yield _family(
+            "tandem_extender_gpus_by_jobs",
+            "GPUs, by how many jobs hold them.",
+            "jobs",
+            {name: int(mask.sum()) for name, mask in counts.items()},
+        )
+        yield GaugeMetricFamily(
+            "tandem_extender_promised_utilisation_ratio",
+            "Utilisation predicted for the jobs on a GPU, up to 1, mean over the GPUs in use.",
+            value=float((gpus.gpu_utilisation[held] / 100).clip(0, 1).mean()) if held.any() else 0,
+        )
+        promised = gpus.memory_base_gib + gpus.memory_peak_extra_gib
+        yield _family(
+            "tandem_extender_memory_bytes",
+            "Memory of all GPUs: what may be given out, and what is predicted for the jobs there.",
+            "kind",
+            {
+                "capacity": float(gpus.memory_capacity_gib.sum()) * BYTES_PER_GIB,
+                "promised": float(promised[held].sum()) * BYTES_PER_GIB,
+            },
+        )
+
+
+def _family(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, words, labels=[label])
     for value, count in values.items():
         family.add_metric([value], count)

@@ -6,7 +6,7 @@ import pytest
 from extender_builders import NOW, gpu_job, gpu_node, node, pod
 
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.serving.fleet_metrics import FleetCollector
+from scheduler_extender.serving.metrics import FleetCollector
 
 
 def values(state: ClusterState, max_jobs_per_gpu: int = 2) -> dict[str, float]:

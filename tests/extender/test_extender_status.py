@@ -27,11 +27,10 @@ from scheduler_extender.serving.readers import Readers, everybody
 from scheduler_extender.serving.status import routes, selection
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.model import Cluster
-from scheduler_extender.serving.status.objects import Scope
+from scheduler_extender.serving.status.objects import RUNS_KEPT_S, Scope, most_runs
 from scheduler_extender.serving.status.publisher import AwayError, Publisher
 from scheduler_extender.serving.status.reasons import KINDS, WORDS, kind_of
 from scheduler_extender.serving.status.routes import status_router
-from scheduler_extender.serving.status.runs import RUNS_KEPT_S, most_runs
 from scheduler_extender.serving.status.selection import ORDERS, Selection
 from scheduler_extender.serving.status.sources import events_for_caller, local_changes
 from scheduler_extender.serving.status.views import (

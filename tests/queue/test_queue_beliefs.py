@@ -11,7 +11,7 @@ from scheduler_extender.cluster.jobs import policy_job
 from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
-from scheduler_extender.pricing import Pricing
+from scheduler_extender.predictions import Pricing
 from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown
 from tandem.contracts.resources import Demand, Load, Source
 from tandem.policy.equations.horus import slowdown_over_commit

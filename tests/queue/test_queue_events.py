@@ -11,8 +11,8 @@ from test_queue_controller import NOW
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.planning.explaining import summary_of, without_figures
 from scheduler_extender.planning.questions import Start, Waiting
-from scheduler_extender.planning.summaries import summary_of, without_figures
 from scheduler_extender.queue import reason_writer
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.reason_writer import ReasonWriter

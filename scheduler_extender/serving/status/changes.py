@@ -23,7 +23,7 @@ from scheduler_extender.cluster.ledger import Claim, Hold
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.quotas.config import Quota
-from scheduler_extender.serving.status.runs import RUNS_KEPT_S, most_runs
+from scheduler_extender.serving.status.objects import RUNS_KEPT_S, most_runs
 from tandem.contracts.base import Message
 
 #: A piece ends once it has taken so long; with the last part it holds the event loop for 0.5 ms.

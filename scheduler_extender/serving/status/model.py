@@ -20,9 +20,9 @@ from scheduler_extender.serving.status.objects import (
     Raw,
     Scope,
     job_of,
+    most_runs,
     node_of,
 )
-from scheduler_extender.serving.status.runs import most_runs
 from scheduler_extender.serving.status.selection import Selection
 
 #: Selections that follow the changes: those that were used last, and lately.

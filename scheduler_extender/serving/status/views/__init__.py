@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping
 
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import Scope
-from scheduler_extender.serving.status.views.gpus import gpu, gpus
-from scheduler_extender.serving.status.views.job import job, object_of
-from scheduler_extender.serving.status.views.jobs import jobs
+from scheduler_extender.serving.status.views.gpus import gpu, gpus, node, nodes
+from scheduler_extender.serving.status.views.jobs import job, jobs, object_of
 from scheduler_extender.serving.status.views.models import model, models
-from scheduler_extender.serving.status.views.nodes import node, nodes
 from scheduler_extender.serving.status.views.overview import overview
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,

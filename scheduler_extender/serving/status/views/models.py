@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import Key, Scope
 from scheduler_extender.serving.status.selection import Selection
+from scheduler_extender.serving.status.views.jobs import for_reader
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,
     Document,
@@ -12,7 +13,6 @@ from scheduler_extender.serving.status.views.query import (
     Query,
     page_of,
 )
-from scheduler_extender.serving.status.views.reader import for_reader
 from scheduler_extender.serving.status.views.rows import named
 
 
