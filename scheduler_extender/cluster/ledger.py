@@ -48,7 +48,6 @@ class Ledger:
         self._counting: dict[str, Claim] = {}  # the strongest of each pod
         self._on_gpu: dict[tuple[str, str], dict[str, Claim]] = {}
         self._handles: dict[str, int] = {}
-        self._jobs: dict[int, str] = {}
         self._workers: Counter[str] = Counter()
         self._next_handle = 0
 
@@ -77,10 +76,6 @@ class Ledger:
     def holders(self, node: str, gpu: str) -> dict[str, Claim]:
         """Return the claims on a GPU by pod uid; do not change it."""
         return self._on_gpu.get((node, gpu), {})
-
-    def job_of_handle(self, handle: int) -> str | None:
-        """Return the id of the job that column `residents` calls by this handle."""
-        return self._jobs.get(handle)
 
     def counts(self) -> dict[Hold, int]:
         """Return how many pods hold GPUs for which reason."""
@@ -176,14 +171,13 @@ class Ledger:
         self._workers[job_id] += 1
         if job_id not in self._handles:
             self._handles[job_id] = self._next_handle
-            self._jobs[self._next_handle] = job_id
             self._next_handle += 1
 
     def _leave(self, job_id: str) -> None:
         self._workers[job_id] -= 1
         if self._workers[job_id] == 0:
             del self._workers[job_id]
-            del self._jobs[self._handles.pop(job_id)]
+            del self._handles[job_id]
 
     # --- what must hold -----------------------------------------------------------------------
 

@@ -102,11 +102,6 @@ class ClusterState:
         """All GPUs, live and read-only; see GpuTable for its rows."""
         return self.table.gpus
 
-    @property
-    def generation(self) -> int:
-        """Grows with each change to a row."""
-        return self.table.generation
-
     def snapshot(self) -> LiveSnapshot:
         """Return frozen copies for planning, nodes in the order of their names."""
         return self.table.snapshot()
@@ -127,14 +122,6 @@ class ClusterState:
     def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,) for `names`: where the pod could run if nothing else did."""
         return self.nodes.capable(pod, names)
-
-    def node_rows(self, node: str) -> Ints:
-        """Return the rows of a node's GPUs."""
-        return self.table.rows(node)
-
-    def widest_node(self, like: str) -> int:
-        """Return the most GPUs of a node of the type of GPU that node `like` has; 0 without any."""
-        return self.table.widest_node(like)
 
     def rows_of(self, node: str, gpus: Iterable[str]) -> Ints:
         """Return the rows of GPUs by UUID; those that are not there are left out."""
@@ -172,10 +159,6 @@ class ClusterState:
             capable = self.nodes.capable(pod, self.table.sorted_names)
             found = self.table.commonest_kind(capable)
         return found or self.table.commonest_kind()
-
-    def claims(self) -> dict[str, Claim]:
-        """Return by which claim each pod counts, by uid; a copy."""
-        return self.ledger.counting()
 
     def members(self, gpujob: Key) -> list[PodRecord]:
         """Return the pods of a gang by name."""

@@ -8,12 +8,15 @@ import json
 import logging
 import zlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
+from scheduler_extender.cluster.placement_history import PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.learning.run_history import RunHistory
 from tandem.contracts import names
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
@@ -35,22 +38,8 @@ _PLAIN_BYTES = 512 * 1024
 _TOO_LARGE = 413
 
 
-class Stored(Protocol):
-    """Something else that was learned and is kept in the same place; `version` grows with it."""
-
-    version: int
-
-    def stored(self) -> list[Any]:
-        """Return it as JSON."""
-        ...
-
-    def merge(self, rows: list[Any]) -> None:
-        """Take in what was stored, by us or by others."""
-        ...
-
-    def shed(self, rows: int) -> None:
-        """Forget so many rows, the least valuable first."""
-        ...
+#: What else was learned and is kept in the same place.
+Stored = PairSlowdowns | PlacementHistory | RunHistory
 
 
 class HistoryStore:

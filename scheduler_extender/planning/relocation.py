@@ -20,7 +20,7 @@ def has_place(
     state: ClusterState, pipeline: Pipeline, gang: Gang, job: Job, shunned: frozenset[str]
 ) -> bool:
     """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`."""
-    claims, snapshot, pods = state.claims(), state.snapshot(), gang.holders()
+    claims, snapshot, pods = state.ledger.counting(), state.snapshot(), gang.holders()
     names, node = snapshot.node_names, snapshot.gpus.node.tolist()
     row_of = {(names[node[row]], gpu): row for row, gpu in enumerate(snapshot.gpu_ids)}
     leaving = frozenset(pod.uid for pod in pods)

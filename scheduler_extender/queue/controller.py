@@ -46,7 +46,6 @@ from scheduler_extender.queue.repairs import Repairs
 from scheduler_extender.queue.rounds import Rounds
 from scheduler_extender.queue.start_forecast import StartForecast
 from scheduler_extender.queue.work import ExternalWork, WorkQueue
-from scheduler_extender.quotas.config import Quota
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.api import ClusterApi
@@ -111,7 +110,7 @@ class Controller:
         self.gangs = state.gangs
         self.metrics = metrics or QueueMetrics()
         self._changed = asyncio.Event()
-        self._beliefs = state.beliefs
+        self.beliefs = state.beliefs
         self._pricing = Pricing(predictor, state.beliefs, state.gpu_kind, clock)
         writer = Writer(
             connection.api, state, connection.tell, clock, self._annotated, self._may_write
@@ -137,8 +136,8 @@ class Controller:
         self._pending = parts.pending
         self._anti_affinity = parts.anti_affinity
         self._writer = parts.writer
-        self._preempter = parts.preempter
-        self._history = parts.history
+        self.preempter = parts.preempter
+        self.history = parts.history
         self.learning = Learning(parts, observing(profile, chosen.learning), learned, feedback)
         load_prediction = LoadPrediction(
             executor,
@@ -154,7 +153,7 @@ class Controller:
         self.evictions = Evictions(writer, executor, self.gangs, clock, chosen.stale_after_s)
         self.gates = Gates(executor, self.gangs, clock)
         self._reason_writer = ReasonWriter(executor, clock)
-        self._accounts = Accounts(
+        self.accounts = Accounts(
             chosen.queue, self.gangs, self.queue_state, clock, connection.namespace
         )
         every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
@@ -162,7 +161,7 @@ class Controller:
         self.repairs = Repairs(parts, self.learning)
         self.rounds = Rounds(
             parts,
-            self._accounts,
+            self.accounts,
             self._reason_writer,
             self.metrics,
             foresee=self._start_forecast.look,
@@ -205,7 +204,7 @@ class Controller:
             self.work.add(key)
         match record:
             case GpuJobRecord():
-                self._history.take_killed(record)
+                self.history.take_killed(record)
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
                 self.learning.node_gone(record)
@@ -269,9 +268,9 @@ class Controller:
             await self._take_over(term)
         if self._term() != term:
             return False
-        self._history.read_again()
+        self.history.read_again()
         self.queue_state.begin_term(self._written)
-        self.gates.withdrawn = self._accounts.exceeding_plans()
+        self.gates.withdrawn = self.accounts.exceeding_plans()
         self._leads_in = term
         self.work.go()
         return True
@@ -315,8 +314,8 @@ class Controller:
             for key in list(self._pending.starts):
                 self.work.add(key)
         # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds.
-        await self._apart("history", self._history.save(self._writer, self._clock()))
-        await self._apart("quotas", self._accounts.step(self._writer))
+        await self._apart("history", self.history.save(self._writer, self._clock()))
+        await self._apart("quotas", self.accounts.step(self._writer))
         if not self._pending.starts:
             return
         # 7. Plan all pending pods on one frozen snapshot, in a thread (`plan_within`, `Planner`).
@@ -335,31 +334,6 @@ class Controller:
         except Exception:
             log.exception("part of a cycle failed part=%s", what)
             self.work.failures += 1
-
-    @property
-    def kinds(self) -> int:
-        """How many kinds of jobs have a class of interference of their own."""
-        return self._beliefs.kinds
-
-    @property
-    def history(self) -> HistoryStore:
-        """What is kept of finished jobs, and whether that was saved."""
-        return self._history
-
-    @property
-    def preemptions(self) -> int:
-        """How many gangs were told to give way."""
-        return self._preempter.preemptions
-
-    @property
-    def overdue_preemptions(self) -> int:
-        """How many gangs have been giving up their GPUs for too long."""
-        return self._preempter.overdue(self.gangs.by_key.values())
-
-    @property
-    def quotas(self) -> list[tuple[Quota, int, float]]:
-        """Each named namespace's quota, the GPUs that it holds, its GPU-seconds in the window."""
-        return self._accounts.figures()
 
     def waits(self) -> tuple[float, float]:
         """Return the longest wait in seconds, of all that wait and of those that were preempted."""
@@ -387,7 +361,7 @@ class Controller:
             return work
         if gang.record.status.phase in CLOSED:
             self.queue_state.drop(key)
-            self._history.take(gang.record)
+            self.history.take(gang.record)
             return self.learning.next_runs.end(gang)
         work = self.gates.step(gang)
         if work is not None:
@@ -411,7 +385,7 @@ class Controller:
             # A part of it stays: what was kept free beside it is anybody's again.
             self.queue_state.competes = True
             self.rounds.forget_refusals()
-        self.queue_state.put(gang, now, self._preempter.gives_way_s(gang))
+        self.queue_state.put(gang, now, self.preempter.gives_way_s(gang))
         if record.status.phase is Phase.RUNNING:
             self._anti_affinity.runs(gang.key)
         if not self._anti_affinity.rests(gang.key, now):
@@ -419,7 +393,7 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         self._reconciler.forget(key)
-        self._preempter.forget(key)
+        self.preempter.forget(key)
         self._reason_writer.forget(key)
         self.learning.forget(key)
         self.repairs.forget(key)

@@ -120,12 +120,9 @@ def report_overdue(gang: Gang, now_s: float) -> Effects:
         else f"gave up its GPUs, but its {record.spec.workload.kind} cannot be resumed"
     )
     log.warning("preemption overdue gpujob=%s/%s held=%d", *gang.key, len(held))
-    conditions = lifecycle.with_condition(
-        record.status.conditions, lifecycle.SCHEDULED, False, OVERDUE, message, now_s
-    )
-    changes = {"reason": OVERDUE, "message": message, "conditions": conditions}
     events = [WriteEvent(pod, OVERDUE, message) for pod in held[:_PODS_TOLD]]
-    return (WriteStatus(record.status.model_copy(update=changes)), *events)
+    status = lifecycle.with_reason(record.status, OVERDUE, message, now_s)
+    return (WriteStatus(status), *events)
 
 
 def come_back(gang: Gang, now_s: float) -> Effects:

@@ -169,7 +169,7 @@ class Learning:
         if demand.gang_size == 1 or len(holders) < demand.gang_size:
             return None
         nodes = {pod.node_name for pod in holders}
-        widest = self._state.widest_node(holders[0].node_name)
+        widest = self._state.table.widest_node(holders[0].node_name)
         widest -= widest % demand.gpus_per_pod
         gpus = demand.gang_size * demand.gpus_per_pod
         return len(nodes) > -(-gpus // widest) if widest else None

@@ -196,24 +196,23 @@ def with_plan(
     where = ", ".join(f"{pod.node}: {' '.join(pod.gpus)}" for pod in new[:3])
     message = f"{len(new)} pod(s) planned on {where}{', ...' if len(new) > 3 else ''}"
     phase = Phase.RUNNING if status.phase is Phase.RUNNING else Phase.ADMITTED
-    return status.model_copy(
-        update={
-            "phase": phase,
-            "reason": "Planned",
-            "message": message,
-            "plan": Plan(
-                pods=[*kept, *new],
-                made_at=rfc3339(now_s),
-                deadline=rfc3339(deadline_s),
-                accumulation_steps=steps,
-            ),
-            "admitted_at": rfc3339(now_s),
-            "attempts": status.attempts + 1,
-            "position": None,
-            "conditions": with_condition(
-                status.conditions, SCHEDULED, True, "Planned", message, now_s
-            ),
-        }
+    plan = Plan(
+        pods=[*kept, *new],
+        made_at=rfc3339(now_s),
+        deadline=rfc3339(deadline_s),
+        accumulation_steps=steps,
+    )
+    return with_reason(
+        status,
+        "Planned",
+        message,
+        now_s,
+        scheduled=True,
+        phase=phase,
+        plan=plan,
+        admitted_at=rfc3339(now_s),
+        attempts=status.attempts + 1,
+        position=None,
     )
 
 
@@ -223,17 +222,9 @@ def waiting(
     """Return the status of a gang that waits, or of a running one some of whose pods wait."""
     kept = (Phase.RUNNING, Phase.SUSPENDED)
     phase = status.phase if status.phase in kept else Phase.QUEUED
-    return status.model_copy(
-        update={
-            "phase": phase,
-            "reason": reason,
-            "message": message,
-            "position": position,
-            "waiting_since": status.waiting_since or rfc3339(now_s),
-            "conditions": with_condition(
-                status.conditions, SCHEDULED, False, reason, message, now_s
-            ),
-        }
+    since = status.waiting_since or rfc3339(now_s)
+    return with_reason(
+        status, reason, message, now_s, phase=phase, position=position, waiting_since=since
     )
 
 
@@ -249,21 +240,18 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
         return status
     enough = gang.still_to_come(record.spec.demand.gang_size)
     if gang.running >= enough and status.phase is not Phase.RUNNING:
-        message = f"{gang.running} pod(s) running"
-        return status.model_copy(
-            update={
-                "phase": Phase.RUNNING,
-                "reason": "Running",
-                "message": message,
-                "started_at": status.started_at or rfc3339(now_s),
-                "running_since": rfc3339(now_s),
-                "preemption": None,
-                "waiting_since": None,
-                "position": None,
-                "conditions": with_condition(
-                    status.conditions, SCHEDULED, True, "Running", message, now_s
-                ),
-            }
+        return with_reason(
+            status,
+            "Running",
+            f"{gang.running} pod(s) running",
+            now_s,
+            scheduled=True,
+            phase=Phase.RUNNING,
+            started_at=status.started_at or rfc3339(now_s),
+            running_since=rfc3339(now_s),
+            preemption=None,
+            waiting_since=None,
+            position=None,
         )
     # Terminating pods still hold their GPUs: a gang is back in the queue when they are gone.
     placed = is_placed(gang, planned_uids(status, now_s))
@@ -272,39 +260,32 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
         message = "its pods were not bound in time" if status.plan else "its pods are new"
         if not gang.is_live:
             reason, message = "PodsGone", "none of its pods is left"
-        return status.model_copy(
-            update={
-                "phase": Phase.QUEUED,
-                "reason": reason,
-                "message": message,
-                "plan": None,
-                "running_since": None,
-                # A plan that was not followed does not end the wait.
-                "waiting_since": status.waiting_since or rfc3339(now_s),
-                "conditions": with_condition(
-                    status.conditions, SCHEDULED, False, reason, message, now_s
-                ),
-            }
+        return with_reason(
+            status,
+            reason,
+            message,
+            now_s,
+            phase=Phase.QUEUED,
+            plan=None,
+            running_since=None,
+            # A plan that was not followed does not end the wait.
+            waiting_since=status.waiting_since or rfc3339(now_s),
         )
     return status
 
 
 def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that is told to give up its GPUs; written before it is told."""
-    message = f"gives up its GPUs: {by}"
     now = rfc3339(now_s)
-    return status.model_copy(
-        update={
-            "phase": Phase.PREEMPTING,
-            "reason": "Preempting",
-            "message": message,
-            "plan": None,
-            "preemption": Preemption(by=by, method=method, requested_at=now),
-            "preempted_at": [*status.preempted_at, now][-_REMEMBERED:],
-            "conditions": with_condition(
-                status.conditions, SCHEDULED, False, "Preempting", message, now_s
-            ),
-        }
+    return with_reason(
+        status,
+        "Preempting",
+        f"gives up its GPUs: {by}",
+        now_s,
+        phase=Phase.PREEMPTING,
+        plan=None,
+        preemption=Preemption(by=by, method=method, requested_at=now),
+        preempted_at=[*status.preempted_at, now][-_REMEMBERED:],
     )
 
 
@@ -323,18 +304,15 @@ def suspended(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that has given up its GPUs and waits for others."""
     by = status.preemption.by if status.preemption else "unknown"
     message = f"gave up its GPUs ({by}). It waits for GPUs and keeps its attained service"
-    return status.model_copy(
-        update={
-            "phase": Phase.SUSPENDED,
-            "reason": "Preempted",
-            "message": message,
-            "running_since": None,
-            "waiting_since": rfc3339(now_s),
-            "preemption": None,
-            "conditions": with_condition(
-                status.conditions, SCHEDULED, False, "Preempted", message, now_s
-            ),
-        }
+    return with_reason(
+        status,
+        "Preempted",
+        message,
+        now_s,
+        phase=Phase.SUSPENDED,
+        running_since=None,
+        waiting_since=rfc3339(now_s),
+        preemption=None,
     )
 
 
@@ -344,20 +322,17 @@ def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
     status = with_service(gang.record.status, gang, now_s)
     phase = Phase.FAILED if failed else Phase.COMPLETED
     message = "the workload failed" if failed else "the workload completed"
-    return status.model_copy(
-        update={
-            "phase": phase,
-            "reason": phase.value,
-            "message": message,
-            "plan": None,
-            "queue": None,
-            "position": None,
-            "preemption": None,
-            "finished_at": rfc3339(now_s),
-            "conditions": with_condition(
-                status.conditions, SCHEDULED, False, phase.value, message, now_s
-            ),
-        }
+    return with_reason(
+        status,
+        phase.value,
+        message,
+        now_s,
+        phase=phase,
+        plan=None,
+        queue=None,
+        position=None,
+        preemption=None,
+        finished_at=rfc3339(now_s),
     )
 
 
@@ -366,6 +341,21 @@ def decided(status: GPUJobStatus, what: str, why: str, now_s: float) -> GPUJobSt
     new = Decision(at=rfc3339(now_s), what=what, why=why[:_LONGEST])
     kept = [each for each in status.decisions if (each.what, each.why) != (new.what, new.why)]
     return status.model_copy(update={"decisions": [*kept, new][-_DECISIONS:]})
+
+
+def with_reason(
+    status: GPUJobStatus,
+    reason: str,
+    message: str,
+    now_s: float,
+    *,
+    scheduled: bool = False,
+    **changes: object,
+) -> GPUJobStatus:
+    """Return the status with `changes`, and why: also as the condition `Scheduled`."""
+    conditions = with_condition(status.conditions, SCHEDULED, scheduled, reason, message, now_s)
+    why = {"reason": reason, "message": message, "conditions": conditions}
+    return status.model_copy(update=changes | why)
 
 
 def with_condition(

@@ -6,7 +6,6 @@ The functions are pure: gang and time -> effects.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
@@ -151,7 +150,6 @@ class OutOfMemories:
     """Each of them is taken once. Runs on the event loop."""
 
     def __init__(self, executor: Executor, gangs: Gangs, clock: Callable[[], float]) -> None:
-        self.counts: Counter[str] = Counter()
         self._executor = executor
         self._gangs = gangs
         self._clock = clock
@@ -213,7 +211,6 @@ class OutOfMemories:
             try:
                 effects = out_of_memory(gang, uid, one, capacity, self._clock())
                 if effects:
-                    self.counts["outgrown" if one.blamed else "together"] += 1
                     await self._executor.carry_out(gang, effects)
             except (Conflict, NotFound):
                 self._new.append((one, capacity))  # its GPUJob has changed: looked at again

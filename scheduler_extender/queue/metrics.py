@@ -95,13 +95,13 @@ class _OfQueue(Collector):
         yield CounterMetricFamily(
             "tandem_queue_preemptions",
             "Running jobs that were told to give up their GPUs for others.",
-            value=controller.preemptions,
+            value=controller.preempter.preemptions,
         )
         yield GaugeMetricFamily(
             "tandem_queue_preemptions_overdue",
             "Jobs that were told to give up their GPUs over five minutes ago and still hold them,"
             " or could not be put back in the queue.",
-            value=controller.overdue_preemptions,
+            value=controller.preempter.overdue(controller.gangs.by_key.values()),
         )
         yield GaugeMetricFamily(
             "tandem_queue_backlog",
@@ -147,7 +147,7 @@ class _OfQueue(Collector):
             "tandem_learning_kinds",
             "Kinds of jobs whose interference is told apart, at most 921; others are priced by"
             " their utilisation.",
-            value=controller.kinds,
+            value=controller.beliefs.kinds,
         )
         evictions = CounterMetricFamily(
             "tandem_queue_guard_evictions",
@@ -181,7 +181,7 @@ def _of_quotas(controller: Controller) -> Iterable[Metric]:
     limit = GaugeMetricFamily(
         "tandem_queue_quota_gpu_seconds", "Its share of GPU-seconds in the window.", labels=names
     )
-    for quota, holds, used_gpu_s in controller.quotas:
+    for quota, holds, used_gpu_s in controller.accounts.figures():
         of = [quota.namespace]
         held.add_metric(of, holds)
         share.add_metric(of, quota.gpus or 0)

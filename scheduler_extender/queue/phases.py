@@ -115,13 +115,6 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
 )
 
-_CHANGES = frozenset((of, each.to) for each in TRANSITIONS for of in each.of)
-
-
-def is_transition(before: Phase, after: Phase) -> bool:
-    """Return True where the table has this change of phase, or where the phase stays."""
-    return before is after or (before, after) in _CHANGES
-
 
 class Stage(Enum):
     """What a gang needs next; the value says when a gang is at this stage, and what is done.

@@ -156,7 +156,7 @@ class Repairs:
             eligible={number: nodes.eligible(number) for number in nodes.asks},
             arrays=queue_state.arrays(now, history),
             row_of={key: entry.row for key, entry in queue_state.of.items()},
-            claims=self._state.claims(),
+            claims=self._state.ledger.counting(),
             going=queue_state.going(),
             victims={key: Victim(0.0, 0.0) for key in movable},
             where_of=dict(self._pending.where_of),

@@ -149,7 +149,7 @@ class Rounds:
         picture: dict[str, Any] = {
             "starts": dict(self._pending.starts),
             "snapshot": self._state.snapshot(),
-            "claims": self._state.claims(),
+            "claims": self._state.ledger.counting(),
             "victims": self._victims(now) if preempts and competes else {},
             "where_of": dict(self._pending.where_of),
             "avoids": self._anti_affinity.all(now),

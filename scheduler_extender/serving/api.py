@@ -114,7 +114,7 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
     if not pod.node_name:
         suits = dict(zip(state.table.sorted_names, state.eligible_nodes(pod).tolist(), strict=True))
         for name in state.table.sorted_names[:_NODES_EXPLAINED]:
-            rows = state.node_rows(name)
+            rows = state.table.rows(name)
             left = state.ledger.without(rows, frozenset((record.uid,)))
             ids = [state.table.gpu_ids[row] for row in rows.tolist()]
             allowed = pipeline.evaluate(worker, left).allowed

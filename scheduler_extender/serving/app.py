@@ -63,7 +63,9 @@ def public_app(service: Service) -> FastAPI:
     app.include_router(read_router(service.state, service.config.profile.pipeline(), readers))
     app.include_router(
         admission_router(
-            service.config.admission, lambda: service.runtime_class[0], service.metrics.admitted
+            service.config.admission,
+            lambda: service.runtime_class[0],
+            lambda outcome: service.metrics.admissions.labels(outcome).inc(),
         )
     )
     if isinstance(service.api, MemoryCluster):
@@ -110,7 +112,7 @@ async def serve(config: ExtenderConfig) -> None:
         tasks: list[asyncio.Task[None]] = []
         served: Callable[[], bool] = lambda: True  # noqa: E731 - one process serves it all
         if isinstance(service.api, MemoryCluster):
-            told = service.metrics.certificate_expires
+            told = service.metrics.certificate.set
             public = await stack.enter_async_context(
                 _tls_of_files(config.public, config.certificate.look_s, told)
             )

@@ -49,7 +49,7 @@ class FrontProcess:
                 await self._one()
                 if not self._served:
                     raise TandemError("the public port is not served", "The log says why.")
-                self._metrics.front_replaced()
+                self._metrics.front_restarts.inc()
                 await asyncio.sleep(_AGAIN_S)
         finally:
             await self._end()
@@ -84,8 +84,8 @@ class FrontProcess:
     def _heard(self, beat: dict[str, Any]) -> bool:
         """Take over what it has counted; return whether its event loop turns."""
         for outcome, count in beat["admitted"].items():
-            self._metrics.admitted(outcome, count)
-        self._metrics.certificate_expires(beat["certificate_ends_s"])
+            self._metrics.admissions.labels(outcome).inc(count)
+        self._metrics.certificate.set(beat["certificate_ends_s"])
         self.serves = beat["serving"]
         self._served |= self.serves
         return not beat["serving"] or bool(beat["stands_still_s"] < _SILENT_S)

@@ -41,83 +41,50 @@ class Metrics:
     """The counters of one service; each has a registry of its own, so that tests can run many."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._verbs = Histogram(
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.verbs = Histogram(
             "tandem_extender_verb_duration_seconds",
             "Time to answer a verb of kube-scheduler, by verb and HTTP status.",
             ["verb", "status"],
             buckets=_VERB_BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._bindings = Counter(
+        self.bindings = Counter(
             "tandem_extender_bindings_total",
             "Requests to bind, by outcome: bound, or refused with a reason.",
             ["outcome"],
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._admissions = Counter(
+        self.admissions = Counter(
             "tandem_extender_admissions_total",
             "Pods and owners of pods that the webhook has judged, by outcome.",
             ["outcome"],
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._front_restarts = Counter(
+        self.front_restarts = Counter(
             "tandem_extender_front_restarts_total",
             "Processes that served the public port and ended, or stood still and were replaced.",
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._slices = Histogram(
+        self.slices = Histogram(
             "tandem_extender_event_slice_duration_seconds",
             "Time for which applying events held the event loop.",
             buckets=_SLICE_BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
-        self._lag = Histogram(
+        self.lag = Histogram(
             "tandem_extender_loop_lag_seconds",
             "How late the event loop came to a timer.",
             buckets=_SLICE_BUCKETS_S,
-            registry=self._registry,
+            registry=self.registry,
         )
 
-        self._certificate = Gauge(
+        self.certificate = Gauge(
             "tandem_extender_certificate_expiry_timestamp_seconds",
             "When the certificate of the public port ends (Unix time), 0 without one.",
-            registry=self._registry,
+            registry=self.registry,
         )
-
-    def certificate_expires(self, at_s: float) -> None:
-        """Tell when the certificate that is served ends (Unix time)."""
-        self._certificate.set(at_s)
-
-    @property
-    def registry(self) -> CollectorRegistry:
-        """Where other parts of the service put theirs."""
-        return self._registry
-
-    def answered(self, verb: str, status: int, seconds: float) -> None:
-        """Count one verb."""
-        self._verbs.labels(verb, str(status)).observe(seconds)
-
-    def bound(self, outcome: str) -> None:
-        """Count one request to bind."""
-        self._bindings.labels(outcome).inc()
-
-    def admitted(self, outcome: str, count: int = 1) -> None:
-        """Count verdicts of the webhook."""
-        self._admissions.labels(outcome).inc(count)
-
-    def front_replaced(self) -> None:
-        """Count a process in front that ended or stood still."""
-        self._front_restarts.inc()
-
-    def slice_took(self, seconds: float) -> None:
-        """Note how long events held the loop."""
-        self._slices.observe(seconds)
-
-    def lagged(self, seconds: float) -> None:
-        """Note how late the loop came to a timer."""
-        self._lag.observe(seconds)
 
     def watch(
         self,
@@ -128,12 +95,12 @@ class Metrics:
         max_jobs_per_gpu: int,
     ) -> None:
         """Report on these at each scrape (on the event loop)."""
-        self._registry.register(_OfState(state, feed, binder, tuple(reflectors)))
-        self._registry.register(FleetCollector(state, max_jobs_per_gpu))
+        self.registry.register(_OfState(state, feed, binder, tuple(reflectors)))
+        self.registry.register(FleetCollector(state, max_jobs_per_gpu))
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
 
 class _OfState(Collector):

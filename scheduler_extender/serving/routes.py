@@ -61,7 +61,7 @@ def verbs_router(verbs: Verbs, binder: Binder, feed: Feed, metrics: Metrics) -> 
     async def bind(body: bytes) -> bytes:
         args = BIND.validate_json(body)
         error = await binder.bind(args)
-        metrics.bound("refused" if error else "bound")
+        metrics.bindings.labels("refused" if error else "bound").inc()
         if error:
             log.info("binding refused pod=%s/%s node=%s why=%s",
                      args["PodNamespace"], args["PodName"], args["Node"], error)  # fmt: skip
@@ -137,7 +137,7 @@ def _endpoint(verb: str, answer: Answer, feed: Feed, metrics: Metrics) -> Endpoi
         except Exception:
             log.exception("verb failed verb=%s", verb)
             status, content = 500, encode(ErrorBody(error=f"{verb} failed; see the log").wire())
-        metrics.answered(verb, status, time.perf_counter() - start)
+        metrics.verbs.labels(verb, str(status)).observe(time.perf_counter() - start)
         return Response(content, status, media_type="application/json")
 
     return endpoint

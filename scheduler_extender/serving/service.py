@@ -104,7 +104,7 @@ async def running(
         clock=clock,
     )
     metrics = Metrics()
-    feed = Feed(state, on_slice=metrics.slice_took)
+    feed = Feed(state, on_slice=metrics.slices.observe)
     loop = asyncio.get_running_loop()
     loop.set_default_executor(thread_pool(_OTHER_THREADS, "work"))
     threads = thread_pool(_BIND_THREADS, "bind")
@@ -127,7 +127,7 @@ async def running(
         token=_predictor_token(config, api),
         metrics=PredictorMetrics(metrics.registry),
     )
-    changes = Changes(state, lambda: controller.quotas)
+    changes = Changes(state, lambda: controller.accounts.figures())
     service = Service(config, api, state, feed, verbs, binder, metrics, changes, predictor)
     hostname = config.leader.hostname or socket.gethostname()
 
@@ -244,7 +244,7 @@ async def _tick(state: ClusterState, metrics: Metrics, clock: Callable[[], float
     while True:
         due = time.perf_counter() + _TICK_S
         await asyncio.sleep(_TICK_S)
-        metrics.lagged(max(0.0, time.perf_counter() - due))
+        metrics.lag.observe(max(0.0, time.perf_counter() - due))
         state.tick(clock())
 
 

@@ -206,7 +206,7 @@ class Binder:
     def choose(self, pod: PodInfo, node: str) -> tuple[Claim | None, str]:
         """Return GPUs of the node for the pod, or why there are none; the planned ones first."""
         state, job = self._state, self._state.worker_to_hold(pod)
-        rows = state.node_rows(node)
+        rows = state.table.rows(node)
         ids = [state.table.gpu_ids[row] for row in rows.tolist()]
         gpus = state.ledger.without(rows, frozenset((pod.uid,)))
         evaluation = self._pipeline.evaluate(job, gpus)

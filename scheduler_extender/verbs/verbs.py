@@ -195,7 +195,7 @@ class Verbs:
         job = self._state.worker(pod)
         kept = {}
         for node, victims in proposed.items():
-            rows = self._state.node_rows(node)
+            rows = self._state.table.rows(node)
             going = frozenset(victim["UID"] for victim in victims.get("Pods") or ())
             left = self._state.ledger.without(rows, going | {pod.uid})
             if int(self._pipeline.evaluate(job, left).allowed.sum()) >= pod.gpus:
@@ -229,7 +229,7 @@ class Verbs:
     def _version(self, job: Job, uid: str) -> object:
         """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""
         state = self._state
-        return uid, job, state.generation, state.beliefs.pairs.version, len(state.gpus)
+        return uid, job, state.table.generation, state.beliefs.pairs.version, len(state.gpus)
 
     def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> bytes:
         """Return why nodes were refused, as members: the first few by GPU, the rest in common."""

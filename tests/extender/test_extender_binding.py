@@ -202,7 +202,7 @@ def test_an_answer_that_got_lost_is_found_out_and_the_retry_succeeds(watching: b
         assert await bench.bind(created) == ""
         assert bench.cluster.binds == 1
         assert bench.assigned("p") == ("n0", "a")
-        assert bench.state.gpus.jobs[bench.state.node_rows("n0")].tolist() == [1, 0]
+        assert bench.state.gpus.jobs[bench.state.table.rows("n0")].tolist() == [1, 0]
 
     asyncio.run(asyncio.wait_for(story(), 60))
 
@@ -264,7 +264,7 @@ async def test_a_pod_that_is_gone_or_another_of_its_name_is_not_bound() -> None:
     other = bench.create("p")
     assert await bench.bind(created) == "the pod is gone"
     assert bench.assigned("p") == (None, None)
-    assert not bench.state.gpus.jobs[bench.state.node_rows("n0")].any()
+    assert not bench.state.gpus.jobs[bench.state.table.rows("n0")].any()
     assert other["metadata"]["uid"] != created["metadata"]["uid"]
 
 

@@ -34,7 +34,7 @@ def ledger(state: ClusterState) -> Ledger:
 
 
 def jobs(state: ClusterState) -> list[int]:
-    return state.gpus.jobs[state.node_rows("n0")].tolist()
+    return state.gpus.jobs[state.table.rows("n0")].tolist()
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(Hold)))
@@ -75,7 +75,7 @@ def test_a_pod_with_several_reasons_for_one_gpu_counts_there_once(
     for hold in Hold:
         ledger.put("p", hold, Claim("n0", ("a",), SMALL))
     assert jobs(state) == [1, 0, 0]
-    assert state.gpus.memory_base_gib[state.node_rows("n0")].tolist() == [10, 0, 0]
+    assert state.gpus.memory_base_gib[state.table.rows("n0")].tolist() == [10, 0, 0]
     ledger.put("p", Hold.BOUND, None)
     assert jobs(state) == [1, 0, 0]
 
@@ -88,7 +88,7 @@ def test_what_a_pod_holds_follows_a_change_of_its_claim(
     assert jobs(state) == [1, 2, 0]
     ledger.put("p", Hold.PLANNED, Claim("n0", ("b", "c"), SMALL))
     assert jobs(state) == [0, 2, 1]
-    memory = state.gpus.memory_base_gib[state.node_rows("n0")].tolist()
+    memory = state.gpus.memory_base_gib[state.table.rows("n0")].tolist()
     assert memory == [0, 50, 10]
     ledger.check()
 
@@ -112,7 +112,7 @@ def test_gpus_as_they_would_be_without_some_pods_leave_the_rest_as_they_are(
 ) -> None:
     ledger.put("p", Hold.BOUND, Claim("n0", ("a", "b"), SMALL))
     ledger.put("q", Hold.PLANNED, Claim("n0", ("b",), LARGE))
-    rows = state.node_rows("n0")
+    rows = state.table.rows("n0")
     assert ledger.without(rows, frozenset({"p"})).jobs.tolist() == [0, 1, 0]
     assert ledger.without(rows, frozenset({"q"})).jobs.tolist() == [1, 1, 0]
     assert ledger.without(rows, frozenset({"p", "q"})).jobs.tolist() == [0, 0, 0]
@@ -126,7 +126,7 @@ def test_a_claim_on_a_gpu_that_is_not_there_counts_when_it_appears(
     ledger.put("p", Hold.BOUND, Claim("n1", ("x",), LARGE))
     assert jobs(state) == [0, 0, 0]
     state.upsert("gpunodes", gpu_node("n1", "x"))
-    assert state.gpus.jobs[state.node_rows("n1")].tolist() == [1]
+    assert state.gpus.jobs[state.table.rows("n1")].tolist() == [1]
     ledger.check()
 
 
@@ -145,11 +145,11 @@ def test_a_job_keeps_its_handle_while_one_of_its_pods_holds_gpus(ledger: Ledger)
     handle = ledger._handles["small"]
     ledger.put("q", Hold.BOUND, Claim("n0", ("b",), SMALL))
     ledger.drop("p")
-    assert ledger.job_of_handle(handle) == "small"
+    assert ledger._handles["small"] == handle
     ledger.put("q", Hold.BOUND, Claim("n0", ("c",), SMALL))
-    assert ledger.job_of_handle(handle) == "small"
+    assert ledger._handles["small"] == handle
     ledger.drop("q")
-    assert ledger.job_of_handle(handle) is None
+    assert "small" not in ledger._handles
     ledger.put("r", Hold.BOUND, Claim("n0", ("a",), LARGE))
     assert ledger._handles["large"] != handle
 
@@ -159,10 +159,10 @@ def test_the_residents_of_a_gpu_are_the_jobs_that_hold_it(
 ) -> None:
     ledger.put("p", Hold.BOUND, Claim("n0", ("b",), SMALL))
     ledger.put("q", Hold.PLANNED, Claim("n0", ("b",), LARGE))
-    row = state.node_rows("n0")[1]
+    row = state.table.rows("n0")[1]
     residents = state.gpus.residents[row]
-    named = {ledger.job_of_handle(handle) for handle in residents[residents >= 0].tolist()}
-    assert named == {"small", "large"}
+    assert set(residents[residents >= 0].tolist()) == set(ledger._handles.values())
+    assert set(ledger._handles) == {"small", "large"}
     assert np.isclose(state.gpus.memory_base_gib[row], 50)
 
 

@@ -28,7 +28,7 @@ def state(*objects: tuple[str, dict], **settings) -> ClusterState:
 
 
 def jobs(found: ClusterState, where: str = "n0") -> list[int]:
-    return found.gpus.jobs[found.node_rows(where)].tolist()
+    return found.gpus.jobs[found.table.rows(where)].tolist()
 
 
 def picture(found: ClusterState) -> dict:
@@ -39,10 +39,8 @@ def picture(found: ClusterState) -> dict:
         for name in found.table.writable
         if name not in ("residents", "gpu_type")
     }
-    residents = [
-        [found.ledger.job_of_handle(handle) for handle in row]
-        for row in cluster.gpus.residents.tolist()
-    ]
+    named = {handle: job for job, handle in found.ledger._handles.items()}
+    residents = [[named.get(handle) for handle in row] for row in cluster.gpus.residents.tolist()]
     return {
         "nodes": [cluster.node_names[n] for n in cluster.gpus.node],
         "ids": cluster.gpu_ids,
@@ -204,7 +202,7 @@ def test_a_gpu_that_an_annotation_names_twice_counts_once() -> None:
         ("pods", pod("a", node_name="n0", devices="g0,g0")),
     )
     assert jobs(found) == [1]
-    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [10]
+    assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [10]
 
 
 def test_an_annotation_of_a_pod_that_asks_for_no_gpus_holds_none() -> None:
@@ -218,21 +216,21 @@ def test_an_annotation_of_a_pod_that_asks_for_no_gpus_holds_none() -> None:
 def test_a_plan_in_micro_batches_holds_what_they_need() -> None:
     planned = gpu_job("pod-a", plan=[("u", "n0", ["g0"])], job_load=load(20, 4, 0.5))
     whole = state(("gpunodes", gpu_node("n0", "g0")), ("gpujobs", planned))
-    assert whole.gpus.memory_base_gib[whole.node_rows("n0")].tolist() == [20]
+    assert whole.gpus.memory_base_gib[whole.table.rows("n0")].tolist() == [20]
     part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
     split = gpu_job("pod-a", plan=[("u", "n0", ["g0"])], job_load=load(20, 4, 0.5))
     split["spec"]["demand"] |= {"accumulation": True, "batchSize": 64}
     split["status"] |= {"subBatches": [part]}
     split["status"]["plan"]["accumulationSteps"] = 2
     found = state(("gpunodes", gpu_node("n0", "g0")), ("gpujobs", split))
-    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [6]
+    assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [6]
     # The pod runs as it is planned, and as it was bound once it is.
     found.upsert("pods", pod("a", uid="u", memory=None, version=1))
     assert found.worker(found.pod("u").pod).memory_base_gib == 6
     steps = {names.ACCUMULATION_STEPS: "1"}
     bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0", annotations=steps)
     found.upsert("pods", bound)
-    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [20]
+    assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [20]
 
 
 def test_a_pod_that_a_new_plan_leaves_out_gives_up_its_place() -> None:
@@ -261,7 +259,7 @@ def test_a_gpu_whose_memory_is_about_to_end_and_a_closed_one_take_no_more_jobs()
     full = gpu_node("n0", "g0", "g1", "g2")
     full["status"]["evictionRequests"] = [request]
     found = state(("gpunodes", full))
-    rows = found.node_rows("n0")
+    rows = found.table.rows("n0")
     assert found.gpus.shares[rows].tolist() == [1, 2, 2]
     found.close_gpus(frozenset({("n0", "g1")}))
     assert found.gpus.shares[rows].tolist() == [1, 1, 2]
@@ -274,8 +272,8 @@ def test_a_closed_gpu_opens_again_without_a_report() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")), ("gpunodes", gpu_node("n1", "h0")))
     found.close_gpus(frozenset({("n0", "g0")}))
     found.close_gpus(frozenset({("n1", "h0")}))
-    assert found.gpus.shares[found.node_rows("n0")].tolist() == [2]
-    assert found.gpus.shares[found.node_rows("n1")].tolist() == [1]
+    assert found.gpus.shares[found.table.rows("n0")].tolist() == [2]
+    assert found.gpus.shares[found.table.rows("n1")].tolist() == [1]
 
 
 def test_a_bound_pod_counts_as_its_gpujob_says_now_though_the_plan_is_over() -> None:
@@ -288,11 +286,11 @@ def test_a_bound_pod_counts_as_its_gpujob_says_now_though_the_plan_is_over() -> 
     bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0")
     found = state(("gpunodes", gpu_node("n0", "g0")), ("pods", bound), ("gpujobs", split))
     found.tick(NOW + 30)
-    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [6]
+    assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [6]
     status = {name: value for name, value in split["status"].items() if name != "plan"}
     later = {**split, "metadata": {**split["metadata"], "resourceVersion": "2"}, "status": status}
     found.upsert("gpujobs", later)
-    assert found.gpus.memory_base_gib[found.node_rows("n0")].tolist() == [20]
+    assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [20]
     found.check()
 
 
@@ -317,7 +315,7 @@ def test_a_better_prediction_changes_what_the_running_pods_of_the_gang_count_for
     )
     assert found.gpus.exclusive.tolist()[:1] == [True], "nothing known: the whole GPU"
     found.upsert("gpujobs", gpu_job("pod-a", job_load=load(12, 4, 0.2)))
-    row = found.node_rows("n0")[0]
+    row = found.table.rows("n0")[0]
     assert not found.gpus.exclusive[row]
     assert found.gpus.memory_base_gib[row] == pytest.approx(12)
     assert found.gpus.none_in_peak[row] == pytest.approx(0.8)
@@ -330,7 +328,7 @@ def test_a_demand_that_changes_counts_for_the_running_pods_of_the_gang() -> None
         ("pods", pod("a", memory=None, node_name="n0", devices="g0")),
         ("gpujobs", gpu_job("pod-a", version=1)),
     )
-    row = found.node_rows("n0")[0]
+    row = found.table.rows("n0")[0]
     assert found.gpus.exclusive[row]
     declared = gpu_job("pod-a", version=2)
     declared["spec"]["demand"] |= {"declaredMemoryBytes": 12 * GIB}
@@ -350,17 +348,17 @@ def test_a_report_that_says_the_same_changes_no_row() -> None:
     taken = found.snapshot()
     found.upsert("gpunodes", gpu_node("n0", "g0", gpu("g1", 40)))
     assert not found.unchanged(taken, [1])
-    assert found.gpus.memory_capacity_gib[found.node_rows("n0")].tolist() == [80, 40]
+    assert found.gpus.memory_capacity_gib[found.table.rows("n0")].tolist() == [80, 40]
 
 
 def test_reports_grow_stale_and_fresh_again() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")))
     found.tick(NOW + 150)
-    assert found.gpus.fresh[found.node_rows("n0")].all()
+    assert found.gpus.fresh[found.table.rows("n0")].all()
     found.tick(NOW + 151)
-    assert not found.gpus.fresh[found.node_rows("n0")].any()
+    assert not found.gpus.fresh[found.table.rows("n0")].any()
     found.upsert("gpunodes", gpu_node("n0", "g0", observed_at_s=NOW + 151))
-    assert found.gpus.fresh[found.node_rows("n0")].all()
+    assert found.gpus.fresh[found.table.rows("n0")].all()
 
 
 def test_capacity_leaves_out_what_is_reserved_and_foreign_and_shares_are_capped() -> None:
@@ -374,7 +372,7 @@ def test_capacity_leaves_out_what_is_reserved_and_foreign_and_shares_are_capped(
             ),
         )
     )
-    rows = found.node_rows("n0")
+    rows = found.table.rows("n0")
     assert found.gpus.memory_capacity_gib[rows].tolist() == [77, 80]
     assert found.gpus.shares[rows].tolist() == [2, 1]
     assert found.gpus.healthy[rows].tolist() == [True, False]

@@ -191,10 +191,10 @@ def test_scores_of_several_gpus_are_those_of_the_best_together() -> None:
 
 def test_questions_change_nothing_and_an_answer_is_not_kept_past_a_change() -> None:
     state, verbs = cluster(("gpunodes", gpu_node("n0", "a")))
-    before = state.generation
+    before = state.table.generation
     assert filtered(verbs, pod("new", uid="u"), "n0")["NodeNames"] == ["n0"]
     assert scores(verbs, pod("new", uid="u"), "n0") == {"n0": 8}
-    assert state.generation == before
+    assert state.table.generation == before
     state.upsert(*running("x", "n0", "a", exclusive=True))
     assert filtered(verbs, pod("new", uid="u"), "n0")["NodeNames"] is None
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from queue_builders import is_transition
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue.phases import is_transition
 from tandem.contracts.resources import GPUJobStatus
 
 

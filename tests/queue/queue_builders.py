@@ -5,6 +5,7 @@ from pathlib import Path
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.queue.phases import TRANSITIONS
 from tandem.contracts.resources import (
     Demand,
     GPUJobSpec,
@@ -100,3 +101,8 @@ def on_the_page(message: str) -> bool:
     """Say whether docs/messages.md has a message word for word."""
     page = Path(__file__).resolve().parents[2] / "docs" / "messages.md"
     return f"`{message}` |\n" in page.read_text()
+
+
+def is_transition(before: Phase, after: Phase) -> bool:
+    """Return True where the table of phases has this change, or where the phase stays."""
+    return before is after or any(before in row.of and after is row.to for row in TRANSITIONS)

@@ -52,8 +52,8 @@ def test_a_gated_pod_whose_gang_changes_leaves_the_gang_that_it_was_in(cluster: 
 
 def test_a_running_pod_that_is_relabelled_counts_once_against_a_quota(cluster: Cluster) -> None:
     def held() -> int:
-        ((_, held, _),) = cluster.controller.quotas
-        assert cluster.controller._accounts.turn().held["default"] == held
+        ((_, held, _),) = cluster.controller.accounts.figures()
+        assert cluster.controller.accounts.turn().held["default"] == held
         return held
 
     async def scenario() -> None:
@@ -85,9 +85,9 @@ def test_a_job_whose_pods_were_removed_as_it_ended_is_closed_and_holds_nothing()
         assert cluster.status("cleaned")["phase"] == "Running"
         cluster.job_controller_deletes("cleaned")
         await cluster.pass_s(1)
-        ((_, held, _),) = cluster.controller.quotas
+        ((_, held, _),) = cluster.controller.accounts.figures()
         assert held == 0
-        assert cluster.controller._accounts.turn().held["default"] == 0
+        assert cluster.controller.accounts.turn().held["default"] == 0
         assert cluster.status("cleaned")["phase"] == "Queued", "the Job has not ended"
         done = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
         cluster.api.patch(JOBS, "cleaned", done, "default")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from queue_builders import gang, load, pod
+from queue_builders import gang, is_transition, load, pod
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
@@ -17,7 +17,6 @@ from scheduler_extender.queue.phases import (
     TRANSITIONS,
     Stage,
     Transition,
-    is_transition,
     stage_of,
     tables,
 )

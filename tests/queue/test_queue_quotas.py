@@ -467,11 +467,11 @@ def test_the_time_of_all_running_jobs_of_a_namespace_is_counted() -> None:
         cluster.submit("a", "a1", gpus=2)
         cluster.submit("a", "a2")
         await cluster.comes("a2", "Running")
-        ((_, held, before),) = cluster.controller.quotas
+        ((_, held, before),) = cluster.controller.accounts.figures()
         assert held == 3
         for _ in range(4):
             await cluster.pass_s(10)
-        ((_, _, after),) = cluster.controller.quotas
+        ((_, _, after),) = cluster.controller.accounts.figures()
         assert after - before == pytest.approx(3 * 40)
 
     run(scenario)

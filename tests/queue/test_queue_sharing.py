@@ -241,7 +241,7 @@ def test_a_gang_that_is_kept_apart_gets_other_neighbours() -> None:
         key, other = ("default", "job-d"), ("default", f"job-{neighbour}")
         controller._anti_affinity.apart(key, other, controller._clock())
         gang = controller.gangs.by_key[key]
-        controller.work.do(key, controller._preempter.begin(gang, "slowed down by 60 %"))
+        controller.work.do(key, controller.preempter.begin(gang, "slowed down by 60 %"))
         await cluster.pass_s(0)
         assert cluster.suspended("d")
         assert "slowed down by 60 %" in cluster.status("d")["message"]
@@ -349,7 +349,7 @@ def test_a_round_releases_the_kinds_that_no_job_uses_and_no_others() -> None:
     beliefs = cluster.state.beliefs
 
     def class_of(name: str) -> int:
-        claims = cluster.state.claims().values()
+        claims = cluster.state.ledger.counting().values()
         return next(c.job.interference_class for c in claims if c.job.id == f"default/pod-{name}")
 
     async def scenario() -> None:

@@ -57,7 +57,7 @@ def record(seed: int) -> str:
             line["scores"] = {host["Host"]: host["Score"] for host in told}
             best = max(passed, key=lambda name: (line["scores"][name], -list(NODES).index(name)))
             rows = best_rows(
-                pipeline.evaluate(job, state.gpus), state.node_rows(best), values["gpus"]
+                pipeline.evaluate(job, state.gpus), state.table.rows(best), values["gpus"]
             )
             devices = [state.table.gpu_ids[row] for row in rows.tolist()]
             line |= {"node": best, "devices": devices}

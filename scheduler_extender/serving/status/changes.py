@@ -78,7 +78,7 @@ class Changes:
     @property
     def version(self) -> str:
         """The version of now."""
-        return f"{self._epoch}.{self._sequence}.{self._state.generation}"
+        return f"{self._epoch}.{self._sequence}.{self._state.table.generation}"
 
     async def wait(self, since: str, within_s: float) -> None:
         """Return once something has changed since a version, at the latest after so many seconds.
