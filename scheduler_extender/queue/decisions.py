@@ -14,11 +14,13 @@ from typing import Any
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.selectors import selects
-from scheduler_extender.cluster.workloads import Kind, kind_of
+from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import (
+    CreateGpuJob,
     Effects,
     EvictPods,
     Reach,
@@ -27,7 +29,9 @@ from scheduler_extender.queue.effects import (
     WriteEvent,
     WriteStatus,
 )
-from tandem.contracts.resources import GPUJobStatus
+from tandem.contracts import names
+from tandem.contracts.annotations import AnnotationError, parse_demand
+from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, WorkloadRef
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,40 @@ OVERDUE = "PreemptionOverdue"
 BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodInfo.blocked
 _PODS_TOLD = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
+
+
+# --- a gang without a GPUJob -------------------------------------------------------------------
+
+
+def create(
+    gang: Gang, pod: PodInfo, workload: WorkloadRef, owner: Mapping[str, Any] | None
+) -> Effects:
+    """Create the GPUJob of a gang whose first pod belongs to `workload`.
+
+    `owner` is the object of the workload where its kind says how many pods start together.
+    """
+    try:
+        demand = parse_demand(pod.annotations, pod.gpus, gang_size=gang_size(pod, owner))
+    except AnnotationError as error:
+        # The webhook refuses these; a pod that came past it waits, and its owner reads why.
+        return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
+    if workload.kind in ENDLESS:
+        demand = demand.model_copy(update={"exclusive": True})
+    spec = GPUJobSpec(
+        workload=workload,
+        demand=demand,
+        gang=pod.annotations.get(names.GANG, ""),
+        fingerprint=pod.fingerprint,
+    )
+    reference = {
+        "apiVersion": workload.api_version,
+        "kind": workload.kind,
+        "name": workload.name,
+        "uid": workload.uid,
+    }
+    namespace, name = gang.key
+    metadata = {"name": name, "namespace": namespace, "ownerReferences": [reference]}
+    return (CreateGpuJob({"metadata": metadata, "spec": spec.wire()}),)
 
 
 # --- a gang that waits or runs ------------------------------------------------------------------

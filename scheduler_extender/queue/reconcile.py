@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.workloads import KINDS, above, resource_of, workload_of
 from scheduler_extender.queue import decisions, lifecycle
-from scheduler_extender.queue.completion import Completion
-from scheduler_extender.queue.creation import Creation
 from scheduler_extender.queue.decisions import BLOCKED, method_of
 from scheduler_extender.queue.effects import DeleteGpuJob
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.load_prediction import LoadPrediction
+from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
 from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork
-from tandem.contracts.resources import GPUJobStatus, Phase
+from tandem.contracts import names
+from tandem.contracts.resources import GPUJobStatus, Phase, WorkloadRef
+from tandem.kube.errors import Forbidden, NotFound
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
 COUNT_EVERY_S = 60.0
@@ -28,32 +33,42 @@ COUNT_LEAVING_EVERY_S = 2.0
 #: A gang of which only a part holds GPUs is released as a whole after this: the GPUs of the part
 #: are idle meanwhile, and two gangs that each hold a part could wait for each other.
 PARTIAL_GANG_S = 60.0
+_AGAIN_S = 2.0  # a workload without pods that has not ended is read again; doubled each time
+_LONGEST_S = 60.0
+
+
+@dataclass(slots=True)
+class _Read:
+    """When the workload of a gang without live pods is read: first, and next (Unix time)."""
+
+    since_s: float
+    pods: int  # of the gang when it was read last
+    next_s: float = 0.0
 
 
 class Reconciler:
     """Brings one GPUJob after another up to date. All methods run on the event loop."""
 
     def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
-        writer = parts.writer
         self._executor = parts.executor
         self._clock = clock = parts.clock
         self._later = later = parts.work.later
         self._load_prediction = load_prediction
-        self._creation = Creation(writer, parts.executor, load_prediction)
-        self._completion = Completion(parts.executor, clock, later)
-        self._sizes = Sizes(writer, parts.executor, clock, later)
+        self._owners = Owners(parts.writer)
+        self._sizes = Sizes(parts.writer, parts.executor, clock, later)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
         self._counted_at: dict[Key, float] = {}
         self._partial_since: dict[Key, float] = {}
+        self._without_pods: dict[Key, _Read] = {}
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
         self._load_prediction.forget(key)
-        self._completion.forget(key)
         self._sizes.forget(key)
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
+        self._without_pods.pop(key, None)
 
     def step(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about one gang, if anything; only decides, does not wait.
@@ -62,7 +77,7 @@ class Reconciler:
         """
         match stage_of(gang):
             case Stage.NEW:
-                return self._creation.create(gang, gang.first())
+                return self.create(gang, gang.first())
             case Stage.REPLACED:
                 return self._executor.carry_out(gang, (DeleteGpuJob(),))
             case Stage.REVIVED:
@@ -77,12 +92,55 @@ class Reconciler:
                     return self._executor.carry_out(gang, decisions.write(gang, gang.record.status))
                 return self._preempter.step(gang)
             case Stage.ENDING:
-                return self._completion.step(gang)
+                return self._end(gang)
             case Stage.OPEN:
-                self._completion.forget(gang.key)
+                self._without_pods.pop(gang.key, None)
                 return self._follow_pods(gang)
             case Stage.GONE | Stage.CLOSED:
                 return None
+
+    async def create(self, gang: Gang, pod: PodInfo) -> None:
+        """Create the GPUJob of a gang from the first of its pods."""
+        effects = decisions.create(gang, pod, *await self._owner_of(pod))
+        await self._executor.carry_out(gang, effects)
+        if gang.record is not None and gang.record.status.queued_at is None:
+            await self._load_prediction.enqueue(gang)
+
+    async def _owner_of(self, pod: PodInfo) -> tuple[WorkloadRef, Mapping[str, Any] | None]:
+        """Return the workload of a pod, and the object where its kind says what starts together."""
+        workload = workload_of(pod)
+        higher = above(pod)
+        resource = KINDS[higher[0]].resource if higher else resource_of(workload)
+        if resource is None or (names.GANG_SIZE in pod.annotations and not higher):
+            return workload, None
+        try:
+            owner = await self._owners.read(
+                resource, higher[1] if higher else workload.name, pod.namespace
+            )
+        except (NotFound, Forbidden):
+            return workload, None
+        if higher:
+            metadata = owner["metadata"]
+            workload = WorkloadRef(
+                api_version=resource.api_version,
+                kind=resource.kind,
+                name=metadata["name"],
+                uid=metadata["uid"],
+            )
+        return workload, owner | {"kind": resource.kind}
+
+    def _end(self, gang: Gang) -> Awaitable[None] | None:
+        """Return what is to be done about a gang whose pods have all ended or are gone, if any."""
+        now = self._clock()
+        read = self._without_pods.setdefault(gang.key, _Read(now, len(gang.pods)))
+        if read.pods != len(gang.pods):
+            read.pods, read.next_s = len(gang.pods), now
+        if now < read.next_s and not gang.gone:
+            self._later(gang.key, read.next_s)
+            return None
+        read.next_s = now + min(max(_AGAIN_S, now - read.since_s), _LONGEST_S)
+        self._later(gang.key, read.next_s)
+        return self._executor.carry_out(gang, decisions.end(gang, now))
 
     def _follow_pods(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about a gang that waits or runs: at most one thing at a time.
