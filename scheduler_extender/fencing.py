@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from scheduler_extender.cluster.pods import gpus_wanted, trim_pod
+from scheduler_extender.cluster.pods import gpus_wanted
 from scheduler_extender.cluster.records import PARSERS, Record, parse_pod
 from tandem.contracts import names
 from tandem.kube.client import KubeClient
@@ -101,7 +101,7 @@ class Fence:
             for page in self._api.pages(resource, field_selector=selector):
                 for raw in page.items:
                     try:
-                        yield kind, PARSERS[kind](trim_pod(raw) if kind == "pods" else raw)
+                        yield kind, PARSERS[kind](raw)
                     except Exception:
                         # The reflectors leave it out as well.
                         log.exception("object not read kind=%s key=%s", kind, _key(raw))
@@ -140,7 +140,7 @@ class Fence:
             body = {"metadata": {"uid": metadata["uid"], **change}}
             try:
                 changed = self._api.patch(PODS, metadata["name"], body, metadata["namespace"])
-                return _Outcome(parse_pod(trim_pod(changed)))
+                return _Outcome(parse_pod(changed))
             except (NotFound, Conflict):
                 return _Outcome()  # it is gone, and another may bear its name
             except KubeError as error:

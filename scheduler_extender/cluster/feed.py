@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler_extender.cluster.objects import KINDS
-from scheduler_extender.cluster.pods import trim_pod
 from scheduler_extender.cluster.records import PARSERS, Record
 from scheduler_extender.cluster.state import ClusterState
 from tandem.kube.client import Object
-from tandem.kube.reflector import EventType, drop_managed_fields
+from tandem.kube.reflector import EventType
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +71,9 @@ class Feed:
         """Return what a reflector of this kind keeps: who the object is, and what we read of it."""
 
         def trim(raw: Object) -> Object:
-            obj = trim_pod(raw) if kind == "pods" else drop_managed_fields(raw)
             metadata = raw["metadata"]
             kept = {key: metadata[key] for key in _IDENTITY if key in metadata}
-            return {"metadata": kept, "record": PARSERS[kind](obj)}
+            return {"metadata": kept, "record": PARSERS[kind](raw)}
 
         return trim
 

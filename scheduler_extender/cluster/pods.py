@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +17,8 @@ _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str]
-#: Parts of a pod that nobody here reads; dropped before anything keeps the object.
-_KEPT_METADATA = (
-    "name", "namespace", "uid", "resourceVersion", "labels",
-    "ownerReferences", "creationTimestamp", "deletionTimestamp",
-)  # fmt: skip
+#: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
 _KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
-_KEPT_SPEC = (
-    "nodeName", "schedulerName", "schedulingGates", "nodeSelector", "tolerations", "affinity",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +107,8 @@ class PodInfo:
         return tuple(part for part in text.split(",") if part)
 
 
-def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod with only those parts that `pod_info` reads; still a pod object."""
-    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
-    status = pod.get("status") or {}
-    trimmed_spec: dict[str, Any] = {key: spec[key] for key in _KEPT_SPEC if key in spec}
-    for kind in ("containers", "initContainers"):
-        if spec.get(kind):
-            trimmed_spec[kind] = [
-                {"name": c.get("name", ""), "resources": c.get("resources") or {}}
-                | ({"restartPolicy": c["restartPolicy"]} if "restartPolicy" in c else {})
-                | ({"fingerprint": _fingerprint(c)} if _asks_for_gpus(c) else {})
-                for c in spec[kind]
-            ]
-    return {
-        "kind": "Pod",
-        "apiVersion": "v1",
-        "metadata": {key: metadata[key] for key in _KEPT_METADATA if key in metadata}
-        | {"annotations": _kept(metadata.get("annotations") or {})},
-        "spec": trimmed_spec,
-        "status": {
-            "foreignAnnotationBytes": _foreign_bytes(metadata, status),
-            "phase": status.get("phase", "Pending"),
-            "startedAt": _first_time(status, "startedAt", min),
-            "finishedAt": _first_time(status, "finishedAt", max),
-            "outOfMemory": _out_of_memory(status),
-        },
-    }
-
-
 def pod_info(pod: Mapping[str, Any]) -> PodInfo:
-    """Return the trimmed pod of a raw (or already trimmed) pod object."""
+    """Return what Tandem uses of a pod object."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     status = pod.get("status") or {}
     cpu, memory_bytes = _requests(spec)
@@ -158,12 +122,12 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
         deleting="deletionTimestamp" in metadata,
         created_at=metadata.get("creationTimestamp") or "",
-        started_at=status.get("startedAt") or _first_time(status, "startedAt", min),
-        finished_at=status.get("finishedAt") or _first_time(status, "finishedAt", max),
-        out_of_memory=tuple((name, at) for name, at in _out_of_memory(status)),
+        started_at=_first_time(status, "startedAt", min),
+        finished_at=_first_time(status, "finishedAt", max),
+        out_of_memory=tuple(_out_of_memory(status)),
         labels=metadata.get("labels") or {},
         annotations=_kept(metadata.get("annotations") or {}),
-        foreign_annotation_bytes=_foreign_bytes(metadata, status),
+        foreign_annotation_bytes=_foreign_bytes(metadata.get("annotations") or {}),
         owner=_controller(metadata.get("ownerReferences") or ()),
         gpus=gpus_wanted(spec),
         cpu=cpu,
@@ -195,17 +159,11 @@ def _kept(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in annotations.items() if key in _KEPT_ANNOTATIONS}
 
 
-def _foreign_bytes(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> int:
-    """Return the size of the annotations that Tandem does not write, keys and values, in UTF-8.
-
-    Trimming a pod drops annotations, and keeps this figure.
-    """
-    known = status.get("foreignAnnotationBytes")
-    if known is not None:
-        return int(known)
+def _foreign_bytes(annotations: Mapping[str, str]) -> int:
+    """Return the size of the annotations that Tandem does not write, keys and values, in UTF-8."""
     return sum(
         len(key.encode()) + len(value.encode())
-        for key, value in (metadata.get("annotations") or {}).items()
+        for key, value in annotations.items()
         if key not in names.OWN_ANNOTATIONS
     )
 
@@ -244,14 +202,11 @@ def _asks_for_gpus(container: Mapping[str, Any]) -> bool:
 
 
 def _fingerprint(container: Mapping[str, Any]) -> str:
-    """Return what stands for a container's image, command and resources; of a trimmed one, as kept.
+    """Return what stands for a container's image, command and resources.
 
     By the image's tag, not its content: whoever pushes another image under the same tag is told
     apart by what is observed.
     """
-    known = container.get("fingerprint")
-    if known:
-        return str(known)
     parts = [container.get(part) for part in ("image", "command", "args", "resources")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -279,19 +234,14 @@ def _first_time(status: Mapping[str, Any], what: str, choose: Callable[[list[str
     return choose(times) if times else ""
 
 
-def _out_of_memory(status: Mapping[str, Any]) -> list[list[str]]:
-    """Return the containers whose last words are that GPU memory ran out, and when they ended.
+def _out_of_memory(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the containers whose last words are that GPU memory ran out, and when they ended.
 
     The words are the termination message: what the container wrote to its termination log, or the
     end of its output.
     """
-    known = status.get("outOfMemory")
-    if known is not None:
-        return [list(each) for each in known]
-    found = []
     for container in status.get("containerStatuses") or ():
         for state in (container.get("state"), container.get("lastState")):
             ended = (state or {}).get("terminated") or {}
             if ended.get("exitCode") and OUT_OF_MEMORY.search(ended.get("message") or ""):
-                found.append([container.get("name", ""), ended.get("finishedAt") or ""])
-    return found
+                yield container.get("name", ""), ended.get("finishedAt") or ""

@@ -9,7 +9,7 @@ from typing import Any
 from scheduler_extender import faults
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
-from scheduler_extender.cluster.pods import PodInfo, trim_pod
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.resources import GPUJobStatus
@@ -91,7 +91,7 @@ class Writer:
 
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""
-        self._state.apply("pods", parse_pod(trim_pod(pod)))
+        self._state.apply("pods", parse_pod(pod))
 
     def take(self, gpujob: Object) -> None:
         """Take in the answer of our own write at once: the watch may be a moment behind."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.ledger import Claim, Hold
-from scheduler_extender.cluster.pods import PodInfo, trim_pod
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord, parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.verbs.reasons import node_reason
@@ -276,7 +276,7 @@ class Binder:
 
     def _take(self, raw: Mapping[str, Any]) -> PodRecord:
         """Take over the pod as just read; what the watch has told since is newer still."""
-        record = parse_pod(trim_pod(raw))
+        record = parse_pod(raw)
         self._state.apply("pods", record)
         return record
 

@@ -141,11 +141,11 @@ def test_a_reservation_goes_when_the_watch_shows_the_binding() -> None:
     record = found.pod("u")
     claim = Claim("n0", ("g0",), found.worker_to_hold(record.pod))
     found.reserve("u", claim)
-    before = found.generation
+    before = found.table.generation
     found.upsert("pods", pod("a", uid="u", node_name="n0", devices="g0", version=2))
     assert found.ledger.held("u") == (Hold.BOUND, claim)
     assert found.ledger.claim("u", Hold.RESERVED) is None
-    assert found.generation == before, "nothing has changed for anybody else"
+    assert found.table.generation == before, "nothing has changed for anybody else"
 
 
 def test_a_pod_that_failed_before_it_was_bound_holds_nothing_more() -> None:
@@ -342,9 +342,9 @@ def test_a_report_that_says_the_same_changes_no_row() -> None:
         ("gpunodes", gpu_node("n0", "g0", "g1")),
         ("pods", pod("a", node_name="n0", devices="g0")),
     )
-    before = found.generation
+    before = found.table.generation
     found.upsert("gpunodes", gpu_node("n0", "g0", "g1", observed_at_s=NOW + 1))
-    assert found.generation == before
+    assert found.table.generation == before
     taken = found.snapshot()
     found.upsert("gpunodes", gpu_node("n0", "g0", gpu("g1", 40)))
     assert not found.unchanged(taken, [1])
