@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from scheduler_extender.admission import sharing
 from scheduler_extender.admission.checks import (
     check_pod,
     environment,
@@ -18,7 +17,7 @@ from scheduler_extender.admission.checks import (
 )
 from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
 from tandem.contracts import names
-from tandem.contracts.annotations import FieldError
+from tandem.contracts.annotations import MAX_ERRORS, FieldError
 
 Operation = dict[str, Any]
 
@@ -27,6 +26,12 @@ _GATE = {"name": names.SCHEDULING_GATE}
 VOLUME = "tandem-token"
 _TOKEN_LIFE_S = 3600
 _LAST_OUTPUT = "FallbackToLogsOnError"
+_SHOWN = 64  # characters of a value
+#: variable -> the value with which the framework takes memory as it needs it, and the framework.
+_DEFAULTS = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": ("false", "JAX"),
+    "TF_FORCE_GPU_ALLOW_GROWTH": ("true", "TensorFlow"),
+}
 _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -89,7 +94,7 @@ def admit_pod(
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
     patch += _environments(pod, gpu_index, config.agent_port, adopt=adopt)
-    verdict.warnings += sharing.warnings(pod, gpu_index, adopt=adopt)
+    verdict.warnings += memory_warnings(pod, gpu_index, adopt=adopt)
     return verdict
 
 
@@ -134,7 +139,7 @@ def _environments(
         gpu = gets_gpus(placed, gpu_index)
         ours = environment(gpu=gpu, accumulation=accumulation)
         if gpu:
-            ours += sharing.variables(pod, gpu_index, adopt=adopt)
+            ours += _memory_variables(pod, gpu_index, adopt=adopt)
         if gpu and agent_port and _tells_progress(placed, pod.spec):
             ours += _progress_variables(agent_port)
             yield from _token(placed, pod.spec)
@@ -199,3 +204,55 @@ def _token(placed: Placed, spec: PodSpec) -> Iterator[dict[str, Any]]:
     mount = {"name": VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
     yield _append("/spec/volumes", spec.volumes, volume)
     yield _append(f"{placed.pointer}/volumeMounts", placed.body.volume_mounts, mount)
+
+
+# --- variables by which JAX and TensorFlow leave a GPU's memory to its other jobs ----------------
+#
+# By default JAX takes three quarters of a GPU's memory at its start, TensorFlow nearly all of it,
+# whatever the job needs. The next job on that GPU then runs out of memory.
+
+
+def _may_share(pod: PodShape, *, adopt: bool) -> bool:
+    """Say whether the job may ever share a GPU: not where it asks for exclusive GPUs.
+
+    Adoption asks for them on behalf of a pod of an adopted namespace without annotations.
+    """
+    annotations = pod.metadata.annotations
+    if names.EXCLUSIVE in annotations:
+        return annotations[names.EXCLUSIVE] != "true"
+    stock = adopt and any(
+        each.body.resources.of(names.NVIDIA_RESOURCE) for each in pod.containers()
+    )
+    return not stock or any(name in annotations for name in names.USER_ANNOTATIONS)
+
+
+def _memory_variables(pod: PodShape, gpu_index: int, *, adopt: bool) -> list[dict[str, str]]:
+    """Return the variables for the container with the GPUs; a value of the user's own is kept."""
+    if not _may_share(pod, adopt=adopt):
+        return []
+    own = {variable.get("name") for variable in pod.spec.containers[gpu_index].env}
+    return [
+        {"name": name, "value": value} for name, (value, _) in _DEFAULTS.items() if name not in own
+    ]
+
+
+def memory_warnings(pod: PodShape, gpu_index: int, *, adopt: bool, at: str = "") -> Iterator[str]:
+    """Yield what to say to a user whose own value takes the memory of the jobs on the same GPU."""
+    if not _may_share(pod, adopt=adopt):
+        return
+    prefix = f"{at}." if at else ""
+    said = 0
+    for position, variable in enumerate(pod.spec.containers[gpu_index].env):
+        name = str(variable.get("name"))
+        value, framework = _DEFAULTS.get(name, ("", ""))
+        if not framework or variable.get("value") == value:
+            continue
+        given = str(variable["value"])[:_SHOWN] if "value" in variable else "(from elsewhere)"
+        yield (
+            f"{prefix}spec.containers[{gpu_index}].env[{position}]: {name}={given} may let "
+            f"{framework} take most of the GPU's memory at its start, so that jobs that share it "
+            f"run out of memory; remove it, or set {names.EXCLUSIVE}"
+        )
+        said += 1
+        if said == MAX_ERRORS:
+            return

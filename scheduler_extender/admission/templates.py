@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scheduler_extender.admission import sharing
 from scheduler_extender.admission.checks import check_pod, is_ours, misuses_scheduler
-from scheduler_extender.admission.patch import AdmissionConfig, Verdict
+from scheduler_extender.admission.patch import AdmissionConfig, Verdict, memory_warnings
 from scheduler_extender.admission.podshape import PodShape
 from tandem.contracts import names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
@@ -84,7 +83,7 @@ def admit_owner(
         errors, gpu_index = check_pod(pod, config.scheduler_name, adopt=adopt, at=field)
         verdict.errors += errors
         if not errors:
-            verdict.warnings += sharing.warnings(pod, gpu_index, adopt=adopt, at=field)
+            verdict.warnings += memory_warnings(pod, gpu_index, adopt=adopt, at=field)
         if (group, kind) == ("batch", "Job") and before is None and not verdict.errors:
             verdict.patch += _outlive_disruptions(owner["spec"], pod)
     return verdict

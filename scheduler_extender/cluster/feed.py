@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_extender.cluster.objects import KINDS
-from scheduler_extender.cluster.records import PARSERS, Record
+from scheduler_extender.cluster.records import KINDS, PARSERS, Record
 from scheduler_extender.cluster.state import ClusterState
 from tandem.kube.client import Object
 from tandem.kube.reflector import EventType

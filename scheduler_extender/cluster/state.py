@@ -17,7 +17,6 @@ from scheduler_extender.cluster.gangs import Gangs
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
-from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.placement_history import PlacementHistory
 from scheduler_extender.cluster.pods import PodInfo
@@ -27,6 +26,7 @@ from scheduler_extender.cluster.records import (
     GpuNodeRecord,
     Key,
     NodeRecord,
+    Objects,
     PodRecord,
     Record,
     worker_by_annotations,

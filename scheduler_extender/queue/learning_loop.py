@@ -17,18 +17,25 @@ from functools import partial
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord
-from scheduler_extender.learning.adjusting import Adjuster, Looked, Resident, SharedGpu, blamed
+from scheduler_extender.learning.adjusting import (
+    Adjuster,
+    Looked,
+    Move,
+    Obstacle,
+    Resident,
+    SharedGpu,
+    blamed,
+)
 from scheduler_extender.learning.config import LearningConfig
-from scheduler_extender.learning.learned_state import LearnedState
-from scheduler_extender.learning.next_runs import NextRuns, kind_of_record
+from scheduler_extender.learning.learned_state import LearnedState, NextRuns, kind_of_record
 from scheduler_extender.learning.observed import GpuKey, Watch
 from scheduler_extender.learning.sharing import Sharing, notable
+from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.relocation import has_place
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.decisions import method_of
 from scheduler_extender.queue.effects import WriteEvent, WriteStatus
 from scheduler_extender.queue.memory_needs import OutOfMemories
-from scheduler_extender.queue.move_messages import told_of_move, told_of_obstacles
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback
@@ -280,7 +287,7 @@ class Learning:
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
             for key in move.beside:
                 self._anti_affinity.apart(move.key, key, now)
-            self._work.do(move.key, self._move(gang, words))
+            self._work.do(move.key, self.move(gang, words))
         self._said = said
 
     @property
@@ -328,9 +335,6 @@ class Learning:
             return float("inf")
         return float(one.own_slowdown[another.interference_class])
 
-    async def _move(self, gang: Gang, words: str) -> None:
-        await self.move(gang, words)
-
     async def move(self, gang: Gang, words: str) -> bool:
         """Have a gang give up its GPUs and say why; False where a budget forbids it."""
         pods = gang.holders()
@@ -352,3 +356,26 @@ class Learning:
             return
         status = lifecycle.decided(gang.record.status, what, why, now)
         self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
+
+
+def told_of_move(move: Move) -> str:
+    """Say to its owner why a gang moves."""
+    suffers = "it is" if move.sufferer == move.key else f"{_named(move.sufferer, move.key)} is"
+    beside = ", ".join(_named(key, move.key) for key in move.beside)
+    beside = beside if move.sufferer == move.key else "next to it"
+    where = f"next to {beside}" if move.sufferer == move.key else beside
+    how = "measured" if move.measured else "reported by its pods"
+    return f"leaves {move.at[1]}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
+
+
+def told_of_obstacles(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:
+    """Say why nobody leaves a GPU, what keeps each; to an operator where no `reader` is given."""
+    return "; ".join(
+        each.why if each.key is None else f"{_named(each.key, reader)} stays: {each.why}"
+        for each in obstacles
+    )
+
+
+def _named(key: Key, reader: Key | None) -> str:
+    """Return what may be said of a job to the owner of another; all, to an operator."""
+    return "/".join(key) if reader is None else named([key], reader)

@@ -11,7 +11,7 @@ from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.planning.questions import Start
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.queue_entry import Believe
+from scheduler_extender.queue.queue_state import Believe
 from tandem.policy.job import Job
 
 _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no use are dropped

@@ -10,8 +10,7 @@ from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue.queue_entry import QueueEntry
-from scheduler_extender.queue.queue_state import QueueState
+from scheduler_extender.queue.queue_state import QueueEntry, QueueState
 from scheduler_extender.quotas.config import EVERYBODY, Quota
 from scheduler_extender.quotas.grants import Stake, Turn
 from scheduler_extender.quotas.usage import Usage

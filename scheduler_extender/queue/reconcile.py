@@ -13,10 +13,9 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import KINDS, above, resource_of, workload_of
 from scheduler_extender.queue import decisions, lifecycle
 from scheduler_extender.queue.decisions import BLOCKED, method_of
-from scheduler_extender.queue.effects import DeleteGpuJob
+from scheduler_extender.queue.effects import DeleteGpuJob, Owners
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.load_prediction import LoadPrediction
-from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
 from scheduler_extender.queue.sizes import Sizes

@@ -105,7 +105,7 @@ class WorkQueue:
             self._due[key] = at_s
             heapq.heappush(self._timers, (at_s, key))
 
-    def do(self, key: Key, work: Awaitable[None]) -> None:
+    def do(self, key: Key, work: Awaitable[object]) -> None:
         """Do this about a key now, beside the `parallel` others; it must not be busy."""
         self._tasks[key] = asyncio.ensure_future(self._guard(key, work, planned=True))
 
@@ -179,7 +179,7 @@ class WorkQueue:
     def _has_place(self) -> bool:
         return len(self._tasks) - len(self._elsewhere) < self._parallel
 
-    async def _guard(self, key: Key, work: Awaitable[None], *, planned: bool) -> None:
+    async def _guard(self, key: Key, work: Awaitable[object], *, planned: bool) -> None:
         """Do it; look at the key again at once where that was planned, else when it changes."""
         try:
             await work

@@ -17,7 +17,7 @@ from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning import explaining
 from scheduler_extender.serving.metrics import CONTENT_TYPE, Metrics
 from scheduler_extender.serving.readers import Check, everybody
-from scheduler_extender.verbs.reasons import node_reason
+from scheduler_extender.verbs.verbs import node_reason
 from tandem.contracts.prediction import ErrorBody
 from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.job import Job

@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import gc
 import sys
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 from scheduler_extender.cluster.feed import Feed
 
@@ -70,3 +72,16 @@ async def collector_spared(feed: Feed) -> AsyncIterator[None]:
     finally:
         task.cancel()
         gc.enable()
+
+
+def thread_pool(size: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool whose `size` threads have all been started.
+
+    A pool of the standard library starts a thread whenever all others are busy. The service's
+    threads and connections then grow for hours, which looks like a leak.
+    """
+    threads = ThreadPoolExecutor(size, thread_name_prefix=name)
+    everyone = threading.Barrier(size)
+    for future in [threads.submit(everyone.wait) for _ in range(size)]:
+        future.result()
+    return threads

@@ -29,9 +29,9 @@ from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
+from scheduler_extender.serving.process import thread_pool
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.traffic import Traffic
-from scheduler_extender.threads import thread_pool
 from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts import names

@@ -23,7 +23,7 @@ from scheduler_extender.cluster.ledger import Claim, Hold
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord, parse_pod
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.verbs.reasons import node_reason
+from scheduler_extender.verbs.verbs import node_reason
 from scheduler_extender.verbs.wire import ExtenderBindingArgs
 from tandem.contracts import names
 from tandem.contracts.annotations import format_visible_devices

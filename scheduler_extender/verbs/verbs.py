@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TypeVar
@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.verbs.reasons import node_reason, reason_of_many
 from scheduler_extender.verbs.wire import (
     FILTER,
     MAX_SCORE,
@@ -33,10 +32,13 @@ from scheduler_extender.verbs.wire import (
     asked_victims,
     filter_answer,
 )
+from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline, evaluate
+from tandem.policy.ports import Constraint
 from tandem.policy.units import Floats, Ints
 
+_NAMED = 4  # GPUs named per sentence; the rest are counted
 NO_AGENT = "no Tandem node agent reports here"
 #: Below the planned node's score: a plan is outvoted by the plugins' refusal alone.
 BEST_UNPLANNED = 8
@@ -285,3 +287,32 @@ def _whole_scores(best: Floats) -> Ints:
         share = (best[possible] - low) / (high - low) if high > low else 1.0
         scores[possible] = np.rint(BEST_UNPLANNED * share)
     return scores
+
+
+def node_reason(
+    job: Job, gpus: GpuArrays, ids: Sequence[str], constraints: Sequence[Constraint]
+) -> str:
+    """Say why one node's GPUs (`gpus`, called `ids`) cannot take a pod of `job`.
+
+    GPUs that are refused for the same reason with the same figures share a sentence.
+    """
+    evaluation = evaluate(job, gpus, constraints)
+    named: dict[str, list[str]] = {}
+    for row, index in enumerate(evaluation.refused_by.tolist()):
+        if index >= 0:
+            named.setdefault(constraints[index].sentence(job, gpus, row), []).append(ids[row])
+    allowed = int(evaluation.allowed.sum())
+    parts = [f"{_listed(gpu_ids)}: {sentence}" for sentence, gpu_ids in named.items()]
+    if allowed:
+        parts.insert(0, f"{allowed} of the {job.gpus_per_pod} GPUs wanted")
+    return "; ".join(parts)
+
+
+def reason_of_many(kind: str, wanted: int) -> str:
+    """Say why a node was refused where many were: the same words for all, which are counted."""
+    return f"fewer than {wanted} GPU(s) can take it, mostly refused by {kind}"
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -7,8 +7,8 @@ import threading
 
 from scheduler_extender.cluster.writes import PARALLEL_WRITES
 from scheduler_extender.config import ExtenderConfig
+from scheduler_extender.serving.process import thread_pool
 from scheduler_extender.serving.service import running
-from scheduler_extender.threads import thread_pool
 
 
 def test_pool_has_all_its_threads_before_its_first_task() -> None:

@@ -23,11 +23,11 @@ from scheduler_extender.queue.effects import (
     Effects,
     EvictPods,
     Executor,
+    Owners,
     ReadWorkload,
     Suspend,
 )
 from scheduler_extender.queue.gates import Gates
-from scheduler_extender.queue.owners import Owners
 from scheduler_extender.queue.preemption import BUDGETS, Preempter
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan

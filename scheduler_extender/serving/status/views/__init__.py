@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import Scope
 from scheduler_extender.serving.status.views.gpus import gpu, gpus, node, nodes
-from scheduler_extender.serving.status.views.jobs import job, jobs, object_of
-from scheduler_extender.serving.status.views.models import model, models
+from scheduler_extender.serving.status.views.jobs import job, jobs, model, models, object_of
 from scheduler_extender.serving.status.views.overview import overview
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,
