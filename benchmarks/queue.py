@@ -192,8 +192,8 @@ class _Bench:
                     times.append(time.perf_counter() - began)
 
             setattr(rounds, name, timed)
-        planned = self.controller.metrics.planned
-        self.controller.metrics.planned = lambda s: (self.plans.append(s), planned(s))  # type: ignore[method-assign,assignment] # also kept
+        planned = self.controller.metrics.planning.observe
+        self.controller.metrics.planning.observe = lambda s: (self.plans.append(s), planned(s))  # type: ignore[method-assign,assignment] # also kept
 
     async def probe(self, seconds: float) -> tuple[list[float], list[float]]:
         """Return how late the loop was, and how long `filter` took, over some seconds."""

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tandem.contracts.names import NAMESPACE
 from tandem.errors import TandemError
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import NotFound
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 SECRET_NAME = "tandem-webhook"  # noqa: S105 - the name of it, not what is in it
 CONFIGURATION_NAME = "tandem"
-#: At what name the API server calls the Service of the webhook.
-SERVICE_HOST = f"tandem-webhook.{NAMESPACE}.svc"
 VALID_FOR = timedelta(days=365)
 #: Clocks of API servers may be behind ours.
 _EARLIER = timedelta(hours=1)
@@ -73,14 +70,14 @@ def not_for(certificate: bytes, names: Sequence[str]) -> list[str]:
     return [name for name in names if _general_name(name) not in borne]
 
 
-def trusted_authorities(api: ClusterApi, *, configuration: str = CONFIGURATION_NAME) -> bytes:
+def trusted_authorities(api: ClusterApi) -> bytes:
     """Return what the API server trusts at our webhooks, as PEM; empty where it is nothing. Blocks.
 
     Raises:
         KubeError: the API server refused, or could not be reached.
     """
     try:
-        webhooks: list[dict[str, Any]] = api.get(MUTATING_WEBHOOKS, configuration)["webhooks"]
+        webhooks: list[dict[str, Any]] = api.get(MUTATING_WEBHOOKS, CONFIGURATION_NAME)["webhooks"]
         bundle = base64.b64decode(webhooks[0]["clientConfig"]["caBundle"], validate=True)
         x509.load_pem_x509_certificates(bundle)
     except (NotFound, LookupError, TypeError, ValueError):
@@ -88,9 +85,7 @@ def trusted_authorities(api: ClusterApi, *, configuration: str = CONFIGURATION_N
     return bundle
 
 
-def install_authority(
-    api: ClusterApi, ca: bytes, *, configuration: str = CONFIGURATION_NAME
-) -> int:
+def install_authority(api: ClusterApi, ca: bytes) -> int:
     """Tell the API server to trust `ca` at our webhooks; return how many had to be told. Blocks.
 
     Raises:
@@ -98,10 +93,10 @@ def install_authority(
         KubeError: the API server refused, or could not be reached.
     """
     try:
-        found = api.get(MUTATING_WEBHOOKS, configuration)
+        found = api.get(MUTATING_WEBHOOKS, CONFIGURATION_NAME)
     except NotFound as error:
         raise TandemError(
-            f"there is no MutatingWebhookConfiguration {configuration}",
+            f"there is no MutatingWebhookConfiguration {CONFIGURATION_NAME}",
             "Install the manifests before the extender starts.",
         ) from error
     bundle = base64.b64encode(ca).decode()
@@ -117,8 +112,8 @@ def install_authority(
             {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle},
         ]
     if patch:
-        api.patch(MUTATING_WEBHOOKS, configuration, patch, kind="json")
-        log.info("authority installed configuration=%s webhooks=%d", configuration, stale)
+        api.patch(MUTATING_WEBHOOKS, CONFIGURATION_NAME, patch, kind="json")
+        log.info("authority installed configuration=%s webhooks=%d", CONFIGURATION_NAME, stale)
     return stale
 
 

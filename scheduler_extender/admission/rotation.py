@@ -23,7 +23,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from scheduler_extender.admission.certificates import (
-    CONFIGURATION_NAME,
     SECRET_NAME,
     Serving,
     ends,
@@ -106,17 +105,12 @@ class Keeper:
         names: Sequence[str],
         settings: Rotation,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        *,
-        secret: str = SECRET_NAME,
-        configuration: str = CONFIGURATION_NAME,
     ) -> None:
         self._api = api
         self._namespace = namespace
         self._names = names
         self._settings = settings
         self._clock = clock
-        self._secret = secret
-        self._configuration = configuration
         self._held: Held | None = None
 
     def begin(self) -> Serving:
@@ -143,12 +137,12 @@ class Keeper:
             KubeError: the API server refused, or could not be reached.
         """
         held = self._look()
-        told = install_authority(self._api, held.serving.ca, configuration=self._configuration)
+        told = install_authority(self._api, held.serving.ca)
         if not told:  # what is held has been trusted for a while
             due = stepped(held, self._names, self._clock(), self._settings)
             if due is not None:
                 held = self._write(due)
-                install_authority(self._api, held.serving.ca, configuration=self._configuration)
+                install_authority(self._api, held.serving.ca)
         self._held = held
         return held.serving
 
@@ -158,15 +152,15 @@ class Keeper:
         Raises:
             TandemError: the Secret holds no certificate, or is gone whenever we have made it.
         """
-        name = f"{self._namespace}/{self._secret}"
+        name = f"{self._namespace}/{SECRET_NAME}"
         for _ in range(_LOOKS):
             try:
-                return _read(self._api.get(SECRETS, self._secret, self._namespace), name)
+                return _read(self._api.get(SECRETS, SECRET_NAME, self._namespace), name)
             except NotFound:
                 held = self._first()
             try:
                 self._api.create(
-                    SECRETS, _manifest(self._namespace, self._secret, held), self._namespace
+                    SECRETS, _manifest(self._namespace, SECRET_NAME, held), self._namespace
                 )
             except AlreadyExists:
                 continue
@@ -182,11 +176,11 @@ class Keeper:
             return begun(replace(self._held, version=""), self._names, now, self._settings)
         made = _made(self._names, now, self._settings)
         # Replicas that still serve an older one stay trusted for a while.
-        trusted = trusted_authorities(self._api, configuration=self._configuration)
+        trusted = trusted_authorities(self._api)
         return Held(replace(made, ca=trusted + made.ca), None, now)
 
     def _write(self, held: Held) -> Held:
-        body = _manifest(self._namespace, self._secret, held)
+        body = _manifest(self._namespace, SECRET_NAME, held)
         try:
             self._api.replace(SECRETS, body, self._namespace)
         except (Conflict, NotFound):
@@ -194,7 +188,7 @@ class Keeper:
         log.info(
             "certificate secret=%s/%s ends=%s authorities=%d follows=%s",
             self._namespace,
-            self._secret,
+            SECRET_NAME,
             ends(held.serving.certificate).isoformat(),
             len(_authorities(held.serving.ca)),
             held.following is not None,

@@ -100,14 +100,19 @@ class Gang:
         same.pods, same.gone = dict(self.pods), dict(self.gone)
         return same
 
+    @property
+    def job(self) -> GpuJobRecord:
+        """Its GPUJob, for whoever knows that there is one."""
+        assert self.record is not None
+        return self.record
+
     def attained_gpu_s(self, now_s: float) -> float:
         """Return the service until `now_s` (Unix time) in GPU-seconds, as a write counts it.
 
         Its time does not grow with the number of pods, except once for each version of the record.
         Clocks that go back, which a write takes care of pod by pod, count for all as one.
         """
-        assert self.record is not None
-        status = self.record.status
+        status = self.job.status
         if self._served_of is not self.record:
             self._served_of = self.record
             self._served = {part.uid: part for part in status.pod_service}
@@ -136,9 +141,8 @@ class Gang:
 
     def steps_of(self, uid: str) -> int:
         """Return in how many micro-batches a pod runs its batch."""
-        assert self.record is not None
         pod = self.pods.get(uid)
-        return self.record.steps(uid, pod.annotations if pod is not None else {})
+        return self.job.steps(uid, pod.annotations if pod is not None else {})
 
     def live_pods(self) -> list[PodInfo]:
         """Return the pods that have neither ended nor are terminating, by name."""

@@ -11,6 +11,7 @@ from typing import Any
 from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
 from tandem.contracts import names
 from tandem.contracts.quantity import parse_quantity
+from tandem.contracts.resources import WorkloadRef
 from tandem.progress import OUT_OF_MEMORY
 
 _TERMINAL = ("Succeeded", "Failed")
@@ -19,16 +20,6 @@ _GATES_NAMED = 4
 Shape = tuple[float, int, str]
 #: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
 _KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The controller of a pod."""
-
-    api_version: str
-    kind: str
-    name: str
-    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +41,7 @@ class PodInfo:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     foreign_annotation_bytes: int = 0  # of the annotations that Tandem does not write
-    owner: Owner | None = None
+    owner: WorkloadRef | None = None  # its controller
     gpus: int = 0
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
@@ -211,11 +202,14 @@ def _fingerprint(container: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _controller(references: Iterable[Mapping[str, Any]]) -> Owner | None:
+def _controller(references: Iterable[Mapping[str, Any]]) -> WorkloadRef | None:
     for reference in references:
         if reference.get("controller"):
-            return Owner(
-                reference["apiVersion"], reference["kind"], reference["name"], reference["uid"]
+            return WorkloadRef(
+                api_version=reference["apiVersion"],
+                kind=reference["kind"],
+                name=reference["name"],
+                uid=reference["uid"],
             )
     return None
 

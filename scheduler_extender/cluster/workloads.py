@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler_extender.cluster.pods import Owner, PodInfo
+from scheduler_extender.cluster.pods import PodInfo
 from tandem.contracts import gangs, names
 from tandem.contracts.resources import WorkloadRef
 from tandem.kube.resource import JOBS, Resource
@@ -218,10 +218,7 @@ def above(pod: PodInfo) -> tuple[str, str] | None:
 
 def workload_of(pod: PodInfo) -> WorkloadRef:
     """Return the object that controls the pod; a bare pod is its own."""
-    owner = pod.owner or Owner("v1", "Pod", pod.name, pod.uid)
-    return WorkloadRef(
-        api_version=owner.api_version, kind=owner.kind, name=owner.name, uid=owner.uid
-    )
+    return pod.owner or WorkloadRef(api_version="v1", kind="Pod", name=pod.name, uid=pod.uid)
 
 
 def role_of(pod: PodInfo) -> str:

@@ -5,7 +5,7 @@ By namespace: nobody's memory need is decided by what another one ran under the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -41,9 +41,6 @@ class Runs:
     peaks_measured: bool = False  # of every run
     active_s: float | None = None  # alone, with kernels and without
     idle_s: float | None = None
-
-
-_FIELDS = tuple(field.name for field in fields(Runs))
 
 
 class RunHistory:
@@ -151,10 +148,7 @@ class RunHistory:
 
     def stored(self) -> list[Any]:
         """Return all runs as JSON."""
-        return [
-            [*key, {name: getattr(runs, name) for name in _FIELDS}]
-            for key, runs in self._runs.items()
-        ]
+        return [[*key, asdict(runs)] for key, runs in self._runs.items()]
 
     def merge(self, rows: list[Any]) -> None:
         """Take in stored runs; of two of one kind the newer count. Bounded as what is entered."""

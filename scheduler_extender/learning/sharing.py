@@ -55,8 +55,7 @@ class Sharing:
 
     def slowdowns(self, gang: Gang, each: Watched) -> tuple[ObservedSlowdown | None, ...]:
         """Return a worker's slowdown as its pod tells it and as the agent measures it."""
-        record = gang.record
-        assert record is not None
+        record = gang.job
         load = record.status.load
         kind = kind_of_model(record.spec, load)
         steps = gang.steps_of(each.uid)
@@ -74,8 +73,7 @@ class Sharing:
         tells is believed up to what the agent measures, where that shows any harm at all; else it
         is its own word alone.
         """
-        record = gang.record
-        assert record is not None
+        record = gang.job
         every = self.watched(gang)
         here = next((w for w in every if w.at == at), None)
         shared = [w for w in every if w.others]
@@ -110,8 +108,7 @@ class Sharing:
 
         What is known from before stays where nothing newer is.
         """
-        record = gang.record
-        assert record is not None
+        record = gang.job
         every = self.watched(gang)
         if not every:
             return before

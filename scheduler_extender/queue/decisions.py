@@ -85,7 +85,7 @@ def create(
 
 def write(gang: Gang, status: GPUJobStatus) -> Effects:
     """Write a status that has changed; a pod that has become the reason of a wait gets an event."""
-    before = _record(gang).status
+    before = gang.job.status
     now_blocked = (status.reason, status.message) != (before.reason, before.message)
     pod = next((pod for pod in gang.live_pods() if pod.blocked), None)
     if status.reason != BLOCKED or not now_blocked or pod is None:
@@ -98,7 +98,7 @@ def write(gang: Gang, status: GPUJobStatus) -> Effects:
 
 def release(gang: Gang, by: str, now_s: float) -> Effects:
     """Write that all pods of a gang go, before its owner is asked (`ask`)."""
-    record = _record(gang)
+    record = gang.job
     method = method_of(record)
     log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, by)
     status = lifecycle.preempting(record.status, by, method, now_s)
@@ -107,7 +107,7 @@ def release(gang: Gang, by: str, now_s: float) -> Effects:
 
 def ask(gang: Gang) -> Effects:
     """Suspend the workload of a gang in phase Preempting, or evict its pods."""
-    preemption = _record(gang).status.preemption
+    preemption = gang.job.status.preemption
     if preemption is not None and preemption.method == SUSPEND:
         return (Suspend(True, partial(_asked, gang)),)
     return (_evict_all(gang), Reach("preempt-asked"))
@@ -115,7 +115,7 @@ def ask(gang: Gang) -> Effects:
 
 def _asked(gang: Gang, why: str, now_s: float) -> Effects:
     """Decide what follows from the suspension, which is not possible for the reason `why`."""
-    status = _record(gang).status
+    status = gang.job.status
     if why:
         return (WriteStatus(_evicted_instead(gang, why)), _evict_all(gang), Reach("preempt-asked"))
     if giving_up_s(status, now_s) >= SUSPEND_WITHIN_S:
@@ -130,7 +130,7 @@ def _evict_all(gang: Gang) -> EvictPods:
 
 def _evicted_instead(gang: Gang, why: str) -> GPUJobStatus:
     """Return the status of a gang whose owner cannot be suspended, so that its pods are evicted."""
-    record = _record(gang)
+    record = gang.job
     preemption = record.status.preemption
     assert preemption is not None
     log.warning("owner not suspended gpujob=%s/%s why=%s", *gang.key, why)
@@ -149,7 +149,7 @@ def giving_up_s(status: GPUJobStatus, now_s: float) -> float:
 
 def report_overdue(gang: Gang, now_s: float) -> Effects:
     """Report that a gang still holds GPUs, or could not be put back in the queue."""
-    record, held = _record(gang), gang.holders()
+    record, held = gang.job, gang.holders()
     going = sum(pod.deleting for pod in held)
     message = (
         f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and {len(held)} pod(s)"
@@ -165,7 +165,7 @@ def report_overdue(gang: Gang, now_s: float) -> Effects:
 
 def come_back(gang: Gang, now_s: float) -> Effects:
     """Put a gang whose pods are gone back in the queue; its owner makes new ones."""
-    preemption = _record(gang).status.preemption
+    preemption = gang.job.status.preemption
     gone = Reach("preempt-gone")
     if preemption is not None and preemption.method == SUSPEND:
         return (gone, ReadWorkload(partial(_back_by_workload, gang)))
@@ -188,7 +188,7 @@ def _resumed(gang: Gang, why: str, now_s: float) -> Effects:
 
 
 def _back(gang: Gang, now_s: float) -> Effects:
-    status = lifecycle.suspended(_record(gang).status, now_s)
+    status = lifecycle.suspended(gang.job.status, now_s)
     return (Reach("preempt-resumed"), WriteStatus(status, after="suspended-written"))
 
 
@@ -201,7 +201,7 @@ def end(gang: Gang, now_s: float) -> Effects:
     Pods may be gone because the workload has ended (operators delete them), because it was
     suspended, or because they belong to another gang now: only the workload itself can say.
     """
-    record = _record(gang)
+    record = gang.job
     if kind_of(record.spec.workload).resource is not None and not record.spans_workloads:
         return (ReadWorkload(partial(_end_by_workload, gang)),)
     return _close(gang, gang.failed > 0, now_s) if gang.pods else _go_on(gang, now_s)
@@ -222,14 +222,14 @@ def _close(gang: Gang, failed: bool, now_s: float) -> Effects:
 
 def _go_on(gang: Gang, now_s: float) -> Effects:
     """Write what follows from the pods alone: without any, the gang is in the queue again."""
-    before = _record(gang).status
+    before = gang.job.status
     status = before if gang.pods else lifecycle.observed(gang, now_s)
     return (WriteStatus(status),) if status is not before or gang.gone else ()
 
 
 def revive(gang: Gang, now_s: float) -> Effects:
     """Put a GPUJob whose workload has pods again (a CronJob's, say) back into the queue."""
-    return (WriteStatus(lifecycle.revived(_record(gang).status, now_s)),)
+    return (WriteStatus(lifecycle.revived(gang.job.status, now_s)),)
 
 
 # --- what the decisions ask of a gang -------------------------------------------------------------
@@ -272,8 +272,3 @@ def forbidding(budgets: Sequence[Mapping[str, Any]], gang: Gang) -> str:
                 f" {hit} pod(s) of {gang.key[1]} would have to go"
             )
     return ""
-
-
-def _record(gang: Gang) -> GpuJobRecord:
-    assert gang.record is not None
-    return gang.record

@@ -235,8 +235,7 @@ class Executor:
                 case OpenGates(pods, made_at):
                     await asyncio.gather(*(self._open_gate(pod, made_at) for pod in pods))
                 case Suspend(suspend, then):
-                    assert gang.record is not None
-                    why = await self._owners.suspend(gang.record, suspend)
+                    why = await self._owners.suspend(gang.job, suspend)
                     await self._go_on(gang, partial(then, why))
                 case ReadWorkload(then):
                     workload = await self._workload(gang)
@@ -259,15 +258,13 @@ class Executor:
         self._writer.take(created)
 
     async def _delete(self, gang: Gang) -> None:
-        record = gang.record
-        assert record is not None
+        record = gang.job
         await self._writer.call(
             self._writer.api.delete, GPU_JOBS, record.name, record.namespace, uid=record.uid
         )
 
     async def _write_size(self, gang: Gang, size: int) -> None:
-        record = gang.record
-        assert record is not None
+        record = gang.job
         body = {
             "metadata": {"uid": record.uid, "resourceVersion": record.resource_version},
             "spec": {"demand": {"gangSize": size}},
@@ -285,9 +282,8 @@ class Executor:
             faults.reach(effect.after)
 
     async def _workload(self, gang: Gang) -> Object | None:
-        assert gang.record is not None
         try:
-            return await self._owners.get(gang.record)
+            return await self._owners.get(gang.job)
         except NotFound:
             return None
 

@@ -234,8 +234,7 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     Running once as many pods run as must start together; back in the queue when none is placed
     any more though some are there.
     """
-    assert gang.record is not None
-    record, status = gang.record, gang.record.status
+    record, status = gang.job, gang.job.status
     if status.phase in (Phase.COMPLETED, Phase.FAILED, Phase.PREEMPTING):
         return status
     enough = gang.still_to_come(record.spec.demand.gang_size)
@@ -318,8 +317,7 @@ def suspended(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
 
 def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
     """Return the final status of a gang whose workload has ended, its service counted."""
-    assert gang.record is not None
-    status = with_service(gang.record.status, gang, now_s)
+    status = with_service(gang.job.status, gang, now_s)
     phase = Phase.FAILED if failed else Phase.COMPLETED
     message = "the workload failed" if failed else "the workload completed"
     return with_reason(

@@ -146,8 +146,7 @@ class LoadPrediction:
 
     def is_due(self, gang: Gang, now: float) -> bool:
         """Return True where a model was named but nothing was known of it when asked last."""
-        assert gang.record is not None
-        status, demand = gang.record.status, gang.record.spec.demand
+        status, demand = gang.job.status, gang.job.spec.demand
         if (
             status.phase is not Phase.QUEUED
             or demand.model is None

@@ -24,13 +24,13 @@ class QueueMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._registry = registry or CollectorRegistry()
-        self._planning = Histogram(
+        self.planning = Histogram(
             "tandem_queue_cycle_duration_seconds",
             "Time to plan one cycle of admission, beside the event loop.",
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
-        self._promotions = Counter(
+        self.promotions = Counter(
             "tandem_queue_promotions_total",
             "Jobs that had starved and were put back into the first queue.",
             registry=self._registry,
@@ -47,14 +47,6 @@ class QueueMetrics:
             "Forecasts of starts that failed or took too long.",
             registry=self._registry,
         )
-
-    def planned(self, seconds: float) -> None:
-        """Count one cycle."""
-        self._planning.observe(seconds)
-
-    def promoted(self) -> None:
-        """Count one promotion."""
-        self._promotions.inc()
 
     def forecast(self, seconds: float | None) -> None:
         """Count one forecast; None: it failed."""

@@ -136,8 +136,7 @@ class Preempter:
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang in phase Preempting, if anything."""
-        assert gang.record is not None
-        status, now = gang.record.status, self._clock()
+        status, now = gang.job.status, self._clock()
         if status.reason != OVERDUE and decisions.giving_up_s(status, now) >= OVERDUE_S:
             return self._executor.carry_out(gang, decisions.report_overdue(gang, now))
         if any(not pod.deleting for pod in gang.holders()):

@@ -142,8 +142,7 @@ class QueueState:
 
     def put(self, gang: Gang, now_s: float, gives_way_s: float) -> None:
         """Take in a gang as it is now."""
-        record = gang.record
-        assert record is not None
+        record = gang.job
         known = self.of.get(gang.key)
         row = known.row if known else self._row(gang.key)
         entry = entry_of(gang, record, now_s, row, gives_way_s, self._believe)

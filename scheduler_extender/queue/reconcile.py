@@ -146,8 +146,7 @@ class Reconciler:
 
         Its size, its prediction, a start that stayed incomplete, then its status and service.
         """
-        record, now = gang.record, self._clock()
-        assert record is not None
+        record, now = gang.job, self._clock()
         if (sized := self._sizes.step(gang)) is not None:
             return sized
         if self._load_prediction.is_due(gang, now):
@@ -168,11 +167,10 @@ class Reconciler:
 
     def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
         """Return the status with the reason why a gang that waits is not planned at all."""
-        assert gang.record is not None
         waits = status.phase in (Phase.QUEUED, Phase.SUSPENDED)
         if not waits:
             return status
-        if gang.record.spec.hold:
+        if gang.job.spec.hold:
             reason, message = "Held", HELD
         else:
             reason, message = BLOCKED, self._blocked(gang, now)
@@ -199,8 +197,7 @@ class Reconciler:
 
     def _is_half_placed(self, gang: Gang, now: float) -> bool:
         """Return True where a gang that has not run yet has had only a part of its places."""
-        record = gang.record
-        assert record is not None
+        record = gang.job
         size = gang.still_to_come(record.spec.demand.gang_size)
         if (
             record.status.phase is Phase.RUNNING

@@ -97,7 +97,7 @@ class Rounds:
             planned = await asyncio.to_thread(self._think, frozen, tell, self._clock())
         finally:
             self._work.go()
-        self._metrics.planned(time.perf_counter() - began)
+        self._metrics.planning.observe(time.perf_counter() - began)
         return planned
 
     def _think(self, frozen: Callable[[], Question], tell: Chooser, now_s: float) -> Planned:
@@ -291,7 +291,7 @@ class Rounds:
             if gang is None or gang.record is None or self._work.busy(key):
                 continue
             self._queue_state.promote(key, self._clock())
-            self._metrics.promoted()
+            self._metrics.promotions.inc()
             status = lifecycle.promoted(gang.record.status, self._clock())
             self._pending.drop(key)
             self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))

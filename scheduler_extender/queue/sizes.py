@@ -90,8 +90,7 @@ class Sizes:
         return self._read_again(gang, seen, now)
 
     async def _read_again(self, gang: Gang, seen: _Seen, now: float) -> None:
-        assert gang.record is not None
-        record = gang.record
+        record = gang.job
         known = self._read.get(gang.key)
         rest_s = _AGAIN_S
         if known is not None and known.seen == seen:

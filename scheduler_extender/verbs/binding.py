@@ -154,21 +154,16 @@ class Binder:
         longer: kube-scheduler asks again, and no Binding is sent that would be refused.
         """
         since_s = time.monotonic()
-        for _ in range(_LOOKS):
-            if self._may_bind() or self._stands_by(since_s):
-                return True
-            self._hurry()
-            await asyncio.sleep(_LEAD_S / _LOOKS)
-        return self._may_bind()
+        return await self._lead_soon(lambda: self._stands_by(since_s))
 
-    async def _lead_soon(self) -> bool:
+    async def _lead_soon(self, enough: Callable[[], bool] = lambda: False) -> bool:
         """Wait a moment for the lead: kube-scheduler has its Lease before we fenced off the others.
 
         Well within the timeout of its request, so that a change of leaders costs no attempt.
-        Returns True when we lead.
+        Returns True when we lead, or where that is not needed (`enough`).
         """
         for _ in range(_LOOKS):
-            if self._may_bind():
+            if self._may_bind() or enough():
                 return True
             self._hurry()
             await asyncio.sleep(_LEAD_S / _LOOKS)

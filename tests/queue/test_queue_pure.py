@@ -62,9 +62,10 @@ def test_who_must_start_together(annotations: dict, spec: dict, size: int) -> No
     assert gang_size(pod("p", annotations=annotations), workload) == size
 
 
-def test_a_pod_asks_for_what_its_containers_and_sidecars_ask() -> None:
+def test_a_pod_is_kept_without_what_nobody_reads() -> None:
     raw = raw_pod("p", gpus=2, owner=("Job", "j"), nodeSelector={"a": "b"})
     raw["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": [{"x": 1}]}
+    raw["metadata"]["annotations"] = {"tandem.gpu/gang": "g", "a": "secret"}
     raw["spec"]["containers"][0]["env"] = [{"name": "A"}]
     raw["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "500m", "memory": "1Gi"}
     raw["spec"]["initContainers"] = [
@@ -78,6 +79,8 @@ def test_a_pod_asks_for_what_its_containers_and_sidecars_ask() -> None:
     whole = pod_info(raw)
     assert (whole.gpus, whole.cpu, whole.memory_bytes) == (2, 2.0, 1 << 30)
     assert whole.started_at == "2026-01-01T00:00:01Z"
+    assert whole.annotations == {"tandem.gpu/gang": "g"}
+    assert "managedFields" not in str(whole)
 
 
 def test_nothing_known_takes_the_whole_gpu_and_declared_memory_may_share() -> None:

@@ -12,7 +12,6 @@ from controlplane import manifests, wait_until
 from scheduler_extender.admission.certificates import (
     CONFIGURATION_NAME,
     SECRET_NAME,
-    SERVICE_HOST,
     install_authority,
 )
 from scheduler_extender.admission.patch import AdmissionConfig
@@ -71,7 +70,7 @@ def webhook(installed, extender, tmp_path_factory):
     """The webhook served over TLS on loopback, and the API server told to call it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        hosts = [SERVICE_HOST, "127.0.0.1"]
+        hosts = [f"tandem-webhook.{names.NAMESPACE}.svc", "127.0.0.1"]
         serving = Keeper(extender, names.NAMESPACE, hosts, Rotation()).begin()
         certificate, key = serving.write(tmp_path_factory.mktemp("tls"))
         app = FastAPI()
