@@ -8,7 +8,6 @@ import logging
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -35,7 +34,7 @@ from scheduler_extender.serving.status.sources import (
     local_changes,
     local_profiles,
 )
-from scheduler_extender.serving.tls import Tls, read_files
+from scheduler_extender.serving.tls import Tls, tls_of_files
 from tandem.contracts.names import API_AUDIENCE
 from tandem.kube.memory import MemoryCluster
 
@@ -114,7 +113,7 @@ async def serve(config: ExtenderConfig) -> None:
         if isinstance(service.api, MemoryCluster):
             told = service.metrics.certificate.set
             public = await stack.enter_async_context(
-                _tls_of_files(config.public, config.certificate.look_s, told)
+                tls_of_files(config.public, config.certificate.look_s, told)
             )
             servers.append(_server(public_app(service), config.public, public))
         else:
@@ -187,26 +186,12 @@ async def _tls_of_verbs(config: ExtenderConfig) -> AsyncIterator[Tls | None]:
     """Give the verbs' port its certificate, from files or made for the scheduler next to us."""
     listen = config.verbs
     if listen.shared_with_scheduler is None:
-        async with _tls_of_files(listen, config.certificate.look_s) as tls:
+        async with tls_of_files(listen, config.certificate.look_s) as tls:
             yield tls
         return
     tls = Tls(await asyncio.to_thread(pairing.authority, listen.shared_with_scheduler))
     tls.use(pairing.serving(listen.shared_with_scheduler))
     yield tls
-
-
-@contextlib.asynccontextmanager
-async def _tls_of_files(
-    listen: Listen, every_s: float, on_change: Callable[[float], None] = lambda _: None
-) -> AsyncIterator[Tls | None]:
-    if listen.tls_cert is None or listen.tls_key is None:
-        yield None
-        return
-    read = partial(read_files, listen.tls_cert, listen.tls_key)
-    tls = Tls(listen.client_ca, on_change)
-    tls.use(read())
-    async with tls.follow(read, every_s):
-        yield tls
 
 
 def _server(

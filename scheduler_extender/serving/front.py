@@ -50,7 +50,7 @@ from scheduler_extender.serving.status.sources import (
     remote_changes,
     remote_profiles,
 )
-from scheduler_extender.serving.tls import Tls, read_files
+from scheduler_extender.serving.tls import Tls, tls_of_files
 from tandem.contracts.names import API_AUDIENCE
 from tandem.contracts.prediction import ErrorBody
 from tandem.errors import TandemError
@@ -416,17 +416,11 @@ async def _tls(config: FrontConfig, api: KubeClient, line: Line) -> AsyncIterato
             await asyncio.sleep(0.1)
 
     public = config.public
-    tls = Tls(on_change=told)
-    if public.tls_cert is not None and public.tls_key is not None:
-        certificate, key = public.tls_cert, public.tls_key
-
-        def look_at_files() -> Any:  # noqa: ANN401 - Serving
-            return read_files(certificate, key)
-
-        tls.use(look_at_files())
-        async with tls.follow(look_at_files, config.certificate.look_s):
+    async with tls_of_files(public, config.certificate.look_s, told) as tls:
+        if tls is not None:
             yield tls
-        return
+            return
+    tls = Tls(on_change=told)
     keeper = Keeper(api, config.namespace, public.service_names, config.certificate)
     tls.use(await asyncio.to_thread(keeper.begin))
     async with tls.follow(keeper.look, config.certificate.look_s, ready):

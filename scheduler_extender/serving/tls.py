@@ -8,9 +8,11 @@ import logging
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from scheduler_extender.admission.certificates import Serving, ends
+from scheduler_extender.config import Listen
 from tandem.errors import TandemError
 from tandem.kube.errors import KubeError
 
@@ -111,3 +113,18 @@ def read_files(certificate: Path, key: Path) -> Serving:
         raise TandemError(f"{error.filename}: {error.strerror}", "Name files in PEM format.") from (
             error
         )
+
+
+@contextlib.asynccontextmanager
+async def tls_of_files(
+    listen: Listen, every_s: float, on_change: Callable[[float], None] = lambda _: None
+) -> AsyncIterator[Tls | None]:
+    """Serve with the certificate of a port's files, read anew when they change; None without."""
+    if listen.tls_cert is None or listen.tls_key is None:
+        yield None
+        return
+    read = partial(read_files, listen.tls_cert, listen.tls_key)
+    tls = Tls(listen.client_ca, on_change)
+    tls.use(read())
+    async with tls.follow(read, every_s):
+        yield tls

@@ -16,7 +16,11 @@ import yaml
 
 from controlplane.certificates import Authority
 from scheduler_extender.admission.certificates import Serving, generate
-from scheduler_extender.config import ConfigError, read_config
+from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.config import ConfigError, Public, Rotation, read_config
+from scheduler_extender.serving import front
+from scheduler_extender.serving.front import FrontConfig
+from tandem.kube.memory import MemoryCluster
 from tandem.local.processes import free_port
 from tandem.local.waiting import wait_until
 
@@ -149,3 +153,29 @@ def test_files_that_are_not_there_end_it_with_a_sentence(tmp_path: Path) -> None
     code, said = asyncio.run(start())
     assert code == 1
     assert b"no.crt: No such file" in said
+
+
+def test_in_a_cluster_the_public_port_hears_only_callers_of_its_authority(tmp_path: Path) -> None:
+    renew(tmp_path)
+    (tmp_path / "callers.crt").write_bytes(caller(tmp_path / "caller"))
+    public = Public(
+        tls_cert=tmp_path / "data" / "tls.crt",
+        tls_key=tmp_path / "data" / "tls.key",
+        client_ca=tmp_path / "callers.crt",
+    )
+    config = FrontConfig(
+        kubeconfig=None,
+        namespace="tandem-system",
+        public=public,
+        probes=None,
+        certificate=Rotation(),
+        admission=AdmissionConfig(),
+        log_level="INFO",
+        socket="",
+    )
+
+    async def mode() -> ssl.VerifyMode:
+        async with front._tls(config, MemoryCluster(), front.Line()) as tls:
+            return tls.context.verify_mode
+
+    assert asyncio.run(mode()) is ssl.CERT_REQUIRED
