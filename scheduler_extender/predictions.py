@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -277,25 +278,19 @@ def token_of_file(path: Path) -> Callable[[], str]:
     return token
 
 
+@dataclass(eq=False)
 class Pricing:
     """Has new classes of loads priced ahead of the plans that need them. On the event loop.
 
     One class after the other, each against all that are known.
     """
 
-    def __init__(
-        self,
-        predictor: HttpPredictor,
-        beliefs: Beliefs,
-        gpu_kind: Callable[[], GpuKind | None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._predictor = predictor
-        self._beliefs = beliefs
-        self._gpu_kind = gpu_kind
-        self._clock = clock
-        self._again_s = 0.0
-        self._task: asyncio.Task[None] | None = None
+    _predictor: HttpPredictor
+    _beliefs: Beliefs
+    _gpu_kind: Callable[[], GpuKind | None]
+    _clock: Callable[[], float]
+    _again_s: float = 0.0
+    _task: asyncio.Task[None] | None = None
 
     async def ask(self) -> None:
         """Have all new classes priced; where the predictor is away, the formula holds meanwhile."""

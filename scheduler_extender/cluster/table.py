@@ -309,6 +309,24 @@ class GpuTable:
             )
 
 
+def columns_of(gpus: GpuArrays) -> Columns:
+    """Return writable copies of the columns."""
+    return {f.name: getattr(gpus, f.name).copy() for f in fields(GpuArrays)}
+
+
+def without_residents(gpus: GpuArrays) -> GpuArrays:
+    """Return a copy of the GPUs as if nobody were on them."""
+    columns = columns_of(gpus)
+    reset_rows(columns, np.arange(len(gpus)))
+    return gpu_arrays(columns)
+
+
+def places_of(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Return node and UUID of the GPU in each row."""
+    names, node = snapshot.node_names, snapshot.gpus.node.tolist()
+    return [(names[node[row]], gpu) for row, gpu in enumerate(snapshot.gpu_ids)]
+
+
 def gpu_arrays(columns: Mapping[str, Floats | Ints | Bools]) -> GpuArrays:
     """Return columns by name as GpuArrays, which freezes them."""
     return GpuArrays(**cast("dict[str, Any]", columns))
@@ -317,7 +335,7 @@ def gpu_arrays(columns: Mapping[str, Floats | Ints | Bools]) -> GpuArrays:
 def _buffers(rows: int, residents: int) -> Columns:
     """Return writable columns of empty GPUs that may take nothing."""
     blank = GpuArrays.empty(np.zeros(rows, dtype=np.int64), np.zeros(rows), slots=residents)
-    columns: Columns = {f.name: getattr(blank, f.name).copy() for f in fields(GpuArrays)}
+    columns = columns_of(blank)
     columns["shares"][:] = 0
     columns["healthy"][:] = False
     columns["fresh"][:] = False

@@ -68,27 +68,19 @@ def believing(profile: Profile, settings: LearningConfig) -> Profile:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class NextRuns:
     """Reads and fills the learned state. `observed` is what is known of the gangs that run.
 
     `tell` sends the predictor what was observed of a model; True when it took it.
     """
 
-    def __init__(
-        self,
-        learned: LearnedState,
-        state: ClusterState,
-        writer: Writer,
-        settings: LearningConfig,
-        observed: dict[Key, Observed],
-        tell: Callable[[Feedback], Awaitable[bool]] | None,
-    ) -> None:
-        self._learned = learned
-        self._state = state
-        self._writer = writer
-        self._settings = settings
-        self._observed = observed
-        self._tell = tell
+    _learned: LearnedState
+    _state: ClusterState
+    _writer: Writer
+    _settings: LearningConfig
+    _observed: dict[Key, Observed]
+    _tell: Callable[[Feedback], Awaitable[bool]] | None
 
     def earlier(self, gang: Gang, prediction: Prediction) -> Prediction:
         """Return the prediction, or what earlier runs by the same command were seen to use.

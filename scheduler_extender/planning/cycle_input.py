@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.table import gpu_arrays
+from scheduler_extender.cluster.table import columns_of, gpu_arrays
 from scheduler_extender.planning.cluster_pipeline import SPECIAL
 from scheduler_extender.planning.questions import Question, Start
 from tandem.policy.board import Board
-from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
 from tandem.policy.units import Bools, Floats, Ints
@@ -91,7 +90,7 @@ def cycle_input_of(question: Question, rows_of_gpus: Mapping[tuple[str, str], in
     held = {name[i]: at for i, at in held.items()}
     going = {name[i] for i in going}
     residents_of = [[name[i] for i in there] for there in residents_of]
-    columns = {f.name: getattr(snapshot.gpus, f.name).copy() for f in fields(GpuArrays)}
+    columns = columns_of(snapshot.gpus)
     _name_residents(columns["residents"], residents_of)
     board = Board(
         rows.jobs,

@@ -22,10 +22,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from scheduler_extender.cluster.table import without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s
 from tandem.policy.catalog import Profile
-from tandem.policy.cluster import GpuArrays, reset_rows
+from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats
@@ -95,7 +96,7 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
         for i, (job, seconds) in enumerate(zip(jobs, left, strict=True))
     ]
     engine = Engine(
-        trace, jobs, _empty(picture.gpus), picture.profile, _truth(picture, jobs),
+        trace, jobs, without_residents(picture.gpus), picture.profile, _truth(picture, jobs),
         options=RunOptions(
             history=history,
             begun=Begun(
@@ -121,12 +122,6 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
         if now_s > HORIZON_S or len(starts) + len(picture.rows_of) == len(jobs):
             break
     return {job: at_s for job, at_s in starts.items() if at_s <= HORIZON_S}
-
-
-def _empty(gpus: GpuArrays) -> GpuArrays:
-    columns = {f.name: getattr(gpus, f.name).copy() for f in fields(gpus)}
-    reset_rows(columns, np.arange(len(gpus)))
-    return GpuArrays(**columns)
 
 
 def _truth(picture: Picture, jobs: Sequence[Job]) -> Truth:

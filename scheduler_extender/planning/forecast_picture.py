@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
 from scheduler_extender.planning.forecast import Picture
 from scheduler_extender.planning.questions import Question
@@ -43,10 +44,7 @@ def picture_of(
     """
     question = asked.question
     snapshot = question.snapshot
-    names, node = snapshot.node_names, snapshot.gpus.node.tolist()
-    inputs = cycle_input_of(
-        question, {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)}
-    )
+    inputs = cycle_input_of(question, {at: row for row, at in enumerate(places_of(snapshot))})
     running = [i for i in inputs.held if i not in inputs.going]
     waiting = [i for i in inputs.ranked.tolist() if inputs.starts[i] is not None]
     order = [*running, *waiting, *sorted(inputs.going)]

@@ -7,10 +7,12 @@ now where its GPUs are free, and is only announced where somebody has to leave t
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Refusals, Tries
 from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
 from scheduler_extender.planning.explaining import named, summary_of, without_figures
@@ -61,8 +63,7 @@ class Planner:
     def _draw(self, question: Question, spared: set[Key]) -> CycleInput:
         snapshot = question.snapshot
         if snapshot.gpu_ids is not self._rows_are_of:
-            names, node = snapshot.node_names, snapshot.gpus.node.tolist()
-            self._rows = {(names[node[r]], gpu): r for r, gpu in enumerate(snapshot.gpu_ids)}
+            self._rows = {place: row for row, place in enumerate(places_of(snapshot))}
             self._rows_are_of = snapshot.gpu_ids
         inputs = cycle_input_of(question, self._rows)
         inputs.board.pinned |= {i for i in inputs.held if inputs.keys[i] in spared} - inputs.going
@@ -119,15 +120,11 @@ class _Round:
 
     def _to_their_targets(self) -> None:
         """Start gangs that are being moved where their move leads, if they may still go there."""
-        inputs, snapshot = self._inputs, self._q.snapshot
-        names, node = snapshot.node_names, snapshot.gpus.node.tolist()
-        started = []
+        inputs, started = self._inputs, []
+        at = places_of(self._q.snapshot)
         for index in self._waiting():
             places = self._q.targets.get(inputs.keys[index], frozenset())
-            rows = np.array(
-                [r for r, gpu in enumerate(snapshot.gpu_ids) if (names[node[r]], gpu) in places],
-                dtype=np.int64,
-            )
+            rows = np.array([r for r, place in enumerate(at) if place in places], dtype=np.int64)
             job, gpus = inputs.board.jobs[index], inputs.board.gpus
             if (
                 len(rows) == job.gpus
@@ -241,26 +238,18 @@ class _Round:
         return answer
 
 
+@dataclass(eq=False)
 class _Explaining:
     """Says why a start waits, on the board as the round has left it."""
 
-    def __init__(
-        self,
-        question: Question,
-        inputs: CycleInput,
-        pipeline: Pipeline,
-        profile: Profile,
-        tries: Tries,
-        impossible: Impossible,
-    ) -> None:
-        self._q = question
-        self._inputs = inputs
-        self._pipeline = pipeline
-        self._profile = profile
-        self._tries = tries
-        self._impossible = impossible
-        self.waiting: list[Waiting] = []
-        self._known: dict[tuple[object, ...], tuple[str, str]] = {}
+    _q: Question
+    _inputs: CycleInput
+    _pipeline: Pipeline
+    _profile: Profile
+    _tries: Tries
+    _impossible: Impossible
+    waiting: list[Waiting] = field(default_factory=list)
+    _known: dict[tuple[object, ...], tuple[str, str]] = field(default_factory=dict)
 
     def summary(self, waiting: Waiting) -> str:
         """Return the reason without figures and without the names of other jobs."""

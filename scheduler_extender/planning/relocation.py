@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.state import ClusterState
-from scheduler_extender.cluster.table import Columns, gpu_arrays
-from tandem.policy.cluster import GpuArrays
+from scheduler_extender.cluster.table import columns_of, gpu_arrays, places_of
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
@@ -21,8 +20,7 @@ def has_place(
 ) -> bool:
     """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`."""
     claims, snapshot, pods = state.ledger.counting(), state.snapshot(), gang.holders()
-    names, node = snapshot.node_names, snapshot.gpus.node.tolist()
-    row_of = {(names[node[row]], gpu): row for row, gpu in enumerate(snapshot.gpu_ids)}
+    row_of = {place: row for row, place in enumerate(places_of(snapshot))}
     leaving = frozenset(pod.uid for pod in pods)
 
     def held(uids: frozenset[str]) -> tuple[Ints, Ints]:
@@ -36,7 +34,7 @@ def has_place(
 
     rows, live = held(leaving)
     left = state.ledger.without(live, leaving)
-    columns: Columns = {f.name: getattr(snapshot.gpus, f.name).copy() for f in fields(GpuArrays)}
+    columns = columns_of(snapshot.gpus)
     for name, column in columns.items():
         if name != "node":  # a snapshot counts nodes by name, the table by slot
             column[rows] = getattr(left, name)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.table import gpu_arrays
+from scheduler_extender.cluster.table import places_of, without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import CycleInput
 from scheduler_extender.planning.questions import Question, Start
-from tandem.policy.cluster import GpuArrays, reset_rows
 from tandem.policy.gather import whole_pods
 from tandem.policy.units import Floats, Ints
 
@@ -39,9 +38,7 @@ class Capacity:
         self._q = question
         self._inputs = inputs
         self._pipeline = pipeline
-        columns = {f.name: getattr(inputs.board.gpus, f.name).copy() for f in fields(GpuArrays)}
-        reset_rows(columns, np.arange(len(inputs.board.gpus)))
-        self._empty = gpu_arrays(columns)
+        self._empty = without_residents(inputs.board.gpus)
         self._known: dict[tuple[object, ...], Ints] = {}
 
     def rows(self, index: int) -> Ints:
@@ -153,10 +150,7 @@ class Reserve:
 
     def _keep(self, index: int, question: Question, inputs: CycleInput, capacity: Capacity) -> bool:
         board = inputs.board
-        names, node = question.snapshot.node_names, question.snapshot.gpus.node
-        gpus = [
-            (names[n], g) for n, g in zip(node.tolist(), question.snapshot.gpu_ids, strict=True)
-        ]
+        gpus = places_of(question.snapshot)
         kept = self._gpus if inputs.keys[index] == self._for else frozenset()
         before = np.fromiter((gpu in kept for gpu in gpus), np.bool_, len(gpus))
         rows = self._choose(question, inputs, index, before, capacity)

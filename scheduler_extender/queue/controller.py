@@ -140,14 +140,7 @@ class Controller:
         self.history = parts.history
         self.learning = Learning(parts, observing(profile, chosen.learning), learned, feedback)
         load_prediction = LoadPrediction(
-            executor,
-            predictor,
-            self._pricing,
-            state,
-            clock,
-            self.work.later,
-            self.learning.next_runs.earlier,
-            self.work.add,
+            parts, predictor, self._pricing, self.learning.next_runs.earlier
         )
         self._reconciler = Reconciler(parts, load_prediction)
         self.evictions = Evictions(writer, executor, self.gangs, clock, chosen.stale_after_s)

@@ -12,6 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.pods import PodInfo
@@ -32,29 +33,22 @@ OUTCOMES = ("evicted", "forbidden", "failed", "refused")
 _Key = tuple[str, str, str]  # node, pod uid, GPU
 
 
+@dataclass(eq=False)
 class Evictions:
     """Requests by node, as the agents' latest reports have them. Runs on the event loop.
 
-    `max_age_s` is the age at which a report, and what it asks for, is stale. `outcomes` counts
+    `_max_age_s` is the age at which a report, and what it asks for, is stale. `outcomes` counts
     what became of requests, each attempt of an eviction once.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        executor: Executor,
-        gangs: Gangs,
-        clock: Callable[[], float],
-        max_age_s: float,
-    ) -> None:
-        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self._writer = writer
-        self._executor = executor
-        self._gangs = gangs
-        self._clock = clock
-        self._max_age_s = max_age_s
-        self._nodes: dict[str, GpuNodeRecord] = {}
-        self._again_s: dict[_Key, float] = {}  # when a request is looked at next
+    _writer: Writer
+    _executor: Executor
+    _gangs: Gangs
+    _clock: Callable[[], float]
+    _max_age_s: float
+    outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
+    _nodes: dict[str, GpuNodeRecord] = field(default_factory=dict)
+    _again_s: dict[_Key, float] = field(default_factory=dict)  # when a request is looked at next
 
     def node_changed(self, record: GpuNodeRecord) -> None:
         """Take in the report of a node's agent."""

@@ -9,11 +9,11 @@ import numpy as np
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, policy_job, rfc3339, scaled_steps
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.table import GpuKind
 from scheduler_extender.predictions import HttpPredictor, Pricing
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import Executor, WriteStatus
+from scheduler_extender.queue.effects import WriteStatus
+from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.work import ExternalWork
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
@@ -40,24 +40,19 @@ class LoadPrediction:
 
     def __init__(
         self,
-        executor: Executor,
+        parts: Parts,
         predictor: HttpPredictor,
         pricing: Pricing,
-        state: ClusterState,
-        clock: Callable[[], float],
-        later: Callable[[Key, float], None],
-        earlier: Callable[[Gang, Prediction], Prediction] = lambda _, prediction: prediction,
-        soon: Callable[[Key], None] = lambda _: None,
+        earlier: Callable[[Gang, Prediction], Prediction],
     ) -> None:
-        self._executor = executor
+        self._executor = parts.executor
         self._predictor = predictor
         self._pricing = pricing
-        self._state = state
-        self._clock = clock
-        self._later = later
+        self._state = parts.state
+        self._clock = parts.clock
+        self._work = parts.work
         self._earlier = earlier  # what earlier runs have shown, where that is more
         self._predicted_at: dict[Key, float] = {}
-        self._soon = soon  # has a gang looked at
         self._asking_again = 0
         self._to_ask_again: dict[Key, None] = {}
 
@@ -156,7 +151,7 @@ class LoadPrediction:
         ):
             return False
         due = self._predicted_at.get(gang.key, 0.0) + PREDICT_AGAIN_S
-        self._later(gang.key, due if now < due else now + PREDICT_AGAIN_S)
+        self._work.later(gang.key, due if now < due else now + PREDICT_AGAIN_S)
         if now >= due and self._asking_again >= _AGAIN_AT_ONCE:
             self._to_ask_again[gang.key] = None
             return False
@@ -176,7 +171,7 @@ class LoadPrediction:
             if self._to_ask_again:
                 key = next(iter(self._to_ask_again))
                 del self._to_ask_again[key]
-                self._soon(key)
+                self._work.add(key)
 
     async def _priced(self, gang: Gang, spec: GPUJobSpec) -> tuple[Prediction, list[SubBatch]]:
         """Predict the load of a gang and of the ways to split its batch, and have them priced."""

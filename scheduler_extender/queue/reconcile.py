@@ -50,11 +50,11 @@ class Reconciler:
 
     def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
         self._executor = parts.executor
-        self._clock = clock = parts.clock
-        self._later = later = parts.work.later
+        self._clock = parts.clock
+        self._later = parts.work.later
         self._load_prediction = load_prediction
         self._owners = Owners(parts.writer)
-        self._sizes = Sizes(parts.writer, parts.executor, clock, later)
+        self._sizes = Sizes(parts)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
         self._counted_at: dict[Key, float] = {}

@@ -17,6 +17,7 @@ import numpy as np
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import cycle_input_of
 from scheduler_extender.planning.questions import Question, Victim
@@ -168,8 +169,7 @@ class Repairs:
         """Run the adjuster on the board of the cluster; return what it has done there."""
         snapshot, adjust = question.snapshot, self._profile.adjust
         assert adjust is not None
-        names, node = snapshot.node_names, snapshot.gpus.node.tolist()
-        places = [(names[node[row]], gpu) for row, gpu in enumerate(snapshot.gpu_ids)]
+        places = places_of(snapshot)
         inputs = cycle_input_of(question, {place: row for row, place in enumerate(places)})
         board = inputs.board
         index_of = {inputs.keys[i]: i for i in inputs.held if i not in inputs.going}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from scheduler_extender.cluster.workloads import (
     role_of,
     roles_now,
 )
-from scheduler_extender.cluster.writes import Writer
-from scheduler_extender.queue.effects import Executor, WriteSize
+from scheduler_extender.queue.effects import WriteSize
+from scheduler_extender.queue.parts import Parts
 from tandem.kube.errors import Forbidden, NotFound
 
 #: A workload whose pods do not make up the gang is read at most this often, and while nothing
@@ -38,17 +38,11 @@ class _Read:
 class Sizes:
     """Sizes of gangs that wait. All methods run on the event loop."""
 
-    def __init__(
-        self,
-        writer: Writer,
-        executor: Executor,
-        clock: Callable[[], float],
-        later: Callable[[Key, float], None],
-    ) -> None:
-        self._writer = writer
-        self._executor = executor
-        self._clock = clock
-        self._later = later
+    def __init__(self, parts: Parts) -> None:
+        self._writer = parts.writer
+        self._executor = parts.executor
+        self._clock = parts.clock
+        self._later = parts.work.later
         self._read: dict[Key, _Read] = {}
 
     def forget(self, key: Key) -> None:

@@ -21,6 +21,7 @@ from scheduler_extender.serving.status.views.rows import (
     gpu_row,
     holder_row,
     out_of_memory_rows,
+    picked,
     run_row,
 )
 
@@ -88,25 +89,19 @@ def gpu(cluster: Cluster, scope: Scope, query: Query) -> Document:
     raw = next(each for each in report["gpus"] if each["uuid"] == uuid)
     uses = {use["uid"]: use for use in raw.get("pods") or () if use.get("uid")}
     operator = scope.namespace is None
-    device = {
-        "memoryBytes": raw["memoryBytes"],
-        "memoryReservedBytes": raw.get("memoryReservedBytes"),
-        "computeMode": raw.get("computeMode"),
-        "mig": raw.get("mig"),
-        "mps": raw.get("mps"),
-        "eccUncorrectedErrors": raw.get("eccUncorrectedErrors"),
-        "health": raw["health"],
-    }
-    measured = {
-        "memoryForeignBytes": raw.get("memoryForeignBytes"),
-        "memoryActivityPercent": raw.get("memoryActivityPercent"),
-        "powerWatts": raw.get("powerWatts"),
-        "utilisationSource": raw.get("utilisationSource"),
-    }
+    device = picked(
+        raw,
+        *("memoryBytes", "memoryReservedBytes", "computeMode", "mig", "mps"),
+        *("eccUncorrectedErrors", "health"),
+    )
+    measured = picked(
+        raw if operator else {},
+        *("memoryForeignBytes", "memoryActivityPercent", "powerWatts", "utilisationSource"),
+    )
     return {
         **gpu_row(cluster, found),
         **device,
-        **(measured if operator else dict.fromkeys(measured)),
+        **measured,
         "observedAt": node.observed_at,
         "residents": [_resident(cluster, each, uses.get(each.uid)) for each in found.holders],
         "runs": [run_row(run) for run in cluster.runs_of(scope, node_name, uuid)[:_RUNS]],
@@ -127,12 +122,11 @@ def _resident(cluster: Cluster, holder: Holder, use: Raw | None) -> Document:
             "slowdown": holder.predicted_slowdown,
         },
         "measured": {
-            "memoryBytes": use.get("memoryBytes"),
-            "memoryBaseBytes": use.get("memoryBaseBytes"),
-            "memoryPeakBytes": use.get("memoryPeakBytes"),
-            "peakProbability": use.get("peakProbability"),
-            "utilisationPercent": use.get("utilisationPercent"),
-            "iterationsPerSecond": use.get("iterationsPerSecond"),
+            **picked(
+                use,
+                *("memoryBytes", "memoryBaseBytes", "memoryPeakBytes", "peakProbability"),
+                *("utilisationPercent", "iterationsPerSecond"),
+            ),
             "slowdown": job.slowdown if job is not None else None,
             "slowdownEstimated": job.estimated if job is not None else None,
         },

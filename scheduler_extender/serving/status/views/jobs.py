@@ -17,7 +17,7 @@ from scheduler_extender.serving.status.views.query import (
     Query,
     page_of,
 )
-from scheduler_extender.serving.status.views.rows import job_row, named, run_row
+from scheduler_extender.serving.status.views.rows import job_row, named, picked, run_row
 from tandem.contracts.names import API_VERSION
 
 _RUNS = 200  # that ended, of one job
@@ -95,17 +95,10 @@ def job(cluster: Cluster, scope: Scope, query: Query) -> Document:
         "hold": spec["hold"],
         "prioritizedAt": spec.get("prioritizedAt"),
         "timeline": _timeline(status),
-        "attempts": status["attempts"],
-        "attainedGpuSeconds": status["attainedGpuSeconds"],
-        "queue": status.get("queue"),
-        "load": status.get("load"),
-        "subBatches": status["subBatches"],
-        "plan": status.get("plan"),
-        "observed": status.get("observed"),
+        **picked(status, "attempts", "attainedGpuSeconds", "queue", "load", "subBatches", "plan"),
+        **picked(status, "observed", "conditions", "preemption"),
         "predictedSlowdown": max(predicted, default=None),
         "decisions": list(reversed(status["decisions"])),
-        "conditions": status["conditions"],
-        "preemption": status.get("preemption"),
         "pods": [
             {"pod": name, "phase": phase, "node": node or None, "gpus": devices,
              "startedAt": started or None, "endedAt": ended or None}

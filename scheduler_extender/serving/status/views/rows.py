@@ -16,6 +16,11 @@ def named(key: Key) -> Document:
     return {"namespace": key[0], "name": key[1]}
 
 
+def picked(raw: Raw, *names: str) -> Document:
+    """Return some fields of an object; null where it does not have them."""
+    return {name: raw.get(name) for name in names}
+
+
 def gpu_row(cluster: Cluster, gpu: Gpu) -> Document:
     """Return a GPU as lists show it."""
     return {
@@ -79,9 +84,7 @@ def _position(selection: Selection, job: Job) -> int | None:
 
 def run_row(run: Raw) -> Document:
     """Return an ended run."""
-    return {name: run[name] for name in (
-        "namespace", "job", "pod", "node", "gpus", "startedAt", "endedAt",
-    )}  # fmt: skip
+    return picked(run, "namespace", "job", "pod", "node", "gpus", "startedAt", "endedAt")
 
 
 def out_of_memory_rows(report: Raw, scope: Scope, gpu: str = "") -> list[Document]:
