@@ -14,8 +14,8 @@ from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, pars
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import Conflict
-from tandem.kube.resource import GPU_JOBS
+from tandem.kube.errors import AlreadyExists, Conflict
+from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS
 
 PARALLEL_WRITES = 16
 #: The service of more pods than this is counted in a thread.
@@ -119,3 +119,16 @@ class Writer:
         if not self.may_write():
             raise Conflict(409, "another replica leads by now")
         return function(*args, **kwargs)
+
+
+def write_config_map(api: ClusterApi, body: dict[str, Any]) -> bool:
+    """Create or replace a ConfigMap; False where somebody else was faster."""
+    namespace = body["metadata"]["namespace"]
+    try:
+        if "resourceVersion" in body["metadata"]:
+            api.replace(CONFIG_MAPS, body, namespace)
+        else:
+            api.create(CONFIG_MAPS, body, namespace)
+    except (Conflict, AlreadyExists):
+        return False
+    return True

@@ -15,12 +15,12 @@ import numpy as np
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.placement_history import PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.cluster.writes import Writer, write_config_map
 from scheduler_extender.learning.run_history import RunHistory
 from tandem.contracts import names
 from tandem.contracts.resources import Phase
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import AlreadyExists, Conflict, Invalid, KubeError, NotFound
+from tandem.kube.errors import Invalid, KubeError, NotFound
 from tandem.kube.resource import CONFIG_MAPS
 from tandem.policy.jobs import History
 
@@ -149,7 +149,7 @@ class HistoryStore:
 
     async def _write(self, writer: Writer, body: dict[str, Any]) -> bool:
         try:
-            written: bool = await writer.call(_write, writer.api, body)
+            written: bool = await writer.call(write_config_map, writer.api, body)
         except KubeError as error:
             self.failures += 1
             if isinstance(error, Invalid) or error.status == _TOO_LARGE:
@@ -251,16 +251,3 @@ def _decoded(stored: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON
     except (ValueError, OSError, EOFError, zlib.error) as error:
         log.warning("history unreadable key=%s error=%r", name, error)
         return None
-
-
-def _write(api: ClusterApi, body: dict[str, Any]) -> bool:
-    """Write it; False where somebody else was faster, which is left to the next time."""
-    namespace = body["metadata"]["namespace"]
-    try:
-        if "resourceVersion" in body["metadata"]:
-            api.replace(CONFIG_MAPS, body, namespace)
-        else:
-            api.create(CONFIG_MAPS, body, namespace)
-    except (Conflict, AlreadyExists):
-        return False
-    return True

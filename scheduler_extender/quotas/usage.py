@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
-from scheduler_extender.cluster.writes import Writer
+from scheduler_extender.cluster.writes import Writer, write_config_map
 from tandem.contracts import names
 from tandem.kube.api import ClusterApi
-from tandem.kube.errors import AlreadyExists, Conflict, NotFound
+from tandem.kube.errors import NotFound
 from tandem.kube.resource import CONFIG_MAPS
 
 _KEY = "quotaGpuSeconds"
@@ -83,19 +84,14 @@ class Usage:
             return known
         if text == known:
             return None
-        body = {
+        body: dict[str, Any] = {
             "metadata": {"name": names.HISTORY_CONFIG_MAP, "namespace": self._namespace},
             "data": data | {_KEY: text},
         }
         if "binaryData" in stored:  # the history's, where it is large
             body["binaryData"] = stored["binaryData"]
-        try:
-            if stored:
-                body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
-                api.replace(CONFIG_MAPS, body, self._namespace)
-            else:
-                api.create(CONFIG_MAPS, body, self._namespace)
-        except (Conflict, AlreadyExists):
-            return None  # the next time
-        self._written = text
-        return None
+        if stored:
+            body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+        if write_config_map(api, body):
+            self._written = text
+        return None  # what somebody else was faster to write is seen the next time
