@@ -16,8 +16,7 @@ from weakref import ref
 import numpy as np
 
 from scheduler_extender.cluster.jobs import rates_of
-from scheduler_extender.cluster.pair_slowdowns import Pair, PairSlowdowns
-from scheduler_extender.cluster.placement_history import PlacementHistory
+from scheduler_extender.cluster.pair_slowdowns import Pair, PairSlowdowns, PlacementHistory
 from tandem.contracts.prediction import InterferenceAnswer
 from tandem.contracts.resources import Load
 from tandem.policy.equations.horus import slowdown_over_commit

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from scheduler_extender.cluster.placement_history import PACK_LIMIT
+from scheduler_extender.cluster.pair_slowdowns import PACK_LIMIT
 from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source, SubBatch
 from tandem.policy.equations.tiresias import spread_price
 from tandem.policy.job import Job, gib

@@ -17,8 +17,7 @@ from scheduler_extender.cluster.gangs import Gangs
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
-from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
-from scheduler_extender.cluster.placement_history import PlacementHistory
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import (
     PARSERS,

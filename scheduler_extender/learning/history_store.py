@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
-from scheduler_extender.cluster.placement_history import PlacementHistory
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.writes import Writer, write_config_map
 from scheduler_extender.learning.run_history import RunHistory

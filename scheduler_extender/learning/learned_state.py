@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import kind_of_model, seconds
-from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
-from scheduler_extender.cluster.placement_history import PlacementHistory
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Writer

@@ -20,8 +20,7 @@ from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import PARALLEL_WRITES
 from scheduler_extender.config import ExtenderConfig
-from scheduler_extender.fencing import Fence
-from scheduler_extender.leader import LeaseWatch
+from scheduler_extender.leader import Fence, LeaseWatch
 from scheduler_extender.learning.learned_state import LearnedState, believing
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, token_of_file
 from scheduler_extender.queue.controller import Connection, Controller, Settings

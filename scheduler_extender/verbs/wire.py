@@ -11,17 +11,15 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, with_config
+from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 MAX_SCORE = 10  # extenderv1.MaxExtenderPriority
-_IGNORE = ConfigDict(extra="ignore")
 
 Text = Annotated[str, Field(max_length=4096)]
 Pairs = dict[str, str]
 
 
-@with_config(_IGNORE)
 class Owner(TypedDict, total=False):
     """metav1.OwnerReference."""
 
@@ -32,7 +30,6 @@ class Owner(TypedDict, total=False):
     controller: bool | None
 
 
-@with_config(_IGNORE)
 class Metadata(TypedDict, total=False):
     """metav1.ObjectMeta, as far as a verb reads it."""
 
@@ -45,7 +42,6 @@ class Metadata(TypedDict, total=False):
     ownerReferences: list[Owner] | None
 
 
-@with_config(_IGNORE)
 class Resources(TypedDict, total=False):
     """corev1.ResourceRequirements."""
 
@@ -53,7 +49,6 @@ class Resources(TypedDict, total=False):
     requests: dict[str, str | int | float] | None
 
 
-@with_config(_IGNORE)
 class Container(TypedDict, total=False):
     """corev1.Container."""
 
@@ -61,7 +56,6 @@ class Container(TypedDict, total=False):
     resources: Resources | None
 
 
-@with_config(_IGNORE)
 class PodSpec(TypedDict, total=False):
     """corev1.PodSpec."""
 
@@ -69,7 +63,6 @@ class PodSpec(TypedDict, total=False):
     containers: list[Container] | None
 
 
-@with_config(_IGNORE)
 class Pod(TypedDict, total=False):
     """corev1.Pod."""
 
@@ -77,21 +70,18 @@ class Pod(TypedDict, total=False):
     spec: PodSpec
 
 
-@with_config(_IGNORE)
 class Named(TypedDict, total=False):
     """An object of which only the metadata matters."""
 
     metadata: Metadata
 
 
-@with_config(_IGNORE)
 class NodeList(TypedDict, total=False):
     """corev1.NodeList."""
 
     items: list[Named] | None
 
 
-@with_config(_IGNORE)
 class ExtenderArgs(TypedDict, total=False):
     """What filter and prioritize are asked. NodeNames where `nodeCacheCapable`, else Nodes."""
 
@@ -100,7 +90,6 @@ class ExtenderArgs(TypedDict, total=False):
     Nodes: NodeList | None
 
 
-@with_config(_IGNORE)
 class ExtenderBindingArgs(TypedDict):
     """What bind is asked."""
 
@@ -110,7 +99,6 @@ class ExtenderBindingArgs(TypedDict):
     Node: Text
 
 
-@with_config(_IGNORE)
 class Victims(TypedDict, total=False):
     """Victims as whole pods: what is sent where not `nodeCacheCapable`."""
 
@@ -118,14 +106,12 @@ class Victims(TypedDict, total=False):
     NumPDBViolations: int
 
 
-@with_config(_IGNORE)
 class MetaPod(TypedDict):
     """A victim by uid."""
 
     UID: str
 
 
-@with_config(_IGNORE)
 class MetaVictims(TypedDict, total=False):
     """Victims by uid."""
 
@@ -133,7 +119,6 @@ class MetaVictims(TypedDict, total=False):
     NumPDBViolations: int
 
 
-@with_config(_IGNORE)
 class ExtenderPreemptionArgs(TypedDict, total=False):
     """What preempt is asked: per node, who would have to go."""
 

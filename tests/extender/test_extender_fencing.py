@@ -9,7 +9,7 @@ import pytest
 from extender_builders import gpu_job, pod
 
 from scheduler_extender.cluster.records import Record
-from scheduler_extender.fencing import Fence
+from scheduler_extender.leader import Fence
 from tandem.contracts import names
 from tandem.kube.errors import Conflict, Forbidden, Invalid, KubeError, from_status, unreachable
 from tandem.kube.memory import MemoryCluster

@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 from queue_builders import gang
 
-from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
-from scheduler_extender.cluster.placement_history import PlacementHistory
+from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.learning.history_store import HistoryStore

@@ -9,7 +9,7 @@ from queue_builders import GIB, load, raw_pod
 from test_queue_controller import Cluster, run
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.placement_history import PACK_LIMIT, PlacementHistory
+from scheduler_extender.cluster.pair_slowdowns import PACK_LIMIT, PlacementHistory
 from tandem.contracts.prediction import Prediction
 from tandem.kube.resource import GPU_NODES, PODS
 from tandem.policy.catalog import load_profile

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from scheduler_extender.serving.status.objects import PHASES, Gpu, Job, Key, Node, Scope
@@ -175,11 +175,8 @@ class ModelSums:
             yield self.slowdowns, job.slowdown
 
 
-_COUNTS = ("states", "models", "on", "sharing")
-_NUMBERS = (
-    "gpus", "nodes", "capacity_bytes", "promised_bytes", "used_bytes", "shared", "gain_micro",
-    "gain_gpus", "silent_nodes", "out_of_memory_nodes",
-)  # fmt: skip
+_COUNTS = tuple(each.name for each in fields(Sums) if each.default_factory is Counter)
+_NUMBERS = tuple(each.name for each in fields(Sums) if each.default == 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import GPU_STATES, Gpu, Holder, Key, Node, Raw, Scope
 from scheduler_extender.serving.status.views.query import (
+    GIB,
     PAGE_ROWS,
     BadQueryError,
     Document,
     MissingError,
     Query,
-    page_of,
-)
-from scheduler_extender.serving.status.views.rows import (
-    GIB,
     gpu_row,
     holder_row,
     out_of_memory_rows,
+    page_of,
     picked,
     run_row,
 )

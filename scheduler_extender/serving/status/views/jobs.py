@@ -15,9 +15,12 @@ from scheduler_extender.serving.status.views.query import (
     Document,
     MissingError,
     Query,
+    job_row,
+    named,
     page_of,
+    picked,
+    run_row,
 )
-from scheduler_extender.serving.status.views.rows import job_row, named, picked, run_row
 from tandem.contracts.names import API_VERSION
 
 _RUNS = 200  # that ended, of one job

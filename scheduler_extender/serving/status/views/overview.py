@@ -8,8 +8,7 @@ from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import GPU_STATES, PHASES, Raw, Scope
 from scheduler_extender.serving.status.reasons import WORDS
 from scheduler_extender.serving.status.selection import MICRO, Selection
-from scheduler_extender.serving.status.views.query import Document, Query
-from scheduler_extender.serving.status.views.rows import job_row, named
+from scheduler_extender.serving.status.views.query import Document, Query, job_row, named
 
 _NAMESPACES = 50
 _WORST = 5
