@@ -272,20 +272,6 @@ class Controller:
         gang = self.gangs.by_key.get(key)
         return gang.record.status if gang is not None and gang.record is not None else None
 
-    async def cycle(self) -> None:
-        """Bring every gang up to date, plan what waits, and carry it out to its end.
-
-        What `run` does bit by bit, for whoever wants one round without a clock.
-        """
-        self.work.go()
-        try:
-            self.work.wake()
-            await self.work.settled()
-            await self._run_cycle()
-            await self.work.settled()
-        finally:
-            self.work.hold()
-
     async def _run_cycle(self) -> None:
         """Run one scheduling cycle, from top to bottom.
 

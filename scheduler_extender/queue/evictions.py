@@ -102,17 +102,16 @@ class Evictions:
 
     def _find(self, node: str, request: EvictionRequest) -> tuple[Gang, PodInfo] | str:
         """Return the pod that is asked for, or why the agent of `node` may not ask for it."""
-        for gang in self._gangs.by_key.values():
-            pod = gang.pods.get(request.uid)
-            if pod is None:
-                continue
-            if pod.node_name != node or request.gpu not in pod.devices:
-                return "the pod was not given that GPU"
-            load = gang.record.status.load if gang.record is not None else None
-            if load is not None and load.memory_source is Source.WHOLE_GPU:
-                return "the pod has the GPU to itself"
-            return gang, pod
-        return "no such pod of ours"
+        gang = self._gangs.gang_of(request.uid)
+        if gang is None:
+            return "no such pod of ours"
+        pod = gang.pods[request.uid]
+        if pod.node_name != node or request.gpu not in pod.devices:
+            return "the pod was not given that GPU"
+        load = gang.record.status.load if gang.record is not None else None
+        if load is not None and load.memory_source is Source.WHOLE_GPU:
+            return "the pod has the GPU to itself"
+        return gang, pod
 
     async def _evicted(self, pod: PodInfo, request: EvictionRequest) -> None:
         self.outcomes["evicted"] += 1
@@ -120,12 +119,8 @@ class Evictions:
         grows = " Its next run is placed with more memory." if request.memory_bytes else ""
         note = f"Evicted from {request.gpu}: {request.reason}.{grows}"
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
-        for other in self._neighbours(pod, request.gpu):
-            note = (
-                f"{_named(pod, other)} was evicted from {request.gpu}, whose memory was nearly"
-                " used up."
-            )
-            await self._writer.say(other, "NeighbourEvicted", note, "Normal")
+        note = f"was evicted from {request.gpu}, whose memory was nearly used up."
+        await self._tell_neighbours(pod, request.gpu, "NeighbourEvicted", note, "Normal")
 
     async def _not_evicted(
         self, key: _Key, pod: PodInfo, request: EvictionRequest, error: KubeError
@@ -140,20 +135,17 @@ class Evictions:
         note = f"Must leave {request.gpu} ({request.reason}), but cannot be evicted: {error}"
         reason = "EvictionForbidden" if forbidden else "EvictionFailed"
         await self._writer.say(pod, reason, note, "Warning")
-        for other in self._neighbours(pod, request.gpu):
-            note = (
-                f"{_named(pod, other)} may fill {request.gpu} and cannot be evicted;"
-                " no other job is placed there"
-            )
-            await self._writer.say(other, "MemoryAtRisk", note, "Warning")
+        note = f"may fill {request.gpu} and cannot be evicted; no other job is placed there"
+        await self._tell_neighbours(pod, request.gpu, "MemoryAtRisk", note, "Warning")
 
-    def _neighbours(self, pod: PodInfo, gpu: str) -> list[PodInfo]:
-        return [
-            other
-            for gang in self._gangs.by_key.values()
-            for other in gang.live_pods()
-            if other.uid != pod.uid and gpu in other.devices
-        ]
+    async def _tell_neighbours(
+        self, pod: PodInfo, gpu: str, reason: str, what: str, kind: str
+    ) -> None:
+        """Write to the owners of the other pods on a GPU what happens to `pod`."""
+        pods = [each for gang in self._gangs.by_key.values() for each in gang.live_pods()]
+        for other in pods:
+            if other.uid != pod.uid and gpu in other.devices:
+                await self._writer.say(other, reason, f"{_named(pod, other)} {what}", kind)
 
 
 def _by_budget(error: KubeError) -> bool:

@@ -127,13 +127,6 @@ class WorkQueue:
                 del self._due[key]
                 self.add(key)
 
-    async def settled(self) -> None:
-        """Return when nothing is to be done any more, timers apart."""
-        while self._dirty or self._tasks:
-            if self._tasks:
-                await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)
-
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel what is under way and return it."""
         self._holds += 1

@@ -1,11 +1,14 @@
 """Pods and gangs for the queue's tests: only what a scenario says differs from the default."""
 
+import asyncio
 from pathlib import Path
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.queue.controller import Controller
 from scheduler_extender.queue.phases import TRANSITIONS
+from scheduler_extender.queue.work import WorkQueue
 from tandem.contracts.resources import (
     Demand,
     GPUJobSpec,
@@ -106,3 +109,23 @@ def on_the_page(message: str) -> bool:
 def is_transition(before: Phase, after: Phase) -> bool:
     """Return True where the table of phases has this change, or where the phase stays."""
     return before is after or any(before in row.of and after is row.to for row in TRANSITIONS)
+
+
+async def settled(work: WorkQueue) -> None:
+    """Return when nothing is to be done any more, timers apart."""
+    while work._dirty or work._tasks:
+        if work._tasks:
+            await asyncio.wait(work._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)
+
+
+async def cycle(controller: Controller) -> None:
+    """Bring every gang up to date, plan what waits, and carry it out to its end."""
+    controller.work.go()
+    try:
+        controller.work.wake()
+        await settled(controller.work)
+        await controller._run_cycle()
+        await settled(controller.work)
+    finally:
+        controller.work.hold()

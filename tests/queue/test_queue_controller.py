@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from queue_builders import GIB, load, raw_pod
+from queue_builders import GIB, cycle, load, raw_pod
 
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
@@ -76,7 +76,7 @@ class Cluster:
 
     async def cycle(self) -> None:
         self.loop = asyncio.get_running_loop()
-        await self.controller.cycle()
+        await cycle(self.controller)
         await asyncio.sleep(0)
 
     def _event(self, kind: str, event: str, obj: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from queue_builders import load, raw_pod
+from queue_builders import load, raw_pod, settled
 from test_queue_controller import Cluster, run
 
 from scheduler_extender import predictions
@@ -68,7 +68,7 @@ def test_a_new_job_is_seen_while_hundreds_are_asked_about_again() -> None:
         # Those that are asked about again do not ask all at once, and each has its turn.
         waiting = cluster.asked
         cluster.let_go.set()
-        await work.settled()
+        await settled(work)
         assert waiting < 60 + 1 + 10
         assert cluster.asked >= 120
 
@@ -95,7 +95,7 @@ def test_a_job_may_be_deleted_while_the_predictor_is_asked_about_it(
         cluster.api.delete(GPU_JOBS, "pod-brief", "default")
         await asyncio.sleep(0.05)
         cluster.let_go.set()
-        await work.settled()
+        await settled(work)
         assert not cluster.api.list(GPU_JOBS)
 
     run(scenario)

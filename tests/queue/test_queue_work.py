@@ -2,6 +2,8 @@
 
 import asyncio
 
+from queue_builders import settled
+
 from scheduler_extender.queue.work import WorkQueue
 
 _PARALLEL = 4
@@ -22,7 +24,7 @@ def drained(add):
         queue = WorkQueue(step, lambda: 0.0, _PARALLEL)
         add(queue)
         queue.go()
-        await queue.settled()
+        await settled(queue)
 
     asyncio.run(run())
     return seen
@@ -56,7 +58,7 @@ def test_a_namespace_that_comes_later_is_next():
         for index in range(100):
             queue.add(("flood", f"job-{index}"))
         queue.go()
-        await queue.settled()
+        await settled(queue)
 
     asyncio.run(run())
     assert seen.index(("team", "job")) <= 11
@@ -93,7 +95,7 @@ def test_a_key_that_is_busy_takes_no_turn_for_ever():
         await asyncio.sleep(0.01)
         assert set(order[1:]) == {("team", "other"), ("flood", "other")}
         going.set()
-        await queue.settled()
+        await settled(queue)
 
     asyncio.run(run())
     assert order[-1] == ("team", "slow")
