@@ -67,11 +67,6 @@ class HistoryStore:
         self.failures = 0  # writes that the API server refused or did not answer
         self.stored_bytes = 0  # of what was written last
 
-    @property
-    def namespace(self) -> str | None:
-        """Where it is kept; None: in memory alone."""
-        return self._namespace
-
     def take(self, record: GpuJobRecord) -> None:
         """Learn from a GPUJob that has ended, by completion or by failure.
 

@@ -62,7 +62,6 @@ class Question:
     row_of: Mapping[Key, int]
     claims: Mapping[str, Claim] = field(default_factory=dict)
     going: frozenset[str] = frozenset()
-    competes: bool = False
     victims: Mapping[Key, Victim] = field(default_factory=dict)
     where_of: Mapping[Key, int] = field(default_factory=dict)
     avoids: Mapping[Key, Avoids] = field(default_factory=dict)

@@ -170,7 +170,6 @@ class Rounds:
                 endless=frozenset(k for k in queue_state.placed if queue_state.of[k].endless),
                 going=queue_state.going() if preempts else frozenset(),
                 front=frozenset(queue_state.front()),
-                competes=competes,
                 history=history,
                 now_s=now,
                 needs_remaining=self._profile.dispatch.needs_remaining,

@@ -69,7 +69,6 @@ class Turnstile:
         self._clock = clock
         self._known: OrderedDict[str, _Address] = OrderedDict()
         self.open = 0
-        self.refused = 0
 
     def enter(self, address: str) -> tuple[Entry, float] | None:
         """Return a new entry and for how many seconds it waits; None where it is refused."""
@@ -79,12 +78,10 @@ class Turnstile:
         known.at_s = now
         wait_s = max(0.0, (1.0 - known.tokens) / limits.rate)
         if len(known.entries) >= limits.per_address or wait_s > limits.longest_wait_s:
-            self.refused += 1
             return None
         known.tokens -= 1.0
         if self.open >= limits.total:
             self._oldest_of_the_largest().close()
-            self.refused += 1
         entry = Entry(address, now + wait_s + _HANDSHAKE_S)
         known.entries[entry] = None
         self.open += 1

@@ -134,7 +134,6 @@ class Exchange:
                 arrays=self.arrays,
                 row_of={key: index for index, key in enumerate(keys)},
                 claims=claims,
-                competes=True,
                 victims={keys[i]: Victim(float(service[i]), -np.inf) for i in self.rows},
                 history=self.history,
                 now_s=NOW,

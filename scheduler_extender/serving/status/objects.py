@@ -134,7 +134,6 @@ class Job:
     places: tuple[Key, ...]  # (node, GPU)
     slowdown: float | None
     estimated: bool
-    attained_gpu_s: float
     predicted_bytes: int | None
     predicted_utilisation: float | None
     measured_bytes: int | None
@@ -242,7 +241,6 @@ def job_of(value: Raw, line: bytes) -> Job:
         places=tuple(places),
         slowdown=slowdown.get("value") if phase == "Running" else None,
         estimated=bool(slowdown.get("estimated")),
-        attained_gpu_s=status["attainedGpuSeconds"],
         predicted_bytes=None if base is None else base + (extra or 0),
         predicted_utilisation=load.get("utilisationPercent"),
         measured_bytes=observed.get("memoryPeakBytes"),
