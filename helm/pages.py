@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
@@ -141,14 +141,14 @@ def _services() -> Iterator[tuple[str, str, list[Collector]]]:
     yield (
         "Predictor",
         "At `/metrics` of the Service `tandem-predictor`, port 8090.",
-        _collectors(PredictorMetrics()),
+        _collectors(PredictorMetrics()._registry),
     )
 
 
 async def _of_extender() -> list[Collector]:
     config = ExtenderConfig.model_validate({"api": "memory", "leader": {"always": True}})
     async with running(config) as service:
-        return _collectors(service.metrics)
+        return _collectors(service.metrics.registry)
 
 
 def _of_agent(*, detail: bool = True) -> AgentCollector:
@@ -163,9 +163,9 @@ def _of_agent(*, detail: bool = True) -> AgentCollector:
     )
 
 
-def _collectors(service_metrics: Any) -> list[Collector]:  # noqa: ANN401 - classes of two services
+def _collectors(registry: CollectorRegistry) -> list[Collector]:
     # The registry gives no list of its collectors, and what has no series yet is in no exposition.
-    return list(service_metrics._registry._collector_to_names)
+    return list(registry._collector_to_names)
 
 
 def _families(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, tuple[str, ...], str]]:

@@ -92,26 +92,19 @@ def _made(names: Sequence[str], now: datetime, settings: Rotation) -> Serving:
     return generate(names, now, timedelta(days=settings.valid_days))
 
 
+@dataclass(eq=False)
 class Keeper:
     """Keeps one replica at what the Secret says, and takes the steps that are due.
 
-    `names`: DNS names and IP addresses at which the API server calls us. Methods block.
+    `_names`: DNS names and IP addresses at which the API server calls us. Methods block.
     """
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        namespace: str,
-        names: Sequence[str],
-        settings: Rotation,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._names = names
-        self._settings = settings
-        self._clock = clock
-        self._held: Held | None = None
+    _api: ClusterApi
+    _namespace: str
+    _names: Sequence[str]
+    _settings: Rotation
+    _clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _held: Held | None = None
 
     def begin(self) -> Serving:
         """Return what is to be served, made if we are the first.

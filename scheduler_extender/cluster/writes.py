@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler_extender import faults
@@ -25,25 +26,18 @@ Object = dict[str, Any]
 Tell = Callable[[Object, str, str, str], None]  # regarding, reason, note, type
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes to the API server off the event loop; answers are taken in before the watch tells."""
 
-    def __init__(
-        self,
-        api: ClusterApi,
-        state: ClusterState,
-        tell: Tell,
-        clock: Callable[[], float],
-        annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status,
-        may_write: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.api = api
-        self._state = state
-        self._tell = tell
-        self._clock = clock
-        self._turns = asyncio.Semaphore(PARALLEL_WRITES)
-        self.annotate = annotate  # adds to each status what other parts know of the gang
-        self.may_write = may_write  # asked right before each write
+    api: ClusterApi
+    _state: ClusterState
+    _tell: Tell
+    _clock: Callable[[], float]
+    #: Adds to each status what other parts know of the gang.
+    annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
+    may_write: Callable[[], bool] = lambda: True  # asked right before each write
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_WRITES))
 
     async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.pods import PodInfo
@@ -14,6 +15,7 @@ from tandem.contracts import names
 HELD = "an administrator holds it"
 
 
+@dataclass(eq=False)
 class Gates:
     """Lets planned pods go to kube-scheduler, and no others. All methods run on the event loop.
 
@@ -21,11 +23,10 @@ class Gates:
     the time at which they were made, with the reason.
     """
 
-    def __init__(self, executor: Executor, gangs: Gangs, clock: Callable[[], float]) -> None:
-        self._executor = executor
-        self._gangs = gangs
-        self._clock = clock
-        self.withdrawn: Mapping[tuple[Key, str], str] = {}
+    _executor: Executor
+    _gangs: Gangs
+    _clock: Callable[[], float]
+    withdrawn: Mapping[tuple[Key, str], str] = field(default_factory=dict)
 
     def refusal(self, pod: PodInfo) -> str:
         """Return why a pod may not be bound now, or ''.

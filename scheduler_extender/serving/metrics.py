@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -103,16 +104,14 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+@dataclass(eq=False)
 class _OfState(Collector):
     """Gauges read off the live state when somebody asks."""
 
-    def __init__(
-        self, state: ClusterState, feed: Feed, binder: Binder, reflectors: tuple[Reflector, ...]
-    ) -> None:
-        self._state = state
-        self._feed = feed
-        self._binder = binder
-        self._reflectors = reflectors
+    _state: ClusterState
+    _feed: Feed
+    _binder: Binder
+    _reflectors: tuple[Reflector, ...]
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
@@ -182,12 +181,12 @@ class _OfState(Collector):
         yield from (age, lists, failures)
 
 
+@dataclass(eq=False)
 class FleetCollector(Collector):
     """Gauges of jobs by what they have had, and of GPUs by what is promised of them."""
 
-    def __init__(self, state: ClusterState, max_jobs_per_gpu: int) -> None:
-        self._state = state
-        self._max_jobs_per_gpu = max_jobs_per_gpu
+    _state: ClusterState
+    _max_jobs_per_gpu: int
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
