@@ -78,9 +78,24 @@ class EventRecorder:
         try:
             if count > 1 and self._count_up(namespace, name, count, now):
                 return
-            self._client.create(
-                EVENTS, self._event(regarding, name, reason, note, type_, action, now), namespace
-            )
+            event = {
+                "metadata": {"name": name, "namespace": namespace},
+                "regarding": {
+                    "apiVersion": regarding.get("apiVersion", "v1"),
+                    "kind": regarding.get("kind", "Pod"),
+                    "name": metadata["name"],
+                    "namespace": metadata.get("namespace", ""),
+                    "uid": metadata.get("uid", ""),
+                },
+                "eventTime": _micro_time(now),
+                "reportingController": self._controller,
+                "reportingInstance": self._instance,
+                "action": action,
+                "reason": reason,
+                "note": note,
+                "type": type_,
+            }
+            self._client.create(EVENTS, event, namespace)
         except KubeError as error:
             log.warning("event not written object=%s/%s error=%s", namespace, name, error)
 
@@ -92,35 +107,6 @@ class EventRecorder:
         except NotFound:
             return False
         return True
-
-    def _event(
-        self,
-        regarding: Object,
-        name: str,
-        reason: str,
-        note: str,
-        type_: EventType,
-        action: str,
-        now: datetime,
-    ) -> Object:
-        metadata = regarding["metadata"]
-        return {
-            "metadata": {"name": name, "namespace": metadata.get("namespace") or "default"},
-            "regarding": {
-                "apiVersion": regarding.get("apiVersion", "v1"),
-                "kind": regarding.get("kind", "Pod"),
-                "name": metadata["name"],
-                "namespace": metadata.get("namespace", ""),
-                "uid": metadata.get("uid", ""),
-            },
-            "eventTime": _micro_time(now),
-            "reportingController": self._controller,
-            "reportingInstance": self._instance,
-            "action": action,
-            "reason": reason,
-            "note": note,
-            "type": type_,
-        }
 
 
 def _micro_time(moment: datetime) -> str:
