@@ -15,7 +15,7 @@ from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodDirectory
-from node_agent.progress import Authenticator, Progress
+from node_agent.progress import Progress, TokenReviewer
 from node_agent.publish import NodeWriter, Publisher, Rhythm, WriteError
 from node_agent.server import AgentServer
 from tandem.contracts.resources import GPUNodeStatus
@@ -41,7 +41,7 @@ class Agent:
         writer: NodeWriter,
         listen: tuple[str, int],
         pods: PodDirectory | None = None,
-        authenticator: Authenticator | None = None,
+        authenticator: TokenReviewer | None = None,
     ) -> None:
         self.settings = settings
         self.latest: GPUNodeStatus | None = None

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -55,18 +55,6 @@ class Pace(NamedTuple):
     activity: tuple[float, float] | None = None
 
 
-class Authenticator(Protocol):
-    """Says which pod a token is of."""
-
-    def pod_uid(self, token: str) -> str | None:
-        """Return the UID of the pod, None for a token that is not one of ours.
-
-        Raises:
-            KubeError: it cannot be told now.
-        """
-        ...
-
-
 class TokenReviewer:
     """Asks the API server, and remembers the answers for a while."""
 
@@ -77,7 +65,11 @@ class TokenReviewer:
         self._reviewed_s = float("-inf")
 
     def pod_uid(self, token: str) -> str | None:
-        """Return the UID of the pod that `token` is bound to, if it is meant for agents."""
+        """Return the UID of the pod that `token` is bound to, if it is meant for agents.
+
+        Raises:
+            KubeError: it cannot be told now.
+        """
         key = hashlib.sha256(token.encode()).digest()
         now = time.monotonic()
         with self._lock:
@@ -104,7 +96,7 @@ class TokenReviewer:
 class Progress:
     """Iterations per second of the pods that tell them. Any thread may call."""
 
-    def __init__(self, authenticator: Authenticator | None) -> None:
+    def __init__(self, authenticator: TokenReviewer | None) -> None:
         self._authenticator = authenticator
         self._lock = threading.Lock()
         self._paces: dict[str, tuple[float, Pace]] = {}
