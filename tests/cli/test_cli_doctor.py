@@ -365,7 +365,7 @@ class Live:
 
         monkeypatch.setattr(client.KubeClient, "load", lambda *_: site.api)
         monkeypatch.setattr(credentials, "context_namespace", lambda *_: "team-a")
-        monkeypatch.setattr(command, "LiveServer", lambda _: site.server)
+        monkeypatch.setattr(command, "Server", lambda _: site.server)
         monkeypatch.setattr(command, "Cluster", lambda *_: site.cluster())
 
     def run(self, *args: str):

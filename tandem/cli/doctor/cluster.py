@@ -5,17 +5,18 @@ from __future__ import annotations
 import calendar
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from urllib3.exceptions import HTTPError
 
 from tandem.contracts import names
-from tandem.kube.client import KubeClient, Object, Page
+from tandem.kube.api import ClusterApi
+from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import Forbidden, Gone, NotFound, unreachable
 from tandem.kube.resource import GPU_NODES, NODES, RUNTIME_CLASSES, Resource
 
@@ -40,41 +41,8 @@ _LISTED_AGAIN = 3
 _FEATURE = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)"[^}]*\} ([01])', re.MULTILINE)
 
 
-class Objects(Protocol):
-    """The API server's objects: `KubeClient`, or the API server in memory."""
-
-    def get(self, resource: Resource, name: str, namespace: str | None = None) -> Object:
-        """Read one object."""
-
-    def pages(self, resource: Resource, namespace: str | None = None) -> Iterator[Page]:
-        """Read a collection."""
-
-    def create(self, resource: Resource, body: Object, namespace: str | None = None) -> Object:
-        """Create an object, or ask a review."""
-
-
-class Server(Protocol):
+class Server:
     """What an API server says of itself."""
-
-    @property
-    def address(self) -> str:
-        """Return its URL."""
-
-    def version(self) -> str:
-        """Return its version, such as v1.37.1."""
-
-    def clock_s(self) -> float:
-        """Return its time in seconds since the epoch, rounded down."""
-
-    def features(self) -> Mapping[str, bool]:
-        """Return the feature gates that it reports; one that is always on may be absent."""
-
-    def resources(self, group_version: str) -> set[str]:
-        """Return the plurals that it serves under `group_version`; NotFound where it is none."""
-
-
-class LiveServer:
-    """A real API server."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -85,11 +53,11 @@ class LiveServer:
         return self._client.credentials.host
 
     def version(self) -> str:
-        """Return its version."""
+        """Return its version, such as v1.37.1."""
         return str(self._client.request("GET", "/version").get("gitVersion", ""))
 
     def clock_s(self) -> float:
-        """Return the `Date` of an answer."""
+        """Return its time in seconds since the epoch, rounded down: the `Date` of an answer."""
         headers, _ = self._read("/version")
         try:
             return parsedate_to_datetime(headers.get("date", "")).timestamp()
@@ -97,7 +65,7 @@ class LiveServer:
             raise unreachable("its answers have no date", maybe_done=True) from error
 
     def features(self) -> Mapping[str, bool]:
-        """Return the feature gates by its metrics."""
+        """Return the feature gates of its metrics; one that is always on may be absent."""
         _, content = self._read("/metrics")
         text = content.decode("utf-8", "replace")
         return {name: value == "1" for name, value in _FEATURE.findall(text)}
@@ -113,7 +81,7 @@ class LiveServer:
             response.release_conn()
 
     def resources(self, group_version: str) -> set[str]:
-        """Return what discovery names."""
+        """Return the plurals that it serves under `group_version`; NotFound where it is none."""
         answer = self._client.request("GET", f"/apis/{group_version}")
         return {str(each["name"]) for each in answer.get("resources") or ()}
 
@@ -151,7 +119,7 @@ class Report:
 class Cluster:
     """One cluster as of now; `namespace` is Tandem's, `own` that of the caller's context."""
 
-    objects: Objects
+    objects: ClusterApi
     server: Server
     namespace: str = names.NAMESPACE
     agents: str = names.AGENT_NAMESPACE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import typer
 from rich.text import Text
 
 from tandem.cli.doctor import nodes, platform, services
-from tandem.cli.doctor.cluster import Cluster, LiveServer
+from tandem.cli.doctor.cluster import Cluster, Server
 from tandem.cli.doctor.findings import WITHIN_S, Check, Finding, Outcome, examine, within
 from tandem.cli.output import clean, out, print_json
 from tandem.contracts import names
@@ -75,7 +76,7 @@ def doctor(
         if not json:
             _show(finding)
     if json:
-        print_json({"healthy": healthy(found), "checks": [wire(each) for each in found]})
+        print_json({"healthy": healthy(found), "checks": [asdict(each) for each in found]})
     else:
         _sum_up(found)
     if not healthy(found):
@@ -109,7 +110,7 @@ def _findings(
         )
         return
     try:
-        cluster = Cluster(client, LiveServer(client), namespace, agents, own)
+        cluster = Cluster(client, Server(client), namespace, agents, own)
         yield from examine(CHECKS, cluster, timeout_s)
     finally:
         client.close()
@@ -118,16 +119,6 @@ def _findings(
 def healthy(found: list[Finding]) -> bool:
     """Say whether no check failed."""
     return not any(each.outcome is Outcome.FAILED for each in found)
-
-
-def wire(finding: Finding) -> dict[str, str]:
-    """Return a finding as JSON."""
-    return {
-        "check": finding.check,
-        "outcome": finding.outcome.value,
-        "says": finding.says,
-        "do": finding.do,
-    }
 
 
 def _show(finding: Finding) -> None:
