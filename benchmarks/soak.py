@@ -26,7 +26,7 @@ from benchmarks.tables import commit, markdown
 from controlplane import ControlPlane, Node, Process, wait_until
 from controlplane.installation import Installation
 from controlplane.usage import usage
-from node_agent.stub.stub import StubGpu, StubState, build, environment
+from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 
 ROOT = Path(__file__).parent.parent

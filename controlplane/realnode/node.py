@@ -191,9 +191,9 @@ class RealNode:
         return disk
 
     def _write_gpu_files(self) -> None:
-        from node_agent.stub import stub
+        from node_agent.stub import build
 
-        library = stub.build(binaries.cache_root())
+        library = build(binaries.cache_root())
         for name in ("gpu-state", "gpu-usage"):
             (self.folder / name).mkdir()
         self._file("libnvidia-ml.so.1").write_bytes(library.read_bytes())

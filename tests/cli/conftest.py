@@ -20,7 +20,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
     from controlplane import ControlPlane, Node, binaries, wait_until
     from controlplane.installation import Installation
-    from node_agent.stub.stub import FakeProc, StubGpu, StubState, build, environment
+    from node_agent.stub import FakeProc, StubGpu, StubState, build, environment
     from tandem.local.processes import free_port
 
     absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]

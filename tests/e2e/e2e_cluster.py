@@ -16,7 +16,7 @@ import yaml
 
 from controlplane import ControlPlane, wait_until
 from controlplane.installation import Installation
-from node_agent.stub.stub import StubGpu, StubState, build, environment
+from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.errors import TandemError
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -21,7 +21,7 @@ from repeated_faults import record, times
 from seeds import SEED
 
 from controlplane import ControlPlane, Node, binaries, wait_until
-from node_agent.stub.stub import StubGpu, StubState, build, environment
+from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 from tandem.errors import TandemError
 

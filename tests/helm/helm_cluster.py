@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane import ControlPlane, wait_until
 from controlplane.installation import Installation
-from node_agent.stub.stub import FakeProc, StubGpu, StubProcess, StubState, build, environment
+from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, build, environment
 from tandem.contracts import names
 
 _PID = 4242

@@ -16,7 +16,7 @@ from helm_render import ROOT
 
 from controlplane import ControlPlane, Node, binaries, wait_until
 from controlplane.installation import Installation
-from node_agent.stub.stub import StubGpu, StubState, build, environment
+from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 from tandem.local.processes import free_port
 

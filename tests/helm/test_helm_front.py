@@ -16,7 +16,7 @@ from helm_cluster import ChartCluster
 from benchmarks import flood
 from controlplane import ControlPlane, Node, binaries, wait_until
 from controlplane.installation import Installation
-from node_agent.stub.stub import StubGpu, StubState, build, environment
+from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 from tandem.errors import TandemError
 from tandem.local.processes import Process, free_port

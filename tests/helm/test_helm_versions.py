@@ -22,7 +22,7 @@ from helm_render import ROOT, run_helm
 
 from controlplane import ControlPlane, Node, binaries, wait_until
 from controlplane.installation import RELEASE, Installation
-from node_agent.stub.stub import StubGpu, StubState, build, environment
+from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 
 pytestmark = [
