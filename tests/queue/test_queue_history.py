@@ -82,7 +82,8 @@ def test_how_many_gpus_a_gang_had_is_learned_with_its_service() -> None:
     again = HistoryStore("tandem-system", 10)
     save(again, api, 200)
     for learned in (first, again):
-        assert learned.history().sorted_run_s.tolist() == [50, 100]
+        runs = learned.history().runs(500.0)
+        assert (runs.gpus.tolist(), runs.exposure_s.sum(axis=0).tolist()) == ([1, 8], [50, 100])
     # A version that knows services alone leaves what it does not know.
     assert json.loads(api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]["gangGpus"]) == {"b": 8}
 
