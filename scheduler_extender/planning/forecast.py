@@ -42,6 +42,7 @@ HORIZON_S = 48 * 3600.0
 #: own 600 MiB beside it: a container that runs out of memory is ended as a whole.
 MEMORY_BYTES = 384 * 2**20
 _LEAST_LEFT_S = 1.0
+_LEAST_PAUSE_S, _PAUSES = 10.0, 50  # between rounds: so many seconds, and that part of the time
 _PIECE = 50  # jobs that are pickled at a time
 _NO_SPEED = 1.0  # slowdown of those of which nothing is known, who never share
 
@@ -110,6 +111,7 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
                 residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # keep no refusal
             ),
             record_decisions=True,
+            pause_s=_pause_s,
         ),
     )  # fmt: skip
     starts: dict[int, float] = {}
@@ -122,6 +124,11 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
         if now_s > HORIZON_S or len(starts) + len(picture.rows_of) == len(jobs):
             break
     return {job: at_s for job, at_s in starts.items() if at_s <= HORIZON_S}
+
+
+def _pause_s(now_s: float) -> float:
+    """Return how long no other round follows: the later, the less a minute matters."""
+    return max(_LEAST_PAUSE_S, now_s / _PAUSES)
 
 
 def _truth(picture: Picture, jobs: Sequence[Job]) -> Truth:

@@ -45,7 +45,9 @@ class RunOptions:
     jobs of the trace may run at time 0. `pipeline` replaces the profile's. `learner` takes the
     place of an adjuster in a profile that has none; it corrects the predictions of `believed` where
     they stand. `on_progress` gets the number of ended jobs at each end. `record_decisions` fills
-    `Outcome.decisions`.
+    `Outcome.decisions`. `pause_s` says, by the time of a round, for how many seconds no other one
+    follows: what happens in between is decided on together. Without it, each change is decided on
+    at once.
     """
 
     history: History | None = None
@@ -54,6 +56,7 @@ class RunOptions:
     learner: Learn | None = None
     on_progress: Callable[[int], None] | None = None
     record_decisions: bool = False
+    pause_s: Callable[[float], float] | None = None
 
 
 class Engine:
@@ -81,6 +84,9 @@ class Engine:
         self.profile = profile
         self._on_progress = options.on_progress
         self._record = options.record_decisions
+        self._pause_s = options.pause_s
+        self._paused_until_s = -np.inf
+        self._postponed = False
         self._adjust = profile.adjust or options.learner
         self._order = profile.order
         self._state = self._order.state()
@@ -141,9 +147,19 @@ class Engine:
             changed = False
             for kind, index in self._events.due(now):
                 changed |= self._handle(kind, index)
-            if changed:
-                self._round()
+            if changed or (self._postponed and now >= self._paused_until_s):
+                self._round_or_postpone(now)
             yield now
+
+    def _round_or_postpone(self, now_s: float) -> None:
+        if now_s >= self._paused_until_s:
+            self._postponed = False
+            if self._pause_s is not None:
+                self._paused_until_s = now_s + self._pause_s(now_s)
+            self._round()
+        elif not self._postponed:
+            self._postponed = True
+            self._events.expect(self._paused_until_s, Kind.ROUND)
 
     def _go_on(self) -> None:
         """Take in what runs already, and when those that were preempted are to be promoted."""
@@ -168,6 +184,8 @@ class Engine:
         if kind is Kind.ARRIVE:
             self._state.add(index, float(self._arrays.service_at_since[index]))
             self._waiting += 1
+        elif kind is Kind.ROUND:
+            return False
         elif kind is Kind.TICK:
             self._ticking = False
         elif kind is Kind.ADJUST:

@@ -20,6 +20,7 @@ class Kind(IntEnum):
     TICK = 5
     ADJUST = 6
     BEGIN = 7
+    ROUND = 8
 
 
 _OF_A_JOB = (Kind.END, Kind.CROSS, Kind.PROMOTE, Kind.BEGIN)

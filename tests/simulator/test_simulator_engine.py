@@ -1,5 +1,6 @@
 """What happens on shared GPUs in the simulator, each by a sum that can be done by hand."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from simulator_builders import run, run_shared, trace
 from tandem.errors import TandemError
 from tandem.policy.catalog import Profile, load_profile
 from tandem.simulator.cluster import gpu_arrays, parse_cluster
-from tandem.simulator.engine import Engine
+from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.world import plain_world
 
@@ -205,6 +206,27 @@ def test_an_adjuster_that_repeats_has_one_next_time_however_many_jobs_start() ->
     every_s = load_profile("ojpap").adjust.every_s
     assert len(expected) > 3
     assert np.diff(expected).min() >= every_s
+
+
+def test_what_happens_in_a_pause_is_decided_on_together_when_it_ends() -> None:
+    # One GPU. The first job ends at 5, within the pause after the round at 0.
+    jobs = trace((0, 1, 5), (1, 1, 5), (20, 1, 5))
+    asked: list[float] = []
+
+    def pause_s(now_s: float) -> float:
+        asked.append(now_s)
+        return 10.0
+
+    def ends(pause: Callable[[float], float] | None) -> list[float]:
+        fifo = load_profile("fifo")
+        gpus = gpu_arrays((parse_cluster("1x1"),), shares=fifo.max_jobs_per_gpu)
+        world, options = plain_world(jobs, gpus), RunOptions(pause_s=pause)
+        engine = Engine(jobs, world.believed, gpus, fifo, world.truth, options=options)
+        return engine.run().end_s.tolist()
+
+    assert ends(None) == [5, 10, 25]
+    assert ends(pause_s) == [5, 15, 25]
+    assert asked[:3] == [0, 10, 20]
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

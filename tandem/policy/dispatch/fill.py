@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tandem.policy.dispatch.valuation import Valuation
+from tandem.policy.dispatch.valuation import Offers, Valuation
 from tandem.policy.units import Bools, Ints
 
 
@@ -29,19 +29,19 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
         return started
     queues = [small[queue_of == queue_of[head]].tolist() for head in heads.tolist()]
     offers = valuation.offers(waiting[small[heads]], rows)
-    best = [offers.best(i) for i in range(len(heads))]
+    places = _Places(offers)
 
     def key(i: int) -> float:
-        place, gain = best[i]
+        place = places.of[i]
         if place is None:
             return -np.inf
-        return gain / len(place) if best_pair else float(offers.rate[i])
+        return places.gain[i] / len(place) if best_pair else float(offers.rate[i])
 
     keys = np.array([key(i) for i in range(len(heads))])
     while True:
         ahead = np.flatnonzero(keys == keys.max())
         front = int(ahead[np.argmin(offers.jobs[ahead])])
-        place = best[front][0]
+        place = places.of[front]
         if place is None:
             return started
         job = int(offers.jobs[front])
@@ -56,8 +56,59 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
         changed = offers.renew(job)
         if queues[front]:
             offers.put(front, int(waiting[queues[front][0]]))
-        for i in range(len(heads)):
-            old = best[i][0]
-            if i == front or (old is not None and changed[np.searchsorted(rows, old)].any()):
-                best[i] = offers.best(i)
-                keys[i] = key(i)
+        renewed = places.renew(front, changed)
+        keys[renewed] = [key(i) for i in renewed]
+
+
+class _Places:
+    """Where each job of the offers gains most: `of`, rows or None, and how much: `gain`.
+
+    What jobs of one GPU gain is kept for every GPU, since each start changes it for many of them.
+    """
+
+    def __init__(self, offers: Offers) -> None:
+        self._offers = offers
+        self._single = np.flatnonzero(offers.wanted == 1)
+        self._gains = offers.gains(self._single, np.arange(len(offers.rows)))
+        self._at = np.zeros(len(self._single), dtype=np.int64)  # of `offers.rows`; -1: nowhere
+        self.of: list[Ints | None] = [None] * len(offers.jobs)
+        self.gain = [0.0] * len(offers.jobs)
+        self._gangs: list[int] = np.flatnonzero(offers.wanted > 1).tolist()
+        self._find_singles(np.arange(len(self._single)))
+        self._find_gangs(self._gangs)
+
+    def renew(self, front: int, changed: Bools) -> list[int]:
+        """Look again for job `front` and where GPUs have `changed` (gpus,); return for whom."""
+        offers = self._offers
+        at = np.flatnonzero(changed)
+        self._gains[:, at] = offers.gains(self._single, at)
+        mine = self._single == front
+        if mine.any():
+            self._gains[mine] = offers.gains(self._single[mine], np.arange(len(offers.rows)))
+        singles = np.flatnonzero(((self._at >= 0) & changed[self._at]) | mine)
+        self._find_singles(singles)
+        gangs = [i for i in self._gangs if i == front or self._has_changed(i, changed)]
+        self._find_gangs(gangs)
+        looked: list[int] = self._single[singles].tolist() + gangs
+        return looked
+
+    def _has_changed(self, gang: int, changed: Bools) -> bool:
+        place = self.of[gang]
+        if place is None:
+            return False
+        return bool(changed[np.searchsorted(self._offers.rows, place)].any())
+
+    def _find_gangs(self, gangs: list[int]) -> None:
+        for i in gangs:
+            self.of[i], self.gain[i] = self._offers.best(i)
+
+    def _find_singles(self, singles: Ints) -> None:
+        gains = self._gains[singles]
+        at = gains.argmax(axis=1)
+        most = gains[np.arange(len(singles)), at]
+        self._at[singles] = np.where(most > 0, at, -1)
+        for i, found, gain in zip(
+            self._single[singles].tolist(), at.tolist(), most.tolist(), strict=True
+        ):
+            self.of[i] = self._offers.rows[found : found + 1] if gain > 0 else None
+            self.gain[i] = gain

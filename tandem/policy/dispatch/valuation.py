@@ -314,6 +314,21 @@ class Offers:
         allowed = valuation.pipeline.narrowed_each(allowed, self._job_list, self._demands, gpus)
         return speed, loss, slowed, allowed, present, worth
 
+    def gains(self, single: Ints, at: Ints) -> Floats:
+        """Return what those of the jobs `single`, of one GPU each, gain on the GPUs `at`.
+
+        Shape (single, at); minus infinity where a job may not or should not be.
+        """
+        where, rate = np.ix_(single, at), self.rate[single][:, None]
+        speed, loss, present = self.speed[where], self.loss[where], self.present[at]
+        may = self.allowed[where]
+        if present.any():
+            may &= (present == 0) | shares_well(
+                rate, speed, loss, self.slowed[where],
+                present, self.worth[at], self.valuation.min_gain,
+            )  # fmt: skip
+        return np.where(may, rate * speed - loss, -np.inf)
+
     def worthwhile(self, index: int, speed: Floats | float) -> Bools:
         """Return (gpus,) where job `index`, at `speed`, had better share than take turns."""
         better: Bools = (self.present == 0) | shares_well(
