@@ -1,10 +1,11 @@
 """Profiles in cells that none of them was tuned on: traces x matrices x loads x errors x seeds.
 
-    python -m benchmarks.results_cells [--grid small|medium|full|gain] [--write]
+    python -m benchmarks.results_cells [--grid small|medium|full|gain|windows] [--write]
 
 A cell that was run is kept as JSON under .out/cells, so that a grid may be run over many sessions:
 each call runs what is missing, the first seed of all cells first, and may be stopped at any time.
-With `--write`, docs/results/cells.md is written from what is kept.
+With `--write`, docs/results/cells.md is written from what is kept; for the grid `windows`, other
+parts of the measured traces than their first jobs, it is docs/results/windows.md.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -60,6 +62,15 @@ _CONDITIONS = {
     "full": list(product((0.6, 1.0, 1.5), (0.0, 0.07, 0.25, 0.5))),
 }
 _SIZES = {"small": ("2x8", 120, 1), "medium": ("4x8", 240, 5), "full": ("8x8", 400, 5)}
+#: Parts of traces, and jobs.
+_WINDOWS = (
+    *((f"philly-ed69ec@{k}", 300) for k in range(3)),
+    *((f"philly-103959@{k}", 300) for k in range(5)),
+    *((f"philly-0e4a51@{k}", 300) for k in range(4)),
+    *((f"muri-trace3@{k}", 300) for k in range(3)),
+    ("philly-ed69ec", 480), ("philly-ed69ec", 600), ("philly-103959", 600), ("muri-trace3", 480),
+    *((kind, 300) for kind in SHAPES),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,11 @@ def cells(grid: str) -> Iterator[Cell]:
         for seed, total, name in product(range(3), GAINS, GAIN_PROFILES):
             yield Cell(name, "heavy", f"gain-{total}", 1.1, 0.07, seed, "2x8", 200)
         return
+    if grid == "windows":
+        for load, kind, (trace, jobs) in product((1.0, 1.5), ("nothing", "v100"), _WINDOWS):
+            for name in PROFILES:
+                yield Cell(name, trace, kind, load, 0.07, 0, "4x8", jobs)
+        return
     small = grid == "small"
     traces = ("heavy", "light", "gangs", *MEASURED[:2]) if small else (*SHAPES, *MEASURED)
     matrices = ("v100", "nothing") if small else ("v100", "p100", "nothing", "gain-1.5", "bully")
@@ -231,11 +247,16 @@ def gains() -> str:
     )
 
 
+def _place(where: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the cell without its seed: trace, matrix, load, error and jobs."""
+    return (*where[:4], where[6])
+
+
 def over_seeds(found: Relative) -> Relative:
     """Return the geometric mean over the seeds of each profile and cell."""
     by_place: dict[tuple[str, tuple[object, ...]], list[float]] = {}
     for (name, where), value in found.items():
-        by_place.setdefault((name, where[:4]), []).append(value)
+        by_place.setdefault((name, _place(where)), []).append(value)
     return {key: geometric(values) for key, values in by_place.items()}
 
 
@@ -248,21 +269,24 @@ def short(mean: Relative, late: Relative) -> list[list[str]]:
             least = min(mean[other, place] for other in UNKNOWING if (other, place) in mean)
             own, tail = mean[name, place], late[name, place]
             if own > WITHIN * least or tail > MOST_P99:
-                trace, kind, load, error = place
-                cell = [str(trace), str(kind), f"{load:g}", f"{error:.0%}"]
+                trace, kind, load, error, jobs = place
+                cell = [str(trace), str(kind), f"{load:g}", f"{error:.0%}", str(jobs)]
                 rows.append([name, *cell, f"{own / least:.3f}", f"{tail:.2f}"])
     return rows
 
 
 def page(grid: str, wanted: Sequence[Cell]) -> str:
-    """Return the page of what is kept."""
+    """Return the page of what is kept, of seeds with which every profile of a cell has run."""
+    all_of = len({cell.profile for cell in wanted})
+    has_run = Counter(cell.where for cell in wanted if cell.figures() is not None)
+    count, wanted = len(wanted), [cell for cell in wanted if has_run[cell.where] == all_of]
     mean, late = relative(wanted, "avg_jct_s"), relative(wanted, "p99_jct_s")
     names = list(dict.fromkeys(cell.profile for cell in wanted))
     in_cell = over_seeds(mean)
     places = list(dict.fromkeys(place for _, place in in_cell))
     table, kept = [], [cell for cell in wanted if cell.figures() is not None]
     for place in places:
-        row = [str(place[0]), str(place[1]), f"{place[2]:g}", f"{place[3]:.0%}"]
+        row = [*map(str, place[:2]), f"{place[2]:g}", f"{place[3]:.0%}", str(place[4])]
         for name in names:
             found = in_cell.get((name, place))
             row.append("-" if found is None else f"{found:.3f}")
@@ -282,38 +306,42 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
             f"{sum(each['preemptions'] for each in mine):,.0f}",
             f"{sum(each['ooms'] for each in mine):.0f}",
         ])  # fmt: skip
+    chosen = [] if grid == "windows" else [
+        "## Chosen without the trace, or the matrix, that it is judged on",
+        "For each trace and each matrix, the candidate that is best in all other cells, its mean\n"
+        "there, and how much worse that is than the candidate that is best there.",
+        markdown(["left out", "chosen", "mean", "best there", "worse by"],
+                 left_out(mean, 0) + left_out(mean, 1)),
+    ]  # fmt: skip
     return "\n\n".join([
-        "# Cells that no profile was tuned on",
+        "# Windows of traces" if grid == "windows" else "# Cells that no profile was tuned on",
         f"{made_by(f'python -m benchmarks.results_cells --grid {grid} --write', 'seeds from 0')} "
-        f"{len(kept)} of {len(wanted)} runs of the grid are in it, seed by seed.\n\n"
+        f"{len(kept)} of {count} runs of the grid are in it, seed by seed.\n\n"
         "Mean completion time relative to `tiresias-l-list` on the same jobs, cluster and seed.\n"
         "Traces\n"
         "`heavy`, `light`, `bursts` and `gangs` are drawn; the others are the first jobs of\n"
-        "measured traces, their arrivals stretched to the load. `nothing` is a matrix on which a\n"
+        "measured traces, or those after k times as many (`@k`), their arrivals stretched to the\n"
+        "load. `nothing` is a matrix on which a\n"
         "pair is as fast as one job after the other. `srtf` knows the durations; `las-order` is\n"
         "`tandem` that never shares and learns nothing. The error is that of the predicted time\n"
         "next to another job.",
-        markdown(["trace", "matrix", "load", "error", *names], table),
+        markdown(["trace", "matrix", "load", "error", "jobs", *names], table),
         "## Over all cells",
         markdown(
             ["profile", "geometric mean", "worst cell", "p99, worst cell", "mean speed",
              "jobs below 73 % of solo speed, worst cell", "preemptions", "OOMs"],
             overall,
         ),
-        "## Chosen without the trace, or the matrix, that it is judged on",
-        "For each trace and each matrix, the candidate that is best in all other cells, its mean\n"
-        "there, and how much worse that is than the candidate that is best there.",
-        markdown(["left out", "chosen", "mean", "best there", "worse by"],
-                 left_out(mean, 0) + left_out(mean, 1)),
+        *chosen,
         "## Where our profiles fall short",
         f"Cells in which the mean is more than {WITHIN - 1:.0%} above the least of "
         f"{', '.join(f'`{name}`' for name in UNKNOWING)},\nor the 99th percentile above "
         f"{MOST_P99:g} times that of `tiresias-l-list`.",
         markdown(
-            ["profile", "trace", "matrix", "load", "error", "mean / least", "p99"],
+            ["profile", "trace", "matrix", "load", "error", "jobs", "mean / least", "p99"],
             short(mean, late),
         ),
-        gains(),
+        "" if grid == "windows" else gains(),
         "Measurements of single decisions of the order are in [order.md](order.md).",
     ]) + "\n"  # fmt: skip
 
@@ -321,7 +349,7 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
 def main() -> None:
     """Run what is missing of a grid, and write the page where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grid", choices=(*_SIZES, "gain"), default="small")
+    parser.add_argument("--grid", choices=(*_SIZES, "gain", "windows"), default="small")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     parser.add_argument(
@@ -339,7 +367,7 @@ def main() -> None:
                 pool.shutdown(wait=False, cancel_futures=True)
                 break
     if arguments.write:
-        write("cells", page(arguments.grid, wanted))
+        write("windows" if arguments.grid == "windows" else "cells", page(arguments.grid, wanted))
 
 
 if __name__ == "__main__":

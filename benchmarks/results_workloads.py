@@ -63,8 +63,14 @@ def drawn_trace(kind: str, seed: int, *, jobs: int, gpus: int, load: float) -> t
 
 
 def measured_trace(name: str, *, jobs: int, gpus: int, load: float) -> tuple[TraceJob, ...]:
-    """Return the first jobs of a shared trace, its arrivals stretched to offer `load`."""
-    found = [job for job in load_trace(name)[: 2 * jobs] if job.gpus <= gpus][:jobs]
+    """Return `jobs` jobs of a shared trace, its arrivals stretched to offer `load`.
+
+    `name` is that of a trace, and its first jobs are taken; or `name@k`, and those after k times as
+    many.
+    """
+    name, _, window = name.partition("@")
+    at = jobs * int(window or 0)
+    found = [job for job in load_trace(name) if job.gpus <= gpus][at : at + jobs]
     work = sum(job.gpus * job.duration_s for job in found)
     span = found[-1].submit_s - found[0].submit_s
     factor = work / gpus / load / span
