@@ -12,6 +12,7 @@ from tandem.policy.dispatch.exchange import replace_some, take_turns
 from tandem.policy.dispatch.fill import fill
 from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.move import improve
+from tandem.policy.dispatch.part import part
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.worth import completion_rate
 from tandem.policy.pipeline import Pipeline
@@ -40,6 +41,9 @@ class Share(Dispatch):
        jobs in the order of arrival, so that none starves;
     3. waiting jobs worth `preempt_factor` times the running jobs in their way take their place;
     4. jobs in the worst pairs move where that repays `move_cost_s` ([OJPP] Alg. 4).
+
+    With `min_speed`, a job starts beside others only where each keeps that speed as predicted; one
+    that turns out to be slower leaves before all else, and is then one of the waiting jobs.
     """
 
     kind: Literal["share"] = "share"
@@ -104,6 +108,12 @@ class Share(Dispatch):
             shares=self.share, min_speed=self.min_speed, min_gain=self.min_gain,
             locality=self.locality,
         )  # fmt: skip
+        may_stop = board.on_gpus & board.loads.checkpointable
+        may_stop[list(board.pinned)] = False
+        if self.min_speed and self.preempt_factor is not None:
+            parted = np.isin(ranked, part(valuation, may_stop))
+            running, fresh = running & ~parted, fresh | parted
+            changed |= board.changed
         waiting = ranked[~running]
         fresh = fresh[~running]
         in_order = np.argsort(-rate[waiting], kind="stable")
@@ -120,9 +130,8 @@ class Share(Dispatch):
         changed |= board.changed
         came_or_went |= board.changed
         board.changed[:] = False
-        may_stop = board.on_gpus & board.loads.checkpointable
+        may_stop &= board.on_gpus
         may_stop[new] = False
-        may_stop[list(board.pinned)] = False
         if self.preempt_factor is not None:
             if not changed.any():
                 left = left[fresh[~started]]
