@@ -19,8 +19,11 @@ from benchmarks.results_grid import (
     ABLATION,
     CLUSTERS,
     FREE_PREEMPTION,
+    HELD_OUT,
+    PROMISED,
     ROOT,
     SEEDS,
+    TUNED_ON,
     Cell,
     cells,
     run_missing,
@@ -101,6 +104,10 @@ class Results:
         found = {cell: cell.figures() for cell in wanted}
         self.figures = {cell: figures for cell, figures in found.items() if figures is not None}
 
+    def on(self, gpu: str) -> Results:
+        """Return the figures of the cells with that type of GPU."""
+        return Results([cell for cell in self.figures if cell.gpu == gpu])
+
     def of(self, name: str, trace: str, less: str | None = None) -> dict[int, dict[str, float]]:
         """Return the figures by seed."""
         return {
@@ -141,10 +148,10 @@ class Results:
 _COLUMNS = ["seeds", "geometric mean", *CLUSTERS, "p99, worst trace", "mean speed", "OOMs"]
 
 
-def measured(results: Results) -> str:
-    """All profiles with measured interference, relative to tiresias-l-list on the same seed."""
+def measured(results: Results, names: Sequence[str]) -> str:
+    """Profiles with measured interference, relative to tiresias-l-list on the same seed."""
     rows = []
-    for name in profile_names():
+    for name in names:
         mean, columns = results.row(name)
         mark = " *" if name in KNOW_THE_FUTURE else " †" if name in FREE_PREEMPTION else ""
         rows.append((mean or float("inf"), [name + mark, *columns]))
@@ -230,16 +237,18 @@ def main() -> None:
     wanted = cells(SEEDS[: arguments.seeds])
     if not arguments.kept:
         run_missing(wanted, processes=arguments.processes, reuse=arguments.reuse)
-    results = Results(wanted)
+    every = Results(wanted)
+    results, held_out = every.on(TUNED_ON), every.on(HELD_OUT)
     text = (ROOT / "benchmarks" / "results.template.md").read_text()
     for name, section in {
         "orderings": orderings(),
         "where_they_part": where_they_part(),
         "prediction_error": prediction_error(),
-        "measured": measured(results),
+        "measured": measured(results, profile_names()),
+        "held_out": measured(held_out, PROMISED),
         "bars": bars(results),
         "ablation": ablation(results),
-        "provenance": f"{provenance(results)} {arguments.note}".rstrip(),
+        "provenance": f"{provenance(every)} {arguments.note}".rstrip(),
     }.items():
         text = text.replace("{" + name + "}", section)
     (ROOT / "docs" / "results.md").write_text(text)

@@ -31,6 +31,8 @@ CLUSTERS = {
     "philly-0e4a51": "6x8",
     "muri-trace3": "8x8",
 }
+#: The type of GPU on whose pairs the profiles were tuned, and one on which they were not.
+TUNED_ON, HELD_OUT = "V100", "P100"
 #: The profiles that promises are made of.
 PROMISED = ("tandem", "tandem-guarded", "tiresias-l-list", "srtf")
 #: Slices as long as a preemption costs: no job would end, so these alone are not charged for it.
@@ -53,16 +55,18 @@ class Cell:
     trace: str
     seed: int
     less: str | None = None  # a key of ABLATION
+    gpu: str = TUNED_ON
 
     def __str__(self) -> str:
         less = f" less {self.less}" if self.less else ""
-        return f"{self.name}{less} on {self.trace}, seed {self.seed}"
+        return f"{self.name}{less} on {self.trace}, {self.gpu}, seed {self.seed}"
 
     @property
     def path(self) -> Path:
         """Where its figures are kept."""
         part = f"-less-{self.less.split()[0]}-{self.less.split()[-1]}" if self.less else ""
-        return CELLS / f"{self.name}{part}--{self.trace}--{self.seed}.json"
+        gpu = "" if self.gpu == TUNED_ON else f"--{self.gpu}"
+        return CELLS / f"{self.name}{part}--{self.trace}{gpu}--{self.seed}.json"
 
     def profile(self) -> Profile:
         """Return the profile that it runs."""
@@ -76,7 +80,7 @@ class Cell:
     def setup(self) -> Setup:
         """Return the jobs, the cluster and the truth that it runs on."""
         matrix = data_folder() / "colocation" / "gavel-oracle-v100-p100.json"
-        nodes = (parse_cluster(CLUSTERS[self.trace]),)
+        nodes = (parse_cluster(f"{CLUSTERS[self.trace]}:{self.gpu}"),)
         setup = Setup(load_trace(self.trace), nodes, matrix, self.seed)
         return replace(setup, preemption_cost_s=0.0) if self.name in FREE_PREEMPTION else setup
 
@@ -86,12 +90,13 @@ class Cell:
 
 
 def cells(seeds: Sequence[int] = SEEDS) -> list[Cell]:
-    """Return all cells of the page: the promised, seed by seed the others, then the ablation."""
+    """Return all cells of the page: the promised, seed by seed the others, the ablation, another GPU."""
     others = [name for name in profile_names() if name not in PROMISED]
     promised = [Cell(n, t, s) for s, n, t in product(seeds, PROMISED, CLUSTERS)]
     rest = [Cell(n, t, s) for s, t, n in product(seeds, CLUSTERS, others)]
     parts = [Cell("tandem", t, s, less) for s, t, less in product(seeds, CLUSTERS, ABLATION)]
-    return promised + rest + parts
+    other = [Cell(n, t, s, gpu=HELD_OUT) for s, n, t in product(seeds, PROMISED, CLUSTERS)]
+    return promised + rest + parts + other
 
 
 def run(cell: Cell, commit: str) -> None:
