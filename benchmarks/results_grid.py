@@ -90,7 +90,7 @@ class Cell:
 
 
 def cells(seeds: Sequence[int] = SEEDS) -> list[Cell]:
-    """Return all cells of the page: the promised, seed by seed the others, the ablation, another GPU."""
+    """Return all cells of the page: the promised, the others by seed, the ablation, another GPU."""
     others = [name for name in profile_names() if name not in PROMISED]
     promised = [Cell(n, t, s) for s, n, t in product(seeds, PROMISED, CLUSTERS)]
     rest = [Cell(n, t, s) for s, t, n in product(seeds, CLUSTERS, others)]

@@ -37,7 +37,9 @@ def board_with(pairs: dict[tuple[int, int], float], *, stays: int | None = None)
         ({(0, 1): 0.5, (1, 0): 0.5}, [1, 9, 1], [0]),
     ],
 )
-def test_who_leaves(pairs: dict[tuple[int, int], float], worth: list[float], left: list[int]) -> None:
+def test_who_leaves(
+    pairs: dict[tuple[int, int], float], worth: list[float], left: list[int]
+) -> None:
     assert parted(board_with(pairs), worth) == left
 
 

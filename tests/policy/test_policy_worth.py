@@ -37,7 +37,14 @@ def test_runs_are_counted_in_the_bins_of_the_docstring() -> None:
     assert runs.gpus.tolist() == [2]
     assert runs.ended[:3, 0].tolist() == [0, 1, 0]
     assert runs.exposure_s[:3, 0].tolist() == [250, 150, 0]
-    assert runs_in_bins(np.array([400.0]), np.array([2]), SCALE_S, ended=False).ended.sum() == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 33, 100])
+def test_jobs_that_are_alike_are_worth_exactly_the_same(count: int) -> None:
+    """Ties are broken by the order of arrival, not by rounding."""
+    for age_s in (0.0, 250.0, 777.7):
+        alike = rates(np.full(count, age_s), [100.0, 3000.0])
+        assert (alike == alike[0]).all()
 
 
 def test_what_is_learned_first_is_not_that_all_jobs_are_short() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,28 +32,21 @@ class Runs:
     exposure_s: Floats  # (bins, sizes)
 
 
-def runs_in_bins(run_s: Floats, gpus: Ints, scale_s: float, *, ended: bool = True) -> Runs:
-    """Count jobs that ran `run_s` (jobs,) seconds on `gpus` (jobs,) GPUs each.
+def runs_in_bins(run_s: Floats, gpus: Ints, scale_s: float) -> Runs:
+    """Count jobs that ended after `run_s` (jobs,) seconds on `gpus` (jobs,) GPUs each.
 
-    Bin j is (x_j, x_j+1] with x_j = scale (1.5^j - 1). Without `ended`, the jobs go on. Shapes:
-    (jobs,) -> (bins, sizes).
+    Bin j is (x_j, x_j+1] with x_j = scale (1.5^j - 1). Shapes: (jobs,) -> (bins, sizes).
 
     Worked: scale 500, one job of 400 s: it ran 250 s in the first bin and 150 s in the second,
     where it ended.
 
     Source: ours, after [Tiresias] 3.2.2.
     """
-    bounds_s = _bounds_s(scale_s)
-    width_s = np.diff(bounds_s)
-    sizes, which = np.unique(gpus, return_inverse=True)
-    own = np.clip(np.searchsorted(bounds_s, run_s, side="left") - 1, 0, _BINS - 1)
-    at, shape = own * len(sizes) + which, (_BINS, len(sizes))
-    there = np.bincount(at, minlength=_BINS * len(sizes)).reshape(shape)
-    last_s = np.minimum(run_s - bounds_s[own], width_s[own])
-    within_s = np.bincount(at, weights=last_s, minlength=_BINS * len(sizes)).reshape(shape)
-    longer = np.cumsum(there[::-1], axis=0)[::-1] - there
-    done = there.astype(np.float64) if ended else np.zeros(shape)
-    return Runs(sizes, done, within_s + longer * width_s[:, None])
+    sizes, size_of = _sizes(gpus)
+    bins = _bins(scale_s)
+    own = np.clip(np.searchsorted(bins.bounds_s, run_s, side="left") - 1, 0, _BINS - 1)
+    ended, exposure_s = _count(run_s, own, size_of, len(sizes), bins)
+    return Runs(sizes, ended.astype(np.float64), exposure_s)
 
 
 def completion_rate(
@@ -97,47 +92,74 @@ def completion_rate(
     exposure T. Differs: time of the whole gang, not GPU-seconds: how long a job runs says more than
     what it takes; a gang of g GPUs is worth index / g per GPU-second.
     """
-    bounds_s = _bounds_s(scale_s)
-    sizes, size_of = np.unique(gpus, return_inverse=True)
-    oldest = int(np.searchsorted(bounds_s, run_s.max(initial=0.0)))
-    tail = np.log(_RATIO) / np.diff(bounds_s)
+    sizes, size_of = _sizes(gpus)
+    bins = _bins(scale_s)
+    own = np.searchsorted(bins.bounds_s, run_s, side="right") - 1
+    oldest = int(np.searchsorted(bins.bounds_s, run_s.max(initial=0.0)))
     if finished is None:
-        hazard = np.repeat(tail[: oldest + _AHEAD, None], len(sizes), axis=1)
+        hazard = np.repeat(bins.tail[: oldest + _AHEAD, None], len(sizes), axis=1)
     else:
         seen = np.flatnonzero(finished.exposure_s.any(axis=1))
         count = min(max(oldest, int(seen.max(initial=-1)) + 1) + _AHEAD, _BINS)
-        going = runs_in_bins(run_s, gpus, scale_s, ended=False)
-        learned = _hazard(finished, going, np.diff(bounds_s), prior_jobs, size_prior_jobs)
-        hazard = _with_novel(learned[:count], tail[:count], np.diff(bounds_s)[:count], novel)
-    order = np.lexsort((run_s, size_of))
-    ages_s, of_size = run_s[order], size_of[order]
-    first = np.ones(len(order), dtype=np.bool_)
-    first[1:] = (np.diff(ages_s) != 0) | (np.diff(of_size) != 0)
-    index = _index(ages_s[first], of_size[first], bounds_s[: len(hazard) + 1], hazard)
-    rate = np.empty(len(run_s))
-    rate[order] = index[np.cumsum(first) - 1]
-    return rate
+        _, going_s = _count(run_s, np.minimum(own, _BINS - 1), size_of, len(sizes), bins)
+        learned = _hazard(finished, sizes, going_s, bins.width_s, prior_jobs, size_prior_jobs)
+        hazard = _with_novel(learned[:count], bins.tail[:count], bins.width_s[:count], novel)
+    return _index(run_s, own, size_of, bins, hazard)
 
 
-def _bounds_s(scale_s: float) -> Floats:
-    """Return where the bins begin and the last one ends, (bins + 1,)."""
-    bounds_s: Floats = scale_s * (_RATIO ** np.arange(_BINS + 1, dtype=np.float64) - 1)
-    return bounds_s
+class _Bins(NamedTuple):
+    """Where the bins begin and the last one ends, (bins + 1,), their widths, and the heavy tail."""
+
+    bounds_s: Floats
+    width_s: Floats  # (bins,)
+    tail: Floats  # (bins,) hazard
+
+
+@lru_cache(maxsize=16)
+def _bins(scale_s: float) -> _Bins:
+    bounds_s = scale_s * (_RATIO ** np.arange(_BINS + 1, dtype=np.float64) - 1)
+    width_s = np.diff(bounds_s)
+    return _Bins(bounds_s, width_s, np.log(_RATIO) / width_s)
+
+
+def _sizes(gpus: Ints) -> tuple[Ints, Ints]:
+    """Return the different numbers of GPUs, ascending, and which of them each job has, (jobs,)."""
+    there = np.bincount(gpus) > 0
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[gpus]
+
+
+def _count(run_s: Floats, own: Ints, size_of: Ints, sizes: int, bins: _Bins) -> tuple[Ints, Floats]:
+    """Return how many jobs are in each bin and for how long jobs ran there, (bins, sizes)."""
+    at, shape = own * sizes + size_of, (_BINS, sizes)
+    there = np.bincount(at, minlength=_BINS * sizes).reshape(shape)
+    last_s = np.minimum(run_s - bins.bounds_s[own], bins.width_s[own])
+    within_s = np.bincount(at, weights=last_s, minlength=_BINS * sizes).reshape(shape)
+    longer = np.cumsum(there[::-1], axis=0)[::-1] - there
+    return there, within_s + longer * bins.width_s[:, None]
 
 
 def _hazard(
-    finished: Runs, going: Runs, width_s: Floats, prior_jobs: float, size_prior_jobs: float
+    finished: Runs,
+    sizes: Ints,
+    going_s: Floats,
+    width_s: Floats,
+    prior_jobs: float,
+    size_prior_jobs: float,
 ) -> Floats:
-    """Return the completions per second in each bin for the sizes of `going`, (bins, sizes)."""
-    exposure_s = finished.exposure_s.sum(axis=1) + going.exposure_s.sum(axis=1)
+    """Return the completions per second in each bin for jobs of `sizes`, (bins, sizes).
+
+    `going_s` (bins, sizes) is for how long jobs ran there that go on.
+    """
+    exposure_s = finished.exposure_s.sum(axis=1) + going_s.sum(axis=1)
     of_all = (finished.ended.sum(axis=1) + prior_jobs * np.log(_RATIO)) / (
         exposure_s + prior_jobs * width_s
     )
-    events, served_s = np.zeros(going.ended.shape), going.exposure_s.copy()
-    known = np.isin(going.gpus, finished.gpus)
-    column = np.searchsorted(finished.gpus, going.gpus[known])
-    events[:, known] = finished.ended[:, column]
-    served_s[:, known] += finished.exposure_s[:, column]
+    events, served_s = np.zeros(going_s.shape), going_s.copy()
+    column = np.searchsorted(finished.gpus, sizes)
+    known = np.flatnonzero(column < len(finished.gpus))
+    known = known[finished.gpus[column[known]] == sizes[known]]
+    events[:, known] = finished.ended[:, column[known]]
+    served_s[:, known] += finished.exposure_s[:, column[known]]
     prior_s = size_prior_jobs * width_s[:, None]
     hazard: Floats = (events + prior_s * of_all[:, None]) / (served_s + prior_s)
     return hazard
@@ -145,7 +167,7 @@ def _hazard(
 
 def _with_novel(hazard: Floats, tail: Floats, width_s: Floats, novel: float) -> Floats:
     """Return the hazard (bins, sizes) of jobs of which a part `novel` has the hazard `tail`."""
-    passed = _running_sum(hazard * width_s[:, None])
+    passed = np.cumsum(hazard * width_s[:, None], axis=0)
     longer = np.exp(-np.vstack((np.zeros(hazard.shape[1]), passed[:-1])))
     of_novel = novel * _RATIO ** -np.arange(len(tail), dtype=np.float64)[:, None]
     part = of_novel / (of_novel + (1 - novel) * longer)
@@ -153,33 +175,30 @@ def _with_novel(hazard: Floats, tail: Floats, width_s: Floats, novel: float) -> 
     return mixed
 
 
-def _index(ages_s: Floats, size_of: Ints, bounds_s: Floats, hazard: Floats) -> Floats:
-    """Return the Gittins index of each age under the `hazard` (bins, sizes) of its size, (ages,).
+def _index(run_s: Floats, own: Ints, size_of: Ints, bins: _Bins, hazard: Floats) -> Floats:
+    """Return the Gittins index of each job under the `hazard` (bins, sizes) of its size, (jobs,).
 
-    Matrices are (bins, ages), so that a sum over bins adds whole rows. Ahead of an age lies all of
-    each later bin, and the rest of its own: exponentials are taken once a bin and once an age.
+    `own` is the bin of each job. Ahead of a job lies the rest of its bin, then whole bins: what
+    those hold is the same for all jobs of a size in a bin, who need only survive until there.
     """
-    of_age = np.arange(len(ages_s))
-    own = np.searchsorted(bounds_s, ages_s, side="right") - 1
-    later = (np.arange(len(hazard))[:, None] > own).astype(np.float64)
-    of_bin = hazard * np.diff(bounds_s)[:, None]
-    of_own = hazard[own, size_of] * (bounds_s[own + 1] - ages_s)
-    passed = later * of_bin[:, size_of]
-    passed[own, of_age] = of_own
-    ended = later * -np.expm1(-of_bin)[:, size_of]
-    ended[own, of_age] = -np.expm1(-of_own)
-    survived = _running_sum(-passed)
-    survived += passed
-    ended *= np.exp(survived, out=survived)
-    spent_s = _running_sum(np.divide(ended, hazard[:, size_of], out=survived))
-    index = _running_sum(ended)
-    index /= np.maximum(spent_s, 1e-9, out=spent_s)
-    best: Floats = index.max(axis=0)
+    count, sizes = hazard.shape
+    code = own * sizes + size_of
+    present = np.bincount(code, minlength=count * sizes) > 0
+    bin_, size = np.divmod(np.flatnonzero(present), sizes)
+    kind = (np.cumsum(present) - 1)[code]  # of (bin, size), of those that are present
+    of_bin = (hazard * bins.width_s[:count, None]).T[size]
+    of_bin *= np.arange(count) > bin_[:, None]
+    survived = np.exp(of_bin - np.cumsum(of_bin, axis=1))
+    ended = survived * -np.expm1(-of_bin)
+    spent_s = np.cumsum(ended / hazard.T[size], axis=1)[kind]
+    ended = np.cumsum(ended, axis=1)[kind]
+    hazard_now = hazard[own, size_of]
+    rest = np.expm1(-hazard_now * (bins.bounds_s[own + 1] - run_s))
+    reaches = (1 + rest)[:, None]
+    ended *= reaches
+    ended -= rest[:, None]
+    spent_s *= reaches
+    spent_s -= (rest / hazard_now)[:, None]
+    ended /= np.maximum(spent_s, 1e-9, out=spent_s)
+    best: Floats = ended.max(axis=1)
     return best
-
-
-def _running_sum(rows: Floats) -> Floats:
-    """Add to each row all rows before it, in place: an eighth of the time of `cumsum`."""
-    for row in range(1, len(rows)):
-        rows[row] += rows[row - 1]
-    return rows
