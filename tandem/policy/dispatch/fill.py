@@ -23,11 +23,12 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
     # A job that wants more GPUs than have a share free is not looked at.
     small = np.flatnonzero(loads.gpus[waiting] <= len(rows))
     demand = loads.demand[waiting[small]]
-    _, first, queue_of = np.unique(demand, return_index=True, return_inverse=True)
-    heads = np.sort(first)[:most]
-    if not len(heads):
+    if not len(demand):
         return started
-    queues = [small[queue_of == queue_of[head]].tolist() for head in heads.tolist()]
+    first = np.full(demand.max() + 1, len(demand))
+    np.minimum.at(first, demand, np.arange(len(demand)))
+    heads = np.sort(first[first < len(demand)])[:most]
+    queues: dict[int, list[int]] = {}  # of `waiting`, by head; made when the first of it starts
     offers = valuation.offers(waiting[small[heads]], rows)
     places = _Places(offers)
 
@@ -46,6 +47,8 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
             return started
         job = int(offers.jobs[front])
         board.start(job, place)
+        if front not in queues:
+            queues[front] = small[demand == demand[heads[front]]].tolist()
         started[queues[front].pop(0)] = True
         if not queues[front]:
             offers.allowed[front] = False

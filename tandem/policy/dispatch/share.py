@@ -180,9 +180,12 @@ class Share(Dispatch):
         arrays, count = board.arrays, len(board.gpus)
         age_s = board.now_s - arrays.arrived_s[ranked]
         least_s = 2 * _TURN_COSTS * (self.move_cost_s or 0.0)
-        if not ((run_s < self.turn_share * age_s) & (self.turn_share * age_s >= least_s)).any():
+        part_s = self.turn_share * age_s
+        behind = (run_s < part_s) & (part_s >= least_s)
+        if not behind.any():
             return np.zeros(0, dtype=np.int64)
-        order = np.lexsort((ranked, arrays.arrived_s[ranked]))
+        concerned = np.flatnonzero(behind | ~arrays.running[ranked])
+        order = concerned[np.lexsort((ranked[concerned], arrays.arrived_s[ranked[concerned]]))]
         oldest_first, size = ranked[order], arrays.gpus[ranked[order]]
         running = arrays.running[oldest_first]
         wanted = np.maximum(np.cumsum(np.where(running, 0, size)), size)

@@ -291,23 +291,22 @@ class Offers:
         if there.any():
             table = loads.table[self.jobs]
             own, caused = loads.own[table], loads.caused[table]
-            if now is None:
-                now = np.where(there, board.predicted_speed[residents], 0.0)
-            rate, size = valuation.rate[residents], board.arrays.gpus[residents]
             # A slot at a time: (jobs, gpus) stays small, and most profiles have two.
             for slot in np.flatnonzero(there.any(axis=0)).tolist():
-                at = classes[:, slot]
-                slowdown += own[:, at]
-                theirs = 1 / (1 + gpus.resident_slowdown[:, slot] + caused[:, at])
-                spread = valuation.spread_speed(residents[:, slot])
-                lost = np.maximum(now[:, slot] - theirs * spread, 0.0)
-                of_gang = size[:, slot] / np.minimum(size[:, slot], self.wanted[:, None])
-                loss += np.where(there[:, slot], rate[:, slot] * lost * of_gang, 0.0)
+                here, job, at = there[:, slot], residents[:, slot], classes[:, slot]
+                size, rate = board.arrays.gpus[job], valuation.rate[job]
+                of_all = board.predicted_speed[job] if now is None else now[:, slot]
+                speed_now = np.where(here, of_all, 0.0)
+                slowdown += own.take(at, axis=1)
+                theirs = 1 / (1 + gpus.resident_slowdown[:, slot] + caused.take(at, axis=1))
+                lost = speed_now - theirs * valuation.spread_speed(job)
+                np.maximum(lost, 0.0, out=lost)  # none where nobody is
                 slowed += lost
-                present += now[:, slot]
-                worth += rate[:, slot] * now[:, slot]
+                loss += rate * lost * (size / np.minimum(size, self.wanted[:, None]))
+                present += speed_now
+                worth += rate * speed_now
                 if least:
-                    allowed &= ~there[:, slot] | (theirs >= least)
+                    allowed &= ~here | (theirs >= least)
         speed = 1 / (1 + slowdown)
         if least:
             allowed &= (gpus.jobs == 0) | (speed >= least)
@@ -319,13 +318,17 @@ class Offers:
 
         Shape (single, at); minus infinity where a job may not or should not be.
         """
-        where, rate = np.ix_(single, at), self.rate[single][:, None]
-        speed, loss, present = self.speed[where], self.loss[where], self.present[at]
-        may = self.allowed[where]
+        one_by_one = len(single) < len(self.jobs) or len(at) < len(self.rows)
+        where: Any = np.ix_(single, at) if one_by_one else slice(None)
+        speed, loss, may = self.speed[where], self.loss[where], self.allowed[where]
+        rate, present, worth = self.rate[single][:, None], self.present[at], self.worth[at]
         if present.any():
-            may &= (present == 0) | shares_well(
-                rate, speed, loss, self.slowed[where],
-                present, self.worth[at], self.valuation.min_gain,
+            may = may & (
+                (present == 0)
+                | shares_well(
+                    rate, speed, loss, self.slowed[where],
+                    present, worth, self.valuation.min_gain,
+                )
             )  # fmt: skip
         return np.where(may, rate * speed - loss, -np.inf)
 
