@@ -47,6 +47,11 @@ def test_jobs_that_are_alike_are_worth_exactly_the_same(count: int) -> None:
         assert (alike == alike[0]).all()
 
 
+def test_after_a_clock_was_set_back_a_job_counts_as_new() -> None:
+    finished = [100.0, 3000.0]
+    assert rates([-1.0, 50.0], finished).tolist() == rates([0.0, 50.0], finished).tolist()
+
+
 def test_what_is_learned_first_is_not_that_all_jobs_are_short() -> None:
     """Ten jobs ended after 100 seconds, and ninety have had 5,000 and go on."""
     finished, unfinished = np.full(10, 100.0), np.full(90, 5000.0)

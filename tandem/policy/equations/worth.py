@@ -94,6 +94,7 @@ def completion_rate(
     """
     sizes, size_of = _sizes(gpus)
     bins = _bins(scale_s)
+    run_s = np.maximum(run_s, 0.0)  # a clock that was set back
     own = np.searchsorted(bins.bounds_s, run_s, side="right") - 1
     oldest = int(np.searchsorted(bins.bounds_s, run_s.max(initial=0.0)))
     if finished is None:
