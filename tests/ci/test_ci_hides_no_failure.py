@@ -90,6 +90,7 @@ def python(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.slow
 def test_a_retry_draws_the_same_and_does_not_save_the_run(tmp_path: Path) -> None:
     folder = project(tmp_path, FLAKY)
     assert python(folder, "-m", "pytest", "-q", "-n0", TANDEM_SEED="7").returncode == 1
@@ -119,6 +120,7 @@ def test_expected():
 """
 
 
+@pytest.mark.slow
 def test_a_skipped_suite_fails_in_ci_and_is_reported_elsewhere(tmp_path: Path) -> None:
     folder = project(tmp_path, SKIPPING)
     here = python(folder, "-m", "pytest", "-q", "-n0", TANDEM_SEED="7")

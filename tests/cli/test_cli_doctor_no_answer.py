@@ -108,6 +108,7 @@ def failed(path: Path, *args: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_an_api_server_that_takes_connections_and_never_answers(
     tmp_path: Path, serve: Server, ended: threading.Event
 ) -> None:
@@ -117,6 +118,7 @@ def test_an_api_server_that_takes_connections_and_never_answers(
     assert "--timeout" in found["do"]
 
 
+@pytest.mark.slow
 def test_an_api_server_whose_answer_never_ends(
     tmp_path: Path, serve: Server, ended: threading.Event
 ) -> None:
@@ -160,6 +162,7 @@ NOBODY = 'gpujobs is forbidden: User "system:anonymous" cannot list resource "gp
 PORTAL = b"<html><body>Please log in to the network</body></html>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "says", "do"),
     [

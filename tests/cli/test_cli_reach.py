@@ -182,6 +182,7 @@ def test_letters_of_all_languages_are_kept(text: str) -> None:
     assert clean(text) == text.replace("\t", "?")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_200_rows_and_is_told_of_the_others(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

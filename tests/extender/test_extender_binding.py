@@ -320,6 +320,7 @@ async def test_whatever_fault_strikes_no_gpu_goes_over_its_shares_and_nothing_le
     bench.state.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [answer_lost, request_lost])
 def test_who_leads_no_more_finds_out_without_writing(lost) -> None:
     async def story() -> None:
@@ -452,6 +453,7 @@ async def test_gpus_are_held_before_the_binding_is_sent_and_given_back_when_it_i
     assert bench.state.ledger.held(uid) is None
 
 
+@pytest.mark.slow
 @scenario
 async def test_a_replica_that_does_not_lead_sends_nothing_and_holds_nothing() -> None:
     bench = Bench()

@@ -135,6 +135,7 @@ def story(folder: Path, told: Callable[[Site], Any]) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_reviews_probes_reads_and_metrics_are_answered(tmp_path: Path) -> None:
     async def told(found: Site) -> None:
         for base in (found.public, found.probes):
@@ -159,6 +160,7 @@ def test_reviews_probes_reads_and_metrics_are_answered(tmp_path: Path) -> None:
     story(tmp_path, told)
 
 
+@pytest.mark.slow
 def test_floods_take_bounded_memory_and_leave_the_probes_alone(tmp_path: Path) -> None:
     async def told(found: Site) -> None:
         before = found.memory_mib()
@@ -194,6 +196,7 @@ def test_floods_take_bounded_memory_and_leave_the_probes_alone(tmp_path: Path) -
     story(tmp_path, told)
 
 
+@pytest.mark.slow
 def test_it_is_replaced_where_it_ends_or_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +213,7 @@ def test_it_is_replaced_where_it_ends_or_stands_still(
     story(tmp_path, told)
 
 
+@pytest.mark.slow
 def test_probes_fail_while_the_extender_hangs_and_only_then(tmp_path: Path) -> None:
     async def told(found: Site) -> None:
         def ask() -> list[int]:
@@ -230,6 +234,7 @@ def test_probes_fail_while_the_extender_hangs_and_only_then(tmp_path: Path) -> N
     story(tmp_path, told)
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_extender_even_where_that_is_killed(tmp_path: Path) -> None:
     async def told(found: Site) -> None:
         ports = {"port": free_port()}
@@ -257,6 +262,7 @@ def test_it_ends_with_the_extender_even_where_that_is_killed(tmp_path: Path) -> 
     story(tmp_path, told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [

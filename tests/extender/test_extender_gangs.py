@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from extender_builders import NOW, gpu_job, load, pod
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -167,4 +168,4 @@ class Membership(RuleBasedStateMachine):
 Membership.TestCase.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, derandomize=True, print_blob=True
 )
-TestMembership = Membership.TestCase
+TestMembership = pytest.mark.slow(Membership.TestCase)

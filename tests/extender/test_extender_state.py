@@ -573,7 +573,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=25)
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
 
 
 def test_a_picture_of_the_nodes_answers_by_the_number_of_a_pod() -> None:

@@ -252,6 +252,7 @@ def test_no_list_of_all_objects_is_made_in_one_go(monkeypatch: pytest.MonkeyPatc
     assert len(site.cluster.jobs) == 501
 
 
+@pytest.mark.slow
 def test_the_event_loop_turns_for_others_between_two_pieces(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -726,6 +727,7 @@ def test_no_figure_of_a_tenant_s_views_depends_on_other_tenants(site: Site) -> N
 # --- publisher --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_tenant_s_answers_depends_on_other_tenants(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

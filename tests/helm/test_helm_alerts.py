@@ -149,6 +149,7 @@ def test_rules_are_sound() -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
+@pytest.mark.slow
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     assert CASES.keys() == alerts().keys()
     tests = []

@@ -33,6 +33,7 @@ def ended(connection):
     return True
 
 
+@pytest.mark.slow
 def test_connections_that_stay_take_a_bounded_number_of_threads(port):
     before = threading.active_count()
     held = [connect(port) for _ in range(3 * MAX_CONNECTIONS)]

@@ -27,6 +27,7 @@ class Broken:
         return np.zeros(len(X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stored_learner_predicts_as_scikit_learn_does(kind: str) -> None:
     rng = np.random.default_rng(0)

@@ -110,6 +110,7 @@ def test_a_server_that_is_not_there_is_explained(url):
     assert "--server" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_predict_takes_everything_that_an_annotation_says():
     """Each option that the formulas use changes the prediction, and none is left out."""
     base = ["predict", RESNET, "--batch-size", "32", "--gpu", "NVIDIA A100-SXM4-40GB", "--json"]

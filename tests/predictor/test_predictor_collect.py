@@ -88,6 +88,7 @@ def test_groups_fit_and_bring_new_pairs():
 # --- the file and the processes ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_and_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_PREPARE_S", 15.0)
     out = tmp_path / "profiles.jsonl"

@@ -209,6 +209,7 @@ def test_quotas_and_history_leave_each_other_what_they_keep() -> None:
     assert len(read_back(api)[1]) == len(pairs)
 
 
+@pytest.mark.slow
 def test_a_write_that_is_refused_is_seen_and_tried_again_with_less() -> None:
     api = Limited(most=200_000)
     learned, _pairs, _ = at_all_bounds(jobs=500)

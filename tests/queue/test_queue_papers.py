@@ -139,6 +139,7 @@ class Course(Training):
         self.api.patch(GPU_NODES, "n0", {"status": status}, subresource="status")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.system)
 def test_only_this_system_decides_like_this(scenario: Scenario) -> None:
     """The paper's section is the scenario's."""

@@ -173,6 +173,7 @@ def test_what_was_learned_of_placements_comes_back_and_the_newer_of_two_counts()
     assert again.stored() == history.stored()
 
 
+@pytest.mark.slow
 def test_one_namespace_takes_no_room_from_the_others_and_all_is_bounded() -> None:
     history = filled(kinds=40)
     assert len(history.stored()) == 16

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from queue_builders import pod, raw_pod
 from test_queue_controller import run
 from test_queue_preemption import EAGER, Training
@@ -52,6 +53,7 @@ class Stream(Training):
         return None
 
 
+@pytest.mark.slow
 def test_jobs_that_no_node_can_hold_do_not_keep_one_behind_them_from_its_turn() -> None:
     cluster = Stream()
 

@@ -141,6 +141,7 @@ def test_images_are_loaded_by_the_tandem_that_is_on_the_path(
     assert (tmp_path / "calls").read_text().startswith("controlplane load ")
 
 
+@pytest.mark.slow
 def test_no_service_imports_what_the_hash_leaves_out() -> None:
     """What is left out of the hash must not decide what an image does."""
     code = """

@@ -63,6 +63,7 @@ MADE_UP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made_up", MADE_UP)
 def test_an_answer_stays_small_whatever_is_asked(client: TestClient, made_up: str) -> None:
     for body in (MADE_UP[made_up], job(MADE_UP[made_up])):

@@ -263,6 +263,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(JSON, st.sampled_from(["Pod", "Job"]))
 def test_no_body_makes_the_webhook_fall_over(http, body, kind):
