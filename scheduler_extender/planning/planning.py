@@ -94,6 +94,7 @@ class _Round:
         self._starts: dict[int, tuple[int, ...]] = {}
         self._moves: set[int] = set()
         self._stops: set[int] = set()
+        self._leaves: set[int] = set()  # of `stops`, those that nobody makes go
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -161,6 +162,8 @@ class _Round:
         for action in self._inputs.board.take_actions():
             if not isinstance(action, Started):
                 self._stops.add(action.job)
+                if action.leaves:
+                    self._leaves.add(action.job)
             elif action.job in self._stops:
                 self._moves.add(action.job)
             else:
@@ -232,9 +235,11 @@ class _Round:
                 )
             answer.waiting.append(Waiting(start, position, why, coming=index in self._starts))
             position += 1
-        # Nobody is stopped for nothing: only for who starts there, or for a better place.
-        moves = sorted(self._moves - asked)
-        answer.gives_way += [GivesWay(inputs.keys[i], inputs.keys[i]) for i in moves]
+        # Nobody is stopped for nothing: only for who starts there, or for its own sake.
+        answer.gives_way += [
+            GivesWay(inputs.keys[i], inputs.keys[i], too_slow=i in self._leaves)
+            for i in sorted((self._moves | self._leaves) - asked)
+        ]
         return answer
 
 

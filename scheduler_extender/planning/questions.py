@@ -99,10 +99,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """A running gang gives up its GPUs: for a waiting one, or (`to` is its own) for better ones."""
+    """A running gang gives up its GPUs: for a waiting one, or (`to` is its own) for better ones.
+
+    `too_slow`: it leaves since its neighbours slow it down more than the profile allows.
+    """
 
     victim: Key
     to: Key
+    too_slow: bool = False
 
 
 @dataclass(slots=True)

@@ -289,13 +289,14 @@ class Controller:
         await self._apart("repairs", self.repairs.step())
         # 5. Where a slowdown was learned, every refusal may be wrong now: ask for all places anew.
         if self.learning.believe():
+            self.queue_state.competes = True
             self.rounds.forget_refusals()
             for key in list(self._pending.starts):
                 self.work.add(key)
         # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds.
         await self._apart("history", self.history.save(self._writer, self._clock()))
         await self._apart("quotas", self.accounts.step(self._writer))
-        if not self._pending.starts:
+        if not self._pending.starts and not self.rounds.due():
             return
         # 7. Plan all pending pods on one frozen snapshot, in a thread (`plan_within`, `Planner`).
         planned = await self.rounds.plan(self.rounds.freeze())

@@ -88,6 +88,11 @@ class Rounds:
         """Try everybody anew in the next round, though nobody has left."""
         self._forgets = True
 
+    def due(self) -> bool:
+        """Say whether to plan though no job waits: a job that runs may be slower than promised."""
+        changed = self._queue_state.competes or self._clock() >= self._ripe_s
+        return self._profile.dispatch.least_speed > 0 and changed
+
     async def plan(self, frozen: Callable[[], Question]) -> Planned:
         """Plan all starts on one snapshot, in a thread."""
         tell = self._reason_writer.chooser(self._preempter.told_of_spared())
@@ -239,11 +244,13 @@ class Rounds:
         if gang is None or self._work.busy(gives.victim):
             self._queue_state.competes = True  # not now; the next cycle asks again
             return
-        why = "runs faster elsewhere"
         if gives.to != gives.victim:
             why = f"{named([gives.to], gives.victim)} needs them"
-        if gives.to != gives.victim:
             self._asked.add(gives.victim)
+        elif gives.too_slow:
+            why = "beside its neighbours it is slower than the profile promises"
+        else:
+            why = "runs faster elsewhere"
         self._work.do(gives.victim, self._preempter.begin(gang, why))
 
     async def _write_plan(

@@ -23,9 +23,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A running job is preempted: it goes back to the queue."""
+    """A running job is preempted: it goes back to the queue.
+
+    With `leaves`, it goes for its own sake, also where nobody takes its place.
+    """
 
     job: int
+    leaves: bool = False
 
 
 Action = Start | Stop
@@ -131,14 +135,14 @@ class Board:
         self.place(job, rows)
         self.actions.append(Start(job, tuple(rows.tolist())))
 
-    def stop(self, job: int) -> None:
-        """Preempt a running job."""
+    def stop(self, job: int, *, leaves: bool = False) -> None:
+        """Preempt a running job; it `leaves` where it goes for its own sake."""
         self.remove(job)
-        self.note_stop(job)
+        self.note_stop(job, leaves=leaves)
 
-    def note_stop(self, job: int) -> None:
+    def note_stop(self, job: int, *, leaves: bool = False) -> None:
         """Record that a running job, removed already, is preempted."""
-        self.actions.append(Stop(job))
+        self.actions.append(Stop(job, leaves))
 
     def make_exclusive(self, job: int) -> None:
         """From now on a job that waits gets whole GPUs only."""

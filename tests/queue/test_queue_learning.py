@@ -21,8 +21,8 @@ class Sharing(Training):
 
     alone_percent = 90.0
 
-    def __init__(self) -> None:
-        super().__init__(profile=load_profile("tandem"))
+    def __init__(self, profile: str = "tandem") -> None:
+        super().__init__(profile=load_profile(profile))
         self.percent: dict[str, float] = {}  # by job, next to others
         self.told: dict[str, float] = {}
         self.peak: dict[str, int] = {}
@@ -152,6 +152,28 @@ def test_a_bad_pair_is_parted_and_never_put_together_again() -> None:
         assert cluster.controller.learning.outcomes["Moved"] == 1
         for job in ("a", "b"):
             assert cluster.status(job)["phase"] == "Running"
+
+    run(scenario)
+
+
+def test_under_guarded_a_job_that_is_too_slow_waits_where_there_is_no_better_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    cluster = Sharing("tandem-guarded")
+    cluster.alone_percent, cluster.percent = 50.0, {"a": 31.25, "b": 45.0}
+
+    async def scenario() -> None:
+        await paired(cluster)
+        await cluster.live(120)
+        status = cluster.status("a")
+        assert status["phase"] in ("Queued", "Suspended")
+        assert "slower than the profile promises" in caplog.text
+        assert "a job there and this one are known not to get along" in status["message"]
+        assert cluster.status("b")["phase"] == "Running"
+        cluster.ends("c")
+        await cluster.live(60)
+        assert sorted([cluster.gpu_of("a"), cluster.gpu_of("b")]) == ["GPU-n0-0", "GPU-n0-1"]
 
     run(scenario)
 

@@ -40,6 +40,8 @@ class Interference(Policy):
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         worst = self._worst(job, gpus)[row]
+        if np.isinf(worst):
+            return "a job there and this one are known not to get along"
         return f"one would be slowed down by {worst:.0%}, bound {self.max_interference:.0%}"
 
     def _worst(self, job: Job, gpus: GpuArrays) -> Floats:

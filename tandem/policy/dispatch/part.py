@@ -26,7 +26,7 @@ def part(valuation: Valuation, may_stop: Bools) -> Ints:
     stopped: list[int] = []
     for job in slow[np.argsort(worth, kind="stable")]:
         if _is_slow(valuation, np.array([job]))[0]:
-            board.stop(int(job))
+            board.stop(int(job), leaves=True)
             stopped.append(int(job))
     return np.array(stopped, dtype=np.int64)
 
