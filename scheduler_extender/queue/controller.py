@@ -159,6 +159,7 @@ class Controller:
             self.metrics,
             foresee=self._start_forecast.look,
             targets=self.repairs.targets,
+            slow=self.learning.slow,
         )
         self._clock = clock
         self._term = connection.term

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of
@@ -66,6 +67,9 @@ class Learning:
         self.outcomes: Counter[str] = Counter(dict.fromkeys((MOVED, KEPT, WOULD_MOVE), 0))
         self.looked = Looked()
         self.worst = 0.0
+        self._slow: frozenset[Key] = frozenset()
+        least = parts.profile.dispatch.least_speed
+        self._promised_slowdown = 1 / least - 1 if least else inf
         self._settings = settings
         self._state = state = parts.state
         self._gangs = parts.gangs
@@ -131,9 +135,19 @@ class Learning:
         gpus = await self._shared_gpus()
         self.looked = self._adjuster.look(gpus, self._has_place, now)
         self.worst = max((self._adjuster.level(gpu.at) for gpu in gpus), default=0.0)
+        self._slow = frozenset(
+            resident.key
+            for gpu in gpus
+            for resident in gpu.residents
+            if (resident.slowdown or 0.0) > self._promised_slowdown and not resident.stays
+        )
         if self._settings.mode != "off":
             self._act(gpus, now)
         await self._observe(now)
+
+    def slow(self) -> Set[Key]:
+        """Return the gangs that may move and are slower than the profile promises, as measured."""
+        return self._slow
 
     def believe(self) -> bool:
         """Let what was learned take effect; say whether there was anything."""

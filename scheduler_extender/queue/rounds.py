@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class Rounds:
         metrics: QueueMetrics,
         foresee: Callable[[Question, Answer], None],
         targets: Callable[[], dict[Key, frozenset[tuple[str, str]]]],
+        slow: Callable[[], Set[Key]],
     ) -> None:
         self._state = parts.state
         self._gangs = parts.gangs
@@ -74,6 +75,7 @@ class Rounds:
         self._settings = parts.settings
         self._clock = parts.clock
         self._targets = targets  # where gangs that are being moved start again
+        self._slow = slow  # gangs that are slower than the profile promises
         self._foresee = foresee  # with what each round has seen and decided
         self._slice_ends_s = 0.0
         self._ripe_s = np.inf  # when the next gang has had its minimum run
@@ -89,9 +91,9 @@ class Rounds:
         self._forgets = True
 
     def due(self) -> bool:
-        """Say whether to plan though no job waits: a job that runs may be slower than promised."""
+        """Say whether to plan though no job waits: a job that runs is slower than promised."""
         changed = self._queue_state.competes or self._clock() >= self._ripe_s
-        return self._profile.dispatch.least_speed > 0 and changed
+        return changed and bool(self._slow())
 
     async def plan(self, frozen: Callable[[], Question]) -> Planned:
         """Plan all starts on one snapshot, in a thread."""
@@ -193,6 +195,8 @@ class Rounds:
         """Return who may be made to give way now."""
         found: dict[Key, Victim] = {}
         keys, self._ripe_s = self._queue_state.may_give_way(now)
+        if slow := self._slow():
+            keys.sort(key=lambda key: key not in slow)
         for key in keys:
             if len(found) == _VICTIMS or self._work.busy(key):
                 # Not now: a round is to be short, and the next cycle looks at all of them.
