@@ -36,7 +36,7 @@ $(RUNNABLE): requirements-run.lock requirements-build.lock pyproject.toml
 
 setup: $(READY) ## Make the virtual environment (done by every other target when needed)
 
-check: $(READY) ## Format, lint, types, layers, fast tests: a minute and a half on two cores
+check: $(READY) ## Format, lint, types, layers, fast tests: a minute on two cores
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
