@@ -94,7 +94,7 @@ class _Round:
         self._starts: dict[int, tuple[int, ...]] = {}
         self._moves: set[int] = set()
         self._stops: set[int] = set()
-        self._leaves: set[int] = set()  # of `stops`, those that nobody makes go
+        self._too_slow: set[int] = set()  # preempted because their neighbours slow them down
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -162,8 +162,8 @@ class _Round:
         for action in self._inputs.board.take_actions():
             if not isinstance(action, Started):
                 self._stops.add(action.job)
-                if action.leaves:
-                    self._leaves.add(action.job)
+                if action.too_slow:
+                    self._too_slow.add(action.job)
             elif action.job in self._stops:
                 self._moves.add(action.job)
             else:
@@ -235,10 +235,10 @@ class _Round:
                 )
             answer.waiting.append(Waiting(start, position, why, coming=index in self._starts))
             position += 1
-        # Nobody is stopped for nothing: only for who starts there, or for its own sake.
+        # A job is preempted only to make room for a start, to move, or because it is too slow.
         answer.gives_way += [
-            GivesWay(inputs.keys[i], inputs.keys[i], too_slow=i in self._leaves)
-            for i in sorted((self._moves | self._leaves) - asked)
+            GivesWay(inputs.keys[i], inputs.keys[i], too_slow=i in self._too_slow)
+            for i in sorted((self._moves | self._too_slow) - asked)
         ]
         return answer
 

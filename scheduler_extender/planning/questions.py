@@ -101,7 +101,7 @@ class Waiting:
 class GivesWay:
     """A running gang gives up its GPUs: for a waiting one, or (`to` is its own) for better ones.
 
-    `too_slow`: it leaves since its neighbours slow it down more than the profile allows.
+    `too_slow`: its neighbours slow it down more than the profile allows.
     """
 
     victim: Key

@@ -146,7 +146,7 @@ class Learning:
         await self._observe(now)
 
     def slow(self) -> Set[Key]:
-        """Return the gangs that may move and are slower than the profile promises, as measured."""
+        """Return the gangs that may move and that measurements show to be too slow."""
         return self._slow
 
     def believe(self) -> bool:

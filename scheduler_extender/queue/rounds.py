@@ -75,7 +75,7 @@ class Rounds:
         self._settings = parts.settings
         self._clock = parts.clock
         self._targets = targets  # where gangs that are being moved start again
-        self._slow = slow  # gangs that are slower than the profile promises
+        self._slow = slow  # gangs whose neighbours slow them down too much
         self._foresee = foresee  # with what each round has seen and decided
         self._slice_ends_s = 0.0
         self._ripe_s = np.inf  # when the next gang has had its minimum run
@@ -252,7 +252,7 @@ class Rounds:
             why = f"{named([gives.to], gives.victim)} needs them"
             self._asked.add(gives.victim)
         elif gives.too_slow:
-            why = "beside its neighbours it is slower than the profile promises"
+            why = "its neighbours slow it down more than the profile allows"
         else:
             why = "runs faster elsewhere"
         self._work.do(gives.victim, self._preempter.begin(gang, why))

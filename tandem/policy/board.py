@@ -25,11 +25,12 @@ class Start:
 class Stop:
     """A running job is preempted: it goes back to the queue.
 
-    With `leaves`, it goes for its own sake, also where nobody takes its place.
+    `too_slow`: its neighbours slow it down more than the profile allows. Such a job is preempted
+    even if no other job takes its GPUs.
     """
 
     job: int
-    leaves: bool = False
+    too_slow: bool = False
 
 
 Action = Start | Stop
@@ -135,14 +136,14 @@ class Board:
         self.place(job, rows)
         self.actions.append(Start(job, tuple(rows.tolist())))
 
-    def stop(self, job: int, *, leaves: bool = False) -> None:
-        """Preempt a running job; it `leaves` where it goes for its own sake."""
+    def stop(self, job: int, *, too_slow: bool = False) -> None:
+        """Preempt a running job; `too_slow` is the reason of the action (`Stop`)."""
         self.remove(job)
-        self.note_stop(job, leaves=leaves)
+        self.note_stop(job, too_slow=too_slow)
 
-    def note_stop(self, job: int, *, leaves: bool = False) -> None:
+    def note_stop(self, job: int, *, too_slow: bool = False) -> None:
         """Record that a running job, removed already, is preempted."""
-        self.actions.append(Stop(job, leaves))
+        self.actions.append(Stop(job, too_slow))
 
     def make_exclusive(self, job: int) -> None:
         """From now on a job that waits gets whole GPUs only."""

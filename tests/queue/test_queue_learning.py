@@ -171,7 +171,7 @@ def test_under_guarded_a_job_that_is_too_slow_waits_where_there_is_no_better_pla
         await paired(cluster, c=saves)
         await cluster.live(40)
         assert cluster.status("a")["message"] == (
-            "gave up its GPUs (beside its neighbours it is slower than the profile promises)."
+            "gave up its GPUs (its neighbours slow it down more than the profile allows)."
             " It waits for GPUs and keeps its attained service"
         )
         await cluster.live(20)

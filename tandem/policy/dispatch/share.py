@@ -12,7 +12,7 @@ from tandem.policy.dispatch.exchange import replace_some, take_turns
 from tandem.policy.dispatch.fill import fill
 from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.move import improve
-from tandem.policy.dispatch.part import part
+from tandem.policy.dispatch.too_slow import preempt_too_slow
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.worth import completion_rate
 from tandem.policy.pipeline import Pipeline
@@ -42,8 +42,9 @@ class Share(Dispatch):
     3. waiting jobs worth `preempt_factor` times the running jobs in their way take their place;
     4. jobs in the worst pairs move where that repays `move_cost_s` ([OJPP] Alg. 4).
 
-    With `min_speed`, a job starts beside others only where each keeps that speed as predicted; one
-    that turns out to be slower leaves before all else, and is then one of the waiting jobs.
+    With `min_speed`, a job joins others only where the predictions say that each job keeps that
+    speed. A job that measurements show to be slower is preempted before step 1, and is then one of
+    the waiting jobs of the same round.
     """
 
     kind: Literal["share"] = "share"
@@ -111,8 +112,8 @@ class Share(Dispatch):
         may_stop = board.on_gpus & board.loads.checkpointable
         may_stop[list(board.pinned)] = False
         if self.min_speed and self.preempt_factor is not None:
-            parted = np.isin(ranked, part(valuation, may_stop))
-            running, fresh = running & ~parted, fresh | parted
+            preempted = np.isin(ranked, preempt_too_slow(valuation, may_stop))
+            running, fresh = running & ~preempted, fresh | preempted
             changed |= board.changed
         waiting = ranked[~running]
         fresh = fresh[~running]

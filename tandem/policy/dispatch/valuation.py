@@ -300,7 +300,7 @@ class Offers:
                 slowdown += own.take(at, axis=1)
                 theirs = 1 / (1 + gpus.resident_slowdown[:, slot] + caused.take(at, axis=1))
                 lost = speed_now - theirs * valuation.spread_speed(job)
-                np.maximum(lost, 0.0, out=lost)  # none where nobody is
+                np.maximum(lost, 0.0, out=lost)  # zero in an empty slot
                 slowed += lost
                 loss += rate * lost * (size / np.minimum(size, self.wanted[:, None]))
                 present += speed_now
@@ -318,8 +318,8 @@ class Offers:
 
         Shape (single, at); minus infinity where a job may not or should not be.
         """
-        one_by_one = len(single) < len(self.jobs) or len(at) < len(self.rows)
-        where: Any = np.ix_(single, at) if one_by_one else slice(None)
+        in_part = len(single) < len(self.jobs) or len(at) < len(self.rows)
+        where: Any = np.ix_(single, at) if in_part else slice(None)
         speed, loss, may = self.speed[where], self.loss[where], self.allowed[where]
         rate, present, worth = self.rate[single][:, None], self.present[at], self.worth[at]
         if present.any():

@@ -1,4 +1,4 @@
-"""Jobs leave neighbours beside which they are slower than was promised."""
+"""Preempts jobs that their neighbours slow down more than the profile allows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tandem.policy.units import Bools, Ints
 _ROUNDING = 1e-9
 
 
-def part(valuation: Valuation, may_stop: Bools) -> Ints:
-    """Stop jobs that neighbours slow down to less than `min_speed`; return who was stopped.
+def preempt_too_slow(valuation: Valuation, may_stop: Bools) -> Ints:
+    """Preempt jobs that their neighbours slow down to less than `min_speed`; return those jobs.
 
-    A pair starts at a predicted speed that measurements correct. Where both of a pair are too slow,
-    the one that is worth less leaves. `may_stop` (jobs,) says who may be preempted. A job leaves by
-    its own slowdown alone: what is measured of one job stops no other.
+    A job joins another one on a predicted speed, and measurements correct the prediction. If both
+    jobs of a pair are too slow, the job of lower worth is preempted. `may_stop` (jobs,) says which
+    jobs may be preempted. A measurement of one job never preempts another job.
     """
     board = valuation.board
     crowded = board.gpus.residents[board.gpus.jobs > 1]
@@ -26,13 +26,13 @@ def part(valuation: Valuation, may_stop: Bools) -> Ints:
     stopped: list[int] = []
     for job in slow[np.argsort(worth, kind="stable")]:
         if _is_slow(valuation, np.array([job]))[0]:
-            board.stop(int(job), leaves=True)
+            board.stop(int(job), too_slow=True)
             stopped.append(int(job))
     return np.array(stopped, dtype=np.int64)
 
 
 def _is_slow(valuation: Valuation, jobs: Ints) -> Bools:
-    """Return which of some running jobs are too slow; what being spread costs does not count."""
+    """Return which running jobs are too slow; the price of a spread gang does not count."""
     kept: Bools = valuation.speed(jobs) / valuation.spread_speed(jobs) < (
         valuation.min_speed - _ROUNDING
     )

@@ -1,4 +1,4 @@
-"""Jobs leave neighbours beside which they are slower than was promised."""
+"""A job that its neighbours slow down more than the profile allows is preempted."""
 
 from dataclasses import replace
 
@@ -8,16 +8,16 @@ from test_policy_three_shares import board_of, jobs_of, table
 
 from tandem.policy.board import Board
 from tandem.policy.catalog import load_profile
-from tandem.policy.dispatch.part import part
+from tandem.policy.dispatch.too_slow import preempt_too_slow
 from tandem.policy.dispatch.valuation import Valuation
 
 PIPELINE = load_profile("tandem-guarded").pipeline()
 
 
-def parted(board: Board, worth: list[float]) -> list[int]:
+def preempted(board: Board, worth: list[float]) -> list[int]:
     board.stale.update(board.rows_of)
     valuation = Valuation(board, np.array(worth), PIPELINE, shares=True, min_speed=0.73)
-    return part(valuation, board.on_gpus & board.loads.checkpointable).tolist()
+    return preempt_too_slow(valuation, board.on_gpus & board.loads.checkpointable).tolist()
 
 
 def board_with(pairs: dict[tuple[int, int], float], *, stays: int | None = None) -> Board:
@@ -32,22 +32,22 @@ def board_with(pairs: dict[tuple[int, int], float], *, stays: int | None = None)
     ("pairs", "worth", "left"),
     [
         ({(0, 1): 0.3, (1, 0): 0.3}, [1, 1, 1], []),  # both keep 77 %
-        ({(0, 1): 0.5}, [9, 1, 1], [0]),  # by its own slowdown alone, whatever it is worth
+        ({(0, 1): 0.5}, [9, 1, 1], [0]),  # for its own slowdown, whatever its worth
         ({(0, 1): 0.5, (1, 0): 0.5}, [9, 1, 1], [1]),  # both: the one that is worth less
         ({(0, 1): 0.5, (1, 0): 0.5}, [1, 9, 1], [0]),
     ],
 )
-def test_who_leaves(
+def test_which_job_is_preempted(
     pairs: dict[tuple[int, int], float], worth: list[float], left: list[int]
 ) -> None:
-    assert parted(board_with(pairs), worth) == left
+    assert preempted(board_with(pairs), worth) == left
 
 
 def test_a_job_that_saves_no_checkpoint_stays_and_its_neighbour_is_not_stopped_for_it() -> None:
-    assert parted(board_with({(0, 1): 0.5}, stays=0), [1, 1, 1]) == []
+    assert preempted(board_with({(0, 1): 0.5}, stays=0), [1, 1, 1]) == []
 
 
 def test_a_gang_that_is_slow_because_it_is_spread_stays() -> None:
     board = board_with({})
     board.spread_speed[0] = 0.6
-    assert parted(board, [1, 1, 1]) == []
+    assert preempted(board, [1, 1, 1]) == []
