@@ -43,6 +43,7 @@ PROFILES = ("tiresias-l-list", "srtf", "tandem", "tandem-guarded", "horus", "c-g
 CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem": {},
     "tandem min_gain=0": {"min_gain": 0.0},
+    "tandem aging=0": {"aging": 0.0},
     "tandem turn_share=none": {"turn_share": None},
     "tandem preempt_factor=2": {"preempt_factor": 2.0},
     "tandem preempt_factor=3": {"preempt_factor": 3.0},
@@ -105,7 +106,7 @@ class Cell:
 def profile_of(name: str) -> Profile:
     """Return a shipped profile, a candidate, or `las-order`: `tandem` that never shares."""
     if name == "las-order":
-        changes: dict[str, Any] = {"share": False, "learn": False}
+        changes: dict[str, Any] = {"share": False, "learn": False, "aging": 0.0}
     elif name in CANDIDATES:
         changes = CANDIDATES[name]
     else:

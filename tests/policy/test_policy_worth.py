@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.policy.equations.worth import completion_rate, runs_in_bins
+from tandem.policy.equations.worth import completion_rate, runs_in_bins, with_age
 from tandem.policy.jobs import History
 from tandem.policy.units import Floats, Ints
 
@@ -47,9 +47,29 @@ def test_jobs_that_are_alike_are_worth_exactly_the_same(count: int) -> None:
         assert (alike == alike[0]).all()
 
 
+def test_the_age_of_a_job_adds_to_its_worth_as_worked_in_the_docstring() -> None:
+    rate, age_s = np.array([1 / 500, 1 / 500, 1 / 5000]), np.array([1500.0, 0.0, 1500.0])
+    assert with_age(rate, age_s, 0.5).tolist() == pytest.approx([0.004, 0.002, 0.0002 * 1.3**0.5])
+    assert with_age(rate, age_s, 0.0).tolist() == rate.tolist()
+
+
+def test_of_jobs_that_are_worth_about_the_same_the_older_one_is_worth_more() -> None:
+    """What the history says of 5,000 and 6,000 s is too uncertain to let one of them wait on."""
+    rate = np.array([1 / 5000, 1 / 6000])
+    older_last = with_age(rate, np.array([7000.0, 60_000.0]), 0.5)
+    assert older_last[0] < older_last[1]
+
+
+def test_a_job_that_has_waited_long_is_not_worth_more_than_a_new_one_that_may_be_short() -> None:
+    """So new jobs are tried at once, and short ones end soon, though old jobs wait."""
+    new, old = with_age(rates([0.0, 7200.0], []), np.array([0.0, 43_200.0]), 0.5)
+    assert new > 2.5 * old
+
+
 def test_after_a_clock_was_set_back_a_job_counts_as_new() -> None:
     finished = [100.0, 3000.0]
     assert rates([-1.0, 50.0], finished).tolist() == rates([0.0, 50.0], finished).tolist()
+    assert with_age(np.array([0.01]), np.array([-500.0]), 0.5).tolist() == [0.01]
 
 
 def test_what_is_learned_first_is_not_that_all_jobs_are_short() -> None:

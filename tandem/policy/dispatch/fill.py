@@ -7,6 +7,8 @@ import numpy as np
 from tandem.policy.dispatch.valuation import Offers, Valuation
 from tandem.policy.units import Bools, Ints
 
+_ROUNDED_UP = 1 + 1e-9  # so that a bound is none the less one for what is rounded
+
 
 def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> Bools:
     """Start jobs, greatest gain per GPU first; return which of `waiting` were started.
@@ -30,18 +32,9 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
     heads = np.sort(first[first < len(demand)])[:most]
     queues: dict[int, list[int]] = {}  # of `waiting`, by head; made when the first of it starts
     offers = valuation.offers(waiting[small[heads]], rows)
-    places = _Places(offers)
-
-    def key(i: int) -> float:
-        place = places.of[i]
-        if place is None:
-            return -np.inf
-        return places.gain[i] / len(place) if best_pair else float(offers.rate[i])
-
-    keys = np.array([key(i) for i in range(len(heads))])
+    places = _Places(offers, best_pair=best_pair)
     while True:
-        ahead = np.flatnonzero(keys == keys.max())
-        front = int(ahead[np.argmin(offers.jobs[ahead])])
+        front = places.first()
         place = places.of[front]
         if place is None:
             return started
@@ -51,49 +44,70 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
             queues[front] = small[demand == demand[heads[front]]].tolist()
         started[queues[front].pop(0)] = True
         if not queues[front]:
-            offers.allowed[front] = False
-            keys[front] = -np.inf
-            if np.isneginf(keys).all():
+            places.drop(front)
+            if not places.any():
                 valuation.refresh()
                 return started
         changed = offers.renew(job)
         if queues[front]:
             offers.put(front, int(waiting[queues[front][0]]))
-        renewed = places.renew(front, changed)
-        keys[renewed] = [key(i) for i in renewed]
+        places.renew(front, changed)
 
 
 class _Places:
-    """Where each job of the offers gains most: `of`, rows or None, and how much: `gain`.
+    """Where each job of the offers gains most: `of`, rows or None.
 
-    What jobs of one GPU gain is kept for every GPU, since each start changes it for many of them.
+    What a worker of each job gains is kept for every GPU. A job of one GPU is where that is most.
+    For a gang it is a bound per GPU, since its slowest worker sets the speed of all: its place is
+    looked for once the bound comes first.
     """
 
-    def __init__(self, offers: Offers) -> None:
+    def __init__(self, offers: Offers, *, best_pair: bool) -> None:
         self._offers = offers
-        self._single = np.flatnonzero(offers.wanted == 1)
-        self._gains = offers.gains(self._single, np.arange(len(offers.rows)))
-        self._at = np.zeros(len(self._single), dtype=np.int64)  # of `offers.rows`; -1: nowhere
-        self.of: list[Ints | None] = [None] * len(offers.jobs)
-        self.gain = [0.0] * len(offers.jobs)
-        self._gangs: list[int] = np.flatnonzero(offers.wanted > 1).tolist()
-        self._find_singles(np.arange(len(self._single)))
-        self._find_gangs(self._gangs)
+        self._best_pair = best_pair
+        self._single = offers.wanted == 1
+        self._every = np.arange(len(offers.jobs))
+        self._gains = offers.gains(self._every, np.arange(len(offers.rows)))
+        self._at = np.zeros(len(self._every), dtype=np.int64)  # of `offers.rows`; -1: nowhere
+        self.of: list[Ints | None] = [None] * len(self._every)
+        self._keys = np.full(len(self._every), -np.inf)  # what goes first
+        self._open = ~self._single  # gangs whose key is a bound as yet
+        self._find_singles(np.flatnonzero(self._single))
+        self._bound()
 
-    def renew(self, front: int, changed: Bools) -> list[int]:
-        """Look again for job `front` and where GPUs have `changed` (gpus,); return for whom."""
+    def first(self) -> int:
+        """Return the job that goes first; of equals, the first one of the board."""
+        while True:
+            ahead = np.flatnonzero(self._keys == self._keys.max())
+            undecided = ahead[self._open[ahead]]
+            if not len(undecided):
+                return int(ahead[np.argmin(self._offers.jobs[ahead])])
+            for gang in undecided.tolist():
+                self._find_gang(gang)
+
+    def any(self) -> bool:
+        """Say whether a job may have a place."""
+        return not bool(np.isneginf(self._keys).all())
+
+    def drop(self, index: int) -> None:
+        """Leave out a job, whose like wait no more."""
+        self._offers.allowed[index] = False
+        self._gains[index] = -np.inf
+        self._keys[index] = -np.inf
+        self._open[index] = False
+
+    def renew(self, front: int, changed: Bools) -> None:
+        """Look again for job `front` and where GPUs have `changed` (gpus,)."""
         offers = self._offers
         at = np.flatnonzero(changed)
-        self._gains[:, at] = offers.gains(self._single, at)
-        mine = self._single == front
-        if mine.any():
-            self._gains[mine] = offers.gains(self._single[mine], np.arange(len(offers.rows)))
-        singles = np.flatnonzero(((self._at >= 0) & changed[self._at]) | mine)
-        self._find_singles(singles)
-        gangs = [i for i in self._gangs if i == front or self._has_changed(i, changed)]
-        self._find_gangs(gangs)
-        looked: list[int] = self._single[singles].tolist() + gangs
-        return looked
+        self._gains[:, at] = offers.gains(self._every, at)
+        self._gains[front] = offers.gains(self._every[[front]], np.arange(len(offers.rows)))[0]
+        again = (self._at >= 0) & changed[self._at]
+        again[front] = True
+        self._find_singles(np.flatnonzero(again & self._single))
+        for gang in np.flatnonzero(~self._single & ~self._open).tolist():
+            self._open[gang] = gang == front or self._has_changed(gang, changed)
+        self._bound()
 
     def _has_changed(self, gang: int, changed: Bools) -> bool:
         place = self.of[gang]
@@ -101,17 +115,28 @@ class _Places:
             return False
         return bool(changed[np.searchsorted(self._offers.rows, place)].any())
 
-    def _find_gangs(self, gangs: list[int]) -> None:
-        for i in gangs:
-            self.of[i], self.gain[i] = self._offers.best(i)
+    def _bound(self) -> None:
+        gangs = np.flatnonzero(self._open)
+        if len(gangs):
+            most = self._gains[gangs].max(axis=1)
+            key = most if self._best_pair else self._offers.rate[gangs]
+            self._keys[gangs] = np.where(most > 0, key * _ROUNDED_UP, -np.inf)
+
+    def _find_gang(self, gang: int) -> None:
+        self.of[gang], gain = self._offers.best(gang)
+        self._keys[gang] = -np.inf if self.of[gang] is None else self._key(gang, gain)
+        self._open[gang] = False
+
+    def _key(self, index: int, gain: float) -> float:
+        if not self._best_pair:
+            return float(self._offers.rate[index])
+        return gain / float(self._offers.wanted[index])
 
     def _find_singles(self, singles: Ints) -> None:
         gains = self._gains[singles]
         at = gains.argmax(axis=1)
         most = gains[np.arange(len(singles)), at]
         self._at[singles] = np.where(most > 0, at, -1)
-        for i, found, gain in zip(
-            self._single[singles].tolist(), at.tolist(), most.tolist(), strict=True
-        ):
+        for i, found, gain in zip(singles.tolist(), at.tolist(), most.tolist(), strict=True):
             self.of[i] = self._offers.rows[found : found + 1] if gain > 0 else None
-            self.gain[i] = gain
+            self._keys[i] = self._key(i, gain) if gain > 0 else -np.inf

@@ -14,7 +14,7 @@ from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.move import improve
 from tandem.policy.dispatch.too_slow import preempt_too_slow
 from tandem.policy.dispatch.valuation import Valuation
-from tandem.policy.equations.worth import completion_rate
+from tandem.policy.equations.worth import completion_rate, with_age
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Dispatch
 from tandem.policy.units import Bools, Floats, Ints
@@ -29,12 +29,13 @@ class Share(Dispatch):
     """Fill the free shares, preempt only for what is worth far more, and repair bad pairs.
 
     A job's worth is its expected rate of completion given the time that it has run ([Tiresias]'
-    Gittins index, learned from all jobs that were served), per GPU. Joining a neighbour gains the
-    newcomer's worth at its predicted speed and costs the neighbour's slowdown. A job joins others
-    only where that beats one after the other: Theorem 1 of [SJF-BSBF] with rates in place of known
-    remaining times; and only for a gain of `min_gain`, since the best of many predictions is too
-    good on average. A gang on more nodes than it needs runs slower, as predicted of it
-    ([Tiresias] 3.3). In each round, which looks only at what has changed since the last one:
+    Gittins index, learned from all jobs that were served), per GPU, and more the longer ago it
+    arrived. Joining a neighbour gains the newcomer's worth at its predicted speed and costs the
+    neighbour's slowdown. A job joins others only where that beats one after the other: Theorem 1 of
+    [SJF-BSBF] with rates in place of known remaining times; and only for a gain of `min_gain`,
+    since the best of many predictions is too good on average. A gang on more nodes than it needs
+    runs slower, as predicted of it ([Tiresias] 3.3). In each round, which looks only at what has
+    changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
     2. jobs whose turn it is take the place of those worth least: `turn_share` of the cluster serves
@@ -54,8 +55,9 @@ class Share(Dispatch):
     prior_jobs: Annotated[float, Field(gt=0)] = 1.0  # weight of the heavy tail, in samples
     size_prior_jobs: Annotated[float, Field(gt=0)] = 3.0  # weight of jobs of other sizes, likewise
     novel: Annotated[float, Field(ge=0, lt=1)] = 1 / 32  # part of jobs that are like none before
+    aging: Annotated[float, Field(ge=0, le=1)] = 0.5  # how much the age of a job adds to its worth
     preempt_factor: Annotated[float, Field(gt=1)] | None = 2.5  # none: nobody is preempted
-    turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
+    turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 16  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this
@@ -82,18 +84,17 @@ class Share(Dispatch):
         service_gpu_s = board.arrays.service_gpu_s(ranked, board.now_s)
         size = board.arrays.gpus[ranked]
         run_s = service_gpu_s / size
-        rate[ranked] = (
-            completion_rate(
-                run_s,
-                size,
-                board.history.runs(self.scale_s) if self.learn else None,
-                scale_s=self.scale_s,
-                prior_jobs=self.prior_jobs,
-                size_prior_jobs=self.size_prior_jobs,
-                novel=self.novel,
-            )
-            / size
+        index = completion_rate(
+            run_s,
+            size,
+            board.history.runs(self.scale_s) if self.learn else None,
+            scale_s=self.scale_s,
+            prior_jobs=self.prior_jobs,
+            size_prior_jobs=self.size_prior_jobs,
+            novel=self.novel,
         )
+        age_s = board.now_s - board.arrays.arrived_s[ranked]
+        rate[ranked] = with_age(index, age_s, self.aging) / size
         turns = self._turns(board, ranked, run_s)
         # Who is worth about as much as when it was last looked at has not changed.
         seen = board.seen_rate[ranked]

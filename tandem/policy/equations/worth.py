@@ -108,6 +108,22 @@ def completion_rate(
     return _index(run_s, own, size_of, bins, hazard)
 
 
+def with_age(rate: Floats, age_s: Floats, power: float) -> Floats:
+    """Return rates of completion of jobs that arrived `age_s` ago, with what their wait adds.
+
+    rate x (1 + age x rate)^power. Shapes: (jobs,), (jobs,) -> (jobs,). Age times rate is the time
+    in the system over the time that the job is expected to need. Of jobs that are worth the same,
+    the older one goes first, so what is learned wrongly of a kind of jobs delays none of them for
+    long. 0 is the plain rate.
+
+    Worked: rate 1 / 500, age 1,500 s, power 0.5: 1 / 500 x (1 + 3)^0.5 = 0.004.
+
+    Source: ours. With power 1 and known times it is the highest response ratio next, per second.
+    """
+    aged: Floats = rate * (1 + np.maximum(age_s, 0.0) * rate) ** power
+    return aged
+
+
 class _Bins(NamedTuple):
     """Where the bins begin and the last one ends, (bins + 1,), their widths, and the heavy tail."""
 
