@@ -42,7 +42,7 @@ HORIZON_S = 48 * 3600.0
 #: own 600 MiB beside it: a container that runs out of memory is ended as a whole.
 MEMORY_BYTES = 384 * 2**20
 _LEAST_LEFT_S = 1.0
-_LEAST_PAUSE_S, _PAUSES = 10.0, 50  # between rounds: so many seconds, and that part of the time
+_LEAST_PAUSE_S, _PAUSES = 10.0, 20  # between rounds: so many seconds, and that part of the time
 _PIECE = 50  # jobs that are pickled at a time
 _NO_SPEED = 1.0  # slowdown of those of which nothing is known, who never share
 

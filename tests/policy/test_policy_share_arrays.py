@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tandem.policy.board import Board
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.dispatch.fill import fill
 from tandem.policy.dispatch.swap import Swaps
 from tandem.policy.dispatch.valuation import Valuation
 from tandem.policy.equations.turns import shares_well
@@ -148,6 +149,52 @@ def test_a_start_renews_what_it_changes_and_nothing_else(
             assert np.allclose(getattr(offers, column), getattr(anew, column)), column
         assert (offers.allowed[live] == anew.allowed[live]).all()
         return
+
+
+def filled_one_by_one(board: Board) -> list[tuple[int, tuple[int, ...]]]:
+    """Start jobs, greatest gain per GPU first, each place worked out anew before each start.
+
+    It ends where nobody else gains anything, though a start may have changed that.
+    """
+    done: list[tuple[int, tuple[int, ...]]] = []
+    valuation = a_valuation(board)
+    rows = valuation.open_rows()
+    waiting = [j for j in range(JOBS) if j not in board.rows_of and board.jobs[j].gpus <= len(rows)]
+    while waiting:
+        valuation = a_valuation(board)
+        ahead: tuple[float, int, list[int]] = (0.0, 0, [])
+        gain_somewhere = set()
+        for job in waiting:
+            offers = valuation.offers(np.array([job]), rows)
+            if (offers.gains(np.array([0]), np.arange(len(rows))) > 0).any():
+                gain_somewhere.add(job)
+            place, gain = offers.best(0)
+            if place is not None and gain / len(place) > ahead[0]:
+                ahead = (gain / len(place), job, place.tolist())
+        _, job, found = ahead
+        if not found:
+            break
+        board.start(job, np.array(found))
+        done.append((job, tuple(sorted(found))))
+        waiting.remove(job)
+        if not gain_somewhere - {job}:
+            break
+    return done
+
+
+@boards
+@settings(max_examples=150, deadline=None)
+def test_free_shares_go_to_the_same_jobs_as_when_all_is_worked_out_anew(
+    seed: int, shares: int
+) -> None:
+    board, other = a_board(seed, shares, running=3), a_board(seed, shares, running=3)
+    waiting = np.array([j for j in range(JOBS) if j not in board.rows_of])
+    waiting = waiting[np.argsort(-board.rate[waiting], kind="stable")]
+    started = fill(a_valuation(board), waiting, most=JOBS, best_pair=True)
+    expected = filled_one_by_one(other)
+    assert sorted(waiting[started].tolist()) == sorted(job for job, _ in expected)
+    for job, rows in expected:
+        assert tuple(sorted(board.rows_of[job].tolist())) == rows
 
 
 @boards

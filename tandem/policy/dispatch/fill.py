@@ -58,8 +58,9 @@ class _Places:
     """Where each job of the offers gains most: `of`, rows or None.
 
     What a worker of each job gains is kept for every GPU. A job of one GPU is where that is most.
-    For a gang it is a bound per GPU, since its slowest worker sets the speed of all: its place is
-    looked for once the bound comes first.
+    The slowest worker of a gang sets the speed of all, so the mean of its best GPUs is a bound on
+    what it gains on each. Its place is looked for once the bound comes first, and again when a GPU
+    has changed that it is on or may be on.
     """
 
     def __init__(self, offers: Offers, *, best_pair: bool) -> None:
@@ -72,6 +73,7 @@ class _Places:
         self.of: list[Ints | None] = [None] * len(self._every)
         self._keys = np.full(len(self._every), -np.inf)  # what goes first
         self._open = ~self._single  # gangs whose key is a bound as yet
+        self._rough = self._open.copy()  # those whose bound is that of their best GPU alone
         self._find_singles(np.flatnonzero(self._single))
         self._bound()
 
@@ -83,11 +85,14 @@ class _Places:
             if not len(undecided):
                 return int(ahead[np.argmin(self._offers.jobs[ahead])])
             for gang in undecided.tolist():
-                self._find_gang(gang)
+                if self._rough[gang] and self._best_pair:
+                    self._tighten(gang)
+                else:
+                    self._find_gang(gang)
 
     def any(self) -> bool:
-        """Say whether a job may have a place."""
-        return not bool(np.isneginf(self._keys).all())
+        """Say whether there is a GPU where a job gains anything."""
+        return bool((self._gains > 0).any())
 
     def drop(self, index: int) -> None:
         """Leave out a job, whose like wait no more."""
@@ -100,13 +105,16 @@ class _Places:
         """Look again for job `front` and where GPUs have `changed` (gpus,)."""
         offers = self._offers
         at = np.flatnonzero(changed)
-        self._gains[:, at] = offers.gains(self._every, at)
+        new = offers.gains(self._every, at)
+        self._gains[:, at] = new
         self._gains[front] = offers.gains(self._every[[front]], np.arange(len(offers.rows)))[0]
-        again = (self._at >= 0) & changed[self._at]
+        most = new.max(axis=1, initial=-np.inf)
+        again = ((self._at >= 0) & changed[self._at]) | (most > self._keys)
         again[front] = True
         self._find_singles(np.flatnonzero(again & self._single))
         for gang in np.flatnonzero(~self._single & ~self._open).tolist():
-            self._open[gang] = gang == front or self._has_changed(gang, changed)
+            may_change = gang == front or most[gang] > -np.inf or self._has_changed(gang, changed)
+            self._open[gang] = may_change
         self._bound()
 
     def _has_changed(self, gang: int, changed: Bools) -> bool:
@@ -121,9 +129,16 @@ class _Places:
             most = self._gains[gangs].max(axis=1)
             key = most if self._best_pair else self._offers.rate[gangs]
             self._keys[gangs] = np.where(most > 0, key * _ROUNDED_UP, -np.inf)
+            self._rough[gangs] = True
+
+    def _tighten(self, gang: int) -> None:
+        wanted, gains = int(self._offers.wanted[gang]), self._gains[gang]
+        most = np.partition(gains, -wanted)[-wanted:].mean() if wanted <= len(gains) else -np.inf
+        self._keys[gang] = most * _ROUNDED_UP if most > 0 else -np.inf
+        self._rough[gang] = False
 
     def _find_gang(self, gang: int) -> None:
-        self.of[gang], gain = self._offers.best(gang)
+        self.of[gang], gain = self._offers.best(gang, may=self._gains[gang] > -np.inf)
         self._keys[gang] = -np.inf if self.of[gang] is None else self._key(gang, gain)
         self._open[gang] = False
 

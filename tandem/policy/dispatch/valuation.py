@@ -346,16 +346,18 @@ class Offers:
         more: Ints | None = None,
         more_speed: Floats | None = None,
         more_loss: Floats | None = None,
+        may: Bools | None = None,
     ) -> tuple[Ints | None, float]:
         """Return the rows where job `index` gains most, and the gain; None where it gains nothing.
 
         For a gang: for each speed that it could run at, the cheapest rows that allow it, and where
         being spread has a price also those of the fewest nodes. `more` (places,) are rows besides,
-        with what it would do there.
+        with what it would do there. `may` (gpus,) are those where it may and should be, if known.
         """
-        may = self.allowed[index]
-        if self.present.any():
-            may = may & self.worthwhile(index, self.speed[index])
+        if may is None:
+            may = self.allowed[index]
+            if self.present.any():
+                may = may & self.worthwhile(index, self.speed[index])
         at = np.flatnonzero(may)
         rows, speed, loss = self.rows[at], self.speed[index, at], self.loss[index, at]
         wanted, rate = int(self.wanted[index]), float(self.rate[index])
