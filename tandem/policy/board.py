@@ -77,6 +77,7 @@ class Board:
     pinned: set[int] = field(default_factory=set)  # running jobs that must stay for now
     moved_s: dict[int, float] = field(default_factory=dict)  # when a job was last migrated
     changed: Bools = field(init=False)  # (gpus,) where jobs came or went since a dispatcher looked
+    untried: Bools = field(init=False)  # (gpus,) likewise, since preempting there was looked at
     seen_rate: Floats = field(init=False)  # (jobs,) worth when a dispatcher looked; NaN: not yet
     rate: Floats = field(init=False)  # (jobs,) worth now of those it looks at
     # (jobs,) speed of running jobs as a share of that on the fewest nodes: 1 where not spread
@@ -90,6 +91,7 @@ class Board:
         self.predicted_speed = np.ones(len(self.jobs))
         self.interference = np.zeros(len(self.gpus))
         self.changed = np.ones(len(self.gpus), dtype=np.bool_)
+        self.untried = self.changed.copy()
         self.seen_rate = np.full(len(self.jobs), np.nan)
         self.rate = np.zeros(len(self.jobs))
         self.spread_speed = np.ones(len(self.jobs))

@@ -37,7 +37,13 @@ def plain_world(trace: Sequence[TraceJob], gpus: GpuArrays) -> World:
         trace,
         no_truth(len(trace), len(gpus)),
         [
-            Job(id=job.id, pods=job.gpus, queued_at_s=job.submit_s, remaining_s=job.duration_s)
+            Job(
+                id=job.id,
+                pods=job.gpus,
+                queued_at_s=job.submit_s,
+                remaining_s=job.duration_s,
+                checkpointable=True,
+            )
             for job in trace
         ],
     )

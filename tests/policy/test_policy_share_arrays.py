@@ -14,7 +14,7 @@ from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.dispatch.fill import fill
 from tandem.policy.dispatch.swap import Swaps
-from tandem.policy.dispatch.valuation import Valuation
+from tandem.policy.dispatch.valuation import Valuation, cheap_enough
 from tandem.policy.equations.turns import shares_well
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
@@ -284,3 +284,50 @@ def test_what_a_gang_would_replace_does_not_depend_on_those_asked_about_with_it(
         alone = Swaps(valuation, may_stop, 1.5, np.array([gang]))
         assert together.pays(gang) == alone.pays(gang)
         assert together.victims(gang, len(waiting)).tolist() == alone.victims(gang, 1).tolist()
+
+
+@given(seed=st.integers(0, 10_000), wanted=st.integers(2, 5), count=st.integers(5, 40))
+@settings(max_examples=300, deadline=None)
+def test_places_that_a_gang_cannot_want_change_nothing(seed: int, wanted: int, count: int) -> None:
+    """The best set of places for every speed of the slowest worker is among those kept."""
+    rng = np.random.default_rng(seed)
+    speed = rng.choice([0.3, 0.5, 0.5, 0.8, 1.0], count)
+    loss = rng.choice([0.0, 0.1, 0.1, *rng.uniform(0, 1, 8)], count)
+    kept = cheap_enough(speed, loss, wanted)
+    for floor in np.unique(speed):
+        all_there = np.sort(loss[speed >= floor])[:wanted]
+        among_kept = np.sort(loss[kept][speed[kept] >= floor])[:wanted]
+        if len(all_there) == wanted:
+            assert among_kept.tolist() == all_there.tolist()
+
+
+@pytest.mark.parametrize(("nodes", "tried"), [(8, True), (40, False)])
+def test_for_old_waiting_jobs_preempting_is_looked_at_once_enough_gpus_have_changed(
+    nodes: int, tried: bool
+) -> None:
+    """One GPU of 64 is enough, one of 320 is not; what is new is looked at in any case."""
+    profile = load_profile("tandem")
+    assert profile.dispatch.kind == "share"
+    dispatch = profile.dispatch.model_copy(update={"learn": False})
+    count = 8 * nodes
+    jobs = [
+        Job(id=f"{i:03}", pods=1, exclusive=True, checkpointable=True) for i in range(count + 2)
+    ]
+    gpus = GpuArrays.empty(np.arange(count) // 8, np.full(count, 16.0), shares=1)
+    board = Board.of(jobs, JobArrays.of(jobs), gpus)
+    for job in range(count):
+        board.start(job, np.array([job]))
+        board.arrays.running[job] = True
+    board.arrays.service_at_since[:count] = 100.0
+    waits = count
+    board.take_actions()
+    pipeline = profile.pipeline()
+    dispatch(board, np.arange(count + 1), pipeline, False)  # all have been looked at
+    assert waits not in board.rows_of
+    # The job on one GPU is worth far less than before, and the one that waits is not new.
+    board.arrays.service_at_since[0] = 1e6
+    dispatch(board, np.arange(count + 1), pipeline, False)
+    assert (waits in board.rows_of) is tried
+    if not tried:
+        dispatch(board, np.arange(count + 2), pipeline, False)
+        assert {waits, waits + 1} & set(board.rows_of) == {waits + 1}

@@ -145,6 +145,13 @@ def test_tandem_shares_before_it_preempts() -> None:
     assert bad.end_s[1] == pytest.approx(10_100)
 
 
+def test_without_interference_jobs_can_be_preempted_as_well() -> None:
+    """As they are with the orders of the papers, in the same world."""
+    found = run(trace((0, 1, 90_000), (50_000, 1, 60)), "1x1", "tandem")
+    assert found.preemptions.tolist() == [1, 0]
+    assert found.end_s.tolist() == pytest.approx([90_060, 50_060])
+
+
 def test_guarded_keeps_the_promised_speed() -> None:
     jobs = trace((0, 1, 1000), (0, 1, 1000))
     kept = run_shared(jobs, "1x1", "tandem-guarded", [[0.3]], [0, 0])

@@ -21,6 +21,7 @@ from tandem.policy.units import Bools, Floats, Ints
 
 _TURN_COSTS = 10  # what a turn lasts at least, in costs of a preemption
 _NOTABLE = 0.3  # of a rate: from here on what was decided with it is looked at again
+_SOME = 1 / 64  # of the GPUs: where so many have changed, preempting is looked at for all who wait
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -135,8 +136,11 @@ class Share(Dispatch):
         may_stop &= board.on_gpus
         may_stop[new] = False
         if self.preempt_factor is not None:
-            if not changed.any():
+            board.untried |= changed
+            if np.count_nonzero(board.untried) < _SOME * len(changed):
                 left = left[fresh[~started]]
+            else:
+                board.untried[:] = False
             self._preempt(valuation, waiting, left, turns, may_stop)
         if self.move_cost_s is not None:
             improve(

@@ -379,12 +379,16 @@ class Offers:
             loss = np.concatenate((loss[other], more_loss))
         if len(rows) < wanted:
             return None, 0.0
-        in_order = np.lexsort((rows, -speed, loss))  # the cheapest first, of those the fastest
-        rows, speed, loss = rows[in_order], speed[in_order], loss[in_order]
-        chosen, most = self._best_gang(index, rows, speed, loss)
         valuation, job = self.valuation, int(self.jobs[index])
+        candidates = np.arange(len(rows))
+        if valuation.loads.gpus_per_pod[job] == 1:
+            candidates = cheap_enough(speed, loss, wanted)
+        some = candidates[_cheapest_first(rows, speed, loss, candidates)]
+        chosen, most = self._best_gang(index, rows[some], speed[some], loss[some])
         if chosen is None or valuation.speed_at(job, chosen) == 1.0:
             return chosen, most
+        in_order = _cheapest_first(rows, speed, loss, np.arange(len(rows)))
+        rows, speed, loss = rows[in_order], speed[in_order], loss[in_order]
         # Spread, it earns less; the revenue is what the gain and the losses add up to.
         cost = float(loss[np.isin(rows, chosen)].sum())
         gain = (most + cost) * valuation.speed_at(job, chosen) - cost
@@ -458,6 +462,22 @@ class Offers:
             if gain > most:
                 chosen, most = rows[cheapest], gain
         return chosen, most
+
+
+def cheap_enough(speed: Floats, loss: Floats, wanted: int) -> Ints:
+    """Return the places that a gang may want, whatever the speed of its slowest worker.
+
+    `wanted` of the fastest places are always to be had. At a lower speed there are more to choose
+    from, so the cheapest cost no more than the dearest of the cheapest `wanted` there.
+    """
+    fastest = speed >= np.partition(speed, -wanted)[-wanted]
+    dearest = np.partition(loss[fastest], wanted - 1)[wanted - 1]
+    return np.flatnonzero(loss <= dearest)
+
+
+def _cheapest_first(rows: Ints, speed: Floats, loss: Floats, some: Ints) -> Ints:
+    """Return the order of `some` places: the cheapest first, of those the fastest."""
+    return np.lexsort((rows[some], -speed[some], loss[some]))
 
 
 def with_rows(gpus: GpuArrays, at: Bools, some: GpuArrays) -> GpuArrays:
