@@ -9,7 +9,7 @@ from tandem.policy.catalog import Profile, load_profile
 from tandem.simulator.jobs import TraceJob
 
 NOTHING = [[1.0]]  # two together are as fast as one after the other
-SHARE = 1 / 4  # of the cluster, for turns: the shipped 1/16 makes the same test four times as long
+SHARE = 1 / 4  # of the cluster, for turns: the shipped 1/32 makes the same test eight times as long
 LASTS_S = 40_000
 
 
