@@ -70,15 +70,15 @@ class ActiveSet:
 
     def __init__(self, order: KeyOrder) -> None:
         self._order = order
-        self._active: dict[int, None] = {}
+        self._rows = np.zeros(0, dtype=np.int64)  # ascending
 
     def add(self, row: int, level_service_gpu_s: float) -> None:
         """Take in a job that arrived."""
-        self._active[row] = None
+        self._rows = np.insert(self._rows, np.searchsorted(self._rows, row), row)
 
     def remove(self, row: int) -> None:
         """Forget a job that ended."""
-        del self._active[row]
+        self._rows = np.delete(self._rows, np.searchsorted(self._rows, row))
 
     def cross(self, row: int, level_service_gpu_s: float) -> None:
         """Note that a job's service has crossed a threshold: the keys show it."""
@@ -88,8 +88,7 @@ class ActiveSet:
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
         """Return the jobs in the order in which they are tried."""
-        rows = np.fromiter(self._active, dtype=np.int64, count=len(self._active))
-        return self._order.rank(jobs, rows, now_s, history)
+        return self._order.rank(jobs, self._rows, now_s, history)
 
     def settle(self, running: Bools) -> None:
         """Note which jobs run after a round."""
