@@ -21,7 +21,7 @@ from tandem.policy.units import Bools, Floats, Ints
 
 _TURN_COSTS = 10  # what a turn lasts at least, in costs of a preemption
 _NOTABLE = 0.3  # of a rate: from here on what was decided with it is looked at again
-_SOME = 1 / 64  # of the GPUs: where so many have changed, preempting is looked at for all who wait
+_EACH = 64  # GPUs: up to so many, each change has preempting looked at for all who wait
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -137,7 +137,7 @@ class Share(Dispatch):
         may_stop[new] = False
         if self.preempt_factor is not None:
             board.untried |= changed
-            if np.count_nonzero(board.untried) < _SOME * len(changed):
+            if np.count_nonzero(board.untried) < (len(changed) / _EACH) ** 1.5:
                 left = left[fresh[~started]]
             else:
                 board.untried[:] = False

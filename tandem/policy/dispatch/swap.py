@@ -32,7 +32,8 @@ class Swaps:
         self._victims: dict[int, Ints] = {}
         self._with_slot: dict[int, GpuArrays] = {}
         board = valuation.board
-        self._residents = residents = board.gpus.residents
+        used = max(1, int(board.gpus.jobs.max(initial=0)))  # slots, from the first one on
+        self._residents = residents = board.gpus.residents[:, :used]
         self._there = there = residents >= 0
         self._size = np.where(there, board.arrays.gpus[residents], 1)
         self._speed = np.where(there, valuation.speed(residents), 0.0)
@@ -109,7 +110,7 @@ class Swaps:
             lost = yields * (speed - theirs)
             of_gang = np.where(lost > 0, used, np.minimum(self._crowded[:, slot], used))
             may = self._there[:, slot] & ((own + theirs >= 1 + valuation.min_gain) | (size > 1))
-            if exact:
+            if exact and may.any():
                 may &= self._may_share(gangs, slot, own, theirs)
             staying.append(np.where(may, lost / of_gang, np.inf))
             speeds.append(own)
@@ -122,17 +123,18 @@ class Swaps:
         # Where no share is free, one of the others has to leave, also where it had better stay.
         extra = np.broadcast_to(np.where(there, 0.0, np.inf), kept.shape).copy()
         np.subtract(leave, kept, out=extra, where=there & cheaper & np.isfinite(kept))
-        for slot in range(slots) if slots > 1 else ():
+        for slot in range(slots):
             others = np.arange(slots) != slot
             cost = staying[slot] + cost_of_each[others].sum(axis=0)
             leaves = (there & ~cheaper)[others]
             stuck = self._full & ~leaves.any(axis=0)
-            cost = cost + np.where(stuck, extra[others].min(axis=0), 0.0)
-            first = np.arange(slots - 1)[:, None, None] == extra[others].argmin(axis=0)
+            cost = cost + np.where(stuck, extra[others].min(axis=0, initial=np.inf), 0.0)
             beside = worth * speeds[slot] - self._factor * cost
             better = beside > gain
             gain = np.where(better, beside, gain)
-            out[others] = np.where(better, leaves | (stuck & first), out[others])
+            if slots > 1:
+                first = np.arange(slots - 1)[:, None, None] == extra[others].argmin(axis=0)
+                out[others] = np.where(better, leaves | (stuck & first), out[others])
             out[slot] &= ~better
         return np.where(valuation.most > 0, gain, -np.inf), out
 
@@ -156,9 +158,9 @@ class Swaps:
     def _alone(self, slot: int) -> GpuArrays:
         """Return the GPUs with the residents of one slot only."""
         if slot not in self._with_slot:
-            keep = np.zeros(self._there.shape, dtype=np.bool_)
-            keep[:, slot] = True
             valuation = self._valuation
+            keep = np.zeros(valuation.board.gpus.residents.shape, dtype=np.bool_)
+            keep[:, slot] = True
             self._with_slot[slot] = without(valuation.board.gpus, valuation.loads, keep)
         return self._with_slot[slot]
 
