@@ -117,6 +117,7 @@ def test_an_order_that_blocks_is_not_blocked_by_a_job_that_no_node_can_hold() ->
             cluster.submit(f"never-{index:02}", gpus=3 + index)
         await cluster.pass_s(1)
         cluster.submit("two", gpus=2)
+        cluster.now += 1  # jobs of the same second come in the order in which they were predicted
         cluster.submit("behind", gpus=1)
         for _ in range(5):
             await cluster.pass_s(1)
