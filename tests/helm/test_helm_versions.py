@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,8 +53,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive = folder / f"{commit}.tar"
         if not git("archive", "--output", str(archive), commit, *CODE) and not archive.exists():
             continue
-        with tarfile.open(archive) as tar:
-            tar.extractall(checkout, filter="data")
+        shutil.unpack_archive(archive, checkout)
         if runs(checkout):
             print(f"the earlier version is {git('log', '-1', '--format=%h %s', commit).strip()}")
             return checkout
