@@ -329,8 +329,8 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
         markdown(["trace", "matrix", "load", "error", "jobs", *names], table),
         "## Over all cells",
         markdown(
-            ["profile", "geometric mean", "worst cell", "p99, worst cell", "mean speed",
-             "jobs below 73 % of solo speed, worst cell", "preemptions", "OOMs"],
+            ["profile", "geometric mean", "worst run", "p99, worst run", "mean speed",
+             "jobs below 73 % of solo speed, worst run", "preemptions", "OOMs"],
             overall,
         ),
         *chosen,
