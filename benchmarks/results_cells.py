@@ -51,7 +51,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 PROMISED_SPEED = 0.73
 #: What two jobs on a GPU do together, in units of what one does alone.
 GAINS = tuple(f"{total:.1f}" for total in np.arange(0.9, 1.75, 0.1))
-UNKNOWING = ("tiresias-l-list", "horus", "c-greedy")  # of durations
+UNKNOWING = ("tiresias-l-list", "horus", "c-greedy", "las-order")  # of durations
 WITHIN, MOST_P99 = 1.02, 1.05
 GAIN_PROFILES = ("tandem", "tiresias-l-list", "srtf", "sjf-bsbf")
 
