@@ -1,0 +1,51 @@
+"""Loads the kernel in C, where it was built."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+
+#: `0`: decide in Python, as where the kernel was never built.
+VARIABLE = "TANDEM_COMPILED"
+_LIBRARY = Path(__file__).with_name("_share.so")
+_SOURCE = Path(__file__).with_name("share.c")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the kernel, loaded once; None where the policies have to do without it.
+
+    They do where it was not built, where it cannot be loaded, where it was built from another
+    source than the one next to it, and where `TANDEM_COMPILED` is `0`.
+    """
+    if os.environ.get(VARIABLE) == "0" or not _LIBRARY.exists():
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_LIBRARY))
+        loaded.tandem_source.restype = ctypes.c_char_p
+        built_from = loaded.tandem_source()
+    except (OSError, AttributeError) as error:
+        _warn(f"cannot be loaded ({error})")
+        return None
+    # A stale kernel could decide differently from the Python next to it.
+    if _SOURCE.exists() and built_from != source_of(_SOURCE.read_bytes()):
+        _warn("was built from another share.c")
+        return None
+    return loaded
+
+
+def source_of(text: bytes) -> bytes:
+    """Return what a library built from `text` answers to `tandem_source()`."""
+    return hashlib.sha256(text).hexdigest()[:16].encode()
+
+
+def _warn(why: str) -> None:
+    warnings.warn(
+        f"Tandem decides in Python, which is slower: {_LIBRARY} {why}. Install Tandem again.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
