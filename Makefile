@@ -17,20 +17,30 @@ help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
+# What Tandem's kernel in C is built from. It is built whether or not a shell has switched it off.
+KERNEL := hatch_build.py requirements-compiler.lock tandem/policy/compiled/share.c
+TANDEM = env -u TANDEM_COMPILED $(INSTALL) --no-deps --no-build-isolation -e .
+COMPILED = env -u TANDEM_COMPILED $(BIN)/python -c \
+	"from tandem.policy.compiled.library import library; raise SystemExit(library() is None)"
 define set-up
 	@echo "Setting up $(VENV) (locked dependencies)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
 	@for lock in $(1); do $(INSTALL) --require-hashes -r $$lock; done
-	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@$(TANDEM)
+	@if ! $(COMPILED); then \
+		echo "No C compiler works here: installing one as a wheel (100 MB)"; \
+		if $(INSTALL) --require-hashes -r requirements-compiler.lock; then $(TANDEM); fi; \
+		$(COMPILED) || echo "Tandem decides in Python, which is slower: its kernel in C was not built"; \
+	fi
 endef
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml $(KERNEL)
 	$(call set-up,requirements.lock)
 	@touch $@ $(RUNNABLE)
 
 # What the services need, and no more: less than half of it.
-$(RUNNABLE): requirements-run.lock requirements-build.lock pyproject.toml
+$(RUNNABLE): requirements-run.lock requirements-build.lock pyproject.toml $(KERNEL)
 	$(call set-up,requirements-run.lock requirements-build.lock)
 	@touch $@
 
@@ -116,6 +126,7 @@ lock: ## Resolve the dependencies anew into the lock files: everything, what run
 		$(LOCK) --extra $$component --constraints requirements.lock -o requirements-$$component.lock; \
 	done
 	@printf "hatchling>=1.27\neditables>=0.5\n" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
+	@echo "ziglang>=0.14" | $(subst pyproject.toml,-,$(LOCK)) -o requirements-compiler.lock
 
 images: ## The three images, built without Docker on a base of Debian packages; sizes and limits
 	@$(PYTHON) deploy/images/build.py
@@ -142,4 +153,4 @@ audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI; fai
 	@$(BIN)/uv tool run pip-audit==2.10.1 --strict --require-hashes --disable-pip -r requirements-run.lock
 
 clean: ## Remove the virtual environment and the caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .out tandem/policy/compiled/_share.so

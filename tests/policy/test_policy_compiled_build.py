@@ -243,3 +243,12 @@ def test_a_folder_that_cannot_be_written_does_without(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(hook.NoKernelError):
         hook.build(tmp_path / "file")
+
+
+def test_a_changed_kernel_is_set_up_again() -> None:
+    """`make` compares times: the stamps of both environments depend on what the kernel is of."""
+    text = (ROOT / "Makefile").read_text()
+    kernel = text.split("\nKERNEL := ")[1].splitlines()[0].split()
+    assert {"hatch_build.py", str(FOLDER / hook.SOURCE)} <= {*kernel}
+    for stamp in ("READY", "RUNNABLE"):
+        assert text.split(f"\n$({stamp}):")[1].splitlines()[0].endswith("$(KERNEL)")
