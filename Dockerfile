@@ -19,9 +19,12 @@ COPY requirements-build.lock ./
 RUN python3 -m venv /opt/build \
     && /opt/build/bin/pip install --require-hashes --only-binary=:all: -r requirements-build.lock
 
-# One wheel with the packages of all components.
+# One wheel with the packages of all components. A C compiler comes from PyPI, for the kernel of
+# the policies: the base has none, and this stage alone needs one.
 FROM build AS wheel
-COPY pyproject.toml README.md LICENSE ./
+COPY requirements-compiler.lock ./
+RUN /opt/build/bin/pip install --require-hashes --only-binary=:all: -r requirements-compiler.lock
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY tandem tandem
 COPY scheduler_extender scheduler_extender
 COPY node_agent node_agent
@@ -77,5 +80,7 @@ ENTRYPOINT ["python", "-m", "node_agent"]
 FROM base AS extender
 COPY --from=build-extender /opt/tandem /opt/tandem
 RUN python -m scheduler_extender --help > /dev/null
+# The extender would decide the same without its kernel in C, but more slowly.
+RUN python -c "from tandem.policy.compiled.library import library; assert library()"
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8880/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "scheduler_extender"]

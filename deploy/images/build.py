@@ -48,13 +48,22 @@ USRMERGE = (
 EXCLUDED = ("doc", "man", "locale", "info", "lintian")
 LABEL = "tandem.gpu/sources"
 #: What an image is built from, besides the recipe of its base; paths below the checkout.
-SERVICE = ("Dockerfile", "deploy/images/install.sh", "requirements-build.lock", "pyproject.toml")
+SERVICE = (
+    "Dockerfile",
+    "deploy/images/install.sh",
+    "requirements-build.lock",
+    "requirements-compiler.lock",
+    "pyproject.toml",
+    "hatch_build.py",
+)
 SOURCES = {
     "extender": (*SERVICE, "requirements-extender.lock", "tandem", "scheduler_extender"),
     "agent": (*SERVICE, "requirements-agent.lock", "tandem", "node_agent"),
     "predictor": (*SERVICE, "requirements-predictor.lock", "tandem", "predictor"),
     EXAMPLE: ("deploy/examples/train", "tandem/progress.py"),
 }
+#: Made from the sources, and made anew in each image.
+MADE = ("_share.so",)
 #: No service imports these: an image with an older copy does the same.
 NOT_RUN = (ROOT / "tandem" / "local", ROOT / "tandem" / "demo")
 
@@ -120,6 +129,7 @@ def files(component: str) -> Iterator[Path]:
             if (
                 file.is_file()
                 and "__pycache__" not in file.parts
+                and file.name not in MADE
                 and (not any(file.is_relative_to(folder) for folder in NOT_RUN))
             ):
                 yield file

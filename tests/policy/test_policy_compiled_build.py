@@ -252,3 +252,8 @@ def test_a_changed_kernel_is_set_up_again() -> None:
     assert {"hatch_build.py", str(FOLDER / hook.SOURCE)} <= {*kernel}
     for stamp in ("READY", "RUNNABLE"):
         assert text.split(f"\n$({stamp}):")[1].splitlines()[0].endswith("$(KERNEL)")
+
+
+def test_git_and_images_leave_the_library_out() -> None:
+    assert hook.LIBRARY in (ROOT / ".gitignore").read_text().split()
+    assert f"**/{hook.LIBRARY}" in (ROOT / ".dockerignore").read_text().split()

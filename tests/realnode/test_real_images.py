@@ -74,6 +74,7 @@ def test_tools_that_no_service_imports_and_compiled_files_make_no_image_stale(
     compiled = tmp_path / "package" / "__pycache__"
     compiled.mkdir()
     (compiled / "code.pyc").write_text("2")
+    (tmp_path / "package" / "_share.so").write_text("2")
     assert build.outdated() == {}
 
 
