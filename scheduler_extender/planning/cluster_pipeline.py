@@ -103,6 +103,10 @@ class ClusterPipeline(Pipeline):
                 may[row] &= self._may(job, gpus)
         return super(ClusterPipeline, self).narrowed_each(may, jobs, demands, gpus)
 
+    def elsewhere(self) -> tuple[Mapping[int, Bools], Mapping[int, Ints]]:
+        """Return the nodes and the neighbours that each `Job.where` must do without."""
+        return self.nodes, self.apart
+
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang, or None; who was refused is refused until there is more room."""
         remembers = job.where < SPECIAL and bool((gpus.jobs >= self.residents).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from tandem.policy.compiled.cycle import CompiledCycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,33 @@ class Aside:
     stale: set[int]  # of those
 
 
+class RowPool:
+    """The GPUs of each running job in one array: `held` (jobs,) of them from `at` (jobs,) on."""
+
+    def __init__(self, jobs: int, room: int) -> None:
+        self.at = np.zeros(jobs, dtype=np.int64)
+        self.held = np.zeros(jobs, dtype=np.int64)
+        self.rows = np.zeros(room, dtype=np.int64)
+        self._end = 0
+
+    def put(self, job: int, rows: Ints, rows_of: dict[int, Ints]) -> None:
+        """Write the GPUs of `job`; `rows_of` has those of all running jobs, this one included."""
+        if self._end + len(rows) > len(self.rows):
+            total = sum(len(held) for held in rows_of.values())
+            self.rows = np.zeros(4 * total + 64, dtype=np.int64)
+            self._end = 0
+            for other, held in rows_of.items():
+                self._append(other, held)
+            return
+        self._append(job, rows)
+
+    def _append(self, job: int, rows: Ints) -> None:
+        end = self._end + len(rows)
+        self.rows[self._end : end] = rows
+        self.at[job], self.held[job] = self._end, len(rows)
+        self._end = end
+
+
 @dataclass(slots=True)
 class Board:
     """Who runs where. Jobs are named by their row in `arrays`, which is also their handle.
@@ -83,6 +114,8 @@ class Board:
     # (jobs,) speed of running jobs as a share of that on the fewest nodes: 1 where not spread
     spread_speed: Floats = field(init=False)
     on_gpus: Bools = field(init=False)  # (jobs,) those in `rows_of`
+    pool: RowPool = field(init=False)
+    compiled: CompiledCycle | None = None  # kept by who made it
     _loads: JobColumns | None = None
     _widest: int | None = None  # GPUs of the widest node
 
@@ -97,7 +130,9 @@ class Board:
         self.spread_speed = np.ones(len(self.jobs))
         self.on_gpus = np.zeros(len(self.jobs), dtype=np.bool_)
         self.on_gpus[list(self.rows_of)] = True
+        self.pool = RowPool(len(self.jobs), 4 * len(self.gpus) + 64)
         for job, rows in self.rows_of.items():
+            self.pool.put(job, rows, self.rows_of)
             self._note_spread(job, rows)
             if self.spread_speed[job] < 1:
                 self.stale.add(job)
@@ -160,6 +195,7 @@ class Board:
             for row in listed:
                 add_worker(self.columns, self.jobs[job], np.array([row]), job)
         self.rows_of[job] = rows
+        self.pool.put(job, rows, self.rows_of)
         self.on_gpus[job] = True
         self._note_spread(job, rows)
         self.changed[rows] = True
@@ -210,6 +246,7 @@ class Board:
         for name, values in aside.columns.items():
             self.columns[name][aside.rows] = values
         self.rows_of[aside.job] = aside.rows
+        self.pool.put(aside.job, aside.rows, self.rows_of)
         self.on_gpus[aside.job] = True
         self._note_spread(aside.job, aside.rows)
         for row, residents in aside.residents_of.items():
@@ -245,6 +282,30 @@ class Board:
             shared.update(self.residents_of[row])
         shared.discard(job)
         return shared
+
+    def adopt(self, actions: list[int], touched: Ints) -> None:
+        """Take over what a compiled cycle did: its columns are written already.
+
+        `actions` are (kind, job, count, rows...) one after the other, as in share.c; `touched` are
+        the GPUs where jobs came or went.
+        """
+        at = 0
+        while at < len(actions):
+            kind, job, count = actions[at : at + 3]
+            at += 3 + count
+            if kind:
+                del self.rows_of[job]
+                self.refused.clear()
+                self.note_stop(job, too_slow=kind == 2)
+            else:
+                rows = tuple(actions[at - count : at])
+                held = self.rows_of[job] = np.array(rows, dtype=np.int64)
+                self.pool.put(job, held, self.rows_of)
+                self.actions.append(Start(job, rows))
+        residents = self.columns["residents"][touched].tolist()
+        for row, there in zip(touched.tolist(), residents, strict=True):
+            self.residents_of[row] = [job for job in there if job >= 0]
+        self.empty = len(self.gpus) - int(np.count_nonzero(self.columns["jobs"]))
 
     def take_actions(self) -> list[Action]:
         """Return the actions since the last call, in order."""

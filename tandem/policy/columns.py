@@ -50,6 +50,9 @@ class JobColumns:
         self.gpus_per_pod = np.ones(count, dtype=np.int64)
         self.demand = np.zeros(count, dtype=np.int64)
         self.table = np.zeros(count, dtype=np.int64)
+        self.interference_class = np.zeros(count, dtype=np.int64)
+        self.known = np.zeros(count, dtype=np.bool_)  # has predictions
+        self.where = np.zeros(count, dtype=np.int64)  # as `Job.where`
         self._demands: dict[tuple[object, ...], int] = {}
         self._tables: dict[tuple[int, str], int] = {}
         self._vectors: list[tuple[Floats | None, Floats | None]] = []
@@ -73,6 +76,8 @@ class JobColumns:
         self.gpus_per_pod[row] = job.gpus_per_pod
         self.demand[row] = self._demands.setdefault(job.demand, len(self._demands))
         known = job.own_slowdown is not None and job.caused_slowdown is not None
+        self.known[row], self.where[row] = known, job.where
+        self.interference_class[row] = job.interference_class
         key = (job.interference_class, job.experience) if known else (-1, "")
         self._classes = max(self._classes, job.interference_class + 1)
         table = self._tables.get(key)

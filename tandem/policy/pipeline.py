@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +99,14 @@ class Pipeline:
                 mask = np.stack([constraint(job, gpus) for job in jobs])
             allowed &= mask
         return allowed
+
+    def elsewhere(self) -> tuple[Mapping[int, Bools], Mapping[int, Ints]]:
+        """Return what keeps jobs off GPUs besides the constraints, by `Job.where`.
+
+        The first has (nodes,), False where the job cannot run; the second has handles of residents
+        beside whom it must not go.
+        """
+        return {}, {}
 
     def score(self, job: Job, gpus: GpuArrays) -> Floats:
         """Return (gpus,) in [0, 1]; meaningful where the job is allowed."""

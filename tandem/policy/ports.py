@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -20,6 +20,10 @@ class Policy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     #: Of a constraint: its sentence has a value and a bound, and is shown where it allows, too.
     has_figures: ClassVar[bool] = False
+
+    def compiled(self) -> Mapping[str, float] | None:
+        """Of a constraint: the fields of a compiled cycle that stand for it; None: none do."""
+        return None
 
 
 class Dispatch(Policy):
@@ -103,6 +107,10 @@ class Constraint(Protocol):
 
     def each(self, jobs: Demands, gpus: GpuArrays) -> Bools | None:
         """Return the same for many jobs, (jobs, gpus) or (gpus,); None: one job at a time only."""
+        ...
+
+    def compiled(self) -> Mapping[str, float] | None:
+        """Return the fields of a compiled cycle that stand for this constraint; None: none do."""
         ...
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:

@@ -35,6 +35,12 @@ def library() -> ctypes.CDLL | None:
     if _SOURCE.exists() and built_from != source_of(_SOURCE.read_bytes()):
         _warn("was built from another share.c")
         return None
+    loaded.tandem_new.restype = ctypes.c_void_p
+    loaded.tandem_new.argtypes = [ctypes.c_int64] * 3
+    loaded.tandem_free.restype = None
+    loaded.tandem_free.argtypes = [ctypes.c_void_p]
+    loaded.tandem_share.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    loaded.tandem_cycle_bytes.restype = ctypes.c_int64
     return loaded
 
 

@@ -24,6 +24,10 @@ class Healthy(Policy):
         """Return (gpus,): the same for every job."""
         return gpus.healthy
 
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"needs_healthy": 1}
+
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         return "quarantined"
@@ -43,6 +47,10 @@ class Fresh(Policy):
         """Return (gpus,): the same for every job."""
         alone: Bools = gpus.jobs == 0
         return gpus.fresh | alone
+
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"needs_fresh": 1}
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""

@@ -97,6 +97,10 @@ class Utilisation(Policy):
         """Return the same for many jobs, (jobs, gpus)."""
         return self._within(jobs, gpus)
 
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"max_utilisation": self.max_percent}
+
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         total = gpus.gpu_utilisation[row] + job.gpu_utilisation

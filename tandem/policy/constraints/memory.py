@@ -29,6 +29,10 @@ class MemoryCapacity(Policy):
         """Return the same for many jobs, (jobs, gpus)."""
         return self._needed(jobs, gpus) <= gpus.memory_capacity_gib
 
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"needs_memory": 1}
+
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         needed = self._needed(job, gpus)[row]
@@ -66,6 +70,10 @@ class MemoryCollision(Policy):
     def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
         """Return the same for many jobs, (jobs, gpus)."""
         return self._within(jobs, gpus)
+
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"max_collision_probability": self.max_collision_probability}
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
@@ -115,6 +123,10 @@ class PeakFits(Policy):
     def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
         """Return the same for many jobs, (jobs, gpus)."""
         return self._fits(jobs, gpus)
+
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"peaks_fit": 1, "peaks_opportunistic": self.opportunistic}
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""

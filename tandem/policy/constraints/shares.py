@@ -29,6 +29,11 @@ class Shares(Policy):
         """Return (gpus,): the same for every job."""
         return gpus.jobs < self._offered(gpus)
 
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        bound = {} if self.at_most is None else {"at_most": self.at_most}
+        return {"needs_shares": 1, **bound}
+
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         if gpus.shares[row] == 0:
@@ -54,6 +59,10 @@ class Exclusive(Policy):
     def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
         """Return the same for many jobs, (jobs, gpus)."""
         return np.where(jobs.exclusive, gpus.jobs == 0, ~gpus.exclusive)
+
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"needs_exclusive": 1}
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.board import Board
+from tandem.policy.compiled.cycle import compiled_cycle
 from tandem.policy.dispatch.exchange import replace_some, take_turns
 from tandem.policy.dispatch.fill import fill
 from tandem.policy.dispatch.fit import fits_in_order
@@ -76,6 +77,12 @@ class Share(Dispatch):
 
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
         """Act on all jobs, `ranked`; the order says only when to look again."""
+        compiled = compiled_cycle(board, pipeline)
+        if compiled is None or not compiled.share(self, board, ranked):
+            self.in_python(board, ranked, pipeline)
+
+    def in_python(self, board: Board, ranked: Ints, pipeline: Pipeline) -> None:
+        """Act as `__call__` does, without compiled code: the reference that it is tested with."""
         running = board.arrays.running[ranked]
         spread = self.locality and bool((board.spread_speed[ranked[running]] < 1).any())
         movable = spread or bool((board.gpus.jobs > 1).any())
@@ -147,6 +154,7 @@ class Share(Dispatch):
                 valuation, may_stop, came_or_went | board.changed,
                 cost_s=self.move_cost_s, below=self.move_below_speed,
             )  # fmt: skip
+        valuation.refresh()
 
     def _preempt(
         self, valuation: Valuation, waiting: Ints, left: Ints, turns: Ints, may_stop: Bools

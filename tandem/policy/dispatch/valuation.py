@@ -99,6 +99,7 @@ class Valuation:
 
     def offers(self, jobs: Ints, rows: Ints) -> Offers:
         """Return what each of `jobs` would do on each of `rows`, as the board is now."""
+        self.refresh()
         gpus = self.board.gpus
         return Offers(self, jobs, gpus if len(rows) == len(gpus) else gpus.take(rows), rows)
 

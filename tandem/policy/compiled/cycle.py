@@ -1,0 +1,261 @@
+"""A cycle of `share` in compiled code: the columns of a board as pointers, and what came out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem.policy.compiled.library import library
+from tandem.policy.equations.worth import bins_of
+from tandem.policy.pipeline import Pipeline
+from tandem.policy.units import Bools, Ints
+
+if TYPE_CHECKING:
+    from tandem.policy.board import Board
+    from tandem.policy.dispatch.share import Share
+
+_ANY = 1 << 40  # of jobs on a GPU: no bound
+_UNBOUNDED = {
+    "at_most": _ANY,
+    "max_collision_probability": np.inf,
+    "max_utilisation": np.inf,
+}
+_NOTHING_NEW, _UNSUPPORTED = 1, -1  # answers of share.c
+_ROOM = 64  # actions kept for one cycle, in workers of the whole cluster
+
+#: Fields of `Cycle` in share.c, in its order: pointers to columns, whole numbers and numbers.
+_GPU_COLUMNS = (
+    "node", "memory_capacity_gib", "memory_base_gib", "memory_peak_extra_gib",
+    "memory_peak_sum_gib", "none_in_peak", "one_in_peak", "peaks_measured", "guarded",
+    "gpu_utilisation", "jobs", "shares", "exclusive", "healthy", "fresh", "residents",
+    "resident_class", "resident_slowdown",
+)  # fmt: skip
+_ARRAYS = ("gpus", "arrived_s", "running", "since_s", "attained_at_since", "service_at_since")
+_LOADS = (
+    "base_gib", "extra_gib", "peak_probability", "peak_measured", "gpu_utilisation",
+    "spread_slowdown", "exclusive", "checkpointable", "known", "gpus", "gpus_per_pod", "demand",
+    "table", "interference_class",
+)  # fmt: skip
+_BOARD = (
+    "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "touched", "seen_rate",
+    "rate", "pool", "pool_at", "held",
+)  # fmt: skip
+_PARAMETERS = (
+    "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "preempt_factor", "turn_share",
+    "move_cost_s", "move_below_speed", "min_speed", "min_gain",
+)  # fmt: skip
+_FLAGS = ("shares_gpus", "locality", "best_pair", "demands_tried")
+_BOUNDS: dict[str, Any] = {
+    "needs_healthy": ctypes.c_int64,
+    "needs_fresh": ctypes.c_int64,
+    "needs_shares": ctypes.c_int64,
+    "at_most": ctypes.c_int64,
+    "needs_exclusive": ctypes.c_int64,
+    "needs_memory": ctypes.c_int64,
+    "peaks_fit": ctypes.c_int64,
+    "peaks_opportunistic": ctypes.c_int64,
+    "max_collision_probability": ctypes.c_double,
+    "max_utilisation": ctypes.c_double,
+}
+
+
+def _pointers(prefix: str, names: Sequence[str]) -> list[tuple[str, Any]]:
+    return [(f"{prefix}_{name}", ctypes.c_void_p) for name in names]
+
+
+def _numbers(*names: str, kind: Any = ctypes.c_int64) -> list[tuple[str, Any]]:  # noqa: ANN401
+    return [(name, kind) for name in names]
+
+
+class _Cycle(ctypes.Structure):
+    """`Cycle` of share.c; all fields have eight bytes."""
+
+    _fields_ = (
+        *_numbers("gpus", "slots", "jobs", "nodes", "widest_node"),
+        *_pointers("gpu", _GPU_COLUMNS),
+        *_pointers("array", _ARRAYS),
+        *_pointers("load", _LOADS),
+        *_pointers("load", ("own", "caused")),
+        *_numbers("classes"),
+        *_pointers("board", _BOARD),
+        *_pointers("board", ("stale", "pinned")),
+        *_numbers("stale_count", "pinned_count"),
+        *_pointers("where", ("mask_of", "apart_of", "masks", "apart_at", "apart")),
+        *_pointers("order", ("ranked",)),
+        *_numbers("ranked_count"),
+        *_numbers("now_s", kind=ctypes.c_double),
+        *_numbers("learns", "history_sizes"),
+        *_pointers("history", ("gpus", "ended", "exposure_s")),
+        *_pointers("bins", ("bounds_s", "width_s", "tail")),
+        *_numbers(*_PARAMETERS, kind=ctypes.c_double),
+        *_numbers(*_FLAGS),
+        *_BOUNDS.items(),
+        *_pointers("answer", ("actions",)),
+        *_numbers("actions_room", "actions_used"),
+    )
+
+
+class CompiledCycle:
+    """The compiled cycle of one board.
+
+    It keeps the columns that it points to alive. Those of GPUs and jobs are changed in place; the
+    tables of predictions and the pool of rows are pointed to anew where they were replaced.
+    """
+
+    def __init__(self, board: Board, pipeline: Pipeline, lib: ctypes.CDLL) -> None:
+        self._lib = lib
+        self._pipeline = pipeline
+        self._held: dict[str, np.ndarray[Any, Any]] = {}
+        self._at = _Cycle()
+        self._scratch: int | None = None
+        self._dispatch: Share | None = None
+        gpus, jobs = len(board.gpus), len(board.jobs)
+        nodes = int(board.gpus.node.max(initial=-1)) + 1
+        at = self._at
+        at.gpus, at.slots = board.gpus.residents.shape
+        at.jobs, at.nodes = jobs, nodes
+        at.widest_node = int(np.bincount(board.gpus.node).max(initial=1))
+        self._touched = np.zeros(gpus, dtype=np.bool_)
+        self._actions = np.zeros((_ROOM * (at.slots + 1) * gpus) + 64 * jobs + 64, dtype=np.int64)
+        self._point("answer_actions", self._actions, np.int64)
+        self._point("board_touched", self._touched, np.bool_)
+        at.actions_room = len(self._actions)
+        for name, value in (_UNBOUNDED | dict(_bounds_of(pipeline) or {})).items():
+            setattr(at, name, value)
+        self._say_where(board)
+        self._point_to(board)
+        assert ctypes.sizeof(_Cycle) == lib.tandem_cycle_bytes(), "share.c has other fields"
+        self._scratch = lib.tandem_new(jobs, gpus, nodes)
+        if not self._scratch:
+            raise MemoryError("no memory for a compiled cycle")
+
+    def __del__(self) -> None:
+        if self._scratch:
+            self._lib.tandem_free(self._scratch)
+
+    def is_of(self, pipeline: Pipeline) -> bool:
+        """Say whether it decides with the constraints of `pipeline`."""
+        return self._pipeline is pipeline
+
+    def share(self, dispatch: Share, board: Board, ranked: Ints) -> bool:
+        """Let `dispatch` act on the board; False, and nothing is changed, where it cannot."""
+        at = self._at
+        if self._dispatch is not dispatch:
+            self._set(dispatch)
+        loads = board.loads
+        self._point("load_own", loads.own)
+        self._point("load_caused", loads.caused)
+        at.classes = loads.own.shape[1]
+        self._point("board_pool", board.pool.rows)
+        if dispatch.learn:
+            runs = board.history.runs(dispatch.scale_s)
+            at.history_sizes = len(runs.gpus)
+            self._point("history_gpus", runs.gpus, np.int64)
+            self._point("history_ended", runs.ended, np.float64)
+            self._point("history_exposure_s", runs.exposure_s, np.float64)
+        at.now_s = board.now_s
+        self._point("order_ranked", np.ascontiguousarray(ranked), np.int64)
+        at.ranked_count = len(ranked)
+        at.stale_count, at.pinned_count = len(board.stale), len(board.pinned)
+        if board.stale:
+            stale = np.fromiter(board.stale, dtype=np.int64, count=len(board.stale))
+            self._point("board_stale", stale)
+        if board.pinned:
+            pinned = np.fromiter(board.pinned, dtype=np.int64, count=len(board.pinned))
+            self._point("board_pinned", pinned)
+        answer = self._lib.tandem_share(ctypes.byref(at), self._scratch)
+        if answer == _NOTHING_NEW:
+            return True
+        if answer == _UNSUPPORTED:
+            return False
+        if answer:
+            raise MemoryError("no memory for a compiled cycle")
+        board.stale.clear()
+        if at.actions_used:
+            rows = np.flatnonzero(self._touched)
+            board.adopt(self._actions[: at.actions_used].tolist(), rows)
+        return True
+
+    def _set(self, dispatch: Share) -> None:
+        """Write the parameters of the dispatch."""
+        at, self._dispatch = self._at, dispatch
+        for name in _PARAMETERS:
+            value = getattr(dispatch, name)
+            setattr(at, name, np.nan if value is None else value)
+        at.shares_gpus, at.locality = dispatch.share, dispatch.locality
+        at.best_pair, at.demands_tried = dispatch.best_pair, dispatch.demands_tried
+        at.learns, at.history_sizes = dispatch.learn, 0
+        bounds_s, width_s, tail = bins_of(dispatch.scale_s)
+        self._point("bins_bounds_s", bounds_s, np.float64)
+        self._point("bins_width_s", width_s, np.float64)
+        self._point("bins_tail", tail, np.float64)
+
+    def _point_to(self, board: Board) -> None:
+        loads, pool = board.loads, board.pool
+        for name in _GPU_COLUMNS:
+            self._point(f"gpu_{name}", board.columns[name])
+        for name in _ARRAYS:
+            self._point(f"array_{name}", getattr(board.arrays, name))
+        for name in _LOADS:
+            self._point(f"load_{name}", getattr(loads, name))
+        for name in (
+            "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "seen_rate", "rate",
+        ):  # fmt: skip
+            self._point(f"board_{name}", getattr(board, name))
+        self._point("board_pool_at", pool.at)
+        self._point("board_held", pool.held)
+
+    def _point(self, name: str, column: np.ndarray[Any, Any], dtype: Any = None) -> None:  # noqa: ANN401
+        if self._held.get(name) is column:
+            return
+        if not column.flags.c_contiguous or (dtype is not None and column.dtype != dtype):
+            raise ValueError(f"column {name} is {column.dtype} and not {dtype}, or not contiguous")
+        self._held[name] = column
+        setattr(self._at, name, column.ctypes.data)
+
+    def _say_where(self, board: Board) -> None:
+        """Write down for each job on which nodes, and beside whom, it may not be."""
+        none = np.full(len(board.jobs), -1, dtype=np.int64)
+        nodes, apart = self._pipeline.elsewhere()
+        self._number("where_mask_of", board.loads.where, nodes, none)
+        self._number("where_apart_of", board.loads.where, apart, none)
+        masks = [np.asarray(mask, dtype=np.bool_) for mask in nodes.values()]
+        self._point("where_masks", np.stack(masks) if masks else np.zeros((0, 0), np.bool_))
+        sets = [np.asarray(handles, dtype=np.int64) for handles in apart.values()]
+        ends = np.cumsum([0, *(len(each) for each in sets)], dtype=np.int64)
+        self._point("where_apart_at", ends)
+        self._point("where_apart", np.concatenate([np.zeros(0, np.int64), *sets]))
+
+    def _number(
+        self, name: str, where: Ints, known: Mapping[int, Bools | Ints], none: Ints
+    ) -> None:
+        column = none.copy()
+        for number, place in enumerate(known):
+            column[where == place] = number
+        self._point(name, column)
+
+
+def _bounds_of(pipeline: Pipeline) -> dict[str, float] | None:
+    """Return the fields that the constraints set; None where one of them has no compiled form."""
+    found: dict[str, float] = {}
+    for constraint in pipeline.constraints:
+        fields = constraint.compiled()
+        if fields is None or found.keys() & fields.keys():
+            return None
+        found |= fields
+    return found
+
+
+def compiled_cycle(board: Board, pipeline: Pipeline) -> CompiledCycle | None:
+    """Return the compiled cycle of a board; None without library, or for other constraints."""
+    known = board.compiled
+    if isinstance(known, CompiledCycle) and known.is_of(pipeline):
+        return known
+    lib = library()
+    if lib is None or _bounds_of(pipeline) is None:
+        return None
+    board.compiled = CompiledCycle(board, pipeline, lib)
+    return board.compiled

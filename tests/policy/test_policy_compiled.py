@@ -1,0 +1,206 @@
+"""The compiled cycle of `share` against the same cycle in Python: same actions, same board."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.policy.board import Board, Start
+from tandem.policy.catalog import load_profile
+from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
+from tandem.policy.compiled.cycle import compiled_cycle
+from tandem.policy.dispatch.share import Share
+from tandem.policy.job import UNKNOWN, Job
+from tandem.policy.jobs import History, JobArrays
+from tandem.policy.pipeline import Pipeline
+from tandem.policy.units import Bools, Ints
+
+CLASSES = 7
+CONSTRAINTS = load_profile("tandem").constraints
+DISPATCHES = (
+    Share(),
+    Share(min_speed=0.73, demands_tried=16),
+    Share(share=False, learn=False, aging=0.0),
+    Share(aging=1.0, min_gain=0.0, preempt_factor=1.2, move_cost_s=1.0, move_below_speed=1.0),
+    Share(turn_share=0.5, move_cost_s=1.0, demands_tried=2),
+    Share(best_pair=False, locality=False, turn_share=None),
+    Share(preempt_factor=None, move_cost_s=None),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere(Pipeline):
+    """A pipeline in which some jobs have nodes or neighbours that they do without."""
+
+    nodes: Mapping[int, Bools] | None = None
+    apart: Mapping[int, Ints] | None = None
+
+    def elsewhere(self) -> tuple[Mapping[int, Bools], Mapping[int, Ints]]:
+        return self.nodes or {}, self.apart or {}
+
+    def narrowed_each(
+        self, among: Bools, jobs: Any, demands: Any, gpus: GpuArrays
+    ) -> Bools:  # as the pipeline of a cluster
+        may = among.copy()
+        for row, job in enumerate(jobs):
+            if self.nodes and job.where in self.nodes:
+                may[row] &= self.nodes[job.where][gpus.node]
+            if self.apart and job.where in self.apart:
+                may[row] &= ~np.isin(gpus.residents, self.apart[job.where]).any(axis=1)
+        return super(Elsewhere, self).narrowed_each(may, jobs, demands, gpus)
+
+
+def random_jobs(rng: np.random.Generator, count: int, *, pods_of: int) -> list[Job]:
+    table = rng.uniform(0.02, 1.0, (CLASSES, CLASSES))
+    table[0] = table[:, 0] = 0.0
+    table[UNKNOWN, 1:] = table[1:, UNKNOWN] = np.inf
+    jobs = []
+    for index in range(count):
+        kind = int(rng.integers(UNKNOWN, CLASSES))
+        known = kind != UNKNOWN
+        pods = int(rng.choice([1, 1, 1, 2, 3, 5]))
+        each = pods_of if pods > 1 else 1
+        jobs.append(
+            Job(
+                id=f"{index:03}", pods=pods, gpus_per_pod=each,
+                memory_base_gib=float(rng.choice([1.0, 3.0, 6.0])),
+                memory_peak_extra_gib=float(rng.choice([0.0, 2.0, 5.0])),
+                peak_probability=float(rng.choice([0.0, 0.2, 1.0])),
+                peak_measured=bool(rng.random() < 0.5),
+                gpu_utilisation=float(rng.uniform(10, 90)),
+                exclusive=bool(rng.random() < 0.1),
+                checkpointable=bool(rng.random() < 0.9),
+                queued_at_s=float(rng.uniform(-20_000, 0)),
+                attained_gpu_seconds=float(rng.exponential(3000.0)),
+                spread_slowdown=float(rng.choice([0.0, 0.3])) if pods > 1 else 0.0,
+                where=int(rng.integers(0, 3)),
+                interference_class=kind,
+                own_slowdown=table[kind] if known else None,
+                caused_slowdown=table[:, kind] if known else None,
+            )
+        )  # fmt: skip
+    return jobs
+
+
+def random_board(seed: int, *, slots: int, pods_of: int) -> tuple[Board, Pipeline]:
+    """A board at some moment: jobs run, on crowded and on empty GPUs, and others wait."""
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(4, 17))
+    count = int(rng.integers(4, 41))
+    jobs = random_jobs(rng, count, pods_of=pods_of)
+    empty = GpuArrays.empty(
+        np.arange(rows) // 4,
+        np.full(rows, 16.0),
+        shares=int(rng.integers(1, slots + 1)),
+        slots=slots,
+    )
+    gpus = replace(
+        empty,
+        guarded=rng.random(rows) < 0.5,
+        healthy=rng.random(rows) < 0.9,
+        fresh=rng.random(rows) < 0.9,
+    )  # fmt: skip
+    board = Board.of(jobs, JobArrays.of(jobs), gpus)
+    nodes = {1: rng.random(rows // 4 + 1) < 0.7}
+    apart = {2: np.array([int(rng.integers(count))])}
+    pipeline = Elsewhere(CONSTRAINTS, nodes=nodes, apart=apart)
+    fits = Pipeline(CONSTRAINTS)
+    for index in rng.permutation(count)[: count // 2].tolist():
+        allowed = np.flatnonzero(fits.allowed(jobs[index], board.gpus))
+        if len(allowed) < jobs[index].gpus or pods_of > 1:
+            continue
+        board.place(index, rng.permutation(allowed)[: jobs[index].gpus])
+        board.arrays.running[index] = True
+        board.arrays.speed[index] = 1.0
+    board.pinned.update(i for i in board.rows_of if rng.random() < 0.1)
+    ended = rng.exponential(4000.0, 12)
+    board.history = History(ended, rng.choice([1, 2, 3], 12))
+    return board, pipeline
+
+
+def copied(board: Board) -> Board:
+    """A board of its own, in the same state."""
+    board.compiled = None
+    new = copy.deepcopy(board, {id(board.jobs): list(board.jobs)})
+    new.gpus = GpuArrays(**{name: column.view() for name, column in new.columns.items()})
+    return new
+
+
+def states(board: Board) -> dict[str, Any]:
+    """What a cycle may change, comparable."""
+    running = sorted(board.rows_of)
+    return {
+        **{name: board.columns[name] for name in LOAD_COLUMNS},
+        "rate": board.rate, "seen_rate": board.seen_rate, "on_gpus": board.on_gpus,
+        "changed": board.changed, "untried": board.untried,
+        "predicted_speed": board.predicted_speed[[j for j in running if j not in board.stale]],
+        "spread_speed": board.spread_speed[running], "stale": sorted(board.stale),
+        "rows": [row for job in running for row in (job, *board.rows_of[job].tolist())],
+        "residents": [j for there in board.residents_of for j in (*there, -1)],
+        "empty": board.empty,
+    }  # fmt: skip
+
+
+def assert_same_cycle(dispatch: Share, board: Board, pipeline: Pipeline, ranked: Ints) -> None:
+    """Let both act on copies, then go on with what the compiled cycle did."""
+    twin = copied(board)
+    compiled = compiled_cycle(board, pipeline)
+    assert compiled is not None
+    assert compiled.share(dispatch, board, ranked)
+    dispatch.in_python(twin, ranked, pipeline)
+    assert board.actions == twin.actions
+    for (name, mine), other in zip(states(board).items(), states(twin).values(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-15, err_msg=name)
+
+
+@given(
+    seed=st.integers(0, 1_000_000),
+    slots=st.integers(1, 4),
+    pods_of=st.sampled_from([1, 1, 1, 2]),
+    dispatch=st.sampled_from(DISPATCHES),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_compiled_cycle_is_the_cycle_in_python(
+    seed: int, slots: int, pods_of: int, dispatch: Share
+) -> None:
+    board, pipeline = random_board(seed, slots=slots, pods_of=pods_of)
+    rng = np.random.default_rng(seed)
+    for _ in range(4):  # what a cycle leaves is where the next one begins
+        ranked = rng.permutation(len(board.jobs))
+        assert_same_cycle(dispatch, board, pipeline, ranked)
+        for action in board.take_actions():
+            running = isinstance(action, Start)
+            board.arrays.running[action.job] = running
+            board.arrays.since_s[action.job] = board.now_s
+        board.now_s += float(rng.exponential(2000.0))
+        for job in list(board.rows_of):
+            if rng.random() < 0.2:
+                board.remove(job)
+                board.pinned.discard(job)
+                board.arrays.running[job] = False
+
+
+def test_a_board_that_is_too_crowded_is_left_to_python() -> None:
+    board, pipeline = random_board(3, slots=2, pods_of=1)
+    board.columns["jobs"][0] = 3
+    compiled = compiled_cycle(board, pipeline)
+    assert compiled is not None
+    before = copied(board)
+    assert not compiled.share(Share(), board, np.arange(len(board.jobs)))
+    for mine, other in zip(states(board).values(), states(before).values(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("name", ["ojpp", "c-greedy"])
+def test_constraints_without_a_compiled_form_are_left_to_python(name: str) -> None:
+    board, _ = random_board(4, slots=2, pods_of=1)
+    pipeline = load_profile(name).pipeline()
+    has_form = all(constraint.compiled() is not None for constraint in pipeline.constraints)
+    assert (compiled_cycle(board, pipeline) is not None) == has_form
