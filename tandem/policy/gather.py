@@ -94,6 +94,8 @@ class FewestNodes(Policy):
         rows = np.flatnonzero(allowed)
         if len(rows) < job.gpus:
             return None
+        if job.gpus == 1 < self.from_gpus:
+            return rows[[np.argmax(score[rows])]]
         rows = rows[np.argsort(-score[rows], kind="stable")]
         together = job.gpus >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
         if not together and job.gpus >= self.from_gpus:
@@ -102,19 +104,22 @@ class FewestNodes(Policy):
             return whole_pods(job, gpus.node, rows[np.argsort(room, kind="stable")])
         if not together:
             return whole_pods(job, gpus.node, rows)
-        node, first, room = np.unique(gpus.node[rows], return_index=True, return_counts=True)
-        room -= room % job.gpus_per_pod
-        enough = room >= job.gpus
-        if enough.any():
-            chosen = node[enough][np.argmin(room[enough])]
-            return whole_pods(job, gpus.node, rows[gpus.node[rows] == chosen])
-        by_room = node[_by_rack_then_room(gpus.rack[rows[first]], room, job.gpus)]
-        place = np.empty(int(node.max()) + 1, dtype=np.int64)
-        place[by_room] = np.arange(len(by_room))
-        spread = rows[np.argsort(place[gpus.node[rows]], kind="stable")]
+        node_of = gpus.node[rows]
+        free = np.bincount(node_of)  # by node
+        room = free - free % job.gpus_per_pod
+        enough = np.flatnonzero(room >= job.gpus)
+        if len(enough):
+            chosen = enough[np.argmin(room[enough])]
+            return whole_pods(job, gpus.node, rows[node_of == chosen])
+        rack = np.zeros(len(free), dtype=np.int64)
+        rack[node_of] = gpus.rack[rows]
+        node = np.flatnonzero(free)
+        place = np.empty(len(free), dtype=np.int64)
+        place[node[_by_rack_then_room(rack[node], room[node], job.gpus)]] = np.arange(len(node))
+        spread = rows[np.argsort(place[node_of], kind="stable")]
         gang = whole_pods(job, gpus.node, spread)
-        widest = int(np.bincount(gpus.node).max())
         if self.hard and gang is not None:
+            widest = int(np.bincount(gpus.node).max())
             fewest = -(-job.gpus // (widest - widest % job.gpus_per_pod))
             return gang if len(np.unique(gpus.node[gang])) <= fewest else None
         return gang
