@@ -14,6 +14,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
@@ -89,9 +90,9 @@ class Engine:
         self._postponed = False
         self._adjust = profile.adjust or options.learner
         self._order = profile.order
-        self._state = self._order.state()
         self._pipeline = options.pipeline or profile.pipeline()
         self._arrays = _job_arrays(trace, believed) if begun is None else begun.arrays
+        self._state = state_of(self._order, self._arrays)
         self._begun = begun or Begun(self._arrays, {})
         self._board = Board.of(list(believed), self._arrays, gpus)
         if history is not None:
@@ -245,7 +246,8 @@ class Engine:
             ranked = ranked[~self._arrays.running[ranked]]
         dispatch(self._board, ranked, self._pipeline, self._order.blocks)
         self._carry_out()
-        self._state.settle(self._arrays.running)
+        self._state.settle(self._arrays.running, self._progress.turned)
+        self._progress.turned.clear()
         if self._waiting and np.isfinite(self._order.slice_s) and not self._ticking:
             self._ticking = True
             self._events.expect(now + self._order.slice_s, Kind.TICK)
