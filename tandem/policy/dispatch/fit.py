@@ -14,13 +14,13 @@ def fits_in_order(wanted: Ints, free: int) -> Bools:
     does not fit are taken at once, then all that are too large for what is left are dropped.
     """
     taken = np.zeros(len(wanted), dtype=np.bool_)
-    left = np.arange(len(wanted))
-    while True:
-        left = left[wanted[left] <= free]
-        if len(left) == 0:
-            return taken
-        total = np.cumsum(wanted[left])
-        count = int(np.searchsorted(total, free, side="right"))
-        taken[left[:count]] = True
-        free -= int(total[count - 1])
-        left = left[count:]
+    left, sizes = np.arange(len(wanted)), wanted
+    while free > 0 and len(left):
+        total = sizes.cumsum()
+        count = int(total.searchsorted(free, side="right"))
+        if count:
+            taken[left[:count]] = True
+            free -= int(total[count - 1])
+        small = sizes[count:] <= free
+        left, sizes = left[count:][small], sizes[count:][small]
+    return taken

@@ -35,9 +35,11 @@ class Preempt(Dispatch):
         running = board.arrays.running[ranked]
         offered = int(np.count_nonzero(on_offer))
         wanted = fits_in_order(board.arrays.gpus[ranked], offered)
-        for index in ranked[running & ~wanted].tolist():
+        turns = np.flatnonzero(running != wanted)
+        starts = wanted[turns]
+        for index in ranked[turns[~starts]].tolist():
             board.stop(index)
-        for index in ranked[wanted & ~running].tolist():
+        for index in ranked[turns[starts]].tolist():
             rows = pipeline.choose(board.jobs[index], board.gpus)
             if rows is not None:
                 board.start(index, rows)
