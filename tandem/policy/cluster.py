@@ -140,8 +140,9 @@ def add_worker(
     residents, classes, jobs = columns["residents"], columns["resident_class"], columns["jobs"]
     beside, last = columns["resident_slowdown"], residents.shape[1] - 1
     for row in rows.tolist():
-        one[row] = one[row] * (1 - p) + none[row] * p
-        none[row] *= 1 - p
+        if p:
+            one[row] = one[row] * (1 - p) + none[row] * p
+            none[row] *= 1 - p
         base[row] += job.memory_base_gib
         extra[row] = max(extra[row], job.memory_peak_extra_gib)
         extras[row] += job.memory_peak_extra_gib

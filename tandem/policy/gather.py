@@ -95,7 +95,7 @@ class FewestNodes(Policy):
         if len(rows) < job.gpus:
             return None
         if job.gpus == 1 < self.from_gpus:
-            return rows[[np.argmax(score[rows])]]
+            return rows[score[rows].argmax()].reshape(1)
         rows = rows[np.argsort(-score[rows], kind="stable")]
         together = job.gpus >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
         if not together and job.gpus >= self.from_gpus:

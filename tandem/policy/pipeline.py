@@ -88,9 +88,9 @@ class Pipeline:
         """Return those of `among` (gpus,) where every constraint allows one worker of `job`."""
         allowed = among.copy()
         for constraint in self.constraints:
-            if not allowed.any():
-                break
             allowed &= constraint(job, gpus)
+            if not np.count_nonzero(allowed):  # a third of what `any` costs
+                break
         return allowed
 
     def narrowed_each(
@@ -112,7 +112,7 @@ class Pipeline:
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang whose pods take one GPU each, or None if it must wait."""
         allowed = self.allowed(job, gpus)
-        if not allowed.any():
+        if not np.count_nonzero(allowed):
             return None
         return self.gather(job, gpus, allowed, self.score(job, gpus))
 

@@ -102,6 +102,7 @@ class Engine:
         self._finished_gpus: list[int] = (
             [1] * len(self._finished) if known.gpus is None else known.gpus.tolist()
         )
+        self._gpus = len(gpus)
         self._learned = 0
         self._ended = 0
         self._ticking = False
@@ -288,8 +289,11 @@ class Engine:
                 self.outcome.decisions.append((now, verb, self.trace[action.job].id, rows))
         self._progress.refresh(touched)
         adjust = self._adjust
-        started = any(isinstance(action, Start) for action in actions)
-        if adjust is not None and started and not (adjust.repeats and self._adjusting):
+        if (
+            adjust is not None
+            and any(isinstance(action, Start) for action in actions)
+            and not (adjust.repeats and self._adjusting)
+        ):
             self._expect_adjustment(adjust.every_s)
         return bool(actions)
 
@@ -298,7 +302,7 @@ class Engine:
         self._events.expect(self._board.now_s + every_s, Kind.ADJUST)
 
     def _used(self) -> int:
-        return len(self._board.gpus) - self._board.empty
+        return self._gpus - self._board.empty
 
     def _account(self, now_s: float) -> None:
         self.outcome.busy_gpu_s += self._used() * (now_s - self._board.now_s)

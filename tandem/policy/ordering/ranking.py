@@ -48,15 +48,17 @@ class Ranking(ActiveSet):
         self._changed.update(self._key_of if turned is None else turned & self._key_of.keys())
 
     def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
-        """Return the jobs in the order in which they are tried."""
+        """Return the jobs in the order in which they are tried, as they stand until the next."""
         if len(self._rows) < len(jobs):
             self._rows = np.resize(self._rows, len(jobs))
         rows, keys = self._rows, self._keys
         for row in self._changed:
-            self._take_out(row)
             lasting = self._order.lasting_key(jobs, row)
             assert lasting is not None
             key = (*lasting, jobs.arrived_s.item(row), row)
+            if key == self._key_of.get(row):
+                continue
+            self._take_out(row)
             at = bisect_left(keys, key)
             keys.insert(at, key)
             rows[at + 1 : self._count + 1] = rows[at : self._count]
@@ -64,7 +66,7 @@ class Ranking(ActiveSet):
             self._key_of[row] = key
             self._count += 1
         self._changed.clear()
-        return rows[: self._count].copy()
+        return rows[: self._count]
 
     def _take_out(self, row: int) -> None:
         key = self._key_of.pop(row, None)
