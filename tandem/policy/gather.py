@@ -91,14 +91,14 @@ class FewestNodes(Policy):
 
     def __call__(self, job: Job, gpus: GpuArrays, allowed: Bools, score: Floats) -> Ints | None:
         """Return as many rows as `job` has GPUs, or None if too few are allowed."""
-        rows = np.flatnonzero(allowed)
-        if len(rows) < job.gpus:
+        rows, wanted = allowed.nonzero()[0], job.gpus
+        if len(rows) < wanted:
             return None
-        if job.gpus == 1 < self.from_gpus:
+        if wanted == 1 < self.from_gpus:
             return rows[score[rows].argmax()].reshape(1)
         rows = rows[np.argsort(-score[rows], kind="stable")]
-        together = job.gpus >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
-        if not together and job.gpus >= self.from_gpus:
+        together = wanted >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
+        if not together and wanted >= self.from_gpus:
             # Nodes with least room first: fragments are used up before whole nodes are broken.
             room = np.bincount(gpus.node[rows])[gpus.node[rows]]
             return whole_pods(job, gpus.node, rows[np.argsort(room, kind="stable")])
@@ -107,7 +107,7 @@ class FewestNodes(Policy):
         node_of = gpus.node[rows]
         free = np.bincount(node_of)  # by node
         room = free - free % job.gpus_per_pod
-        enough = np.flatnonzero(room >= job.gpus)
+        enough = np.flatnonzero(room >= wanted)
         if len(enough):
             chosen = enough[np.argmin(room[enough])]
             return whole_pods(job, gpus.node, rows[node_of == chosen])
@@ -115,12 +115,12 @@ class FewestNodes(Policy):
         rack[node_of] = gpus.rack[rows]
         node = np.flatnonzero(free)
         place = np.empty(len(free), dtype=np.int64)
-        place[node[_by_rack_then_room(rack[node], room[node], job.gpus)]] = np.arange(len(node))
+        place[node[_by_rack_then_room(rack[node], room[node], wanted)]] = np.arange(len(node))
         spread = rows[np.argsort(place[node_of], kind="stable")]
         gang = whole_pods(job, gpus.node, spread)
         if self.hard and gang is not None:
             widest = int(np.bincount(gpus.node).max())
-            fewest = -(-job.gpus // (widest - widest % job.gpus_per_pod))
+            fewest = -(-wanted // (widest - widest % job.gpus_per_pod))
             return gang if len(np.unique(gpus.node[gang])) <= fewest else None
         return gang
 
