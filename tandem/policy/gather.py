@@ -95,7 +95,8 @@ class FewestNodes(Policy):
         if len(rows) < wanted:
             return None
         if wanted == 1 < self.from_gpus:
-            return rows[score[rows].argmax()].reshape(1)
+            best = int(score[rows].argmax())
+            return rows[best : best + 1]
         rows = rows[np.argsort(-score[rows], kind="stable")]
         together = wanted >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
         if not together and wanted >= self.from_gpus:
@@ -131,6 +132,8 @@ def _by_rack_then_room(rack: Ints, room: Ints, wanted: int) -> Ints:
     The smallest rack that holds `wanted` comes first, then the racks with most room; inside a
     rack the nodes with most room.
     """
+    if (rack == rack[0]).all():
+        return np.argsort(-room, kind="stable")
     total = np.bincount(rack, weights=room)[rack]
     enough = total >= wanted
     return np.lexsort((-room, rack, np.where(enough, total, -total), ~enough))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -249,7 +250,7 @@ class Engine:
         self._carry_out()
         self._state.settle(self._arrays.running, self._progress.turned)
         self._progress.turned.clear()
-        if self._waiting and np.isfinite(self._order.slice_s) and not self._ticking:
+        if self._waiting and math.isfinite(self._order.slice_s) and not self._ticking:
             self._ticking = True
             self._events.expect(now + self._order.slice_s, Kind.TICK)
         used = self._used()

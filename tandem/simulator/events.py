@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -54,7 +55,7 @@ class Events:
 
     def expect(self, at_s: float, kind: Kind, index: int = 0) -> None:
         """Expect an event of job or GPU `index`; never, where `at_s` is infinite."""
-        if at_s == float("inf"):
+        if at_s == math.inf:
             return
         heapq.heappush(self._heap, (at_s, kind, index, self._versions[kind][index]))
 

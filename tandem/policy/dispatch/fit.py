@@ -15,14 +15,11 @@ def fits_in_order(wanted: Ints, free: int) -> Bools:
     """
     taken = np.zeros(len(wanted), dtype=np.bool_)
     left, sizes = np.arange(len(wanted)), wanted
-    while len(left):
+    while free > 0 and len(left):
         total = sizes.cumsum()
         count = int(total.searchsorted(free, side="right"))
-        if count:
-            taken[left[:count]] = True
-            free -= int(total[count - 1])
-        if free == 0:
-            break
+        taken[left[:count]] = True
+        free -= int(total[count - 1]) if count else 0
         small = (sizes[count:] <= free).nonzero()[0] + count
         left, sizes = left[small], sizes[small]
     return taken

@@ -33,7 +33,10 @@ class Ranking(ActiveSet):
     def remove(self, row: int) -> None:
         """Forget a job that ended."""
         self._changed.discard(row)
-        self._take_out(row)
+        at = self._forget(row)
+        if at is not None:
+            self._count -= 1
+            self._rows[at : self._count] = self._rows[at + 1 : self._count + 1]
 
     def cross(self, row: int, level_service_gpu_s: float) -> None:
         """Note that a job's service has crossed a threshold."""
@@ -58,26 +61,32 @@ class Ranking(ActiveSet):
             key = (*lasting, jobs.arrived_s.item(row), row)
             if key == self._key_of.get(row):
                 continue
-            self._take_out(row)
+            old = self._forget(row)
+            if old is None:
+                old = self._count
+                self._count += 1
             at = bisect_left(keys, key)
-            keys.insert(at, key)
-            rows[at + 1 : self._count + 1] = rows[at : self._count]
+            if at < old:
+                rows[at + 1 : old + 1] = rows[at:old]
+            else:
+                rows[old:at] = rows[old + 1 : at + 1]
             rows[at] = row
+            keys.insert(at, key)
             self._key_of[row] = key
-            self._count += 1
         self._changed.clear()
         return rows[: self._count]
 
-    def _take_out(self, row: int) -> None:
+    def _forget(self, row: int) -> int | None:
+        """Drop the key of a job; return at which place it stood, None where it had none."""
         key = self._key_of.pop(row, None)
         if key is None:
-            return
+            return None
         at = bisect_left(self._keys, key)
         del self._keys[at]
-        self._rows[at : self._count - 1] = self._rows[at + 1 : self._count]
-        self._count -= 1
+        return at
 
 
 def state_of(order: KeyOrder, jobs: JobArrays) -> OrderState:
     """Return the memory of an order: the ranking where keys last, else the order's own."""
-    return order.state() if order.lasting_key(jobs, 0) is None else Ranking(order)
+    lasts = len(jobs) > 0 and order.lasting_key(jobs, 0) is not None
+    return Ranking(order) if lasts else order.state()
