@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from tandem.policy.compiled.cycle import CompiledCycle
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """A job starts, one worker on each of `rows`."""
 
     job: int
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """A running job is preempted: it goes back to the queue.
 
     `too_slow`: its neighbours slow it down more than the profile allows. Such a job is preempted
@@ -188,22 +186,18 @@ class Board:
 
     def place(self, job: int, rows: Ints) -> None:
         """Add a job without recording an action."""
-        listed = rows.tolist()
-        if len(set(listed)) == len(listed):
-            add_worker(self.columns, self.jobs[job], rows, job)
-        else:
-            for row in listed:
-                add_worker(self.columns, self.jobs[job], np.array([row]), job)
+        add_worker(self.columns, self.jobs[job], rows, job)
         self.rows_of[job] = rows
         self.pool.put(job, rows, self.rows_of)
         self.on_gpus[job] = True
         self._note_spread(job, rows)
         self.changed[rows] = True
-        for row in listed:
+        self.stale.add(job)
+        for row in rows.tolist():
             residents = self.residents_of[row]
             self.empty -= not residents
-            residents.append(job)
             self.stale.update(residents)
+            residents.append(job)
 
     def remove(self, job: int) -> None:
         """Take a job off without recording an action, as when it ends."""
@@ -215,6 +209,10 @@ class Board:
         reset_rows(self.columns, rows)
         left: dict[tuple[int, int], list[int]] = {}  # (slot, job): its rows
         for row in dict.fromkeys(rows.tolist()):
+            if len(self.residents_of[row]) == 1:
+                self.residents_of[row] = []
+                self.empty += 1
+                continue
             residents = self.residents_of[row] = [j for j in self.residents_of[row] if j != job]
             self.stale.update(residents)
             self.empty += not residents
@@ -268,11 +266,10 @@ class Board:
 
     def _note_spread(self, job: int, rows: Ints) -> None:
         slowdown = self.jobs[job].spread_slowdown
-        spread = (
-            slowdown > 0
-            and len(rows) > 1
-            and len(np.unique(self.gpus.node[rows])) > self.fewest_nodes(job)
-        )
+        if slowdown == 0:
+            self.spread_speed[job] = 1.0
+            return
+        spread = len(rows) > 1 and len(np.unique(self.gpus.node[rows])) > self.fewest_nodes(job)
         self.spread_speed[job] = 1 / (1 + slowdown) if spread else 1.0
 
     def partners(self, job: int) -> set[int]:

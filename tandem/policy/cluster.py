@@ -128,34 +128,37 @@ def add_worker(
     """Put one worker of `job` on each of `rows` of writable `columns` (named as in GpuArrays).
 
     The one place where a resident changes the sums, so that the live state, the planner's copy and
-    the simulator cannot differ. `rows` must be distinct. Removing a resident is done by resetting
+    the simulator cannot differ. A row that comes twice gets two workers. Removing a resident is done by resetting
     the row and adding those that remain: the product over (1 - p) has no safe inverse at p = 1.
     """
-    # One row, by far the most common, as a slice: a view costs a fifth of indexing by an array.
-    at = slice(int(rows[0]), int(rows[0]) + 1) if len(rows) == 1 else rows
+    # Row by row in plain numbers: most jobs have few GPUs, and an operation on an array of a few
+    # costs ten times as much as one on a number.
     p = job.peak_probability
     none, one = columns["none_in_peak"], columns["one_in_peak"]
-    one[at] = one[at] * (1 - p) + none[at] * p
-    none[at] = none[at] * (1 - p)
-    columns["memory_base_gib"][at] += job.memory_base_gib
-    extra = columns["memory_peak_extra_gib"]
-    extra[at] = np.maximum(extra[at], job.memory_peak_extra_gib)
-    columns["memory_peak_sum_gib"][at] += job.memory_peak_extra_gib
-    columns["gpu_utilisation"][at] += job.gpu_utilisation
-    if not job.peak_measured:
-        columns["peaks_measured"][at] = False
-    if job.exclusive:
-        columns["exclusive"][at] = True
-    residents, classes = columns["residents"], columns["resident_class"]
-    slot = np.minimum(columns["jobs"][at], residents.shape[1] - 1)
-    if job.own_slowdown is not None and job.caused_slowdown is not None:
-        others = classes[at]
-        beside = columns["resident_slowdown"]
-        beside[at] += job.caused_slowdown[others]
-        beside[rows, slot] = job.own_slowdown[others].sum(axis=1)
-    residents[rows, slot] = handle
-    classes[rows, slot] = job.interference_class
-    columns["jobs"][at] += 1
+    base, utilisation = columns["memory_base_gib"], columns["gpu_utilisation"]
+    extra, extras = columns["memory_peak_extra_gib"], columns["memory_peak_sum_gib"]
+    residents, classes, jobs = columns["residents"], columns["resident_class"], columns["jobs"]
+    beside, last = columns["resident_slowdown"], residents.shape[1] - 1
+    for row in rows.tolist():
+        if p:
+            one[row] = one[row] * (1 - p) + none[row] * p
+            none[row] *= 1 - p
+        base[row] += job.memory_base_gib
+        extra[row] = max(extra[row], job.memory_peak_extra_gib)
+        extras[row] += job.memory_peak_extra_gib
+        utilisation[row] += job.gpu_utilisation
+        if not job.peak_measured:
+            columns["peaks_measured"][row] = False
+        if job.exclusive:
+            columns["exclusive"][row] = True
+        slot = min(jobs.item(row), last)
+        if job.own_slowdown is not None and job.caused_slowdown is not None:
+            others = classes[row]
+            beside[row] += job.caused_slowdown[others]
+            beside[row, slot] = job.own_slowdown[others].sum()
+        residents[row, slot] = handle
+        classes[row, slot] = job.interference_class
+        jobs[row] += 1
 
 
 def sum_slowdown(
@@ -176,18 +179,20 @@ def sum_slowdown(
 
 def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
     """Remove every resident of `rows` from writable `columns` (named as in GpuArrays)."""
+    # One row, by far the most common, as a number: that costs a fifth of indexing by an array.
+    at = rows.item() if len(rows) == 1 else rows
     for name in (
         "memory_base_gib", "memory_peak_extra_gib", "memory_peak_sum_gib", "one_in_peak",
         "gpu_utilisation",
     ):  # fmt: skip
-        columns[name][rows] = 0.0
-    columns["none_in_peak"][rows] = 1.0
-    columns["peaks_measured"][rows] = True
-    columns["jobs"][rows] = 0
-    columns["exclusive"][rows] = False
-    columns["residents"][rows] = _NO_RESIDENT
-    columns["resident_class"][rows] = NOBODY
-    columns["resident_slowdown"][rows] = 0.0
+        columns[name][at] = 0.0
+    columns["none_in_peak"][at] = 1.0
+    columns["peaks_measured"][at] = True
+    columns["jobs"][at] = 0
+    columns["exclusive"][at] = False
+    columns["residents"][at] = _NO_RESIDENT
+    columns["resident_class"][at] = NOBODY
+    columns["resident_slowdown"][at] = 0.0
 
 
 _COLUMNS = tuple(field.name for field in fields(GpuArrays))

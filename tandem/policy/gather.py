@@ -91,31 +91,37 @@ class FewestNodes(Policy):
 
     def __call__(self, job: Job, gpus: GpuArrays, allowed: Bools, score: Floats) -> Ints | None:
         """Return as many rows as `job` has GPUs, or None if too few are allowed."""
-        rows = np.flatnonzero(allowed)
-        if len(rows) < job.gpus:
+        rows, wanted = allowed.nonzero()[0], job.gpus
+        if len(rows) < wanted:
             return None
+        if wanted == 1 < self.from_gpus:
+            best = int(score[rows].argmax())
+            return rows[best : best + 1]
         rows = rows[np.argsort(-score[rows], kind="stable")]
-        together = job.gpus >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
-        if not together and job.gpus >= self.from_gpus:
+        together = wanted >= self.from_gpus and (self.hard or self.whatever_skew or job.skewed)
+        if not together and wanted >= self.from_gpus:
             # Nodes with least room first: fragments are used up before whole nodes are broken.
             room = np.bincount(gpus.node[rows])[gpus.node[rows]]
             return whole_pods(job, gpus.node, rows[np.argsort(room, kind="stable")])
         if not together:
             return whole_pods(job, gpus.node, rows)
-        node, first, room = np.unique(gpus.node[rows], return_index=True, return_counts=True)
-        room -= room % job.gpus_per_pod
-        enough = room >= job.gpus
-        if enough.any():
-            chosen = node[enough][np.argmin(room[enough])]
-            return whole_pods(job, gpus.node, rows[gpus.node[rows] == chosen])
-        by_room = node[_by_rack_then_room(gpus.rack[rows[first]], room, job.gpus)]
-        place = np.empty(int(node.max()) + 1, dtype=np.int64)
-        place[by_room] = np.arange(len(by_room))
-        spread = rows[np.argsort(place[gpus.node[rows]], kind="stable")]
+        node_of = gpus.node[rows]
+        free = np.bincount(node_of)  # by node
+        room = free - free % job.gpus_per_pod
+        enough = np.flatnonzero(room >= wanted)
+        if len(enough):
+            chosen = enough[np.argmin(room[enough])]
+            return whole_pods(job, gpus.node, rows[node_of == chosen])
+        rack = np.zeros(len(free), dtype=np.int64)
+        rack[node_of] = gpus.rack[rows]
+        node = np.flatnonzero(free)
+        place = np.empty(len(free), dtype=np.int64)
+        place[node[_by_rack_then_room(rack[node], room[node], wanted)]] = np.arange(len(node))
+        spread = rows[np.argsort(place[node_of], kind="stable")]
         gang = whole_pods(job, gpus.node, spread)
-        widest = int(np.bincount(gpus.node).max())
         if self.hard and gang is not None:
-            fewest = -(-job.gpus // (widest - widest % job.gpus_per_pod))
+            widest = int(np.bincount(gpus.node).max())
+            fewest = -(-wanted // (widest - widest % job.gpus_per_pod))
             return gang if len(np.unique(gpus.node[gang])) <= fewest else None
         return gang
 
@@ -126,6 +132,8 @@ def _by_rack_then_room(rack: Ints, room: Ints, wanted: int) -> Ints:
     The smallest rack that holds `wanted` comes first, then the racks with most room; inside a
     rack the nodes with most room.
     """
+    if (rack == rack[0]).all():
+        return np.argsort(-room, kind="stable")
     total = np.bincount(rack, weights=room)[rack]
     enough = total >= wanted
     return np.lexsort((-room, rack, np.where(enough, total, -total), ~enough))

@@ -41,17 +41,22 @@ def evaluate(
     """
     refused_by = np.full(len(gpus), -1, dtype=np.int64)
     allowed = np.ones(len(gpus), dtype=np.bool_)
-    score = np.zeros(len(gpus))
     for index, constraint in enumerate(constraints):
         mask = constraint(job, gpus)
         refused_by[allowed & ~mask] = index
         allowed &= mask
         if not allowed.any():
-            return Evaluation(allowed, refused_by, score)
+            return Evaluation(allowed, refused_by, np.zeros(len(gpus)))
+    return Evaluation(allowed, refused_by, scores(job, gpus, scorers))
+
+
+def scores(job: Job, gpus: GpuArrays, scorers: Sequence[Scorer]) -> Floats:
+    """Return the weighted mean of the scorers on every row of `gpus`, (gpus,) in [0, 1]."""
+    score = np.zeros(len(gpus))
     total = sum(scorer.weight for scorer in scorers)
     for scorer in scorers:
         score += scorer(job, gpus) * (scorer.weight / total)
-    return Evaluation(allowed, refused_by, score)
+    return score
 
 
 def best_rows(evaluation: Evaluation, rows: Ints, wanted: int) -> Ints | None:
@@ -83,9 +88,9 @@ class Pipeline:
         """Return those of `among` (gpus,) where every constraint allows one worker of `job`."""
         allowed = among.copy()
         for constraint in self.constraints:
-            if not allowed.any():
-                break
             allowed &= constraint(job, gpus)
+            if not np.count_nonzero(allowed):  # a third of what `any` costs
+                break
         return allowed
 
     def narrowed_each(
@@ -110,12 +115,14 @@ class Pipeline:
 
     def score(self, job: Job, gpus: GpuArrays) -> Floats:
         """Return (gpus,) in [0, 1]; meaningful where the job is allowed."""
-        return evaluate(job, gpus, (), self.scorers).score
+        return scores(job, gpus, self.scorers)
 
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang whose pods take one GPU each, or None if it must wait."""
-        evaluation = self.evaluate(job, gpus)
-        return self.gather(job, gpus, evaluation.allowed, evaluation.score)
+        allowed = self.allowed(job, gpus)
+        if not np.count_nonzero(allowed):
+            return None
+        return self.gather(job, gpus, allowed, self.score(job, gpus))
 
     def place(self, job: Job, snapshot: Snapshot, eligible_nodes: Bools | None = None) -> Decision:
         """Find a place for every pod of `job`, or say why there is none.

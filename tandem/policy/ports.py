@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -71,8 +72,11 @@ class OrderState(Protocol):
         """Return all jobs in the order in which they are tried."""
         ...
 
-    def settle(self, running: Bools) -> None:
-        """Note which jobs run after a round, (jobs,)."""
+    def settle(self, running: Bools, turned: AbstractSet[int] | None = None) -> None:
+        """Note which jobs run after a round, (jobs,).
+
+        `turned` has the jobs that have started or stopped since the last time; None: not known.
+        """
         ...
 
     @property

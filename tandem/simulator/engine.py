@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
@@ -89,9 +91,9 @@ class Engine:
         self._postponed = False
         self._adjust = profile.adjust or options.learner
         self._order = profile.order
-        self._state = self._order.state()
         self._pipeline = options.pipeline or profile.pipeline()
         self._arrays = _job_arrays(trace, believed) if begun is None else begun.arrays
+        self._state = state_of(self._order, self._arrays)
         self._begun = begun or Begun(self._arrays, {})
         self._board = Board.of(list(believed), self._arrays, gpus)
         if history is not None:
@@ -101,6 +103,7 @@ class Engine:
         self._finished_gpus: list[int] = (
             [1] * len(self._finished) if known.gpus is None else known.gpus.tolist()
         )
+        self._gpus = len(gpus)
         self._learned = 0
         self._ended = 0
         self._ticking = False
@@ -245,8 +248,9 @@ class Engine:
             ranked = ranked[~self._arrays.running[ranked]]
         dispatch(self._board, ranked, self._pipeline, self._order.blocks)
         self._carry_out()
-        self._state.settle(self._arrays.running)
-        if self._waiting and np.isfinite(self._order.slice_s) and not self._ticking:
+        self._state.settle(self._arrays.running, self._progress.turned)
+        self._progress.turned.clear()
+        if self._waiting and math.isfinite(self._order.slice_s) and not self._ticking:
             self._ticking = True
             self._events.expect(now + self._order.slice_s, Kind.TICK)
         used = self._used()
@@ -286,8 +290,11 @@ class Engine:
                 self.outcome.decisions.append((now, verb, self.trace[action.job].id, rows))
         self._progress.refresh(touched)
         adjust = self._adjust
-        started = any(isinstance(action, Start) for action in actions)
-        if adjust is not None and started and not (adjust.repeats and self._adjusting):
+        if (
+            adjust is not None
+            and any(isinstance(action, Start) for action in actions)
+            and not (adjust.repeats and self._adjusting)
+        ):
             self._expect_adjustment(adjust.every_s)
         return bool(actions)
 
@@ -296,7 +303,7 @@ class Engine:
         self._events.expect(self._board.now_s + every_s, Kind.ADJUST)
 
     def _used(self) -> int:
-        return len(self._board.gpus) - self._board.empty
+        return self._gpus - self._board.empty
 
     def _account(self, now_s: float) -> None:
         self.outcome.busy_gpu_s += self._used() * (now_s - self._board.now_s)

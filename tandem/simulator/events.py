@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -34,9 +35,15 @@ class Events:
     """
 
     def __init__(self, jobs: int, rows: int) -> None:
-        self._heap: list[tuple[float, int, int, int]] = []
+        self._heap: list[tuple[float, Kind, int, int]] = []
         self._job = [0] * jobs
         self._row = [0] * rows
+        # By kind: the versions that its events are held against; nothing voids the other kinds.
+        never = [0] * max(jobs, 1)
+        self._versions = [
+            self._job if kind in _OF_A_JOB else self._row if kind is Kind.OOM else never
+            for kind in Kind
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._heap)
@@ -48,14 +55,9 @@ class Events:
 
     def expect(self, at_s: float, kind: Kind, index: int = 0) -> None:
         """Expect an event of job or GPU `index`; never, where `at_s` is infinite."""
-        if at_s == float("inf"):
+        if at_s == math.inf:
             return
-        version = 0
-        if kind in _OF_A_JOB:
-            version = self._job[index]
-        elif kind is Kind.OOM:
-            version = self._row[index]
-        heapq.heappush(self._heap, (at_s, kind, index, version))
+        heapq.heappush(self._heap, (at_s, kind, index, self._versions[kind][index]))
 
     def void_job(self, job: int) -> None:
         """From now on, what was expected of a job does not come."""
@@ -70,16 +72,13 @@ class Events:
 
         Events of one moment (`SAME_MOMENT_S`) come in the order of their kinds.
         """
-        moment: list[tuple[int, int, int]] = []
+        heap, until_s = self._heap, now_s + SAME_MOMENT_S
+        moment: list[tuple[Kind, int, int]] = []
         while True:
-            while self._heap and self._heap[0][0] <= now_s + SAME_MOMENT_S:
-                heapq.heappush(moment, heapq.heappop(self._heap)[1:])
+            while heap and heap[0][0] <= until_s:
+                heapq.heappush(moment, heapq.heappop(heap)[1:])
             if not moment:
                 return
-            number, index, version = heapq.heappop(moment)
-            kind = Kind(number)
-            if kind in _OF_A_JOB and version != self._job[index]:
-                continue
-            if kind is Kind.OOM and version != self._row[index]:
-                continue
-            yield kind, index
+            kind, index, version = heapq.heappop(moment)
+            if version == self._versions[kind][index]:
+                yield kind, index

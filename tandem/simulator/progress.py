@@ -40,6 +40,7 @@ class Progress:
         guarded: bool = False,
     ) -> None:
         self.rows: dict[int, tuple[int, ...]] = {}  # of each running job
+        self.turned: set[int] = set()  # who has started or stopped since the last round
         self._starting: set[int] = set()  # those that hold their GPUs and have yet to begin
         self._free_s: dict[int, float] = {}  # when a GPU is free of who was preempted there
         self._gone_s: dict[int, float] = {}  # when a preempted job has left its GPUs
@@ -68,9 +69,11 @@ class Progress:
         """
         arrays, now = self._arrays, self._board.now_s
         arrays.running[job] = True
+        self.turned.add(job)
         arrays.speed[job] = 1.0
         arrays.since_s[job] = now
-        arrays.first_started_s[job] = min(arrays.first_started_s[job], now)
+        if now < arrays.first_started_s.item(job):
+            arrays.first_started_s[job] = now
         self._left_at_start[job] = self._left[job]
         self.rows[job] = rows
         self._truth = self._truth.accumulating(job, self._board.jobs[job].accumulation_steps)
@@ -126,10 +129,11 @@ class Progress:
         arrays.remaining_at_since[job] += cost
         self._outcome.overhead_s[job] += cost
         arrays.running[job] = False
+        self.turned.add(job)
         arrays.speed[job] = 0.0
         arrays.waiting_since_s[job] = now
         self._events.void_job(job)
-        executed = float(arrays.service_at_since[job] / arrays.gpus[job])
+        executed = arrays.service_at_since.item(job) / arrays.gpus.item(job)
         self._events.expect(now + self._order.promote_after_s(executed), Kind.PROMOTE, job)
         rows = self.rows.pop(job)
         if self._truth.latency is not None:
@@ -141,9 +145,9 @@ class Progress:
     def settle(self, job: int) -> None:
         """Write down what a running job has done until now."""
         arrays, now = self._arrays, self._board.now_s
-        passed = now - float(arrays.since_s[job])
-        done = passed * float(arrays.speed[job])
-        gained = 0.0 if job in self._starting else passed * int(arrays.gpus[job])
+        passed = now - arrays.since_s.item(job)
+        done = passed * arrays.speed.item(job)
+        gained = 0.0 if job in self._starting else passed * arrays.gpus.item(job)
         self._left[job] -= done
         arrays.remaining_at_since[job] -= done
         arrays.attained_at_since[job] += gained
@@ -155,7 +159,7 @@ class Progress:
         """Note that a job's service has come to a threshold; return that service, GPU-seconds."""
         self.settle(job)
         # The event is due exactly at the threshold: rounding must not leave it just below.
-        service = self._order.next_level_gpu_s(float(self._arrays.service_at_since[job]) - 1e-6)
+        service = self._order.next_level_gpu_s(self._arrays.service_at_since.item(job) - 1e-6)
         self._arrays.service_at_since[job] = service
         self._expect_crossing(job)
         return service
@@ -249,15 +253,15 @@ class Progress:
         return speed
 
     def _expect(self, job: int) -> None:
-        left = max(float(self._left[job]), 0.0)
-        at_s = self._board.now_s + left / float(self._arrays.speed[job])
+        left = max(self._left.item(job), 0.0)
+        at_s = self._board.now_s + left / self._arrays.speed.item(job)
         self._events.expect(at_s, Kind.END, job)
         self._expect_crossing(job)
 
     def _expect_crossing(self, job: int) -> None:
-        service = float(self._arrays.service_at_since[job])
+        service = self._arrays.service_at_since.item(job)
         wanted = self._order.next_level_gpu_s(service) - service
-        at_s = self._board.now_s + wanted / int(self._arrays.gpus[job])
+        at_s = self._board.now_s + wanted / self._arrays.gpus.item(job)
         self._events.expect(at_s, Kind.CROSS, job)
 
 

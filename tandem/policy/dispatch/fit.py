@@ -14,13 +14,12 @@ def fits_in_order(wanted: Ints, free: int) -> Bools:
     does not fit are taken at once, then all that are too large for what is left are dropped.
     """
     taken = np.zeros(len(wanted), dtype=np.bool_)
-    left = np.arange(len(wanted))
-    while True:
-        left = left[wanted[left] <= free]
-        if len(left) == 0:
-            return taken
-        total = np.cumsum(wanted[left])
-        count = int(np.searchsorted(total, free, side="right"))
+    left, sizes = np.arange(len(wanted)), wanted
+    while free > 0 and len(left):
+        total = sizes.cumsum()
+        count = int(total.searchsorted(free, side="right"))
         taken[left[:count]] = True
-        free -= int(total[count - 1])
-        left = left[count:]
+        free -= int(total[count - 1]) if count else 0
+        small = (sizes[count:] <= free).nonzero()[0] + count
+        left, sizes = left[small], sizes[small]
+    return taken

@@ -12,6 +12,8 @@ from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Dispatch
 from tandem.policy.units import Ints
 
+_PART = 1024  # jobs looked at together
+
 
 # Paper: [Tiresias] 3.2, Alg. 1 | all or nothing: a job that does not fit is skipped, and
 #   preempted if it runs | test: tests/simulator/test_simulator_orderings.py
@@ -32,12 +34,25 @@ class Preempt(Dispatch):
         if board.pinned:
             on_offer[np.concatenate([board.rows_of[job] for job in board.pinned])] = False
             ranked = ranked[~np.isin(ranked, list(board.pinned))]
-        running = board.arrays.running[ranked]
-        offered = int(np.count_nonzero(on_offer))
-        wanted = fits_in_order(board.arrays.gpus[ranked], offered)
-        for index in ranked[running & ~wanted].tolist():
+        arrays, free = board.arrays, int(np.count_nonzero(on_offer))
+        running = len(board.rows_of) - len(board.pinned)  # jobs that may have to stop
+        stops: list[int] = []
+        starts: list[int] = []
+        for at in range(0, len(ranked), _PART):
+            part = ranked[at : at + _PART]
+            sizes, runs = arrays.gpus[part], arrays.running[part]
+            wanted = fits_in_order(sizes, free)
+            turns = (runs != wanted).nonzero()[0]
+            begins = wanted[turns]
+            stops += part[turns[~begins]].tolist()
+            starts += part[turns[begins]].tolist()
+            free -= int(sizes[wanted].sum())
+            running -= int(np.count_nonzero(runs))
+            if not (free or running):
+                break  # those behind wait, and go on waiting
+        for index in stops:
             board.stop(index)
-        for index in ranked[wanted & ~running].tolist():
+        for index in starts:
             rows = pipeline.choose(board.jobs[index], board.gpus)
             if rows is not None:
                 board.start(index, rows)

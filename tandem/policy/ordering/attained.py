@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Literal
 
 import numpy as np
@@ -117,7 +118,7 @@ class Line:
                 self._slices_had[row] = slices
         return np.fromiter(self._slices_had, dtype=np.int64, count=len(rows))
 
-    def settle(self, running: Bools) -> None:
+    def settle(self, running: Bools, turned: AbstractSet[int] | None = None) -> None:
         """Note which jobs run after a round: the line shows it at the next one."""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Annotated
 
 import numpy as np
@@ -33,6 +34,13 @@ class KeyOrder(Policy):
         self, jobs: JobArrays, rows: Ints, now_s: float, history: History
     ) -> tuple[Floats | Ints, ...]:
         """Return the sort keys of `rows`, most significant first, lowest tried first."""
+
+    def lasting_key(self, jobs: JobArrays, row: int) -> tuple[float, ...] | None:
+        """Return the keys of one job where events alone change them; None where time does.
+
+        Events: it arrives, starts, crosses a threshold (`next_level_gpu_s`) or is promoted.
+        """
+        return None
 
     def next_level_gpu_s(self, service_gpu_s: float) -> float:
         """Return the service at which a job's place in the order changes; infinite if never."""
@@ -90,7 +98,7 @@ class ActiveSet:
         """Return the jobs in the order in which they are tried."""
         return self._order.rank(jobs, self._rows, now_s, history)
 
-    def settle(self, running: Bools) -> None:
+    def settle(self, running: Bools, turned: AbstractSet[int] | None = None) -> None:
         """Note which jobs run after a round."""
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Literal
 
 import numpy as np
@@ -49,11 +51,13 @@ class Queues(KeyOrder):
 
     def next_level_gpu_s(self, service_gpu_s: float) -> float:
         """Return the next threshold; infinite in the last queue."""
-        return next((t for t in self.thresholds_gpu_s if t > service_gpu_s), float("inf"))
+        queue = self.queue_of(service_gpu_s)
+        ends = self.thresholds_gpu_s
+        return ends[queue] if queue < len(ends) else float("inf")
 
     def queue_of(self, service_gpu_s: float) -> int:
         """Return the queue of a service, 0 first."""
-        return int(self.level(service_gpu_s))
+        return bisect_right(self.thresholds_gpu_s, service_gpu_s)
 
     def promote_after_s(self, executed_s: float) -> float:
         """Return how long a preempted job waits before it goes back to the first queue.
@@ -81,6 +85,12 @@ class Queues(KeyOrder):
         )
         return (level, np.where(np.isinf(bounds), 0.0, -index), jobs.first_started_s[rows])
 
+    def lasting_key(self, jobs: JobArrays, row: int) -> tuple[float, ...] | None:
+        """Return queue and first start; a list has no keys, and an index changes with the time."""
+        if self.within != "first_start":
+            return None
+        return (self.queue_of(jobs.service_at_since.item(row)), jobs.first_started_s.item(row))
+
     def state(self) -> OrderState:
         """Return lists where the place is a list's, else the plain set."""
         return QueueLists(self) if self.within == "list" else super().state()
@@ -97,11 +107,10 @@ class QueueLists:
         self._level: dict[int, int] = {}
         self._promoted: set[int] = set()  # and not started since
         self._unsettled: set[int] = set()  # levels with rows at a place of their own
-        self._ran: Bools = np.zeros(0, dtype=np.bool_)  # (jobs,) when the lists were settled
 
     def add(self, row: int, level_service_gpu_s: float) -> None:
         """Append a job to the queue of its service."""
-        level = int(self._order.level(level_service_gpu_s))
+        level = self._order.queue_of(level_service_gpu_s)
         self._lists[level] = np.append(self._lists[level], row)
         self._level[row] = level
         self._unsettled.add(level)
@@ -153,17 +162,16 @@ class QueueLists:
         """Return the lists one after the other."""
         return np.concatenate(self._lists)
 
-    def settle(self, running: Bools) -> None:
+    def settle(self, running: Bools, turned: AbstractSet[int] | None = None) -> None:
         """Put running jobs before waiting ones in each list; both keep their order."""
-        self._promoted = {row for row in self._promoted if not running[row]}
-        if len(self._ran) != len(running):
+        if self._promoted:
+            self._promoted = {row for row in self._promoted if not running[row]}
+        if turned is None:
             self._unsettled.update(range(len(self._lists)))
         else:
-            turned = np.flatnonzero(self._ran != running).tolist()
             self._unsettled.update(self._level[row] for row in turned if row in self._level)
         for level in self._unsettled:
             queue = self._lists[level]
             on = running[queue]
             self._lists[level] = np.concatenate((queue[on], queue[~on]))
         self._unsettled.clear()
-        self._ran = running.copy()
