@@ -128,8 +128,9 @@ def add_worker(
     """Put one worker of `job` on each of `rows` of writable `columns` (named as in GpuArrays).
 
     The one place where a resident changes the sums, so that the live state, the planner's copy and
-    the simulator cannot differ. A row that comes twice gets two workers. Removing a resident is done by resetting
-    the row and adding those that remain: the product over (1 - p) has no safe inverse at p = 1.
+    the simulator cannot differ. A row that comes twice gets two workers. A resident is removed by
+    resetting the row and adding those that remain: the product over (1 - p) has no safe inverse at
+    p = 1.
     """
     # Row by row in plain numbers: most jobs have few GPUs, and an operation on an array of a few
     # costs ten times as much as one on a number.

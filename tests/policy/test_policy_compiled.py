@@ -16,6 +16,8 @@ from tandem.policy.board import Board, Start
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
 from tandem.policy.compiled.cycle import compiled_cycle
+from tandem.policy.compiled.front import front
+from tandem.policy.dispatch.preempt import front_in_python
 from tandem.policy.dispatch.share import Share
 from tandem.policy.job import UNKNOWN, Job
 from tandem.policy.jobs import History, JobArrays
@@ -204,3 +206,16 @@ def test_constraints_without_a_compiled_form_are_left_to_python(name: str) -> No
     pipeline = load_profile(name).pipeline()
     has_form = all(constraint.compiled() is not None for constraint in pipeline.constraints)
     assert (compiled_cycle(board, pipeline) is not None) == has_form
+
+
+@given(seed=st.integers(0, 1_000_000), jobs=st.integers(1, 60), free=st.integers(0, 40))
+@settings(max_examples=100, deadline=None)
+def test_the_compiled_front_of_an_order_is_the_front_in_python(
+    seed: int, jobs: int, free: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = JobArrays.of([Job(id=str(i), pods=int(rng.integers(1, 9))) for i in range(jobs)])
+    arrays.running[:] = rng.random(jobs) < 0.5
+    ranked = rng.permutation(jobs)
+    occupied = int(arrays.running.sum())
+    assert front(ranked, arrays, free, occupied) == front_in_python(ranked, arrays, free, occupied)

@@ -40,6 +40,11 @@ def library() -> ctypes.CDLL | None:
     loaded.tandem_free.restype = None
     loaded.tandem_free.argtypes = [ctypes.c_void_p]
     loaded.tandem_share.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    loaded.tandem_front.restype = ctypes.c_int64
+    loaded.tandem_front.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
+        *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p),
+    ]
     loaded.tandem_cycle_bytes.restype = ctypes.c_int64
     return loaded
 

@@ -2638,6 +2638,29 @@ int tandem_share(Cycle *c, Scratch *s) {
     return cycle(&r);
 }
 
+/* --- the front of an order: dispatch/preempt.py ------------------------------------------------- */
+
+/* Take jobs in order while they fit, as `fits_in_order`, and skip those that do not. `occupied` jobs
+ * run. Write those that run and are skipped from the front of `found` (ranked,), those that are taken
+ * and wait from its end, backwards; return how many the first are, and the others in `starts`. */
+i64 tandem_front(const i64 *ranked, i64 count, const i64 *size, const u8 *running, i64 free_gpus,
+                 i64 occupied, i64 *found, i64 *starts) {
+    i64 stops = 0, last = count;
+    for (i64 i = 0; i < count && (free_gpus > 0 || occupied > 0); i++) {
+        i64 job = ranked[i];
+        int fits = free_gpus > 0 && size[job] <= free_gpus;
+        if (fits) free_gpus -= size[job];
+        if (running[job]) {
+            occupied--;
+            if (!fits) found[stops++] = job;
+        } else if (fits) {
+            found[--last] = job;
+        }
+    }
+    *starts = count - last;
+    return stops;
+}
+
 i64 tandem_cycle_bytes(void) { return (i64)sizeof(Cycle); }
 
 const char *tandem_source(void) { return TANDEM_SOURCE; }

@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tandem.policy.board import Board
+from tandem.policy.compiled.front import front
 from tandem.policy.dispatch.fit import fits_in_order
+from tandem.policy.jobs import JobArrays
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Dispatch
 from tandem.policy.units import Ints
@@ -34,25 +36,35 @@ class Preempt(Dispatch):
         if board.pinned:
             on_offer[np.concatenate([board.rows_of[job] for job in board.pinned])] = False
             ranked = ranked[~np.isin(ranked, list(board.pinned))]
-        arrays, free = board.arrays, int(np.count_nonzero(on_offer))
+        free = int(np.count_nonzero(on_offer))
         running = len(board.rows_of) - len(board.pinned)  # jobs that may have to stop
-        stops: list[int] = []
-        starts: list[int] = []
-        for at in range(0, len(ranked), _PART):
-            part = ranked[at : at + _PART]
-            sizes, runs = arrays.gpus[part], arrays.running[part]
-            wanted = fits_in_order(sizes, free)
-            turns = (runs != wanted).nonzero()[0]
-            begins = wanted[turns]
-            stops += part[turns[~begins]].tolist()
-            starts += part[turns[begins]].tolist()
-            free -= int(sizes[wanted].sum())
-            running -= int(np.count_nonzero(runs))
-            if not (free or running):
-                break  # those behind wait, and go on waiting
+        stops, starts = front(ranked, board.arrays, free, running) or front_in_python(
+            ranked, board.arrays, free, running
+        )
         for index in stops:
             board.stop(index)
         for index in starts:
             rows = pipeline.choose(board.jobs[index], board.gpus)
             if rows is not None:
                 board.start(index, rows)
+
+
+def front_in_python(
+    ranked: Ints, arrays: JobArrays, free_gpus: int, occupied: int
+) -> tuple[list[int], list[int]]:
+    """Return what `front` does, without compiled code: the reference that it is tested with."""
+    stops: list[int] = []
+    starts: list[int] = []
+    for at in range(0, len(ranked), _PART):
+        part = ranked[at : at + _PART]
+        sizes, runs = arrays.gpus[part], arrays.running[part]
+        wanted = fits_in_order(sizes, free_gpus)
+        turns = (runs != wanted).nonzero()[0]
+        begins = wanted[turns]
+        stops += part[turns[~begins]].tolist()
+        starts += part[turns[begins]].tolist()
+        free_gpus -= int(sizes[wanted].sum())
+        occupied -= int(np.count_nonzero(runs))
+        if not (free_gpus or occupied):
+            break  # those behind wait, and go on waiting
+    return stops, starts
