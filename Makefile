@@ -18,7 +18,7 @@ help: ## Show what can be made
 
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python
 # What Tandem's kernel in C is built from. It is built whether or not a shell has switched it off.
-KERNEL := hatch_build.py requirements-compiler.lock tandem/policy/compiled/share.c
+KERNEL := hatch_build.py requirements-compiler.lock $(wildcard tandem/policy/compiled/*.c tandem/policy/compiled/*.h)
 TANDEM = env -u TANDEM_COMPILED $(INSTALL) --no-deps --no-build-isolation -e .
 COMPILED = env -u TANDEM_COMPILED $(BIN)/python -c \
 	"from tandem.policy.compiled.library import library; raise SystemExit(library() is None)"

@@ -131,9 +131,13 @@ def compilers() -> Iterator[Compiler]:
 
 def compile_kernel(compiler: Compiler, source: Path, scratch: Path) -> Path:
     """Return the library built from `source`, which knows its source; raise RejectedError."""
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for part in sorted([*source.parent.glob("*.c"), *source.parent.glob("*.h")]):
+        digest.update(part.read_bytes())
     built = scratch / LIBRARY
-    said = compiles(compiler, source, built, scratch, f'-DTANDEM_SOURCE="{digest}"')
+    said = compiles(
+        compiler, source, built, scratch, f'-DTANDEM_SOURCE="{digest.hexdigest()[:16]}"'
+    )
     if said is not None:
         raise RejectedError(f"{compiler.name} does not compile {source}:\n{said}")
     return built

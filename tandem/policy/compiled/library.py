@@ -20,7 +20,7 @@ def library() -> ctypes.CDLL | None:
     """Return the kernel, loaded once; None where the policies have to do without it.
 
     They do where it was not built, where it cannot be loaded, where it was built from another
-    source than the one next to it, and where `TANDEM_COMPILED` is `0`.
+    source than that next to it, and where `TANDEM_COMPILED` is `0`.
     """
     if os.environ.get(VARIABLE) == "0" or not _LIBRARY.exists():
         return None
@@ -32,8 +32,8 @@ def library() -> ctypes.CDLL | None:
         _warn(f"cannot be loaded ({error})")
         return None
     # A stale kernel could decide differently from the Python next to it.
-    if _SOURCE.exists() and built_from != source_of(_SOURCE.read_bytes()):
-        _warn("was built from another share.c")
+    if _SOURCE.exists() and built_from != source_of(_SOURCE.parent):
+        _warn("was built from other sources")
         return None
     loaded.tandem_new.restype = ctypes.c_void_p
     loaded.tandem_new.argtypes = [ctypes.c_int64] * 3
@@ -49,9 +49,12 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def source_of(text: bytes) -> bytes:
-    """Return what a library built from `text` answers to `tandem_source()`."""
-    return hashlib.sha256(text).hexdigest()[:16].encode()
+def source_of(folder: Path) -> bytes:
+    """Return what a library built from the sources in `folder` answers to `tandem_source()`."""
+    digest = hashlib.sha256()
+    for part in sorted([*folder.glob("*.c"), *folder.glob("*.h")]):
+        digest.update(part.read_bytes())
+    return digest.hexdigest()[:16].encode()
 
 
 def _warn(why: str) -> None:

@@ -1,0 +1,100 @@
+/* What a worker of a job would do on a GPU: constraints, `Offers` of dispatch/valuation.py, and
+ * equations/turns.py. */
+#ifndef TANDEM_OFFERS_H
+#define TANDEM_OFFERS_H
+
+#include "board.h"
+
+/* Whether the constraints allow one more worker of `job` at `p`. */
+static int allows(const Cycle *c, i64 job, const Place *p) {
+    i64 row = p->row;
+    if (c->needs_healthy && !c->healthy[row]) return 0;
+    if (c->needs_fresh && !c->fresh[row] && p->count > 0) return 0;
+    if (c->needs_shares && p->count >= (c->shares[row] < c->at_most ? c->shares[row] : c->at_most)) {
+        return 0;
+    }
+    if (c->needs_exclusive && (c->never_shares[job] ? p->count > 0 : p->exclusive)) return 0;
+    if (c->mask_of[job] >= 0 && !c->masks[c->mask_of[job] * c->nodes + c->node[row]]) return 0;
+    if (c->apart_of[job] >= 0) {
+        i64 of = c->apart_of[job];
+        for (i64 i = c->apart_at[of]; i < c->apart_at[of + 1]; i++) {
+            for (i64 k = 0; k < c->slots; k++) {
+                if (p->there[k] == c->apart[i]) return 0;
+            }
+        }
+    }
+    double capacity = c->memory_capacity_gib[row], base = c->base_gib[job], extra = c->extra_gib[job];
+    double largest = p->extra > extra ? p->extra : extra;
+    double one_peak = p->base + base + largest;
+    double all_peaks = p->base + p->peak_sum + (base + extra);
+    if (c->needs_memory && !(one_peak <= capacity)) return 0;
+    if (c->max_collision_probability < INFINITY && !(all_peaks <= capacity)) {
+        double chance = c->peak_probability[job], none = p->none * (1 - chance);
+        double collision = 1 - none - (p->one * (1 - chance) + p->none * chance);
+        if (!((collision > 0 ? collision : 0) <= c->max_collision_probability)) return 0;
+    }
+    if (c->peaks_fit && p->count > 0) {
+        int known = c->peaks_opportunistic && c->guarded[row] && p->measured && c->peak_measured[job];
+        if (!((known ? one_peak : all_peaks) <= capacity)) return 0;
+    }
+    if (c->max_utilisation < INFINITY && p->count > 0) {
+        if (!(p->utilisation + c->utilisation[job] <= c->max_utilisation)) return 0;
+    }
+    return 1;
+}
+
+/* As one entry of `Offers`. */
+static Offer offer_of(const Cycle *c, i64 job, const Place *p) {
+    Offer o = {1, 0, 0, 0, 0, 0};
+    o.allowed = p->count < most_jobs(c, p->row);
+    double slowdown = 0, wanted = (double)c->wanted[job];
+    if (!o.allowed) return o;
+    if (p->count > 0) {
+        const double *own = c->own + c->table[job] * c->classes;
+        const double *caused = c->caused + c->table[job] * c->classes;
+        o.allowed = 0;
+        o.speed = 0;
+        for (i64 k = 0; k < c->slots; k++) {
+            i64 there = p->there[k];
+            slowdown += own[p->kind[k]];
+            if (slowdown == INFINITY) return o; /* beside it the job would stand still */
+            if (there < 0) continue;
+            double size = (double)c->size[there], rate = c->rate[there], now = p->now[k];
+            double theirs = 1 / (1 + p->slowdown[k] + caused[p->kind[k]]);
+            double lost = now - theirs * spread_speed(c, there);
+            if (lost < 0) lost = 0;
+            o.slowed += lost;
+            o.loss += rate * lost * (size / (size < wanted ? size : wanted));
+            o.present += now;
+            o.worth += rate * now;
+            if (c->min_speed > 0 && !(theirs >= c->min_speed)) return o;
+        }
+        o.speed = 1 / (1 + slowdown);
+        if (c->min_speed > 0 && !(o.speed >= c->min_speed)) return o;
+    }
+    o.allowed = allows(c, job, p);
+    return o;
+}
+
+/* As equations/turns.py, `shares_well`. */
+static int shares_well(const Cycle *c, double rate, double speed, double loss, double slowed,
+                       double present, double worth) {
+    double gained = speed - slowed;
+    double price = worth / (present > 1e-12 ? present : 1e-12);
+    double over_waiting = rate * speed - loss + price * gained;
+    double over_going_first = rate * speed + worth - loss - rate + rate * (present + gained - 1);
+    return over_waiting > 0 && over_going_first > 0 && gained >= c->min_gain;
+}
+
+static int worthwhile(const Cycle *c, i64 job, double speed, const Offer *o) {
+    return o->present == 0 ||
+           shares_well(c, c->rate[job], speed, o->loss, o->slowed, o->present, o->worth);
+}
+
+/* As one entry of `Offers.gains`: minus infinity where the job may not or should not be. */
+static double gain_of(const Cycle *c, i64 job, const Offer *o) {
+    if (!o->allowed || !worthwhile(c, job, o->speed, o)) return -INFINITY;
+    return c->rate[job] * o->speed - o->loss;
+}
+
+#endif
