@@ -24,7 +24,7 @@ _UNBOUNDED = {
     "max_utilisation": np.inf,
 }
 _NOTHING_NEW, _UNSUPPORTED = 1, -1  # answers of share.c
-_ROOM = 64  # actions kept for one cycle, in workers of the whole cluster
+_ROOM = 16  # actions kept for one cycle, in workers of the whole cluster
 
 #: Fields of `Cycle` in share.c, in its order: pointers to columns, whole numbers and numbers.
 _GPU_COLUMNS = (
@@ -43,6 +43,19 @@ _BOARD = (
     "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "touched", "seen_rate",
     "rate", "pool", "pool_at", "held",
 )  # fmt: skip
+#: Of which type columns are; all others are of float64.
+_INTS = {
+    "gpu_node", "gpu_jobs", "gpu_shares", "gpu_residents", "gpu_resident_class", "array_gpus",
+    "load_gpus", "load_gpus_per_pod", "load_demand", "load_table", "load_interference_class",
+    "board_pool", "board_pool_at", "board_held", "board_stale", "board_pinned", "order_ranked",
+    "where_mask_of", "where_apart_of", "where_apart_at", "where_apart", "history_gpus",
+    "answer_actions",
+}  # fmt: skip
+_BOOLS = {
+    "gpu_peaks_measured", "gpu_guarded", "gpu_exclusive", "gpu_healthy", "gpu_fresh",
+    "array_running", "load_peak_measured", "load_exclusive", "load_checkpointable", "load_known",
+    "board_on_gpus", "board_changed", "board_untried", "board_touched", "where_masks",
+}  # fmt: skip
 _PARAMETERS = (
     "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "preempt_factor", "turn_share",
     "move_cost_s", "move_below_speed", "min_speed", "min_gain",
@@ -120,8 +133,8 @@ class CompiledCycle:
         at.widest_node = int(np.bincount(board.gpus.node).max(initial=1))
         self._touched = np.zeros(gpus, dtype=np.bool_)
         self._actions = np.zeros((_ROOM * (at.slots + 1) * gpus) + 64 * jobs + 64, dtype=np.int64)
-        self._point("answer_actions", self._actions, np.int64)
-        self._point("board_touched", self._touched, np.bool_)
+        self._point("answer_actions", self._actions)
+        self._point("board_touched", self._touched)
         at.actions_room = len(self._actions)
         for name, value in (_UNBOUNDED | dict(_bounds_of(pipeline) or {})).items():
             setattr(at, name, value)
@@ -153,11 +166,11 @@ class CompiledCycle:
         if dispatch.learn:
             runs = board.history.runs(dispatch.scale_s)
             at.history_sizes = len(runs.gpus)
-            self._point("history_gpus", runs.gpus, np.int64)
-            self._point("history_ended", runs.ended, np.float64)
-            self._point("history_exposure_s", runs.exposure_s, np.float64)
+            self._point("history_gpus", runs.gpus)
+            self._point("history_ended", runs.ended)
+            self._point("history_exposure_s", runs.exposure_s)
         at.now_s = board.now_s
-        self._point("order_ranked", np.ascontiguousarray(ranked), np.int64)
+        self._point("order_ranked", np.ascontiguousarray(ranked))
         at.ranked_count = len(ranked)
         at.stale_count, at.pinned_count = len(board.stale), len(board.pinned)
         if board.stale:
@@ -189,9 +202,9 @@ class CompiledCycle:
         at.best_pair, at.demands_tried = dispatch.best_pair, dispatch.demands_tried
         at.learns, at.history_sizes = dispatch.learn, 0
         bounds_s, width_s, tail = bins_of(dispatch.scale_s)
-        self._point("bins_bounds_s", bounds_s, np.float64)
-        self._point("bins_width_s", width_s, np.float64)
-        self._point("bins_tail", tail, np.float64)
+        self._point("bins_bounds_s", bounds_s)
+        self._point("bins_width_s", width_s)
+        self._point("bins_tail", tail)
 
     def _point_to(self, board: Board) -> None:
         loads, pool = board.loads, board.pool
@@ -208,11 +221,12 @@ class CompiledCycle:
         self._point("board_pool_at", pool.at)
         self._point("board_held", pool.held)
 
-    def _point(self, name: str, column: np.ndarray[Any, Any], dtype: Any = None) -> None:  # noqa: ANN401
+    def _point(self, name: str, column: np.ndarray[Any, Any]) -> None:
         if self._held.get(name) is column:
             return
-        if not column.flags.c_contiguous or (dtype is not None and column.dtype != dtype):
-            raise ValueError(f"column {name} is {column.dtype} and not {dtype}, or not contiguous")
+        of = np.int64 if name in _INTS else np.bool_ if name in _BOOLS else np.float64
+        if column.dtype != of or not column.flags.c_contiguous:
+            raise TypeError(f"column {name} is {column.dtype}, or not contiguous")
         self._held[name] = column
         setattr(self._at, name, column.ctypes.data)
 
