@@ -147,7 +147,9 @@ def _holders(
     for index, at in held.items():
         job = rows.jobs[index]
         pods = max(1, len(at) // job.gpus_per_pod)
-        rows.jobs[index] = replace(job, pods=pods, where=question.where_of.get(rows.keys[index], 0))
+        where = question.where_of.get(rows.keys[index], 0)
+        if (pods, where) != (job.pods, job.where):
+            rows.jobs[index] = replace(job, pods=pods, where=where)
     on_gpus = {index: tuple(at) for index, at in held.items() if at}
     return on_gpus, going & on_gpus.keys(), residents_of
 
@@ -155,15 +157,16 @@ def _holders(
 def _rank(question: Question, rows: _Rows, running: Mapping[Key, int]) -> list[int]:
     """Add a row for each start that waits; return all in order, a gang before its own starts."""
     ranked = []
+    starts_of, row_of, none = question.starts, question.row_of, ()
     for key in question.rank():
         if key in running:
             ranked.append(running[key])
-        for start in question.starts.get(key, ()):
+        for start in starts_of.get(key, none):
             job = start.job
             if question.needs_remaining:
-                left = question.arrays.remaining_at_since[question.row_of[key]]
+                left = question.arrays.remaining_at_since[row_of[key]]
                 job = replace(job, remaining_s=float(left))
-            ranked.append(rows.add(job, key, start, question.row_of[key]))
+            ranked.append(rows.add(job, key, start, row_of[key]))
     return ranked
 
 
