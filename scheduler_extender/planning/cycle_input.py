@@ -157,16 +157,25 @@ def _holders(
 def _rank(question: Question, rows: _Rows, running: Mapping[Key, int]) -> list[int]:
     """Add a row for each start that waits; return all in order, a gang before its own starts."""
     ranked = []
-    starts_of, row_of, none = question.starts, question.row_of, ()
+    waiting: list[tuple[Job, Key, Start]] = []  # most of the queue: added together
+    starts_of, first = question.starts, len(rows.jobs)
     for key in question.rank():
         if key in running:
             ranked.append(running[key])
-        for start in starts_of.get(key, none):
-            job = start.job
-            if question.needs_remaining:
-                left = question.arrays.remaining_at_since[row_of[key]]
-                job = replace(job, remaining_s=float(left))
-            ranked.append(rows.add(job, key, start, row_of[key]))
+        for start in starts_of.get(key, ()):
+            ranked.append(first + len(waiting))
+            waiting.append((start.job, key, start))
+    if not waiting:
+        return ranked
+    jobs, keys, starts = map(list, zip(*waiting, strict=True))
+    standing = [question.row_of[key] for key in keys]
+    if question.needs_remaining:
+        left = question.arrays.remaining_at_since[standing].tolist()
+        jobs = [replace(job, remaining_s=s) for job, s in zip(jobs, left, strict=True)]
+    rows.jobs += jobs
+    rows.keys += keys
+    rows.starts += starts
+    rows.standing += standing
     return ranked
 
 

@@ -57,9 +57,15 @@ class JobColumns:
         self._classes = max([UNKNOWN, *classes]) + 1
         self._own: Floats | None = None
         self._caused: Floats | None = None
-        self.demand = np.array([self._demand_of(job) for job in jobs], dtype=np.int64)
+        demands = self._demands
+        numbers = [demands.setdefault(job.demand, len(demands)) for job in jobs]
+        self.demand = np.array(numbers, dtype=np.int64)
         self.known = np.array([_is_known(job) for job in jobs], dtype=np.bool_)  # has predictions
-        self.table = np.array([self._table_of(job) for job in jobs], dtype=np.int64)
+        self.table = np.zeros(len(jobs), dtype=np.int64)
+        for row in np.flatnonzero(self.known).tolist():
+            self.table[row] = self._table_of(jobs[row])
+        if not self.known.all():
+            self.table[~self.known] = self._table_of(None)
 
     def set(self, row: int, job: Job) -> None:
         """Write the row of a job, anew where it has changed."""
@@ -76,20 +82,17 @@ class JobColumns:
         self.where[row] = job.where
         self.interference_class[row] = job.interference_class
         self._classes = max(self._classes, job.interference_class + 1)
-        self.demand[row] = self._demand_of(job)
+        self.demand[row] = self._demands.setdefault(job.demand, len(self._demands))
         self.known[row] = _is_known(job)
-        self.table[row] = self._table_of(job)
+        self.table[row] = self._table_of(job if self.known[row] else None)
 
-    def _demand_of(self, job: Job) -> int:
-        return self._demands.setdefault(job.demand, len(self._demands))
-
-    def _table_of(self, job: Job) -> int:
-        known = _is_known(job)
-        key = (job.interference_class, job.experience) if known else (-1, "")
+    def _table_of(self, job: Job | None) -> int:
+        """Return the row of a job's predictions; of None, that of all jobs without predictions."""
+        key = (job.interference_class, job.experience) if job else (-1, "")
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = len(self._vectors)
-            self._vectors.append((job.own_slowdown, job.caused_slowdown) if known else (None, None))
+            self._vectors.append((job.own_slowdown, job.caused_slowdown) if job else (None, None))
             self.forget_tables()
         return table
 
