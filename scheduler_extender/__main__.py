@@ -12,6 +12,7 @@ import uvloop
 from scheduler_extender.config import read_config
 from scheduler_extender.serving.app import serve
 from tandem.errors import TandemError
+from tandem.policy.compiled.library import library
 
 
 def main() -> int:
@@ -24,6 +25,8 @@ def main() -> int:
         logging.basicConfig(
             level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )
+        planner = "in Python, which is slower" if library() is None else "with compiled code"
+        logging.getLogger(__name__).info("plans %s", planner)
         # It would tell of every question to the predictor.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         uvloop.run(serve(config))
