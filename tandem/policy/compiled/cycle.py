@@ -132,7 +132,7 @@ class CompiledCycle:
         at.jobs, at.nodes = jobs, nodes
         at.widest_node = int(np.bincount(board.gpus.node).max(initial=1))
         self._touched = np.zeros(gpus, dtype=np.bool_)
-        self._actions = np.zeros((_ROOM * (at.slots + 1) * gpus) + 64 * jobs + 64, dtype=np.int64)
+        self._actions = np.zeros(_ROOM * ((at.slots + 1) * gpus + jobs + 4), dtype=np.int64)
         self._point("answer_actions", self._actions)
         self._point("board_touched", self._touched)
         at.actions_room = len(self._actions)
