@@ -308,6 +308,7 @@ class Offers:
                 worth += rate * speed_now
                 if least:
                     allowed &= ~here | (theirs >= least)
+            allowed &= slowdown < np.inf  # elsewhere the job would stand still
         speed = 1 / (1 + slowdown)
         if least:
             allowed &= (gpus.jobs == 0) | (speed >= least)
