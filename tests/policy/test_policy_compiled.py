@@ -164,13 +164,16 @@ def assert_same_cycle(dispatch: Share, board: Board, pipeline: Pipeline, ranked:
         np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-15, err_msg=name)
 
 
-@given(
+boards = given(
     seed=st.integers(0, 1_000_000),
     slots=st.integers(1, 4),
     pods_of=st.sampled_from([1, 1, 1, 2]),
     dispatch=st.sampled_from(DISPATCHES),
 )
-@settings(max_examples=150, deadline=None)
+
+
+@boards
+@settings(max_examples=25, deadline=None)
 def test_a_compiled_cycle_is_the_cycle_in_python(
     seed: int, slots: int, pods_of: int, dispatch: Share
 ) -> None:
@@ -178,6 +181,17 @@ def test_a_compiled_cycle_is_the_cycle_in_python(
     assert_same_cycles(seed, dispatch, board, pipeline)
 
 
+@pytest.mark.slow
+@boards
+@settings(max_examples=400, deadline=None)
+def test_many_compiled_cycles_are_those_in_python(
+    seed: int, slots: int, pods_of: int, dispatch: Share
+) -> None:
+    board, pipeline = random_board(seed, slots=slots, pods_of=pods_of)
+    assert_same_cycles(seed, dispatch, board, pipeline)
+
+
+@pytest.mark.slow
 def test_a_large_board_is_too() -> None:
     """What a cycle works out is more than fits in one piece of its memory."""
     for seed, dispatch in enumerate(DISPATCHES[:3]):
