@@ -41,7 +41,7 @@ def rows() -> Iterator[tuple[str, Profile]]:
         )
     yield "tiresias-l-list, promote_knob 2", with_order("tiresias-l-list", promote_knob=2.0)
     yield "tiresias-l", load_profile("tiresias-l")
-    for factor in (None, 4.0):
+    for factor in (None, 2.5):
         yield f"tandem, preempt_factor {factor}", with_dispatch("tandem", preempt_factor=factor)
     yield "tandem, share false", with_dispatch("tandem", share=False)
     yield "tandem, learn false", with_dispatch("tandem", learn=False)

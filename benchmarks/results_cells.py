@@ -45,8 +45,8 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem min_gain=0": {"min_gain": 0.0},
     "tandem aging=0": {"aging": 0.0},
     "tandem turn_share=none": {"turn_share": None},
-    "tandem preempt_factor=2": {"preempt_factor": 2.0},
-    "tandem preempt_factor=3": {"preempt_factor": 3.0},
+    "tandem preempt_factor=2.5": {"preempt_factor": 2.5},
+    "tandem preempt_factor=5": {"preempt_factor": 5.0},
 }
 PROMISED_SPEED = 0.73
 #: What two jobs on a GPU do together, in units of what one does alone.

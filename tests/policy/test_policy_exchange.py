@@ -62,7 +62,7 @@ def test_jobs_that_fill_the_gpus_of_a_gang_stop_it_and_all_start_at_once() -> No
 
 def test_a_gang_takes_a_cluster_that_is_almost_idle_from_one_long_job() -> None:
     # The job of one GPU is worth more per GPU than the gang, and keeps seven GPUs from it.
-    assert decided(8, [(1, 3000.0)], [(8, 0.0)]) == ({"waits0"}, {"runs0"})
+    assert decided(8, [(1, 6000.0)], [(8, 0.0)]) == ({"waits0"}, {"runs0"})
 
 
 def test_a_gang_does_not_stop_jobs_that_yield_more_together() -> None:
