@@ -21,9 +21,31 @@ typedef struct {
     i64 *place_count;
 } Places;
 
+/* Whether some head would move next to the residents of `row`, as far as predictions say. */
+static int moves_at(const Places *o, i64 row) {
+    const Cycle *c = o->r->c;
+    if (c->count[row] == 0) return 1;
+    for (i64 h = 0; h < o->heads; h++) {
+        const double *own = c->own + c->table[o->job[h]] * c->classes;
+        double slowdown = 0;
+        for (i64 k = row * c->slots; k < (row + 1) * c->slots; k++) {
+            slowdown += own[c->resident_class[k]];
+        }
+        if (slowdown < INFINITY) return 1;
+    }
+    return 0;
+}
+
 static void look_at(Places *o, i64 at) {
     Cycle *c = o->r->c;
     Place p;
+    if (!moves_at(o, o->row[at])) {
+        for (i64 h = 0; h < o->heads; h++) {
+            o->gain[h * o->rows + at] = -INFINITY;
+            o->allowed[h * o->rows + at] = 0;
+        }
+        return;
+    }
     place_of(c, o->row[at], &p);
     for (i64 h = 0; h < o->heads; h++) {
         i64 k = h * o->rows + at;
