@@ -109,7 +109,7 @@ class Pipeline:
         """Return what keeps jobs off GPUs besides the constraints, by `Job.where`.
 
         The first has (nodes,), False where the job cannot run; the second has handles of residents
-        beside whom it must not go.
+        that the job must avoid.
         """
         return {}, {}
 

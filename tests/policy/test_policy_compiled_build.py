@@ -79,7 +79,7 @@ def hatchling(checkout: Path, before: str = "") -> subprocess.CompletedProcess[s
 
 
 def test_this_checkout_has_the_kernel_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise every other test would run without it, and nobody would notice."""
+    """Otherwise every other test would run without it, unnoticed."""
     monkeypatch.delenv(loader.VARIABLE, raising=False)
     assert loader.library.__wrapped__() is not None, "`touch hatch_build.py && make setup`"
 

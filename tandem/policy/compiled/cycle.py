@@ -231,7 +231,7 @@ class CompiledCycle:
         setattr(self._at, name, column.ctypes.data)
 
     def _say_where(self, board: Board) -> None:
-        """Write down for each job on which nodes, and beside whom, it may not be."""
+        """Write for each job the nodes where it may be, and the residents that it must avoid."""
         none = np.full(len(board.jobs), -1, dtype=np.int64)
         nodes, apart = self._pipeline.elsewhere()
         self._number("where_mask_of", board.loads.where, nodes, none)

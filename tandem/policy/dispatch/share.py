@@ -58,7 +58,7 @@ class Share(Dispatch):
     size_prior_jobs: Annotated[float, Field(gt=0)] = 3.0  # weight of jobs of other sizes, likewise
     novel: Annotated[float, Field(ge=0, lt=1)] = 1 / 32  # part of jobs that are like none before
     aging: Annotated[float, Field(ge=0, le=1)] = 0.5  # how much the age of a job adds to its worth
-    preempt_factor: Annotated[float, Field(gt=1)] | None = 3.5  # none: nobody is preempted
+    preempt_factor: Annotated[float, Field(gt=1)] | None = 3.5  # none: no job is preempted
     turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75

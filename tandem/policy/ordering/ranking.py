@@ -16,7 +16,7 @@ from tandem.policy.units import Bools, Ints
 class Ranking(ActiveSet):
     """The jobs in the system, ranked by keys that only events change (`KeyOrder.lasting_key`).
 
-    Whoever owns the arrays tells of every event. The answers are those of `KeyOrder.rank`.
+    The owner of the arrays reports every event. The answers are those of `KeyOrder.rank`.
     """
 
     def __init__(self, order: KeyOrder) -> None:
