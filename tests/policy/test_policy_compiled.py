@@ -83,7 +83,7 @@ def random_jobs(rng: np.random.Generator, count: int, *, pods_of: int) -> list[J
                 queued_at_s=float(rng.uniform(-20_000, 0)),
                 attained_gpu_seconds=float(rng.exponential(3000.0)),
                 spread_slowdown=float(rng.choice([0.0, 0.3])) if pods > 1 else 0.0,
-                where=int(rng.integers(0, 3)),
+                where=int(rng.integers(0, 4)),
                 interference_class=kind,
                 own_slowdown=table[kind] if known else None,
                 caused_slowdown=table[:, kind] if known else None,
@@ -111,8 +111,9 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
         fresh=rng.random(rows) < 0.9,
     )  # fmt: skip
     board = Board.of(jobs, JobArrays.of(jobs), gpus)
-    nodes = {1: rng.random(rows // 4 + 1) < 0.7}
-    apart = {2: np.array([int(rng.integers(count))])}
+    # Nodes without GPUs come after those with some, as in a cluster where an agent never reported.
+    nodes = {where: rng.random(-(-rows // 4) + 2) < 0.6 for where in (1, 3)}
+    apart = {where: rng.integers(count, size=where) for where in (2, 3)}
     more = (Utilisation(),) if rng.random() < 0.3 else ()
     pipeline = Elsewhere((*CONSTRAINTS, *more), nodes=nodes, apart=apart)
     fits = Pipeline(CONSTRAINTS)

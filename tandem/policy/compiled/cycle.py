@@ -79,6 +79,7 @@ def _pointers(prefix: str, names: Sequence[str]) -> list[tuple[str, Any]]:
     return [(f"{prefix}_{name}", ctypes.c_void_p) for name in names]
 
 
+# ctypes has no public name for what its simple types have in common.
 def _numbers(*names: str, kind: Any = ctypes.c_int64) -> list[tuple[str, Any]]:  # noqa: ANN401
     return [(name, kind) for name in names]
 
@@ -236,7 +237,8 @@ class CompiledCycle:
         nodes, apart = self._pipeline.elsewhere()
         self._number("where_mask_of", board.loads.where, nodes, none)
         self._number("where_apart_of", board.loads.where, apart, none)
-        masks = [np.asarray(mask, dtype=np.bool_) for mask in nodes.values()]
+        # Masks may have nodes without GPUs, which no row of the board names.
+        masks = [np.asarray(mask[: self._at.nodes], dtype=np.bool_) for mask in nodes.values()]
         self._point("where_masks", np.stack(masks) if masks else np.zeros((0, 0), np.bool_))
         sets = [np.asarray(handles, dtype=np.int64) for handles in apart.values()]
         ends = np.cumsum([0, *(len(each) for each in sets)], dtype=np.int64)

@@ -22,7 +22,9 @@ def front(
     lib = library()
     if lib is None or not len(ranked):
         return None
-    ranked = np.ascontiguousarray(ranked)
+    ranked = np.ascontiguousarray(ranked, dtype=np.int64)
+    assert arrays.gpus.dtype == np.int64
+    assert arrays.running.dtype == np.bool_
     found = np.empty(len(ranked), dtype=np.int64)
     starts = ctypes.c_int64()
     stops = lib.tandem_front(
