@@ -44,6 +44,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "tandem": {},
     "tandem min_gain=0": {"min_gain": 0.0},
     "tandem aging=0": {"aging": 0.0},
+    "tandem gang_weight=0": {"gang_weight": 0.0},
     "tandem turn_share=none": {"turn_share": None},
     "tandem preempt_factor=2.5": {"preempt_factor": 2.5},
     "tandem preempt_factor=5": {"preempt_factor": 5.0},
@@ -106,7 +107,7 @@ class Cell:
 def profile_of(name: str) -> Profile:
     """Return a shipped profile, a candidate, or `las-order`: `tandem` that never shares."""
     if name == "las-order":
-        changes: dict[str, Any] = {"share": False, "learn": False, "aging": 0.0}
+        changes: dict[str, Any] = {"share": False, "learn": False, "aging": 0.0, "gang_weight": 0.0}
     elif name in CANDIDATES:
         changes = CANDIDATES[name]
     else:

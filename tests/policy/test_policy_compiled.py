@@ -30,8 +30,15 @@ CONSTRAINTS = load_profile("tandem").constraints
 DISPATCHES = (
     Share(),
     Share(min_speed=0.73, demands_tried=16),
-    Share(share=False, learn=False, aging=0.0),
-    Share(aging=1.0, min_gain=0.0, preempt_factor=1.2, move_cost_s=1.0, move_below_speed=1.0),
+    Share(share=False, learn=False, aging=0.0, gang_weight=0.0),
+    Share(
+        aging=1.0,
+        gang_weight=20.0,
+        min_gain=0.0,
+        preempt_factor=1.2,
+        move_cost_s=1.0,
+        move_below_speed=1.0,
+    ),
     Share(turn_share=0.5, move_cost_s=1.0, demands_tried=2),
     Share(best_pair=False, locality=False, turn_share=None),
     Share(preempt_factor=None, move_cost_s=None),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.policy.equations.worth import completion_rate, runs_in_bins, with_age
+from tandem.policy.equations.worth import completion_rate, runs_in_bins, with_age, with_size
 from tandem.policy.jobs import History
 from tandem.policy.units import Floats, Ints
 
@@ -64,6 +64,12 @@ def test_a_job_that_has_waited_long_is_not_worth_more_than_a_new_one_that_may_be
     """So new jobs are tried at once, and short ones end soon, though old jobs wait."""
     new, old = with_age(rates([0.0, 7200.0], []), np.array([0.0, 43_200.0]), 0.5)
     assert new > 2.5 * old
+
+
+def test_the_part_of_the_gpus_adds_to_the_worth_of_a_gang_as_worked_in_the_docstring() -> None:
+    rate, part = np.array([1 / 500, 1 / 500]), np.array([0.5, 1 / 32])
+    assert with_size(rate, part, 4.0).tolist() == pytest.approx([0.004, 0.002 * (1 + 1 / 256)])
+    assert with_size(rate, part, 0.0).tolist() == rate.tolist()
 
 
 def test_after_a_clock_was_set_back_a_job_counts_as_new() -> None:

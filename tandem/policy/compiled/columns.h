@@ -71,7 +71,7 @@ typedef struct {
     const double *history_ended, *history_exposure_s; /* (BINS, sizes) */
     const double *bounds_s, *width_s, *tail;          /* (BINS + 1,), (BINS,), (BINS,) */
     /* Parameters of the dispatch; NaN for none */
-    double scale_s, prior_jobs, size_prior_jobs, novel, aging, preempt_factor, turn_share;
+    double scale_s, prior_jobs, size_prior_jobs, novel, aging, gang_weight, preempt_factor, turn_share;
     double move_cost_s, move_below_speed, min_speed, min_gain;
     i64 shares_gpus, locality, best_pair, demands_tried;
     /* Constraints: 1 where the pipeline has them; bounds are infinite where it has none */

@@ -57,8 +57,8 @@ _BOOLS = {
     "board_on_gpus", "board_changed", "board_untried", "board_touched", "where_masks",
 }  # fmt: skip
 _PARAMETERS = (
-    "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "preempt_factor", "turn_share",
-    "move_cost_s", "move_below_speed", "min_speed", "min_gain",
+    "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "gang_weight",
+    "preempt_factor", "turn_share", "move_cost_s", "move_below_speed", "min_speed", "min_gain",
 )  # fmt: skip
 _FLAGS = ("shares_gpus", "locality", "best_pair", "demands_tried")
 _BOUNDS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from tandem.policy.dispatch.fit import fits_in_order
 from tandem.policy.dispatch.move import improve
 from tandem.policy.dispatch.too_slow import preempt_too_slow
 from tandem.policy.dispatch.valuation import Valuation
-from tandem.policy.equations.worth import completion_rate, with_age
+from tandem.policy.equations.worth import completion_rate, with_age, with_size
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.ports import Dispatch
 from tandem.policy.units import Bools, Floats, Ints
@@ -32,12 +32,12 @@ class Share(Dispatch):
 
     A job's worth is its expected rate of completion given the time that it has run ([Tiresias]'
     Gittins index, learned from all jobs that were served), per GPU, and more the longer ago it
-    arrived. Joining a neighbour gains the newcomer's worth at its predicted speed and costs the
-    neighbour's slowdown. A job joins others only where that beats one after the other: Theorem 1 of
-    [SJF-BSBF] with rates in place of known remaining times; and only for a gain of `min_gain`,
-    since the best of many predictions is too good on average. A gang on more nodes than it needs
-    runs slower, as predicted of it ([Tiresias] 3.3). In each round, which looks only at what has
-    changed since the last one:
+    arrived and the larger the part of all GPUs that it takes. Joining a neighbour gains the
+    newcomer's worth at its predicted speed and costs the neighbour's slowdown. A job joins others
+    only where that beats one after the other: Theorem 1 of [SJF-BSBF] with rates in place of known
+    remaining times; and only for a gain of `min_gain`, since the best of many predictions is too
+    good on average. A gang on more nodes than it needs runs slower, as predicted of it ([Tiresias]
+    3.3). In each round, which looks only at what has changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
     2. jobs whose turn it is take the place of those worth least: `turn_share` of the cluster serves
@@ -58,6 +58,7 @@ class Share(Dispatch):
     size_prior_jobs: Annotated[float, Field(gt=0)] = 3.0  # weight of jobs of other sizes, likewise
     novel: Annotated[float, Field(ge=0, lt=1)] = 1 / 32  # part of jobs that are like none before
     aging: Annotated[float, Field(ge=0, le=1)] = 0.5  # how much the age of a job adds to its worth
+    gang_weight: Annotated[float, Field(ge=0)] = 4.0  # how much a gang's part of all GPUs adds
     preempt_factor: Annotated[float, Field(gt=1)] | None = 3.5  # none: no job is preempted
     turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
     move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
@@ -102,7 +103,8 @@ class Share(Dispatch):
             novel=self.novel,
         )
         age_s = board.now_s - board.arrays.arrived_s[ranked]
-        rate[ranked] = with_age(index, age_s, self.aging) / size
+        worth = with_age(index, age_s, self.aging)
+        rate[ranked] = with_size(worth, size / len(board.gpus), self.gang_weight) / size
         turns = self._turns(board, ranked, run_s)
         # Who is worth about as much as when it was last looked at has not changed.
         seen = board.seen_rate[ranked]
