@@ -72,6 +72,8 @@ _WINDOWS = (
     *((f"muri-trace3@{k}", 300) for k in range(3)),
     ("philly-ed69ec", 480), ("philly-ed69ec", 600), ("philly-103959", 600), ("muri-trace3", 480),
     *((kind, 300) for kind in SHAPES),
+    *((f"pollux-1.5-{k}", 240) for k in range(1, 5)),
+    *((f"pollux-realistic-{k}", 160) for k in range(1, 5)),
 )  # fmt: skip
 
 
