@@ -6,8 +6,9 @@ the ledger's to rows of the board.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scheduler_extender.cluster.table import columns_of, gpu_arrays
 from scheduler_extender.planning.cluster_pipeline import SPECIAL
 from scheduler_extender.planning.questions import Question, Start
 from tandem.policy.board import Board
+from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
 from tandem.policy.units import Bools, Floats, Ints
@@ -64,37 +66,108 @@ class _Rows:
         self.standing.append(standing)
         return len(self.jobs) - 1
 
-    def in_order(self, arrived_s: Floats) -> list[int]:
+    def in_order(self, arrived_s: Floats) -> Ints:
         """Sort by arrival; return the new index of each."""
         arrived = np.append(arrived_s, np.inf)[self.standing]  # those of no gang come last
         order = np.argsort(arrived, kind="stable")
         new = np.empty(len(order), dtype=np.int64)
         new[order] = np.arange(len(order))
         at = order.tolist()
-        self.jobs = [self.jobs[i] for i in at]
-        self.keys = [self.keys[i] for i in at]
-        self.starts = [self.starts[i] for i in at]
-        self.standing = [self.standing[i] for i in at]
-        index: list[int] = new.tolist()
-        return index
+        self.jobs = list(map(self.jobs.__getitem__, at))
+        self.keys = list(map(self.keys.__getitem__, at))
+        self.starts = list(map(self.starts.__getitem__, at))
+        self.standing = list(map(self.standing.__getitem__, at))
+        return new
 
 
-def cycle_input_of(question: Question, rows_of_gpus: Mapping[tuple[str, str], int]) -> CycleInput:
-    """Return the board of a question; `rows_of_gpus` has the snapshot's rows by node and UUID."""
-    snapshot = question.snapshot
+class KnownJobs:
+    """The jobs of the cycle before, so that a cycle reads only those that are new.
+
+    A job never changes: another object stands in its place. So what was read of an object holds as
+    long as the object is kept here.
+    """
+
+    def __init__(self) -> None:
+        self._columns: JobColumns | None = None
+        self._gangs: dict[int, tuple[Job, Job]] = {}  # by the id of the first
+
+    def columns(self, jobs: Sequence[Job]) -> JobColumns:
+        """Return the loads of the jobs as columns."""
+        self._columns = JobColumns(jobs, self._columns)
+        return self._columns
+
+    def on_gpus(self, jobs: Sequence[Job], pods: Sequence[int], where: Sequence[int]) -> list[Job]:
+        """Return jobs with as many `pods` as are on GPUs, and with where these may run."""
+        before, self._gangs, found = self._gangs, {}, []
+        for job, *asked in zip(jobs, pods, where, strict=True):
+            gang = before.get(id(job), (job, job))[1]
+            if [gang.pods, gang.where] != asked:
+                gang = replace(job, pods=asked[0], where=asked[1])
+            self._gangs[id(job)] = job, gang
+            found.append(gang)
+        return found
+
+
+@dataclass(slots=True)
+class _Holders:
+    """Who holds GPUs, by row of the board; `gpus` and `jobs` say who is on which GPU.
+
+    Residents of a GPU stand in the order of the uids of their pods, as in the ledger's sums.
+    """
+
+    held: dict[int, tuple[int, ...]]
+    going: set[int]
+    gpus: Ints  # (workers,) rows of the snapshot
+    jobs: Ints  # (workers,) rows of the board
+
+    def renamed(self, new: Ints) -> _Holders:
+        """Return the same after the rows of the board have got `new` numbers."""
+        name = new.tolist()
+        held = {name[i]: at for i, at in self.held.items()}
+        return _Holders(held, {name[i] for i in self.going}, self.gpus, new[self.jobs])
+
+    def residents_of(self, count: int) -> list[list[int]]:
+        """Return the residents of each of `count` GPUs."""
+        found: list[list[int]] = [[] for _ in range(count)]
+        for gpu, job in zip(self.gpus.tolist(), self.jobs.tolist(), strict=True):
+            found[gpu].append(job)
+        return found
+
+    def name_residents(self, residents: Floats | Ints | Bools) -> None:
+        """Write the residents of each GPU, (gpus, slots)."""
+        order = np.argsort(self.gpus, kind="stable")
+        gpus = self.gpus[order]
+        slot = np.arange(len(gpus)) - np.searchsorted(gpus, gpus)
+        told = slot < residents.shape[1]
+        residents[:] = -1
+        residents[gpus[told], slot[told]] = self.jobs[order][told]
+
+
+def cycle_input_of(
+    question: Question,
+    rows_of_gpus: Mapping[tuple[str, str], int],
+    known: KnownJobs | None = None,
+) -> CycleInput:
+    """Return the board of a question; `rows_of_gpus` has the snapshot's rows by node and UUID.
+
+    `known` has the jobs of the cycle before, and then those of this one.
+    """
+    snapshot, known = question.snapshot, known or KnownJobs()
     rows = _Rows()
-    held, going, residents_of = _holders(question, rows_of_gpus, rows)
-    ranked = _rank(question, rows, {rows.keys[i]: i for i in held if i not in going})
+    holders = _holders(question, rows_of_gpus, rows, known)
+    staying = holders.held.keys() - holders.going
+    ranked = _rank(question, rows, {rows.keys[i]: i for i in holders.held if i in staying})
     # In order of arrival, as the simulator's are: by it policies break ties.
-    name = rows.in_order(question.arrays.arrived_s)
-    held = {name[i]: at for i, at in held.items()}
-    going = {name[i] for i in going}
-    residents_of = [[name[i] for i in there] for there in residents_of]
+    new = rows.in_order(question.arrays.arrived_s)
+    holders = holders.renamed(new)
+    held, going = holders.held, holders.going
+    residents_of = holders.residents_of(len(snapshot.gpus))
     columns = columns_of(snapshot.gpus)
-    _name_residents(columns["residents"], residents_of)
+    holders.name_residents(columns["residents"])
+    loads = known.columns(rows.jobs)
     board = Board(
         rows.jobs,
-        _arrays(question, rows, held),
+        _arrays(question, rows, held, loads),
         gpu_arrays({name: column.view() for name, column in columns.items()}),
         columns,
         history=question.history,
@@ -104,11 +177,11 @@ def cycle_input_of(question: Question, rows_of_gpus: Mapping[tuple[str, str], in
         empty=int(np.count_nonzero(columns["jobs"] == 0)),
         stale={i for there in residents_of if len(there) > 1 for i in there},
         pinned={i for i in held if i not in going and rows.keys[i] not in question.victims},
+        known_loads=loads,
     )
     inputs = CycleInput(
-        board, rows.keys, rows.starts, held, going,
-        np.array([name[i] for i in ranked], dtype=np.int64), dict(question.eligible),
-    )  # fmt: skip
+        board, rows.keys, rows.starts, held, going, new[ranked], dict(question.eligible)
+    )
     _keep_apart(question, inputs)
     for index in sorted(going):
         board.remove(index)
@@ -116,59 +189,56 @@ def cycle_input_of(question: Question, rows_of_gpus: Mapping[tuple[str, str], in
 
 
 def _holders(
-    question: Question, rows_of_gpus: Mapping[tuple[str, str], int], rows: _Rows
-) -> tuple[dict[int, tuple[int, ...]], set[int], list[list[int]]]:
-    """Add a row for each gang on GPUs, and one for its pods on their way out, if it has some.
-
-    Residents of a GPU stand in the order of their uids, as in the ledger's sums.
-    """
-    known: dict[tuple[str, bool], int] = {}
-    held: dict[int, list[int]] = {}
-    going: set[int] = set()
-    residents_of: list[list[int]] = [[] for _ in range(len(question.snapshot.gpus))]
+    question: Question, rows_of_gpus: Mapping[tuple[str, str], int], rows: _Rows, known: KnownJobs
+) -> _Holders:
+    """Add a row for each gang on GPUs, and one for its pods on their way out, if it has some."""
+    staying: dict[str, int] = {}
+    leaving: dict[str, int] = {}
+    held: list[list[int]] = []
+    gpus, jobs = [], []
     for uid in sorted(question.claims):
         claim = question.claims[uid]
-        leaves = uid in question.going
-        index = known.get((claim.job.id, leaves))
+        name = claim.job.id
+        rows_of = leaving if uid in question.going else staying
+        index = rows_of.get(name)
         if index is None:
-            namespace, _, name = claim.job.id.partition("/")
-            key = (namespace, name)
+            namespace, _, own = name.partition("/")
+            key = (namespace, own)
             standing = question.row_of.get(key, -1)
             index = rows.add(claim.job, key if standing >= 0 else _NOBODY, None, standing)
-            known[claim.job.id, leaves] = index
-            held[index] = []
-            if leaves:
-                going.add(index)
+            rows_of[name] = index
+            held.append([])
         for gpu in claim.gpus:
             row = rows_of_gpus.get((claim.node, gpu))
             if row is not None:
                 held[index].append(row)
-                residents_of[row].append(index)
-    for index, at in held.items():
-        job = rows.jobs[index]
-        pods = max(1, len(at) // job.gpus_per_pod)
-        where = question.where_of.get(rows.keys[index], 0)
-        if (pods, where) != (job.pods, job.where):
-            rows.jobs[index] = replace(job, pods=pods, where=where)
-    on_gpus = {index: tuple(at) for index, at in held.items() if at}
-    return on_gpus, going & on_gpus.keys(), residents_of
+                gpus.append(row)
+                jobs.append(index)
+    pods = [max(1, len(at) // job.gpus_per_pod) for job, at in zip(rows.jobs, held, strict=True)]
+    where = [question.where_of.get(key, 0) for key in rows.keys]
+    rows.jobs = known.on_gpus(rows.jobs, pods, where)
+    on_gpus = {index: tuple(at) for index, at in enumerate(held) if at}
+    going = set(leaving.values()) & on_gpus.keys()
+    return _Holders(on_gpus, going, np.array(gpus, np.int64), np.array(jobs, np.int64))
 
 
-def _rank(question: Question, rows: _Rows, running: Mapping[Key, int]) -> list[int]:
+def _rank(question: Question, rows: _Rows, running: Mapping[Key, int]) -> Ints:
     """Add a row for each start that waits; return all in order, a gang before its own starts."""
-    ranked = []
-    waiting: list[tuple[Job, Key, Start]] = []  # most of the queue: added together
-    starts_of, first = question.starts, len(rows.jobs)
-    for key in question.rank():
-        if key in running:
-            ranked.append(running[key])
-        for start in starts_of.get(key, ()):
-            ranked.append(first + len(waiting))
-            waiting.append((start.job, key, start))
-    if not waiting:
-        return ranked
-    jobs, keys, starts = map(list, zip(*waiting, strict=True))
-    standing = [question.row_of[key] for key in keys]
+    order, first = question.rank(), len(rows.jobs)
+    groups = list(map(question.starts.get, order, repeat(())))
+    starts = [start for group in groups for start in group]
+    on_gpus = np.fromiter(map(running.get, order, repeat(-1)), np.int64, len(order))
+    runs = on_gpus >= 0
+    ends = np.cumsum(np.fromiter(map(len, groups), np.int64, len(order)) + runs)
+    begins = np.append(0, ends[:-1])[: len(order)]
+    ranked = np.empty(len(starts) + np.count_nonzero(runs), dtype=np.int64)
+    waits = np.ones(len(ranked), dtype=np.bool_)
+    waits[begins[runs]] = False
+    ranked[~waits] = on_gpus[runs]
+    ranked[waits] = np.arange(first, first + len(starts))
+    jobs = [start.job for start in starts]
+    keys = [start.gpujob for start in starts]
+    standing = list(map(question.row_of.__getitem__, keys))
     if question.needs_remaining:
         left = question.arrays.remaining_at_since[standing].tolist()
         jobs = [replace(job, remaining_s=s) for job, s in zip(jobs, left, strict=True)]
@@ -179,17 +249,9 @@ def _rank(question: Question, rows: _Rows, running: Mapping[Key, int]) -> list[i
     return ranked
 
 
-def _name_residents(residents: Floats | Ints | Bools, residents_of: list[list[int]]) -> None:
-    slots = residents.shape[1]
-    residents[:] = -1
-    for slot in range(slots):
-        there = [(row, names[slot]) for row, names in enumerate(residents_of) if len(names) > slot]
-        if there:
-            at, names = zip(*there, strict=True)
-            residents[list(at), slot] = names
-
-
-def _arrays(question: Question, rows: _Rows, held: Mapping[int, tuple[int, ...]]) -> JobArrays:
+def _arrays(
+    question: Question, rows: _Rows, held: Mapping[int, tuple[int, ...]], loads: JobColumns
+) -> JobArrays:
     """Return the standing of each row: that of its gang, with the GPUs and the state of the row."""
     standing = np.array(rows.standing, dtype=np.int64)
     known = standing >= 0
@@ -201,14 +263,13 @@ def _arrays(question: Question, rows: _Rows, held: Mapping[int, tuple[int, ...]]
     }
     running = np.zeros(len(standing), dtype=np.bool_)
     running[list(held)] = True
-    gpus = np.array([job.gpus for job in rows.jobs], dtype=np.int64)
+    gpus = loads.gpus.copy()
     for index, at in held.items():
         gpus[index] = len(at)
-    classes = np.array([job.interference_class for job in rows.jobs], dtype=np.int64)
     whole["remaining_at_since"] = np.where(known, whole["remaining_at_since"], np.nan)
     speed = np.where(known & (whole["speed"] > 0), whole["speed"], 1.0)
     whole |= {"gpus": gpus, "running": running, "speed": np.where(running, speed, 0.0)}
-    return JobArrays(**(whole | {"interference_class": classes}))
+    return JobArrays(**(whole | {"interference_class": loads.interference_class.copy()}))
 
 
 def _keep_apart(question: Question, inputs: CycleInput) -> None:
@@ -217,11 +278,10 @@ def _keep_apart(question: Question, inputs: CycleInput) -> None:
         return
     names = np.array(question.snapshot.node_names)
     handles = {key: i for i, key in enumerate(inputs.keys) if i in inputs.held}
-    for index, start in enumerate(inputs.starts):
-        avoid = question.avoids.get(inputs.keys[index]) if start is not None else None
-        if avoid is None:
+    for index, key in enumerate(inputs.keys):
+        if key not in question.avoids or inputs.starts[index] is None:
             continue
-        job = inputs.board.jobs[index]
+        avoid, job = question.avoids[key], inputs.board.jobs[index]
         everywhere = np.ones(len(names), dtype=np.bool_)
         number = SPECIAL + index
         nodes = inputs.nodes.get(job.where, everywhere)
@@ -230,4 +290,4 @@ def _keep_apart(question: Question, inputs: CycleInput) -> None:
         apart = [handles[key] for key in avoid.neighbours if key in handles]
         if apart:
             inputs.apart[number] = np.array(apart, dtype=np.int64)
-        inputs.board.jobs[index] = replace(job, where=number)
+        inputs.board.change(index, replace(job, where=number))

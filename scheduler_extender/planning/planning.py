@@ -14,7 +14,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Refusals, Tries
-from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
+from scheduler_extender.planning.cycle_input import CycleInput, KnownJobs, cycle_input_of
 from scheduler_extender.planning.explaining import named, summary_of, without_figures
 from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
@@ -39,6 +39,7 @@ class Planner:
         self._refusals = Refusals()
         self._reserve = Reserve(reserve_after_s)
         self._impossible = Impossible()
+        self._known = KnownJobs()
         self._rows: dict[tuple[str, str], int] = {}
         self._rows_are_of: tuple[str, ...] | None = None
 
@@ -65,7 +66,7 @@ class Planner:
         if snapshot.gpu_ids is not self._rows_are_of:
             self._rows = {place: row for row, place in enumerate(places_of(snapshot))}
             self._rows_are_of = snapshot.gpu_ids
-        inputs = cycle_input_of(question, self._rows)
+        inputs = cycle_input_of(question, self._rows, self._known)
         inputs.board.pinned |= {i for i in inputs.held if inputs.keys[i] in spared} - inputs.going
         return inputs
 

@@ -175,11 +175,12 @@ class Repairs:
         index_of = {inputs.keys[i]: i for i in inputs.held if i not in inputs.going}
         for key, index in index_of.items():
             board.arrays.speed[index] = 1 / (1 + seen.slowdown.get(key, 0.0))
-            board.jobs[index] = replace(
+            job = replace(
                 board.jobs[index],
                 checkpointable=key in seen.movable,
                 migration_s=seen.cost_s.get(key),
             )
+            board.change(index, job)
         board.interference = np.array([self._level.get(place, 0.0) for place in places])
         board.moved_s = {
             index_of[key]: at_s for key, at_s in self._moved_s.items() if key in index_of

@@ -114,7 +114,7 @@ class Board:
     on_gpus: Bools = field(init=False)  # (jobs,) those in `rows_of`
     pool: RowPool = field(init=False)
     compiled: CompiledCycle | None = None  # kept by who made it
-    _loads: JobColumns | None = None
+    known_loads: JobColumns | None = None  # of `jobs`, where the owner of the board has them
     _widest: int | None = None  # GPUs of the widest node
 
     def __post_init__(self) -> None:
@@ -148,23 +148,23 @@ class Board:
     @property
     def loads(self) -> JobColumns:
         """The loads of `jobs` as columns; made when they are first asked for."""
-        if self._loads is None:
-            self._loads = JobColumns(self.jobs)
-        return self._loads
+        if self.known_loads is None:
+            self.known_loads = JobColumns(self.jobs)
+        return self.known_loads
 
     def change(self, job: int, to: Job) -> None:
         """Replace what is believed of a job that is on no GPU."""
         self.jobs[job] = to
         self.seen_rate[job] = np.nan
-        if self._loads is not None:
-            self._loads.set(job, to)
+        if self.known_loads is not None:
+            self.known_loads.set(job, to)
 
     def relearned(self) -> None:
         """Note that the tables of predictions have been corrected in place."""
         self.stale.update(self.rows_of)
         self.changed[:] = True
-        if self._loads is not None:
-            self._loads.forget_tables()
+        if self.known_loads is not None:
+            self.known_loads.forget_tables()
 
     def start(self, job: int, rows: Ints) -> None:
         """Put one worker of `job` on each of `rows`; a row may come more than once."""

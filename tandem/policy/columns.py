@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +29,26 @@ class Demands:
     exclusive: Bools
 
 
+#: Columns that are read off a job alone: the attribute of `Job`, and the type.
+_READ = {
+    "base_gib": ("memory_base_gib", np.float64),
+    "extra_gib": ("memory_peak_extra_gib", np.float64),
+    "peak_probability": ("peak_probability", np.float64),
+    "peak_measured": ("peak_measured", np.bool_),
+    "gpu_utilisation": ("gpu_utilisation", np.float64),
+    "spread_slowdown": ("spread_slowdown", np.float64),
+    "exclusive": ("exclusive", np.bool_),
+    "checkpointable": ("checkpointable", np.bool_),
+    "gpus": ("gpus", np.int64),
+    "gpus_per_pod": ("gpus_per_pod", np.int64),
+    "where": ("where", np.int64),
+    "interference_class": ("interference_class", np.int64),
+}
+_UNPREDICTED = -1, ""  # names the table of jobs without predictions
+
+_Name = TypeVar("_Name", bound=Hashable)
+
+
 class JobColumns:
     """The loads of all jobs of a board, one row a job, and their tables of predictions.
 
@@ -34,53 +56,73 @@ class JobColumns:
     slowdown beside each class, and of each class beside the job. Jobs of one class share a row
     unless what they were taught is their own. A job without predictions has a row that is infinite
     beside every class but nobody. `demand` (jobs,) is equal for jobs that may go to the same GPUs.
+
+    With `before`, rows of jobs that are the same objects there are copied, and only others are
+    read. The columns are the same as without it: a job never changes, it is replaced by another.
     """
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    base_gib: Floats
+    extra_gib: Floats
+    peak_probability: Floats
+    peak_measured: Bools
+    gpu_utilisation: Floats
+    spread_slowdown: Floats
+    exclusive: Bools
+    checkpointable: Bools
+    gpus: Ints
+    gpus_per_pod: Ints
+    where: Ints  # as `Job.where`
+    interference_class: Ints
+    _demands: dict[tuple[object, ...], int]
+    _tables: dict[tuple[int, str], int]
+
+    def __init__(self, jobs: Sequence[Job], before: JobColumns | None = None) -> None:
+        self._jobs = list(jobs)  # it keeps them alive, so that no other job gets the id of one
+        known = {} if before is None else {id(job): row for row, job in enumerate(before._jobs)}
+        at = np.array([known.get(id(job), -1) for job in self._jobs], dtype=np.int64)
+        new = np.flatnonzero(at < 0)
+        read = [self._jobs[row] for row in new.tolist()]
+        old = np.flatnonzero(at >= 0)
+        at = at[old]
+
+        def column(name: str, values: list[Any], of: type) -> Any:  # noqa: ANN401 - of any type
+            found: np.ndarray[Any, Any] = np.empty(len(self._jobs), dtype=of)
+            found[new] = values
+            if before is not None:
+                found[old] = getattr(before, name)[at]
+            return found
+
         # A column at a time: row by row, a cycle of 12,000 jobs would spend most of its time here.
-        self.base_gib = np.array([job.memory_base_gib for job in jobs], dtype=np.float64)
-        self.extra_gib = np.array([job.memory_peak_extra_gib for job in jobs], dtype=np.float64)
-        self.peak_probability = np.array([job.peak_probability for job in jobs], dtype=np.float64)
-        self.peak_measured = np.array([job.peak_measured for job in jobs], dtype=np.bool_)
-        self.gpu_utilisation = np.array([job.gpu_utilisation for job in jobs], dtype=np.float64)
-        self.spread_slowdown = np.array([job.spread_slowdown for job in jobs], dtype=np.float64)
-        self.exclusive = np.array([job.exclusive for job in jobs], dtype=np.bool_)
-        self.checkpointable = np.array([job.checkpointable for job in jobs], dtype=np.bool_)
-        self.gpus_per_pod = np.array([job.gpus_per_pod for job in jobs], dtype=np.int64)
-        self.gpus = np.array([job.pods for job in jobs], dtype=np.int64) * self.gpus_per_pod
-        self.where = np.array([job.where for job in jobs], dtype=np.int64)  # as `Job.where`
-        classes = [job.interference_class for job in jobs]
-        self.interference_class = np.array(classes, dtype=np.int64)
-        self._demands: dict[tuple[object, ...], int] = {}
-        self._tables: dict[tuple[int, str], int] = {}
-        self._vectors: list[tuple[Floats | None, Floats | None]] = []
-        self._classes = max([UNKNOWN, *classes]) + 1
+        for name, (attribute, of) in _READ.items():
+            setattr(self, name, column(name, list(map(attrgetter(attribute), read)), of))
+        self.known: Bools = column("known", [_is_known(job) for job in read], np.bool_)
+        demands = {} if before is None else before._demands.copy()
+        numbers = [demands.setdefault(job.demand, len(demands)) for job in read]
+        self.demand, self._demands, _ = _renumbered(column("demand", numbers, np.int64), demands)
+        tables = {} if before is None else before._tables.copy()
+        numbers = [tables.setdefault(_table_name(job), len(tables)) for job in read]
+        self._number_tables(column("table", numbers, np.int64), tables)
+
+    def _number_tables(self, table: Ints, tables: dict[tuple[int, str], int]) -> None:
+        """Number the tables in the order of the jobs, that of jobs without predictions last."""
+        self._classes = int(self.interference_class.max(initial=UNKNOWN)) + 1
         self._own: Floats | None = None
         self._caused: Floats | None = None
-        demands = self._demands
-        numbers = [demands.setdefault(job.demand, len(demands)) for job in jobs]
-        self.demand = np.array(numbers, dtype=np.int64)
-        self.known = np.array([_is_known(job) for job in jobs], dtype=np.bool_)  # has predictions
-        self.table = np.zeros(len(jobs), dtype=np.int64)
-        for row in np.flatnonzero(self.known).tolist():
-            self.table[row] = self._table_of(jobs[row])
+        self.table = np.zeros(len(table), dtype=np.int64)
+        rows = np.flatnonzero(self.known)
+        self.table[rows], self._tables, first = _renumbered(table[rows], tables)
+        firsts = [self._jobs[row] for row in rows[first].tolist()]
+        self._vectors: list[tuple[Floats | None, Floats | None]] = [
+            (job.own_slowdown, job.caused_slowdown) for job in firsts
+        ]
         if not self.known.all():
             self.table[~self.known] = self._table_of(None)
 
     def set(self, row: int, job: Job) -> None:
         """Write the row of a job, anew where it has changed."""
-        self.base_gib[row] = job.memory_base_gib
-        self.extra_gib[row] = job.memory_peak_extra_gib
-        self.peak_probability[row] = job.peak_probability
-        self.peak_measured[row] = job.peak_measured
-        self.gpu_utilisation[row] = job.gpu_utilisation
-        self.spread_slowdown[row] = job.spread_slowdown
-        self.exclusive[row] = job.exclusive
-        self.checkpointable[row] = job.checkpointable
-        self.gpus[row] = job.gpus
-        self.gpus_per_pod[row] = job.gpus_per_pod
-        self.where[row] = job.where
-        self.interference_class[row] = job.interference_class
+        self._jobs[row] = job
+        for name, (attribute, _) in _READ.items():
+            getattr(self, name)[row] = getattr(job, attribute)
         self._classes = max(self._classes, job.interference_class + 1)
         self.demand[row] = self._demands.setdefault(job.demand, len(self._demands))
         self.known[row] = _is_known(job)
@@ -88,10 +130,10 @@ class JobColumns:
 
     def _table_of(self, job: Job | None) -> int:
         """Return the row of a job's predictions; of None, that of all jobs without predictions."""
-        key = (job.interference_class, job.experience) if job else (-1, "")
-        table = self._tables.get(key)
+        name = _UNPREDICTED if job is None else _table_name(job)
+        table = self._tables.get(name)
         if table is None:
-            table = self._tables[key] = len(self._vectors)
+            table = self._tables[name] = len(self._vectors)
             self._vectors.append((job.own_slowdown, job.caused_slowdown) if job else (None, None))
             self.forget_tables()
         return table
@@ -140,3 +182,24 @@ class JobColumns:
 
 def _is_known(job: Job) -> bool:
     return job.own_slowdown is not None and job.caused_slowdown is not None
+
+
+def _table_name(job: Job) -> tuple[int, str]:
+    return (job.interference_class, job.experience) if _is_known(job) else _UNPREDICTED
+
+
+def _renumbered(
+    numbers: Ints, names: dict[_Name, int]
+) -> tuple[Ints, dict[_Name, int], Ints]:
+    """Return numbers that count from 0 in the order in which they come, without gaps.
+
+    And their names, and where each comes first. `names` has its keys in the order of their numbers.
+    """
+    first = np.full(len(names), len(numbers))
+    np.minimum.at(first, numbers, np.arange(len(numbers)))
+    used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(numbers))]
+    new = np.zeros(len(names), dtype=np.int64)
+    new[used] = np.arange(len(used))
+    by_number = list(names)
+    found = {by_number[old]: number for number, old in enumerate(used.tolist())}
+    return new[numbers], found, first[used]
