@@ -7,6 +7,7 @@ now where its GPUs are free, and is only announced where somebody has to leave t
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,7 +108,7 @@ class _Round:
             self._to_their_targets()
         if self._profile.order.blocks:
             self._pass_over_impossible()
-        if dispatch.weighs_pairs:
+        if dispatch.weighs_pairs and self._q.front:
             # It tries jobs by worth; those that were moved to the front come before all others.
             front = [i for i in self._waiting() if inputs.keys[i] in self._q.front]
             if front:
@@ -213,29 +214,28 @@ class _Round:
         answer = Answer(explaining.why, explaining.summary)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
-        position = 0
         for index in inputs.ranked.tolist():
             start = inputs.starts[index]
             if start is None:
                 continue
-            why = ""
-            if index in self._starts:
-                job = inputs.board.jobs[index]
-                place = _placement(job, self._starts[index], self._q.snapshot)
-                if index not in needs and place is not None:
-                    answer.placed.append(Verdict(start, place, job.accumulation_steps))
-                    continue
-                new = sorted((needs.get(index, set()) & self._stops) - asked)
-                asked |= set(new)
-                answer.gives_way += [GivesWay(inputs.keys[v], start.gpujob) for v in new]
-                names = named([inputs.keys[v] for v in new], start.gpujob)
-                why = (
-                    f"waits for {names} to give up {'its' if len(new) == 1 else 'their'} GPUs"
-                    if names
-                    else "waits for GPUs being given up"
-                )
-            answer.waiting.append(Waiting(start, position, why, coming=index in self._starts))
-            position += 1
+            if index not in self._starts:
+                answer.waiting.add(start)
+                continue
+            job = inputs.board.jobs[index]
+            place = _placement(job, self._starts[index], self._q.snapshot)
+            if index not in needs and place is not None:
+                answer.placed.append(Verdict(start, place, job.accumulation_steps))
+                continue
+            new = sorted((needs.get(index, set()) & self._stops) - asked)
+            asked |= set(new)
+            answer.gives_way += [GivesWay(inputs.keys[v], start.gpujob) for v in new]
+            names = named([inputs.keys[v] for v in new], start.gpujob)
+            why = (
+                f"waits for {names} to give up {'its' if len(new) == 1 else 'their'} GPUs"
+                if names
+                else "waits for GPUs being given up"
+            )
+            answer.waiting.add(start, why, coming=True)
         # A job is preempted only to make room for a start, to move, or because it is too slow.
         answer.gives_way += [
             GivesWay(inputs.keys[i], inputs.keys[i], too_slow=i in self._too_slow)
@@ -254,7 +254,7 @@ class _Explaining:
     _profile: Profile
     _tries: Tries
     _impossible: Impossible
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: Sequence[Waiting] = ()
     _known: dict[tuple[object, ...], tuple[str, str]] = field(default_factory=dict)
 
     def summary(self, waiting: Waiting) -> str:

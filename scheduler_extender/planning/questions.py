@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 from scheduler_extender.cluster.ledger import Claim
 from scheduler_extender.cluster.pods import PodInfo
@@ -97,6 +98,45 @@ class Waiting:
     coming: bool = False
 
 
+class WaitingStarts(Sequence[Waiting]):
+    """The starts that wait, in order.
+
+    Nothing is said of most of them, and a queue has thousands: a `Waiting` is made when it is read.
+    """
+
+    def __init__(self) -> None:
+        self.starts: list[Start] = []
+        self._said: dict[int, tuple[str, bool]] = {}  # by position: why, and whether it is coming
+
+    def add(self, start: Start, why: str = "", *, coming: bool = False) -> None:
+        """Add a start behind all others."""
+        if why or coming:
+            self._said[len(self.starts)] = why, coming
+        self.starts.append(start)
+
+    def say(self, position: int, why: str, *, coming: bool) -> None:
+        """Replace what is said of the start at `position`."""
+        self._said[position] = why, coming
+
+    def coming(self) -> list[Start]:
+        """Return those that wait only until others have left their place."""
+        return [self.starts[at] for at, (_, coming) in sorted(self._said.items()) if coming]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, position: int) -> Waiting: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Waiting]: ...
+    def __getitem__(self, position: int | slice) -> Waiting | list[Waiting]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(len(self)))]
+        position = range(len(self.starts))[position]
+        why, coming = self._said.get(position, ("", False))
+        return Waiting(self.starts[position], position, why, coming)
+
+
 @dataclass(frozen=True, slots=True)
 class GivesWay:
     """A running gang gives up its GPUs: for a waiting one, or (`to` is its own) for better ones.
@@ -120,5 +160,5 @@ class Answer:
     explain: Callable[[Waiting], str]
     summarise: Callable[[Waiting], str]
     placed: list[Verdict] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: WaitingStarts = field(default_factory=WaitingStarts)
     gives_way: list[GivesWay] = field(default_factory=list)

@@ -111,6 +111,7 @@ _COLUMNS = (
     "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
     "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
     "peak_probability", "left_s", "speed", "next_level", "gives_way_s", "queue_key",
+    "prioritized_s",
 )  # fmt: skip
 _LEAST_LEFT_S = 1.0
 #: More than any cluster has; a sum over millions of jobs still fits an integer of 64 bits.
@@ -136,6 +137,7 @@ class QueueState:
         self._restores = False  # the lists are to be put in the order of the keys
         self._state = order.state()
         self._leaving: set[Key] = set()  # all that they hold is being given up
+        self._row_of: dict[Key, int] = {}
         self._rows: list[Key | None] = []
         self._free: list[int] = []
         self._columns: dict[str, Floats] = {name: np.zeros(64) for name in _COLUMNS}
@@ -149,6 +151,7 @@ class QueueState:
         for here, group in ((entry.placed, self.placed), (entry.leaves, self._leaving)):
             group.add(gang.key) if here else group.discard(gang.key)
         self.of[gang.key] = entry
+        self._row_of[gang.key] = row
         if known is None:
             service = entry.service(now_s)
             entry.next_level = self.order.next_level_gpu_s(service)
@@ -172,9 +175,11 @@ class QueueState:
         entry = self.of.pop(key, None)
         if entry is None:
             return
+        del self._row_of[key]
         self.placed.discard(key)
         self._leaving.discard(key)
-        self._columns["placed"][entry.row] = 0
+        self._columns["placed"][entry.row] = self._columns["attained"][entry.row] = 0
+        self._columns["prioritized_s"][entry.row] = np.inf
         self._state.remove(entry.row)
         self._rows[entry.row] = None
         self._free.append(entry.row)
@@ -209,14 +214,15 @@ class QueueState:
 
     def starving(self, now_s: float) -> list[Key]:
         """Return those that were preempted and have waited for as long as promotes them."""
-        return [
-            key
-            for key, entry in self.of.items()
-            if not entry.placed
-            and entry.attained > entry.promoted
-            and now_s - entry.waiting_since_s
-            >= self.order.promote_after_s(entry.service(now_s) / entry.job.gpus)
-        ]
+        of = self._columns
+        preempted = np.flatnonzero((of["placed"] == 0) & (of["attained"] > of["promoted"]))
+        found = {key for row in preempted.tolist() if self._starves(key := self._key(row), now_s)}
+        return [key for key in self.of if key in found] if found else []
+
+    def _starves(self, key: Key, now_s: float) -> bool:
+        entry = self.of[key]
+        after_s = self.order.promote_after_s(entry.service(now_s) / entry.job.gpus)
+        return now_s - entry.waiting_since_s >= after_s
 
     def promote(self, key: Key, now_s: float) -> None:
         """Put a gang back into the first queue, its priority service at nothing."""
@@ -274,14 +280,22 @@ class QueueState:
 
     def rank(self, arrays: JobArrays, now_s: float, history: History) -> list[Key]:
         """Return all gangs, first to be tried first; those moved to the front before all others."""
-        ranked = [self._rows[row] for row in self._state.rank(arrays, now_s, history).tolist()]
-        keys = [key for key in ranked if key is not None]
+        ranked = self._state.rank(arrays, now_s, history)
         front = sorted(self.front(), key=lambda key: self.of[key].prioritized_s)
-        return [*front, *(key for key in keys if self.of[key].prioritized_s == np.inf)]
+        if front:
+            ranked = ranked[self._columns["prioritized_s"][ranked] == np.inf]
+        keys = (self._rows[row] for row in ranked.tolist())
+        return [*front, *(key for key in keys if key is not None)]
 
     def front(self) -> list[Key]:
         """Return those that an administrator has moved to the front."""
+        if not (self._columns["prioritized_s"][: len(self._rows)] < np.inf).any():
+            return []
         return [key for key, entry in self.of.items() if entry.prioritized_s < np.inf]
+
+    def row_of(self) -> dict[Key, int]:
+        """Return the row of each gang; a copy."""
+        return self._row_of.copy()
 
     def going(self) -> frozenset[str]:
         """Return the uids of the pods that are giving up their GPUs, or are about to."""
@@ -387,7 +401,7 @@ class QueueState:
             entry.promoted, entry.rate, entry.since_s, entry.waiting_since_s,
             entry.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
             job.peak_probability, entry.left_s, entry.speed, entry.next_level,
-            entry.gives_way_s, entry.queue_key,
+            entry.gives_way_s, entry.queue_key, entry.prioritized_s,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][entry.row] = value

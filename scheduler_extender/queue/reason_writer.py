@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
+
+import numpy as np
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.explaining import without_figures
-from scheduler_extender.planning.questions import Waiting
+from scheduler_extender.planning.questions import Waiting, WaitingStarts
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor, WriteEvent, WriteStatus
 
@@ -40,7 +41,7 @@ class Reason(NamedTuple):
     summary: str
 
 
-Chooser = Callable[[Sequence[Waiting], Explain, Explain], dict[Key, Reason]]
+Chooser = Callable[[WaitingStarts, Explain, Explain], dict[Key, Reason]]
 Spared = Callable[[Key], str]
 
 
@@ -118,31 +119,19 @@ class ReasonWriter:
         ones, namespaces take turns.
         """
         now = self._clock()
-        most, told = int(self._allowance.fill(now)), self._told
+        most, told = max(0, int(self._allowance.fill(now))), self._told
 
         def choose(
-            waiting: Sequence[Waiting], explain: Explain, summarise: Explain
+            waiting: WaitingStarts, explain: Explain, summarise: Explain
         ) -> dict[Key, Reason]:
-            starts: dict[Key, list[Waiting]] = {}
-            new: list[tuple[int, Key]] = []
-            due: list[Key] = []
-            turns: Counter[str] = Counter()
-            for each in waiting:
-                key = each.start.gpujob
+            gangs = [start.gpujob for start in waiting.starts]
+            keys = _to_look_at(gangs, told, now, most)
+            starts: dict[Key, list[Waiting]] = {key: [] for key in keys}
+            for position, key in enumerate(gangs):
                 if key in starts:
-                    starts[key].append(each)
-                    continue
-                starts[key] = [each]
-                said = told.get(key)
-                if said is None:
-                    new.append((turns[key[0]], key))
-                    turns[key[0]] += 1
-                elif now - max(said.at_s, said.looked_s) >= CHANGED_S:
-                    due.append(key)
-            new.sort(key=lambda each: each[0])
-            due.sort(key=lambda key: told[key].looked_s)
+                    starts[key].append(waiting[position])
             chosen: dict[Key, Reason] = {}
-            for key in [*(key for _, key in new), *due][:most]:
+            for key in keys:
                 first = starts[key][0]
                 what = Reason(starts[key], explain(first), summarise(first))
                 said = told.get(key)
@@ -195,6 +184,30 @@ class ReasonWriter:
         now = [pod for pod in owing if self._events.take(gang.key[0])]
         owed = tuple(pod.uid for pod in owing if pod not in now)
         return [WriteEvent(pod, "Waiting", note) for pod in now], known._replace(owed=owed)
+
+
+def _to_look_at(
+    gangs: Iterable[Key], told: Mapping[Key, _Told], now_s: float, most: int
+) -> list[Key]:
+    """Return `most` of the gangs: new ones in turns of their namespaces, then who waits longest."""
+    new: list[tuple[int, Key]] = []
+    due: list[Key] = []
+    looked_s: list[float] = []
+    turns: dict[str, int] = {}
+    each_once = dict.fromkeys(gangs)
+    for key, said in zip(each_once, map(told.get, each_once), strict=True):
+        if said is None:
+            turn = turns.get(key[0], 0)
+            if turn < most:  # of one namespace no more can have their turn now
+                new.append((turn, key))
+                turns[key[0]] = turn + 1
+        elif now_s - said.at_s >= CHANGED_S and now_s - said.looked_s >= CHANGED_S:
+            due.append(key)
+            looked_s.append(said.looked_s)
+    new.sort(key=lambda each: each[0])
+    found = [key for _, key in new[:most]]
+    longest = np.argsort(looked_s, kind="stable")[: most - len(found)]
+    return found + [due[at] for at in longest.tolist()]
 
 
 def _in_full(what: Reason, spared: str) -> tuple[str, str]:

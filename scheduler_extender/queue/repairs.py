@@ -156,7 +156,7 @@ class Repairs:
             snapshot=self._state.snapshot(),
             eligible={number: nodes.eligible(number) for number in nodes.asks},
             arrays=queue_state.arrays(now, history),
-            row_of={key: entry.row for key, entry in queue_state.of.items()},
+            row_of=queue_state.row_of(),
             claims=self._state.ledger.counting(),
             going=queue_state.going(),
             victims={key: Victim(0.0, 0.0) for key in movable},

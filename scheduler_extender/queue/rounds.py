@@ -122,7 +122,7 @@ class Rounds:
         """Promote jobs that starve, write why jobs wait, and hand the cycle to the forecasts."""
         if not self._queue_state.competes:
             # What was not to be had in this cycle is decided in the next: no place is lost by it.
-            coming = [each.start.gpujob for each in planned.answer.waiting if each.coming]
+            coming = [start.gpujob for start in planned.answer.waiting.coming()]
             self._queue_state.settle(self._asked, coming)
         self._promote(planned.starving)
         self._tell(planned.to_tell)
@@ -171,7 +171,7 @@ class Rounds:
             return Question(
                 rank=lambda: queue_state.rank(arrays, now, history),
                 arrays=arrays,
-                row_of={key: entry.row for key, entry in queue_state.of.items()},
+                row_of=queue_state.row_of(),
                 eligible={number: nodes.eligible(number) for number in nodes.asks},
                 capable=lambda number: nodes.capable(number) if number in nodes.asks else None,
                 endless=frozenset(k for k in queue_state.placed if queue_state.of[k].endless),

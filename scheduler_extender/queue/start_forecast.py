@@ -16,8 +16,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.planning.forecast import packed
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
-from scheduler_extender.planning.questions import Answer, Question
+from scheduler_extender.planning.questions import Answer, Question, Start
 from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import ExpectedStart, GPUJobStatus, Phase
@@ -123,9 +124,8 @@ class StartForecast:
         if not self._every_s or now < self._next_s or self._task is not None:
             return
         self._next_s = now + self._every_s
-        order = [each.start.gpujob for each in answer.placed]
-        order += [each.start.gpujob for each in answer.waiting]
-        keys = list(dict.fromkeys(order))[: self._most]
+        tried = chain((each.start for each in answer.placed), answer.waiting.starts)
+        keys = _first_of(tried, self._most)
         starts = {key: question.starts[key] for key in keys if key in question.starts}
         # The round's own order is the queue_state', which go on.
         question = replace(question, starts=starts, rank=lambda: keys, avoids={})
@@ -220,6 +220,16 @@ class StartForecast:
             raise RuntimeError(f"its process ended with {child.returncode}: {last}")
         said: dict[str, Any] = json.loads(answer)
         return said
+
+
+def _first_of(starts: Iterable[Start], most: int) -> list[Key]:
+    """Return the first gangs of `starts`, so many at most."""
+    found: dict[Key, None] = {}
+    for start in starts:
+        if len(found) == most:
+            break
+        found[start.gpujob] = None
+    return list(found)
 
 
 def _time(unix_s: float) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.explaining import named
-from scheduler_extender.planning.questions import Answer, GivesWay, Question, Start, Waiting
+from scheduler_extender.planning.questions import Answer, GivesWay, Question, Start
 from scheduler_extender.quotas.grants import Turn
 
 _AGAIN = 3  # times that a round is planned anew because somebody under a cap has found no place
@@ -61,7 +61,7 @@ class _QuotaRound:
             passed_over |= stuck  # what they may have is not kept from those behind them
         self._keep(answer)
         for start, why in withheld:
-            answer.waiting.append(Waiting(start, len(answer.waiting), why))
+            answer.waiting.add(start, why)
         self._take_back(answer)
         return answer
 
@@ -93,7 +93,7 @@ class _QuotaRound:
             key, gpus = verdict.start.gpujob, verdict.start.job.gpus
             why = account.refusal(key, gpus)
             if why:
-                answer.waiting.append(Waiting(verdict.start, len(answer.waiting), why))
+                answer.waiting.add(verdict.start, why)
                 continue
             account.take(key, gpus)
             kept.append(verdict)
@@ -126,7 +126,7 @@ class _QuotaRound:
                 if waiting.start is claim.start:
                     why = f"{waiting.why}; " if waiting.why else ""
                     why += f"waits for {names} to give up {their} GPUs"
-                    answer.waiting[place] = replace(waiting, why=why, coming=True)
+                    answer.waiting.say(place, why, coming=True)
 
     def _claims(self, answer: Answer, free: list[Key]) -> list[_Claim]:
         """Return claims of those that wait, each with victims of its own, the least deserving."""

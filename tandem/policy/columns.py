@@ -104,7 +104,7 @@ class JobColumns:
         self._number_tables(column("table", numbers, np.int64), tables)
 
     def _number_tables(self, table: Ints, tables: dict[tuple[int, str], int]) -> None:
-        """Number the tables in the order of the jobs, that of jobs without predictions last."""
+        """Give the tables numbers in the order of the jobs; jobs without predictions come last."""
         self._classes = int(self.interference_class.max(initial=UNKNOWN)) + 1
         self._own: Floats | None = None
         self._caused: Floats | None = None
@@ -188,9 +188,7 @@ def _table_name(job: Job) -> tuple[int, str]:
     return (job.interference_class, job.experience) if _is_known(job) else _UNPREDICTED
 
 
-def _renumbered(
-    numbers: Ints, names: dict[_Name, int]
-) -> tuple[Ints, dict[_Name, int], Ints]:
+def _renumbered(numbers: Ints, names: dict[_Name, int]) -> tuple[Ints, dict[_Name, int], Ints]:
     """Return numbers that count from 0 in the order in which they come, without gaps.
 
     And their names, and where each comes first. `names` has its keys in the order of their numbers.

@@ -12,7 +12,7 @@ from test_queue_controller import NOW
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.planning.explaining import summary_of, without_figures
-from scheduler_extender.planning.questions import Start, Waiting
+from scheduler_extender.planning.questions import Start, WaitingStarts
 from scheduler_extender.queue import reason_writer
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.reason_writer import ReasonWriter
@@ -57,7 +57,7 @@ class Queue:
         executor = Executor(self.writer, lambda: self.writer.now)  # type: ignore[arg-type]
         self.reason_writer = ReasonWriter(executor, lambda: self.writer.now)
         self.gangs: dict[tuple[str, str], Gang] = {}
-        self.waiting: list[Waiting] = []
+        self.waiting = WaitingStarts()
         self.summary = "waits for 8 times 1 GPU(s) on one node; GPUs are refused by shares"
         self.figures = 0
         for namespace, count in gangs.items():
@@ -67,7 +67,7 @@ class Queue:
                 key = (namespace, name)
                 self.gangs[key] = Gang(key, record(*key), {each.uid: each for each in pods})
                 start = Start(key, Job(id=name, gpus_per_pod=1, pods=8), pods)
-                self.waiting.append(Waiting(start, len(self.waiting)))
+                self.waiting.add(start)
 
     def run(self, seconds: int) -> None:
         async def cycles() -> None:

@@ -17,7 +17,6 @@ from scheduler_extender.planning.questions import (
     Start,
     Verdict,
     Victim,
-    Waiting,
 )
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.quotas.grants import Stake, Turn
@@ -88,7 +87,7 @@ class Round:
                     free -= self.size[key]
                     answer.placed.append(Verdict(start, Placement(start.job.id, ())))
                 else:
-                    answer.waiting.append(Waiting(start, len(answer.waiting)))
+                    answer.waiting.add(start)
         if len(self.seen) == 1:
             answer.gives_way += [GivesWay(key_of(name), key_of(name)) for name in self.asked]
         return answer
