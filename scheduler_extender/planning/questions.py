@@ -154,7 +154,7 @@ class Answer:
     """What came out of a round. `explain` says why a start waits, as of its end.
 
     `summarise` says the same without figures that change while the reason stays the same; '' where
-    the round has not found the reason.
+    the round has not found the reason. Both hold the board of the round until `forget_board`.
     """
 
     explain: Callable[[Waiting], str]
@@ -162,3 +162,11 @@ class Answer:
     placed: list[Verdict] = field(default_factory=list)
     waiting: WaitingStarts = field(default_factory=WaitingStarts)
     gives_way: list[GivesWay] = field(default_factory=list)
+
+    def forget_board(self) -> None:
+        """Free the board; why a start waits cannot be asked any more."""
+        self.explain = self.summarise = _unexplained
+
+
+def _unexplained(waiting: Waiting) -> str:
+    raise RuntimeError(f"the board is gone on which {waiting.start.gpujob} was tried")

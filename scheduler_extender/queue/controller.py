@@ -28,6 +28,7 @@ from scheduler_extender.learning.learned_state import LearnedState, observing
 from scheduler_extender.planning.anti_affinity import AntiAffinity
 from scheduler_extender.predictions import HttpPredictor, Pricing
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.collector import collector_paused
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.evictions import Evictions
 from scheduler_extender.queue.gates import Gates
@@ -299,12 +300,14 @@ class Controller:
         await self._apart("quotas", self.accounts.step(self._writer))
         if not self._pending.starts and not self.rounds.due():
             return
-        # 7. Plan all pending pods on one frozen snapshot, in a thread (`plan_within`, `Planner`).
-        planned = await self.rounds.plan(self.rounds.freeze())
-        # 8. Write the plans, whose gates open next, and ask victims to give up their GPUs.
-        self.rounds.carry_out(planned)
-        # 9. Promote jobs that starve, write to each other job why it waits, and forecast starts.
-        self.rounds.report(planned)
+        with collector_paused():
+            # 7. Plan all pending pods on one frozen snapshot, in a thread (`Rounds.plan`, `Planner`).
+            planned = await self.rounds.plan(self.rounds.freeze())
+            # 8. Write the plans, whose gates open next, and ask victims to give up their GPUs.
+            self.rounds.carry_out(planned)
+            # 9. Promote jobs that starve, write to each other job why it waits, forecast starts.
+            self.rounds.report(planned)
+            del planned  # freed before the collector would visit it
 
     async def _apart(self, what: str, part: Awaitable[None]) -> None:
         """Carry out a part of a round; where it fails, the others go on, and the next round too."""

@@ -194,7 +194,7 @@ def _to_look_at(
     due: list[Key] = []
     looked_s: list[float] = []
     turns: dict[str, int] = {}
-    each_once = dict.fromkeys(gangs)
+    each_once = {key: None for key in gangs}  # noqa: C420 - lets other threads have their turn
     for key, said in zip(each_once, map(told.get, each_once), strict=True):
         if said is None:
             turn = turns.get(key[0], 0)

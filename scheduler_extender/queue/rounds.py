@@ -99,24 +99,24 @@ class Rounds:
         """Plan all starts on one snapshot, in a thread."""
         tell = self._reason_writer.chooser(self._preempter.told_of_spared())
         self._work.hold()  # what is being planned stands still, what is being written goes on
-        began = time.perf_counter()
+        now, began = self._clock(), time.perf_counter()
+        # The future of a thread is in a reference cycle of its own (`asyncio.wrap_future`): what
+        # it returned would live until the garbage collector comes.
+        planned: list[Planned] = []
         try:
-            planned = await asyncio.to_thread(self._think, frozen, tell, self._clock())
+            await asyncio.to_thread(lambda: planned.append(self._think(frozen, tell, now)))
         finally:
             self._work.go()
         self._metrics.planning.observe(time.perf_counter() - began)
-        return planned
+        return planned.pop()
 
     def _think(self, frozen: Callable[[], Question], tell: Chooser, now_s: float) -> Planned:
         """Plan, and choose about which jobs to write; in a thread, on what stands still."""
         question = frozen()
         answer = plan_within(question, self._accounts.turn(), self._planner.plan)
-        return Planned(
-            question=question,
-            answer=answer,
-            to_tell=tell(answer.waiting, answer.explain, answer.summarise),
-            starving=self._queue_state.starving(now_s),
-        )
+        to_tell = tell(answer.waiting, answer.explain, answer.summarise)
+        answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
+        return Planned(question, answer, to_tell, self._queue_state.starving(now_s))
 
     def report(self, planned: Planned) -> None:
         """Promote jobs that starve, write why jobs wait, and hand the cycle to the forecasts."""
