@@ -88,7 +88,8 @@ class KnownJobs:
 
     def __init__(self) -> None:
         self._columns: JobColumns | None = None
-        self._gangs: dict[int, tuple[Job, Job]] = {}  # by the id of the first
+        self._workers: Sequence[Job] = ()  # kept, so that no other job gets the id of one
+        self._gangs: dict[int, Job] = {}  # by the id of the job of its worker
 
     def columns(self, jobs: Sequence[Job]) -> JobColumns:
         """Return the loads of the jobs as columns."""
@@ -97,14 +98,14 @@ class KnownJobs:
 
     def on_gpus(self, jobs: Sequence[Job], pods: Sequence[int], where: Sequence[int]) -> list[Job]:
         """Return jobs with as many `pods` as are on GPUs, and with where these may run."""
-        before, self._gangs, found = self._gangs, {}, []
+        found = []
         for job, there, place in zip(jobs, pods, where, strict=True):
-            known = before.get(id(job))
-            gang = job if known is None else known[1]
+            gang = self._gangs.get(id(job), job)
             if gang.pods != there or gang.where != place:
                 gang = replace(job, pods=there, where=place)
-            self._gangs[id(job)] = job, gang
             found.append(gang)
+        self._workers = jobs
+        self._gangs = {id(job): gang for job, gang in zip(jobs, found, strict=True)}
         return found
 
 

@@ -99,22 +99,29 @@ class StartForecast:
         wanted = list(self._gangs.by_key)
         for _ in range(_TURNS):
             busy = []
-            for key in wanted:
-                gang = self._gangs.by_key.get(key)
-                if gang is None or gang.record is None:
-                    continue
-                status = gang.record.status
-                if status.phase not in _WAITS or self._of(key, status) == status.expected_start:
-                    continue
-                if self._work.busy(key):
-                    busy.append(key)
-                    continue
-                self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
-                await asyncio.sleep(1 / PER_SECOND)
+            for keys in _parts(wanted, _SLICE):
+                for key in keys:
+                    gang = self._gangs.by_key.get(key)
+                    if gang is None or not self._has_news(gang):
+                        continue
+                    if self._work.busy(key):
+                        busy.append(key)
+                        continue
+                    written = WriteStatus(gang.job.status)
+                    self._work.do(key, self._executor.carry_out(gang, (written,)))
+                    await asyncio.sleep(1 / PER_SECOND)
+                await asyncio.sleep(0)
             if not busy:
                 return
             wanted = busy
             await asyncio.sleep(1.0)
+
+    def _has_news(self, gang: Gang) -> bool:
+        """Say whether something else is expected of a gang than its GPUJob says."""
+        if gang.record is None:
+            return False
+        status = gang.record.status
+        return status.phase in _WAITS and self._of(gang.key, status) != status.expected_start
 
     # --- forecasts --------------------------------------------------------------------------------
 

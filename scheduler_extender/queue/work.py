@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 
 #: How long deciding may hold the event loop before a verb gets its turn.
 SLICE_S = 0.002
+#: Tasks that begin in one turn of the event loop; each takes up to a millisecond until it waits.
+AT_ONCE = 3
 _AGAIN_S = 1.0
 
 
@@ -59,6 +62,40 @@ class Waiting:
         return key
 
 
+class Turns:
+    """Lets a few tasks begin in each turn of the event loop.
+
+    A task runs until it first waits. Those that are made together begin in one turn, and hold the
+    loop until the last has begun.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0  # in this turn
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Wait for the turn in which the caller may begin; first come, first served."""
+        loop = asyncio.get_running_loop()
+        if self._begun == 0:
+            loop.call_soon(self._next)
+        if self._begun < AT_ONCE:
+            self._begun += 1
+            return
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        await mine
+
+    def _next(self) -> None:
+        self._begun = 0
+        while self._waiting and self._begun < AT_ONCE:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its task may have been cancelled
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 Step = Callable[[Key], Awaitable[None] | ExternalWork | None]
 
 
@@ -81,6 +118,7 @@ class WorkQueue:
         self._timers: list[tuple[float, Key]] = []
         self._due: dict[Key, float] = {}
         self._scheduled = False
+        self._turns = Turns()
         self._holds = 1
         self.failures = 0
 
@@ -175,9 +213,14 @@ class WorkQueue:
     async def _guard(self, key: Key, work: Awaitable[object], *, planned: bool) -> None:
         """Do it; look at the key again at once where that was planned, else when it changes."""
         try:
+            await self._turns.take()
             await work
             if planned:
                 self._dirty.add(key)
+        except asyncio.CancelledError:
+            if asyncio.iscoroutine(work):
+                work.close()  # it may never have begun
+            raise
         except (Conflict, NotFound):
             pass  # somebody was faster; the watch will tell, and at the latest we look again
         except KubeError as error:
