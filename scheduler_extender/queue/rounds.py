@@ -100,8 +100,8 @@ class Rounds:
         tell = self._reason_writer.chooser(self._preempter.told_of_spared())
         self._work.hold()  # what is being planned stands still, what is being written goes on
         now, began = self._clock(), time.perf_counter()
-        # The future of a thread is in a reference cycle of its own (`asyncio.wrap_future`): what
-        # it returned would live until the garbage collector comes.
+        # The thread's own frame holds what it returns until the thread has its next turn, which
+        # is after ours: nothing of the plan is to outlive the cycle.
         planned: list[Planned] = []
         try:
             await asyncio.to_thread(lambda: planned.append(self._think(frozen, tell, now)))

@@ -39,9 +39,7 @@ class Jobs:
             experience="default" if own else "",
         )
         if self.rng.random() < 0.2:
-            return replace(
-                job, interference_class=UNKNOWN, own_slowdown=None, caused_slowdown=None
-            )
+            return replace(job, interference_class=UNKNOWN, own_slowdown=None, caused_slowdown=None)
         return job
 
     def change(self) -> None:

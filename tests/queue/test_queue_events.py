@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from typing import Any
 
+import numpy as np
+import pytest
 from queue_builders import pod
 from test_queue_controller import NOW
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
 from scheduler_extender.planning.explaining import summary_of, without_figures
-from scheduler_extender.planning.questions import Start, WaitingStarts
+from scheduler_extender.planning.questions import Answer, Start, WaitingStarts
 from scheduler_extender.queue import reason_writer
+from scheduler_extender.queue.collector import collector_paused
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.reason_writer import ReasonWriter
 from tandem.policy.decision import Refusal, Waits
@@ -145,3 +149,78 @@ def test_a_summary_has_no_figures_that_change() -> None:
     assert without_figures(text) == (
         "namespace team-1 holds N GPU(s), has had N of N GPU-seconds; waits for a/job-7"
     )
+
+
+def test_who_is_looked_at_are_new_gangs_in_turns_and_then_those_looked_at_longest_ago(
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        gangs = [(f"team{n}", f"job-{i}") for i, n in enumerate(rng.integers(0, 3, 40))]
+        told = {
+            key: reason_writer._Told(*at_s, looked_s=float(rng.integers(80, 101)))
+            for key in gangs
+            if rng.random() < 0.6
+            for at_s in [(float(rng.integers(80, 101)), "", "", 0)]
+        }
+        most = int(rng.integers(0, 45))
+        turns = Counter[str]()
+        new: list[tuple[int, tuple[str, str]]] = []
+        for key in gangs:
+            if key not in told:
+                new.append((turns[key[0]], key))
+                turns[key[0]] += 1
+        due = [
+            key
+            for key in gangs
+            if key in told
+            and 100 - max(told[key].at_s, told[key].looked_s) >= reason_writer.CHANGED_S
+        ]
+        due.sort(key=lambda key: told[key].looked_s)
+        expected = [*(key for _, key in sorted(new, key=lambda each: each[0])), *due][:most]
+        twice = [*gangs, *gangs]  # several starts of a gang
+        assert reason_writer._to_look_at(twice, told, 100.0, most) == expected
+
+
+def test_the_starts_that_wait_are_read_with_what_is_said_of_each() -> None:
+    starts = [Start(("team", f"j{i}"), Job(id=f"team/j{i}"), ()) for i in range(4)]
+    waiting = WaitingStarts()
+    for start in starts[:3]:
+        waiting.add(start)
+    waiting.add(starts[3], "waits for others", coming=True)
+    waiting.say(1, "soon", coming=True)
+    assert [each.position for each in waiting] == [0, 1, 2, 3]
+    assert [each.why for each in waiting] == ["", "soon", "", "waits for others"]
+    assert [each.start for each in waiting] == starts
+    assert waiting.coming() == [starts[1], starts[3]]
+    assert waiting[-1] == waiting[3]
+    assert waiting[1:3] == [waiting[1], waiting[2]]
+    with pytest.raises(IndexError):
+        waiting[4]
+
+
+def test_an_answer_whose_board_is_gone_says_so() -> None:
+    answer = Answer(lambda _: "why", lambda _: "summary")
+    answer.waiting.add(Start(("team", "j"), Job(id="team/j"), ()))
+    assert answer.explain(answer.waiting[0]) == "why"
+    answer.forget_board()
+    with pytest.raises(RuntimeError, match="board is gone"):
+        answer.explain(answer.waiting[0])
+
+
+def test_the_garbage_collector_runs_again_after_a_cycle_that_failed() -> None:
+    def fail() -> None:
+        with collector_paused():
+            assert not gc.isenabled()
+            raise ValueError("bug")
+
+    with pytest.raises(ValueError, match="bug"):
+        fail()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled(), "who switched it off switches it on"
+    finally:
+        gc.enable()

@@ -190,6 +190,18 @@ def test_a_board_of_kept_jobs_is_the_board_drawn_anew(
     assert len(cluster.seen) > 5
 
 
+def test_a_gang_of_which_more_pods_hold_gpus_is_another_job_though_its_worker_is_the_same() -> None:
+    known, worker = KnownJobs(), Job(id="default/j")
+    (first,) = known.on_gpus([worker], [2], [1])
+    assert (first.pods, first.where) == (2, 1)
+    assert known.on_gpus([worker], [2], [1])[0] is first
+    (second,) = known.on_gpus([worker], [3], [1])
+    assert (second.pods, second.where) == (3, 1)
+    (third,) = known.on_gpus([worker], [3], [2])
+    assert (third.pods, third.where) == (3, 2)
+    assert known.on_gpus([worker], [worker.pods], [worker.where])[0] == worker
+
+
 def test_a_cycle_leaves_no_board_for_the_garbage_collector() -> None:
     cluster = Training()
 

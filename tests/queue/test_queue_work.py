@@ -1,10 +1,11 @@
 """The work queue: one thing at a time for each gang, and namespaces take turns."""
 
 import asyncio
+from collections import Counter
 
 from queue_builders import settled
 
-from scheduler_extender.queue.work import WorkQueue
+from scheduler_extender.queue.work import AT_ONCE, Turns, WorkQueue
 
 _PARALLEL = 4
 
@@ -99,3 +100,44 @@ def test_a_key_that_is_busy_takes_no_turn_for_ever():
 
     asyncio.run(run())
     assert order[-1] == ("team", "slow")
+
+
+def test_a_few_tasks_begin_in_each_turn_of_the_loop_in_the_order_in_which_they_came():
+    begun: list[tuple[int, int]] = []
+    turn = 0
+
+    async def task(turns, index):
+        await turns.take()
+        begun.append((turn, index))
+
+    async def run():
+        nonlocal turn
+        turns = Turns()
+        tasks = [asyncio.ensure_future(task(turns, index)) for index in range(20)]
+        tasks[10].cancel()
+        while not all(each.done() for each in tasks):
+            turn += 1
+            await asyncio.sleep(0)
+        await task(turns, 20)  # later: nobody is before it
+
+    asyncio.run(run())
+    assert [index for _, index in begun] == [*range(10), *range(11, 21)]
+    most = Counter(at for at, _ in begun).most_common(1)[0][1]
+    assert most == AT_ONCE
+
+
+def test_work_that_is_cancelled_before_its_turn_has_begun_nothing():
+    begun = []
+
+    async def work(index):
+        begun.append(index)
+
+    async def run():
+        queue = WorkQueue(lambda _: None, lambda: 0.0, _PARALLEL)
+        for index in range(AT_ONCE + 3):
+            queue.do(("team", f"job-{index}"), work(index))
+        await asyncio.sleep(0)
+        await asyncio.gather(*queue.stop(), return_exceptions=True)
+
+    asyncio.run(run())
+    assert begun == list(range(AT_ONCE))
