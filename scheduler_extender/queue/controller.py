@@ -301,7 +301,7 @@ class Controller:
         if not self._pending.starts and not self.rounds.due():
             return
         with collector_paused():
-            # 7. Plan the pending pods on one frozen snapshot, in a thread (`plan_within`, `Planner`).
+            # 7. Plan what waits on one frozen snapshot, in a thread (`plan_within`, `Planner`).
             planned = await self.rounds.plan(self.rounds.freeze())
             # 8. Write the plans, whose gates open next, and ask victims to give up their GPUs.
             self.rounds.carry_out(planned)
