@@ -52,6 +52,7 @@ def test_waiting_preempted_and_suspended() -> None:
     )
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # the cluster has no GPUs
 def test_hold_and_the_refusal_of_a_pod_without_a_plan() -> None:
     cluster = Cluster()
 

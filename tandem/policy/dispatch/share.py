@@ -104,7 +104,8 @@ class Share(Dispatch):
         )
         age_s = board.now_s - board.arrays.arrived_s[ranked]
         worth = with_age(index, age_s, self.aging)
-        rate[ranked] = with_size(worth, size / len(board.gpus), self.gang_weight) / size
+        part = size / max(1, len(board.gpus))
+        rate[ranked] = with_size(worth, part, self.gang_weight) / size
         turns = self._turns(board, ranked, run_s)
         # Who is worth about as much as when it was last looked at has not changed.
         seen = board.seen_rate[ranked]
