@@ -50,6 +50,7 @@ class Measured:
     demands: int
     cycles: int
     plan_p50_s: float
+    plan_p99_s: float
     plan_max_s: float
     question_max_s: float
     carry_out_max_s: float
@@ -250,7 +251,7 @@ async def measure(
 
     return Measured(
         profile, gpus, queued, demands, len(bench.plans),
-        at(bench.plans, 50), at(bench.plans, 100),
+        at(bench.plans, 50), at(bench.plans, 99), at(bench.plans, 100),
         at(bench.questions, 100), at(bench.carried, 100),
         at(lags, 50), at(lags, 99), at(lags, 100), at(idle_lags, 99),
         at(filters, 50), at(filters, 99), at(idle_filters, 50), at(idle_filters, 99),
@@ -275,7 +276,7 @@ def main() -> None:
         return
     print(f"{found.queued} queued, {found.gpus} GPUs, {found.demands} demands, {found.profile}")
     rows = {
-        "cycle (s), p50, max": (found.plan_p50_s, found.plan_max_s, CYCLE_BAR_S),
+        "cycle (s), p50, p99": (found.plan_p50_s, found.plan_p99_s, CYCLE_BAR_S),
         "on the loop (s), question, carrying out": (
             found.question_max_s,
             found.carry_out_max_s,
