@@ -324,11 +324,11 @@ def page(grid: str, wanted: Sequence[Cell]) -> str:
         "Mean completion time relative to `tiresias-l-list` on the same jobs, cluster and seed.\n"
         "Traces\n"
         "`heavy`, `light`, `bursts` and `gangs` are drawn; the others are the first jobs of\n"
-        "measured traces, or those after k times as many (`@k`), their arrivals stretched to the\n"
-        "load. `nothing` is a matrix on which a\n"
-        "pair is as fast as one job after the other. `srtf` knows the durations; `las-order` is\n"
-        "`tandem` that never shares and learns nothing. The error is that of the predicted time\n"
-        "next to another job.",
+        "measured traces, or those after k times as many (`@k`), or Pollux' workloads with its\n"
+        "measured times of a step (`pollux-`). Arrivals are stretched to the load. `nothing` is a\n"
+        "matrix on which a pair is as fast as one job after the other. `srtf` knows the\n"
+        "durations; `las-order` is `tandem` that never shares, learns nothing, and has no weight\n"
+        "for age and size. The error is that of the predicted time next to another job.",
         markdown(["trace", "matrix", "load", "error", "jobs", *names], table),
         "## Over all cells",
         markdown(
