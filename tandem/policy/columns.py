@@ -85,7 +85,7 @@ class JobColumns:
         old = np.flatnonzero(at >= 0)
         at = at[old]
 
-        def column(name: str, values: list[Any], of: type) -> Any:  # noqa: ANN401 - of any type
+        def column(name: str, values: list[Any], of: type) -> np.ndarray[Any, Any]:
             found: np.ndarray[Any, Any] = np.empty(len(self._jobs), dtype=of)
             found[new] = values
             if before is not None:

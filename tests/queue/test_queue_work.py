@@ -118,7 +118,7 @@ def test_a_few_tasks_begin_in_each_turn_of_the_loop_in_the_order_in_which_they_c
         while not all(each.done() for each in tasks):
             turn += 1
             await asyncio.sleep(0)
-        await task(turns, 20)  # later: nobody is before it
+        await task(turns, 20)  # later: no task is before it
 
     asyncio.run(run())
     assert [index for _, index in begun] == [*range(10), *range(11, 21)]
