@@ -1,7 +1,8 @@
 """Whether predictions still fit: what runs used, beside what was predicted for them.
 
 Every run that is fed back is predicted anew as if nothing of it had been observed, and the latest
-runs of each type of GPU are kept. In memory only: a restart begins anew.
+runs of each type of GPU are kept: beyond the bound, the namespace with most runs there loses its
+oldest. In memory only: a restart begins anew.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 
 from predictor.gpus import find_gpu
 from predictor.load import Predictor
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Source
+from tandem.policy.votes import beyond_bound
 
 #: Runs of a type of GPU that count: enough for a share of 5 % to be seen.
 WINDOW = 200
 #: The label of types that the table does not have, so that labels stay few.
 OTHER = "other"
+
+#: Namespace, log of measured over predicted memory, utilisation beyond the predicted one, and
+#: whether the memory was above its upper bound.
+_Run = tuple[str, float, float, bool]
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,7 @@ class Drift:
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
-        self._latest: defaultdict[str, deque[tuple[float, float, bool]]] = defaultdict(
-            lambda: deque(maxlen=WINDOW)
-        )
+        self._latest: defaultdict[str, list[_Run]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def add(self, run: Feedback, features: GraphFeatures) -> tuple[str, Residuals] | None:
@@ -63,8 +67,11 @@ class Drift:
         name = gpu.name if gpu else OTHER
         with self._lock:
             latest = self._latest[name]
-            latest.append(_residual(run, load))
-            memory, utilisation, under = zip(*latest, strict=True)
+            latest.append((run.namespace, *_residual(run, load)))
+            rows = ((index, each[0]) for index, each in enumerate(latest))
+            for index in beyond_bound(rows, WINDOW):
+                del latest[index]
+            _, memory, utilisation, under = zip(*latest, strict=True)
         return name, Residuals(
             len(memory),
             math.exp(statistics.fmean(memory)) - 1,

@@ -28,7 +28,8 @@ _KEPT = 64
 _FURTHEST = 1.5
 #: Standard deviations of a 95 % bound, and what a type's spread may be of that of other types.
 _LEVEL, _NARROWEST, _WIDEST = 1.64, 0.5, 1.5
-#: Kinds of jobs whose utilisation is remembered, the one seen last at the end.
+#: Kinds of jobs whose utilisation is remembered, the one seen last at the end. Beyond it, the
+#: namespace with most of them loses the one unseen for longest.
 _KINDS = 10_000
 
 _Kind = tuple[str, str]  # type of GPU, kind of job
@@ -53,7 +54,9 @@ class Experience:
 
     def __init__(self) -> None:
         self._shown: dict[str, dict[str, dict[tuple[str, str], _Shown]]] = {}
-        self._alone: dict[_Kind, _Alone] = {}
+        self._alone: dict[str, dict[_Kind, _Alone]] = {}  # by namespace
+        self._namespaces_of: dict[_Kind, dict[str, None]] = {}
+        self._kinds = 0  # in all namespaces
         # By type of GPU, model and namespace; fitted when it is asked for.
         self._effects: dict[str, dict[str, dict[str, Effect]]] = {}
         self._to_fit: set[tuple[str, str]] = set()
@@ -75,12 +78,9 @@ class Experience:
         gpu = type_name(gpu_model)
         alone = _Alone(utilisation_percent, iteration_s)
         with self._lock:
-            self._alone.pop((gpu, kind), None)
-            self._alone[gpu, kind] = alone
-            if len(self._alone) > _KINDS:
-                del self._alone[next(iter(self._alone))]
+            self._remember(namespace, (gpu, kind), alone)
             for neighbour in neighbours:
-                other = self._alone.get((gpu, neighbour.kind))
+                other = self._as_all_saw((gpu, neighbour.kind))
                 if neighbour.means is not Means.UTILISATION or other is None:
                     continue
                 own = self._shown.setdefault(gpu, {}).setdefault(namespace, {})
@@ -89,6 +89,31 @@ class Experience:
                 self._to_fit.add((gpu, namespace))
                 if len(own) > _KEPT:
                     del own[next(iter(own))]
+
+    def _remember(self, namespace: str, kind: _Kind, alone: _Alone) -> None:
+        own = self._alone.setdefault(namespace, {})
+        self._kinds += own.pop(kind, None) is None
+        own[kind] = alone
+        self._namespaces_of.setdefault(kind, {})[namespace] = None
+        if self._kinds <= _KINDS:
+            return
+        largest = max(self._alone, key=lambda name: len(self._alone[name]))
+        oldest = next(iter(self._alone[largest]))
+        del self._alone[largest][oldest]
+        del self._namespaces_of[oldest][largest]
+        if not self._namespaces_of[oldest]:
+            del self._namespaces_of[oldest]
+        self._kinds -= 1
+
+    def _as_all_saw(self, kind: _Kind) -> _Alone | None:
+        """Return a kind as it runs alone, the median over the namespaces in which it ran."""
+        seen = [self._alone[name][kind] for name in self._namespaces_of.get(kind, ())]
+        if not seen:
+            return None
+        times = [each.iteration_s for each in seen if each.iteration_s is not None]
+        return _Alone(
+            median(each.utilisation_percent for each in seen), median(times) if times else None
+        )
 
     def effect(self, gpu_model: str | None, model: str) -> Effect:
         """Return what a model has shown on this type of GPU, on top of the shift; 0 if nothing.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tandem.policy.equations.tiresias import learned_pack_limit
+from tandem.policy.votes import beyond_bound
 
 #: Words of namespaces that are kept in all.
 _MOST = 2000
@@ -132,12 +133,12 @@ class PairSlowdowns:
             self._own.setdefault(namespace, {})[pair] = self._as_belief(word.slowdown)
 
     def _trim(self, namespace: str) -> None:
-        """Forget what a namespace said longest ago, where it has said too much; then anybody's."""
+        """Forget what a namespace said longest ago where it has said too much, then in all."""
         said = [(w[namespace].at_s, pair) for pair, w in self._words.items() if namespace in w]
         for _, pair in sorted(said)[: max(0, len(said) - self._per_namespace)]:
             self._forget(pair, namespace)
         every = sorted((word.at_s, pair, name) for pair, name, word in self._all())
-        for _, pair, name in every[: max(0, len(every) - _MOST)]:
+        for pair, name in beyond_bound((((pair, name), name) for _, pair, name in every), _MOST):
             self._forget(pair, name)
 
     def _forget(self, pair: Pair, namespace: str) -> None:
@@ -151,9 +152,13 @@ class PairSlowdowns:
                 yield pair, namespace, word
 
     def shed(self, rows: int) -> None:
-        """Forget so many words: what pods told before what agents measured, the oldest first."""
+        """Forget so many words, each of the namespace that has most.
+
+        What its pods told goes before what agents measured, the oldest first.
+        """
         every = sorted((word.measured, word.at_s, pair, name) for pair, name, word in self._all())
-        for _, _, pair, name in every[:rows]:
+        named = (((pair, name), name) for _, _, pair, name in every)
+        for pair, name in beyond_bound(named, len(every) - rows):
             self._forget(pair, name)
         self._changed()
 
@@ -247,19 +252,21 @@ class PlacementHistory:
             self.limits_version += 1
 
     def _trim(self, namespace: str) -> None:
-        """Forget the kinds unseen for longest, of a namespace or of all, beyond what is kept."""
-        for group, most in ((namespace, _OF_NAMESPACE), (None, _IN_ALL)):
-            kinds = [of for of in self._speeds if group in (None, of[0])]
-            oldest = sorted(kinds, key=lambda of: (self._speeds[of].at_s, of))
-            for of in oldest[: max(0, len(kinds) - most)]:
-                del self._speeds[of]
+        """Forget the kinds unseen for longest beyond what is kept, of a namespace, then in all."""
+        own = [of for of in self._speeds if of[0] == namespace]
+        self._forget(own, _OF_NAMESPACE)
+        self._forget(list(self._speeds), _IN_ALL)
+
+    def _forget(self, kinds: list[GangKind], most: int) -> None:
+        oldest = sorted(kinds, key=lambda of: (self._speeds[of].at_s, of))
+        for of in beyond_bound(((of, of[0]) for of in oldest), most):
+            del self._speeds[of]
 
     # --- kept ------------------------------------------------------------------------------------
 
     def shed(self, rows: int) -> None:
-        """Forget so many kinds, those unseen for longest first."""
-        for of in sorted(self._speeds, key=lambda of: (self._speeds[of].at_s, of))[:rows]:
-            del self._speeds[of]
+        """Forget so many kinds, each of the namespace that has most, the one unseen for longest."""
+        self._forget(list(self._speeds), len(self._speeds) - rows)
         self._changed()
 
     def stored(self) -> list[Any]:

@@ -135,8 +135,9 @@ class Adjuster:
         self._moved: dict[Key, tuple[float, float]] = {}  # when, and at which slowdown
         self._closed: dict[GpuKey, tuple[Obstacle, ...]] = {}
         self._settled: set[Key] = set()  # their move did not help: not again
-        self._moves_s: deque[float] = deque()
+        self._moves: deque[tuple[float, str]] = deque()  # when, and for whose sake
         self._for_s: dict[str, deque[float]] = {}  # moves of others for a namespace's sake
+        self._tenants: frozenset[str] = frozenset()  # who shares a GPU
 
     def level(self, at: GpuKey) -> float:
         """Return the average interference of a GPU."""
@@ -160,6 +161,7 @@ class Adjuster:
         levels = self._levels
         worst_first = sorted(gpus, key=lambda gpu: (-levels[gpu.at].average, gpu.at))
         left_gib = self._limits.max_migration_cost_gib
+        self._tenants = frozenset(r.namespace for gpu in gpus for r in gpu.residents)
         moving: set[Key] = set()
         for gpu in worst_first[: (len(gpus) + 1) // 2]:
             if not levels[gpu.at].over or moving & {r.key for r in gpu.residents}:
@@ -181,7 +183,7 @@ class Adjuster:
     def made(self, move: Move, now_s: float) -> None:
         """Note that a move is under way."""
         self._moved[move.key] = now_s, move.slowdown
-        self._moves_s.append(now_s)
+        self._moves.append((now_s, move.sufferer[0]))
         if move.key[0] != move.sufferer[0]:
             self._for_s.setdefault(move.sufferer[0], deque()).append(now_s)
         self._levels.pop(move.at, None)
@@ -224,7 +226,9 @@ class Adjuster:
     ) -> tuple[Move | None, tuple[Obstacle, ...]]:
         """Return who leaves a GPU that is over the bound, or what keeps each who is on it."""
         most = self._settings.max_moves_per_hour
-        if most <= self._within_hour(self._moves_s, now_s):
+        while self._moves and self._moves[0][0] < now_s - _HOUR_S:
+            self._moves.popleft()
+        if most <= len(self._moves):
             made = f"{most} job(s) have been moved within the hour"
             return None, (Obstacle(made),)
         sufferers = sorted(
@@ -237,6 +241,10 @@ class Adjuster:
         )
         if not sufferers:
             return None, (Obstacle("nobody there is known to suffer now"),)
+        sufferers = [each for each in sufferers if self._has_moves_left(each.namespace)]
+        if not sufferers:
+            why = "its namespace has had its part of the moves of the hour"
+            return None, (Obstacle(why),)
         obstacles = []
         for resident in sorted(gpu.residents, key=lambda r: (not r.outgrew, r.cost_gib, r.key)):
             sufferer = next((s for s in sufferers if self._may_ask(s, resident, now_s)), None)
@@ -258,6 +266,16 @@ class Adjuster:
                 resident.cost_gib,
             ), ()  # fmt: skip
         return None, tuple(obstacles)
+
+    def _has_moves_left(self, namespace: str) -> bool:
+        """Say whether a namespace may ask for a move.
+
+        While jobs of others share GPUs, it leaves as many of the hour's moves as it has had: jobs
+        that move for each other's sake would otherwise use up what parts the others.
+        """
+        left = self._settings.max_moves_per_hour - len(self._moves)
+        had = sum(name == namespace for _, name in self._moves)
+        return had < left or self._tenants <= {namespace}
 
     def _may_ask(self, sufferer: Resident, resident: Resident, now_s: float) -> bool:
         """Say whether `resident` may be moved for the sake of `sufferer`."""

@@ -22,12 +22,16 @@ from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Invalid, KubeError, NotFound
 from tandem.kube.resource import CONFIG_MAPS
 from tandem.policy.jobs import History
+from tandem.policy.votes import beyond_bound
 
 log = logging.getLogger(__name__)
 
 _KEY = "serviceGpuSeconds"
 #: GPUs of the jobs that had more than one, by uid. A reader that does not know the key leaves it.
 _GPUS_KEY = "gangGpus"
+#: The namespace of each job, by uid. Earlier versions stored none: what they learned counts as that
+#: of one namespace, '', until newer jobs take its place.
+_NAMESPACES_KEY = "namespaces"
 _SAVE_EVERY_S = 10.0
 #: A ConfigMap holds 1 MiB of values; others keep something in this one, too.
 _MOST_BYTES = 900 * 1024
@@ -35,6 +39,7 @@ _LEAST_BYTES = 64 * 1024
 #: Up to here it is kept as plain JSON.
 _PLAIN_BYTES = 512 * 1024
 _TOO_LARGE = 413
+_OWN_KEYS = (_KEY, _GPUS_KEY, _NAMESPACES_KEY)
 
 
 #: What else was learned and is kept in the same place.
@@ -47,6 +52,8 @@ class HistoryStore:
     A job is learned once however often its end is seen, and whoever sees it: the uids are kept
     with the services, in a ConfigMap in `namespace` (None: in memory alone). `beside` is kept with
     them, by its key there. What is stored is bounded by its size: what is worth least is forgotten.
+    Beyond `jobs`, the namespace with most of them loses its oldest, so that no tenant replaces what
+    the jobs of the others have taught.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class HistoryStore:
         self._jobs = jobs
         self._services: dict[str, float] = {}
         self._gpus: dict[str, int] = {}
+        self._namespaces: dict[str, str] = {}
         self._unsaved = False
         self._loaded = namespace is None
         self._saved_at_s = 0.0
@@ -84,8 +92,13 @@ class HistoryStore:
     def _enter(self, record: GpuJobRecord) -> None:
         status = record.status
         if record.uid in self._services or not status.attained_gpu_seconds:
+            if record.uid in self._services and record.uid not in self._namespaces:
+                self._namespaces[record.uid] = record.namespace
+                self._unsaved = True
+                self._learned_from += 1
             return
         self._services[record.uid] = status.attained_gpu_seconds
+        self._namespaces[record.uid] = record.namespace
         demand = record.spec.demand
         if (gpus := demand.gang_size * demand.gpus_per_pod) > 1:
             self._gpus[record.uid] = gpus
@@ -100,6 +113,7 @@ class HistoryStore:
             self._history = History(
                 np.array(list(self._services.values())),
                 np.array([self._gpus.get(uid, 1) for uid in self._services], dtype=np.int64),
+                tuple(self._namespaces.get(uid, "") for uid in self._services),
             )
         return self._history
 
@@ -169,7 +183,7 @@ class HistoryStore:
         except NotFound:
             stored = {}
         known = {name: _decoded(stored, name) or [] for name in self._beside}
-        return stored, known | {key: _decoded(stored, key) or {} for key in (_KEY, _GPUS_KEY)}
+        return stored, known | {key: _decoded(stored, key) or {} for key in _OWN_KEYS}
 
     def _merge(self, known: dict[str, Any]) -> None:
         """Bring ours and what is stored together."""
@@ -178,13 +192,16 @@ class HistoryStore:
         before = len(self._services)
         self._services = {**known[_KEY], **self._services}
         self._gpus = {**known[_GPUS_KEY], **self._gpus}
+        self._namespaces = {**known[_NAMESPACES_KEY], **self._namespaces}
         self._trim()
         self._learned_from += len(self._services) - before
 
     def _rows(self) -> dict[str, Any]:
         """Return all that is to be kept, by its key."""
-        own = {_KEY: dict(self._services), _GPUS_KEY: dict(self._gpus)}
-        return own | {n: k.stored() for n, k in self._beside.items()}
+        own = dict(self._services), dict(self._gpus), dict(self._namespaces)
+        return dict(zip(_OWN_KEYS, own, strict=True)) | {
+            n: k.stored() for n, k in self._beside.items()
+        }
 
     def _encoded(self, stored: dict[str, Any], rows: dict[str, Any]) -> dict[str, Any] | None:
         """Return the ConfigMap to write; None where it would be too large. Blocks.
@@ -214,7 +231,7 @@ class HistoryStore:
         """Forget the least valuable tenth of what takes most; False where nothing is left."""
         largest = max(rows, key=lambda name: (len(rows[name]), name))
         count = -(-len(rows[largest]) // 10)
-        if largest in (_KEY, _GPUS_KEY):
+        if largest in _OWN_KEYS:
             self._forget(count)
         else:
             self._beside[largest].shed(count)
@@ -223,15 +240,15 @@ class HistoryStore:
 
     def _trim(self) -> None:
         """Forget the oldest beyond the number that is kept."""
-        self._forget(max(0, len(self._services) - self._jobs))
+        self._forget(len(self._services) - self._jobs)
 
     def _forget(self, count: int) -> None:
-        """Forget the oldest jobs."""
-        if not count:
-            return
-        for uid in list(self._services)[:count]:
+        """Forget so many jobs: of the namespace that has most, the oldest."""
+        rows = ((uid, self._namespaces.get(uid, "")) for uid in self._services)
+        for uid in beyond_bound(rows, len(self._services) - count) if count > 0 else ():
             del self._services[uid]
-        self._gpus = {uid: gpus for uid, gpus in self._gpus.items() if uid in self._services}
+            self._gpus.pop(uid, None)
+            self._namespaces.pop(uid, None)
 
 
 def _decoded(stored: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON

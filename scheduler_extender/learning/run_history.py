@@ -12,6 +12,7 @@ from typing import Any
 from tandem.contracts.learning import Means, Observed
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import Demand, Load, Source
+from tandem.policy.votes import beyond_bound
 
 #: Kinds of runs that are kept for one namespace, and for all.
 _OF_NAMESPACE, _IN_ALL = 64, 1500
@@ -132,18 +133,23 @@ class RunHistory:
         return known.runs if known else 0
 
     def _trim(self, namespace: str) -> None:
-        """Forget the kind unseen for longest, of a namespace or of all, beyond what is kept."""
-        for of, most in ((namespace, _OF_NAMESPACE), (None, _IN_ALL)):
-            keys = [key for key in self._runs if of in (None, key[0])]
-            oldest = sorted(keys, key=lambda key: (self._runs[key].at_s, key))
-            for key in oldest[: max(0, len(keys) - most)]:
-                del self._runs[key]
+        """Forget the kinds unseen for longest beyond what is kept, of a namespace, then in all."""
+        oldest = sorted(self._runs, key=lambda key: (self._runs[key].at_s, key))
+        own = [key for key in oldest if key[0] == namespace]
+        self._forget(own, _OF_NAMESPACE)
+        self._forget([key for key in oldest if key in self._runs], _IN_ALL)
+
+    def _forget(self, worth_least_first: list[RunKey], most: int) -> None:
+        for key in beyond_bound(((key, key[0]) for key in worth_least_first), most):
+            del self._runs[key]
 
     def shed(self, rows: int) -> None:
-        """Forget so many kinds: those seen once only, then those unseen for longest."""
+        """Forget so many kinds, each of the namespace that has most.
+
+        Those seen once only go first, then those unseen for longest.
+        """
         worth = sorted(self._runs, key=lambda k: (self._runs[k].runs > 1, self._runs[k].at_s, k))
-        for key in worth[:rows]:
-            del self._runs[key]
+        self._forget(worth, len(worth) - rows)
         self.version += 1
 
     def stored(self) -> list[Any]:

@@ -89,7 +89,9 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
     """Return when each job that waits starts if running times are as drawn."""
     arrays = picture.arrays
     history = picture.history
-    drawn = draw_remaining_gpu_s(arrays.attained_at_since, history.sorted_service, rng)
+    drawn = draw_remaining_gpu_s(
+        arrays.attained_at_since, history.sorted_service, rng, history.sorted_votes
+    )
     left = np.where(picture.known, arrays.remaining_at_since, drawn / arrays.gpus)
     left = np.where(picture.endless, 1e3 * HORIZON_S, np.maximum(left, _LEAST_LEFT_S))
     trace = [

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 #: The next need is what was seen and this much of it more: the pod was still growing.
 HEADROOM = 0.1
-_KEPT = 5000  # containers that ran out of memory and have been counted
+#: Containers that ran out of memory and have been counted. Beyond it, the namespace with most of
+#: them loses its oldest: no tenant makes those of the others count once more.
+_KEPT = 5000
 
 
 def outgrown(
@@ -153,7 +155,8 @@ class OutOfMemories:
         self._executor = executor
         self._gangs = gangs
         self._clock = clock
-        self._seen: dict[_Seen, None] = {}
+        self._seen: dict[str, dict[_Seen, None]] = {}  # by namespace
+        self._kept = 0  # in all
         self._nodes: dict[str, GpuNodeRecord] = {}  # the last reports
         self._new: list[tuple[OutOfMemory, int]] = []
 
@@ -193,12 +196,18 @@ class OutOfMemories:
     def _note(self, one: OutOfMemory, record: GpuNodeRecord) -> None:
         uid = one.blamed.uid if one.blamed else one.uid
         key = (uid, one.container, int(seconds(one.ended_at)) if one.ended_at else 0)
-        if key in self._seen:
+        seen = self._seen.setdefault(one.namespace, {})
+        if key in seen:
             return
-        self._seen[key] = None
+        seen[key] = None
+        self._kept += 1
         self._new.append((one, record.capacity_bytes(one.gpu)))
-        while len(self._seen) > _KEPT:
-            del self._seen[next(iter(self._seen))]
+        if self._kept > _KEPT:
+            largest = max(self._seen, key=lambda namespace: len(self._seen[namespace]))
+            del self._seen[largest][next(iter(self._seen[largest]))]
+            self._kept -= 1
+            if not self._seen[largest]:
+                del self._seen[largest]
 
     async def step(self) -> None:
         """Raise the needs of those who are to blame."""

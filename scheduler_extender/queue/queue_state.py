@@ -343,7 +343,8 @@ class QueueState:
         service = column["attained"] - column["promoted"] + column["rate"] * passed
         attained = service + column["promoted"]
         gpus = np.minimum(column["gpus"], _MOST_GPUS).astype(np.int64)
-        learned = expected_remaining_gpu_s(attained, history.sorted_service) / gpus
+        expected = expected_remaining_gpu_s(attained, history.sorted_service, history.sorted_votes)
+        learned = expected / gpus
         speed = np.where(running, column["speed"], 0.0)
         progress = np.where(column["rate"] > 0, speed * passed, 0.0)
         left = np.maximum(column["left_s"] - progress, _LEAST_LEFT_S)

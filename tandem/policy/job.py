@@ -95,6 +95,11 @@ class Job:
     where: int = 0  # names the set of nodes that may run its pods; 0 is all of them
 
     @property
+    def namespace(self) -> str:
+        """The namespace that its id names; '' where it names none, as in most traces."""
+        return self.id.rpartition("/")[0]
+
+    @property
     def gpus(self) -> int:
         """GPUs (shares of different ones) that the whole gang takes."""
         return self.pods * self.gpus_per_pod

@@ -14,6 +14,7 @@ from tandem.policy.equations.tiresias import attained_service_gpu_s
 from tandem.policy.equations.worth import Runs, runs_in_bins
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Floats, Ints
+from tandem.policy.votes import votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +93,40 @@ class JobArrays:
 class History:
     """What finished jobs teach: their total service, GPU-seconds, and the GPUs of each gang.
 
-    Both are (jobs,). Without `gpus`, each job had one GPU.
+    All are (jobs,). Without `gpus`, each job had one GPU; without `namespaces`, all are of one.
     """
 
     service_gpu_s: Floats = field(default_factory=lambda: np.zeros(0))
     gpus: Ints | None = None
+    namespaces: Sequence[str] = ()
     _runs: dict[float, Runs] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def votes(self) -> Floats | None:
+        """How much each job counts, (jobs,); None where each counts fully."""
+        return votes(self.namespaces)
 
     @cached_property
     def sorted_service(self) -> Floats:
         """The samples in ascending order."""
         return np.sort(self.service_gpu_s)
 
+    @cached_property
+    def sorted_votes(self) -> Floats | None:
+        """How much each of the sorted samples counts; None where each counts fully."""
+        order = np.argsort(self.service_gpu_s, kind="stable")
+        return None if self.votes is None else self.votes[order]
+
     def runs(self, scale_s: float) -> Runs:
         """How long the jobs ran, in bins of a scale, by their GPUs."""
         if scale_s not in self._runs:
             gpus = np.ones(len(self.service_gpu_s), int) if self.gpus is None else self.gpus
-            self._runs[scale_s] = runs_in_bins(self.service_gpu_s / gpus, gpus, scale_s)
+            run_s = self.service_gpu_s / gpus
+            self._runs[scale_s] = runs_in_bins(run_s, gpus, scale_s, self.votes)
         return self._runs[scale_s]
 
     @cached_property
     def gittins(self) -> GittinsIndex | None:
         """The index of that distribution; None before the first job has finished."""
-        return GittinsIndex.of(self.service_gpu_s) if len(self.service_gpu_s) else None
+        service = self.service_gpu_s
+        return GittinsIndex.of(service, self.votes) if len(service) else None

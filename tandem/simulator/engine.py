@@ -103,6 +103,7 @@ class Engine:
         self._finished_gpus: list[int] = (
             [1] * len(self._finished) if known.gpus is None else known.gpus.tolist()
         )
+        self._finished_namespaces = list(known.namespaces or [""] * len(self._finished))
         self._gpus = len(gpus)
         self._learned = 0
         self._ended = 0
@@ -216,6 +217,7 @@ class Engine:
         self._ended += 1
         self._finished.append(float(self._arrays.attained_at_since[index]))
         self._finished_gpus.append(int(self._arrays.gpus[index]))
+        self._finished_namespaces.append(self._board.jobs[index].namespace)
         self._state.remove(index)
         self._board.remove(index)
         self._board.pinned.discard(index)
@@ -224,7 +226,11 @@ class Engine:
             self._on_progress(self._ended)
         if len(self._finished) >= self._learned * _RELEARN:
             self._learned = len(self._finished)
-            self._board.history = History(np.array(self._finished), np.array(self._finished_gpus))
+            self._board.history = History(
+                np.array(self._finished),
+                np.array(self._finished_gpus),
+                tuple(self._finished_namespaces),
+            )
 
     def _look_again(self) -> bool:
         """Let the profile's adjuster repair what has been placed, and learn."""

@@ -109,6 +109,24 @@ def test_for_one_namespace_only_so_many_others_are_moved_in_an_hour() -> None:
     assert len(moved) == LIMITS.max_moves_of_others_per_hour
 
 
+def test_moves_that_a_namespace_asks_of_itself_leave_some_for_the_others() -> None:
+    """Its jobs say that they suffer and are moved; then two jobs of others do suffer."""
+    adjuster = Adjuster(SETTINGS)
+    shared = gpu(resident("x", 0.0, "theirs"), resident("y", 0.0, "theirs"), name="quiet")
+    moved = 0
+    for number in range(2 * SETTINGS.max_moves_per_hour):
+        told = [resident(f"{name}{number}", 5.0, "mine", measured=False) for name in "ab"]
+        start_s = NOW + 50 * number
+        for move in looks(adjuster, [gpu(*told), shared], start_s=start_s).moves:
+            adjuster.made(move, start_s)
+            moved += 1
+    assert moved == SETTINGS.max_moves_per_hour // 2
+    others = gpu(resident("c", 2.0, "theirs"), resident("d", 0.1, "theirs"), name="g1")
+    mine = gpu(resident("q", 0.0, "mine"), resident("r", 0.0, "mine"))
+    (move,) = looks(adjuster, [mine, others], start_s=start_s).moves
+    assert move.key == ("theirs", "c")
+
+
 def test_who_may_not_be_moved_stays_and_nobody_joins() -> None:
     gpus = [gpu(resident("a", 0.6, stays="it saves no checkpoint"),
                 resident("b", 0.6, stays="it saves no checkpoint"))]  # fmt: skip

@@ -21,10 +21,12 @@ V100 = "Tesla V100-SXM2-16GB"
 FEATURES = synthetic_profiles(families=1)[0].features
 
 
-def run(peak: float, utilisation: float = 50, gpu: str = V100) -> Feedback:
+def run(
+    peak: float, utilisation: float = 50, gpu: str = V100, namespace: str = "default"
+) -> Feedback:
     return Feedback(
-        model="net", batch_size=4, gpu_model=gpu, memory_base_bytes=0, memory_peak_bytes=int(peak),
-        utilisation_percent=utilisation,
+        namespace=namespace, model="net", batch_size=4, gpu_model=gpu, memory_base_bytes=0,
+        memory_peak_bytes=int(peak), utilisation_percent=utilisation,
     )  # fmt: skip
 
 
@@ -46,6 +48,16 @@ def test_residuals_are_of_the_latest_runs_of_a_type():
     assert seen.memory_ratio == pytest.approx(math.exp(math.log(4) * (WINDOW - 1) / WINDOW) - 1)
     name, other = drift.add(run(point, gpu="GPU of tomorrow"), FEATURES)
     assert (name, other.runs) == (OTHER, 1)
+
+
+def test_the_runs_of_one_tenant_do_not_replace_those_of_the_others():
+    drift = Drift(Predictor())
+    for _ in range(20):
+        drift.add(run(15 << 30, namespace="honest"), FEATURES)
+    for _ in range(2 * WINDOW):
+        _, seen = drift.add(run(1, namespace="mallory"), FEATURES)
+    assert seen.runs == WINDOW
+    assert seen.under_predicted == 20 / WINDOW
 
 
 def test_the_service_shows_drift_by_type_of_gpu():

@@ -361,6 +361,26 @@ def test_a_namespace_cannot_poison_what_a_type_of_gpu_is_believed_to_do(means):
     assert experience.shift("NVIDIA L4") == pytest.approx(honest, abs=0.01)
 
 
+def test_a_namespace_cannot_change_how_busy_the_models_of_others_are_alone(monkeypatch):
+    """Neither by runs of the same model nor by many kinds of its own."""
+    monkeypatch.setattr("predictor.experience._KINDS", 100)
+
+    def shift_after(evil: int) -> float:
+        experience = Experience()
+        for team in ("a", "b", "c"):
+            experience.add(team, "public@32", "NVIDIA L4", 80.0, [])
+        for index in range(evil):
+            experience.add("evil", "public@32", "NVIDIA L4", 1.0, [])
+            experience.add("evil", f"e{index}", "NVIDIA L4", 1.0, [])
+        for team in ("a", "b", "c"):
+            beside = Neighbour(kind="public@32", slowdown=0.65, means=Means.UTILISATION)
+            experience.add(team, f"{team}@1", "NVIDIA L4", 80.0, [beside])
+        return experience.shift("NVIDIA L4")
+
+    assert shift_after(0) != 0.0
+    assert shift_after(500) == pytest.approx(shift_after(0))
+
+
 def test_features_of_a_pair_have_their_columns():
     own, other = (load_features([each]) for each in (load(60), load(30, 0.1, 0.5)))
     (features,) = pair_features(own, other, None)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from base64 import b64decode
+from collections import Counter
 from random import Random
 from uuid import UUID
 
@@ -25,14 +26,18 @@ from tandem.kube.resource import CONFIG_MAPS
 
 
 def finished(
-    uid: str, service: float, phase: Phase = Phase.COMPLETED, gpus: int = 1
+    uid: str,
+    service: float,
+    phase: Phase = Phase.COMPLETED,
+    gpus: int = 1,
+    namespace: str = "default",
 ) -> GpuJobRecord:
     known = gang(phase=phase, attained_gpu_seconds=service).record
     spec = known.spec.wire()
     spec["demand"] |= {"gangSize": gpus, "gpusPerPod": 1}
     return parse_gpu_job(
         {
-            "metadata": {"namespace": "default", "name": uid, "uid": uid, "resourceVersion": "1"},
+            "metadata": {"namespace": namespace, "name": uid, "uid": uid, "resourceVersion": "1"},
             "spec": spec,
             "status": known.status.wire(),
         }
@@ -93,6 +98,71 @@ def test_the_oldest_are_forgotten() -> None:
     for uid, service in (("a", 1), ("b", 2), ("c", 3)):
         learned.take(finished(uid, service))
     assert learned.history().service_gpu_s.tolist() == [2, 3]
+
+
+# --- whose it is ------------------------------------------------------------------------------
+
+
+def test_one_tenant_replaces_nothing_that_the_others_have_taught() -> None:
+    learned = HistoryStore(None, 10)
+    for number in range(4):
+        learned.take(finished(f"honest-{number}", 9000, namespace="honest"))
+    for number in range(1000):
+        learned.take(finished(f"short-{number}", 1, namespace="mallory"))
+    history = learned.history()
+    assert sorted(history.service_gpu_s.tolist()) == [1.0] * 6 + [9000.0] * 4
+    assert history.namespaces.count("honest") == 4
+    # Once the others have as many, each has its even share.
+    for number in range(10):
+        learned.take(finished(f"more-{number}", 8000, namespace="honest"))
+    assert learned.history().namespaces.count("honest") == 5
+
+
+def test_what_an_earlier_version_stored_counts_as_that_of_one_namespace() -> None:
+    api = MemoryCluster()
+    metadata = {"name": NAME, "namespace": "tandem-system"}
+    services = {f"old-{number}": 7.0 for number in range(8)}
+    data = {"serviceGpuSeconds": json.dumps(services), "gangGpus": json.dumps({"old-0": 2})}
+    api.create(CONFIG_MAPS, {"metadata": metadata, "data": data}, "tandem-system")
+    learned = HistoryStore("tandem-system", 10)
+    learned.take(finished("new", 5))
+    save(learned, api, 100)
+    assert sorted(learned.history().service_gpu_s.tolist()) == [5.0] + [7.0] * 8
+    # A job whose GPUJob is still there gets its namespace, and the rest makes way first.
+    learned.take(finished("old-0", 7))
+    for number in range(5):
+        learned.take(finished(f"newer-{number}", 5))
+    save(learned, api, 200)
+    assert Counter(learned.history().namespaces) == {"": 5, "default": 5}
+    stored = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
+    assert set(json.loads(stored["namespaces"])) <= set(json.loads(stored["serviceGpuSeconds"]))
+    again = HistoryStore("tandem-system", 10)
+    save(again, api, 300)
+    assert Counter(again.history().namespaces) == {"": 5, "default": 5}
+
+
+def test_beyond_the_bound_of_all_only_the_largest_namespace_forgets() -> None:
+    """Of pairs, of speeds of gangs, and of runs."""
+    pairs, memory, placements = PairSlowdowns(), RunHistory(), PlacementHistory()
+    pairs.merge([["a@1", "b@1", "small", 0.5, True, 0.0]])
+    pairs.merge([[f"k{i}@1", "b@1", f"n{i // 64}", 0.5, True, 1 + i] for i in range(2000)])
+    assert pairs.believed("a@1", "b@1", "small") == 0.5
+    figures = {
+        "runs": 3, "memory_base_bytes": 1, "memory_peak_bytes": 2, "peak_probability": 0.5,
+        "utilisation_percent": 5.0, "solo_percent": 5.0, "solo_rate": 1.0, "spread": 0.1,
+    }  # fmt: skip
+    memory.merge([["small", "a@1", "T4", figures | {"at_s": 0.0}]])
+    memory.merge([[f"n{i // 64}", f"k{i}", "T4", figures | {"at_s": 1 + i}] for i in range(1500)])
+    assert memory.runs_of("small", "a@1", "T4") == 3
+    placements.merge([["small", "a@1", "T4", 8, 0.9, 2.0, 1.0, 0.0]])
+    placements.merge([[f"n{i // 16}", f"k{i}", "T4", 8, 0.9, 2.0, 1.0, 1 + i] for i in range(500)])
+    assert any(row[0] == "small" for row in placements.stored())
+    pairs.shed(1000)
+    memory.shed(1000)
+    placements.shed(300)
+    assert pairs.believed("a@1", "b@1", "small") == 0.5
+    assert memory.runs_of("small", "a@1", "T4") == 3
+    assert any(row[0] == "small" for row in placements.stored())
 
 
 # --- its size ---------------------------------------------------------------------------------
@@ -188,7 +258,7 @@ def test_what_others_keep_in_it_stays_and_counts() -> None:
     stored = api.get(CONFIG_MAPS, NAME, "tandem-system")
     assert stored["data"] == quotas
     assert set(stored["binaryData"]) == {
-        "serviceGpuSeconds", "gangGpus", "pairs", "placements", "runs",
+        "serviceGpuSeconds", "gangGpus", "namespaces", "pairs", "placements", "runs",
     }  # fmt: skip
     # What is worth least has gone: the oldest words and runs, the first services.
     assert 0 < len(pairs) <= 2000

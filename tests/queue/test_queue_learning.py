@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from queue_builders import GIB, on_the_page
 from test_queue_controller import run
 from test_queue_preemption import Training
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.queue import rounds
+from scheduler_extender.cluster.records import parse_gpu_node
+from scheduler_extender.queue import memory_needs, rounds
 from scheduler_extender.serving.api import explanation
 from tandem.kube.resource import GPU_NODES, JOBS, PODS
 from tandem.policy.catalog import load_profile
@@ -386,3 +389,30 @@ def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> No
         assert "predicted:" in placed["why"]
 
     run(scenario)
+
+
+def test_a_tenant_whose_containers_often_run_out_makes_no_other_one_count_twice() -> None:
+    """An agent reports an end again and again; only so many ends are remembered."""
+    asked = []
+
+    class Nobody:
+        def gang_of(self, uid: str) -> None:
+            asked.append(uid)
+
+    counted = memory_needs.OutOfMemories(None, Nobody(), lambda: 1e9)  # type: ignore[arg-type] # nothing is written
+
+    def reported(namespace: str, uids: list[str]) -> None:
+        ends = [
+            {"gpu": "g0", "namespace": namespace, "pod": uid, "uid": uid, "container": "main",
+             "exitCode": 1, "endedAt": rfc3339(1e9), "memoryBytes": GIB}
+            for uid in uids
+        ]  # fmt: skip
+        status = {"observedAt": rfc3339(1e9), "gpus": [], "outOfMemory": ends}
+        metadata = {"name": "n0", "uid": "n0", "resourceVersion": "1"}
+        counted.take(parse_gpu_node({"metadata": metadata, "status": status}))
+        asyncio.run(counted.step())
+
+    reported("honest", ["victim"])
+    reported("mallory", [f"m{number}" for number in range(6000)])
+    reported("honest", ["victim"])
+    assert asked.count("victim") == 1

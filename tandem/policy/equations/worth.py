@@ -32,10 +32,11 @@ class Runs:
     exposure_s: Floats  # (bins, sizes)
 
 
-def runs_in_bins(run_s: Floats, gpus: Ints, scale_s: float) -> Runs:
+def runs_in_bins(run_s: Floats, gpus: Ints, scale_s: float, votes: Floats | None = None) -> Runs:
     """Count jobs that ended after `run_s` (jobs,) seconds on `gpus` (jobs,) GPUs each.
 
-    Bin j is (x_j, x_j+1] with x_j = scale (1.5^j - 1). Shapes: (jobs,) -> (bins, sizes).
+    Bin j is (x_j, x_j+1] with x_j = scale (1.5^j - 1). Shapes: (jobs,) -> (bins, sizes). `votes`
+    (jobs,) is how much each job counts; None: each for one.
 
     Worked: scale 500, one job of 400 s: it ran 250 s in the first bin and 150 s in the second,
     where it ended.
@@ -45,7 +46,7 @@ def runs_in_bins(run_s: Floats, gpus: Ints, scale_s: float) -> Runs:
     sizes, size_of = _sizes(gpus)
     bins = bins_of(scale_s)
     own = np.clip(np.searchsorted(bins.bounds_s, run_s, side="left") - 1, 0, _BINS - 1)
-    ended, exposure_s = _count(run_s, own, size_of, len(sizes), bins)
+    ended, exposure_s = _count(run_s, own, size_of, len(sizes), bins, votes)
     return Runs(sizes, ended.astype(np.float64), exposure_s)
 
 
@@ -174,11 +175,20 @@ def _sizes(gpus: Ints) -> tuple[Ints, Ints]:
     return np.flatnonzero(there), (np.cumsum(there) - 1)[gpus]
 
 
-def _count(run_s: Floats, own: Ints, size_of: Ints, sizes: int, bins: Bins) -> tuple[Ints, Floats]:
+def _count(
+    run_s: Floats,
+    own: Ints,
+    size_of: Ints,
+    sizes: int,
+    bins: Bins,
+    votes: Floats | None = None,
+) -> tuple[Ints | Floats, Floats]:
     """Return how many jobs are in each bin and for how long jobs ran there, (bins, sizes)."""
     at, shape = own * sizes + size_of, (_BINS, sizes)
-    there = np.bincount(at, minlength=_BINS * sizes).reshape(shape)
+    there = np.bincount(at, votes, minlength=_BINS * sizes).reshape(shape)
     last_s = np.minimum(run_s - bins.bounds_s[own], bins.width_s[own])
+    if votes is not None:
+        last_s *= votes
     within_s = np.bincount(at, weights=last_s, minlength=_BINS * sizes).reshape(shape)
     longer = np.cumsum(there[::-1], axis=0)[::-1] - there
     return there, within_s + longer * bins.width_s[:, None]

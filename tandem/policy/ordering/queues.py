@@ -81,7 +81,10 @@ class Queues(KeyOrder):
             return (level, jobs.first_started_s[rows])
         bounds = np.array([*self.thresholds_gpu_s, np.inf])[level]
         index = fixed_quantum_index(
-            history.sorted_service, service, np.where(np.isinf(bounds), 1.0, bounds)
+            history.sorted_service,
+            service,
+            np.where(np.isinf(bounds), 1.0, bounds),
+            history.sorted_votes,
         )
         return (level, np.where(np.isinf(bounds), 0.0, -index), jobs.first_started_s[rows])
 
