@@ -87,7 +87,11 @@ def _check_rest(
     yield from _check_requirements(pod, prefix)
     yield from check_devices(pod, prefix)
     where = f"{prefix}metadata.annotations"
-    yield from check_names(pod.metadata.annotations, where=where)
+    annotations = pod.metadata.annotations
+    if not prefix and pod.gpujob and names.GPU_JOB in annotations:
+        # Our own, of an earlier call: the API server asks again after other webhooks.
+        annotations = {k: v for k, v in annotations.items() if k != names.GPU_JOB}
+    yield from check_names(annotations, where=where)
     try:
         parse_demand(pod.metadata.annotations, gpus, where=where)
     except AnnotationError as error:

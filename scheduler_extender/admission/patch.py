@@ -81,6 +81,7 @@ def admit_pod(
     spec, patch = pod.spec, verdict.patch
     if adopt:
         patch += _adoption(pod, gpu_index)
+    patch += _annotations(pod, gpu_index, verdict.warnings, adopt=adopt)
     if spec.scheduler_name != config.scheduler_name:
         patch.append(_add("/spec/schedulerName", config.scheduler_name))
     if _GATE not in spec.scheduling_gates:
@@ -99,18 +100,40 @@ def admit_pod(
 
 
 def _adoption(pod: PodShape, gpu_index: int) -> Iterator[Operation]:
-    """Turn NVIDIA's resource into ours; a stock manifest gets whole GPUs of its own."""
+    """Turn NVIDIA's resource into ours."""
     amounts = pod.spec.containers[gpu_index].resources.of(names.NVIDIA_RESOURCE)
     for section, value in amounts.items():
         base = f"/spec/containers/{gpu_index}/resources/{section}"
         yield {"op": "remove", "path": f"{base}/{_escape(names.NVIDIA_RESOURCE)}"}
         yield _add(f"{base}/{_escape(names.RESOURCE)}", value)
-    annotations = pod.metadata.annotations
-    if amounts and not any(name in annotations for name in names.USER_ANNOTATIONS):
-        if annotations:
-            yield _add(f"/metadata/annotations/{_escape(names.EXCLUSIVE)}", "true")
-        else:
-            yield _add("/metadata/annotations", {names.EXCLUSIVE: "true"})
+
+
+def _annotations(
+    pod: PodShape, gpu_index: int, warnings: list[str], *, adopt: bool
+) -> Iterator[Operation]:
+    """Fix the GPUJob of the pod, and give a stock manifest whole GPUs of its own.
+
+    Another webhook may change its labels before the pod is admitted: the name follows them until
+    then, and is fixed afterwards. The API server has not named every pod without an owner yet; the
+    name of its GPUJob is written when its gate is removed.
+    """
+    present, wanted = pod.metadata.annotations, dict[str, str]()
+    stock = adopt and pod.spec.containers[gpu_index].resources.of(names.NVIDIA_RESOURCE)
+    if stock and not any(name in present for name in names.USER_ANNOTATIONS):
+        wanted[names.EXCLUSIVE] = "true"
+    if pod.gpujob:
+        wanted[names.GPU_JOB] = pod.gpujob
+    if names.GPU_JOB in present and present[names.GPU_JOB] != pod.gpujob:
+        warnings.append(
+            f"metadata.annotations[{names.GPU_JOB}]: {pod.gpujob} takes its place; Tandem alone"
+            " sets it"
+        )
+    if not present and wanted:
+        yield _add("/metadata/annotations", wanted)
+        return
+    for name, value in wanted.items():
+        if present.get(name) != value:
+            yield _add(f"/metadata/annotations/{_escape(name)}", value)
 
 
 def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterator[Operation]:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, mo
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from tandem.contracts.gangs import derived_name
+
 _SECTIONS = ("limits", "requests")
 
 #: Kubernetes accepts a quantity as text or number.
@@ -136,10 +138,21 @@ class ContainerShape(_Shape):
     termination_message_policy: str = ""
 
 
-class Metadata(_Shape):
-    """Of a pod or a template."""
+class OwnerReference(_Shape):
+    """An object whose pod it is."""
 
+    kind: str = ""
+    name: str = ""
+    controller: bool = False
+
+
+class Metadata(_Shape):
+    """Of a pod or a template; a pod whose name the API server makes up has none yet."""
+
+    name: str = ""
     annotations: Texts = Field(default_factory=dict)
+    labels: Texts = Field(default_factory=dict)
+    owner_references: Few[OwnerReference] = Field(default_factory=list)
 
 
 class Requirement(_Shape):
@@ -219,6 +232,14 @@ class PodShape(_Shape):
 
     metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
+
+    @property
+    def gpujob(self) -> str:
+        """The name of the GPUJob of a pod that is being created; '' while it depends on its own."""
+        known = self.metadata
+        owner = next(((o.kind, o.name) for o in known.owner_references if o.controller), None)
+        found = derived_name(known.name, known.annotations, known.labels, owner)
+        return found if known.name or found != derived_name("", {}, {}, None) else ""
 
     def containers(self) -> Iterator[Placed]:
         """Yield the ordinary containers, the init containers, the ephemeral ones."""

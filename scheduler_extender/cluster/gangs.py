@@ -17,6 +17,7 @@ from itertools import islice
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
+from tandem.contracts import names
 from tandem.contracts.resources import PodService
 
 #: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
@@ -65,6 +66,9 @@ class Gang:
         default_factory=dict, init=False, repr=False
     )
     _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    # Holders that no annotation says what they were placed with, and those placed on whole GPUs.
+    _unmarked: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    _on_whole_gpus: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     # The service of its pods is `rate * now + offset`, in GPU-milliseconds; `before` is what of it
     # the record has counted already, of the pods in `served`.
     _rate: int = field(default=0, init=False, repr=False)
@@ -201,6 +205,17 @@ class Gang:
         """Return the pods that hold GPUs: bound and not ended, those terminating included."""
         return list(self._holders.values())
 
+    def unmarked(self) -> list[PodInfo]:
+        """Return holders whose annotations do not say yet what their GPUs are thought to hold.
+
+        These are pods that were bound by a version without such annotations, and pods that got
+        whole GPUs because nothing was known of them, once something is.
+        """
+        pods = list(self._unmarked.values())
+        if self.record is not None and not self.record.worker.exclusive:
+            pods += self._on_whole_gpus.values()
+        return pods
+
     def _counted(self, pod: PodInfo) -> int:
         """Return what of a pod's service the record has counted, in GPU-milliseconds."""
         part = self._served.get(pod.uid)
@@ -231,8 +246,12 @@ class Gang:
         if pod.node_name:
             if by > 0:
                 self._holders[pod.uid] = pod
+                if pod.devices:
+                    self._mark(pod)
             else:
                 del self._holders[pod.uid]
+                self._unmarked.pop(pod.uid, None)
+                self._on_whole_gpus.pop(pod.uid, None)
         if pod.deleting:
             return
         self.running += by * bool(pod.node_name and pod.phase == "Running")
@@ -245,6 +264,13 @@ class Gang:
             _count_name(named, pod, by)
             if not named:
                 del self._waiting[pod.shape]
+
+    def _mark(self, pod: PodInfo) -> None:
+        placed = pod.placed_with
+        if placed is None or names.GPU_JOB not in pod.annotations:
+            self._unmarked[pod.uid] = pod
+        elif placed.memory_bytes is None:
+            self._on_whole_gpus[pod.uid] = pod
 
 
 def _has_run(pod: PodInfo) -> bool:
@@ -266,8 +292,9 @@ def _count_name(names: _Names, pod: PodInfo, by: int) -> None:
 class Gangs:
     """All gangs. `observe` and `forget` return the keys of the gangs that have changed.
 
-    A pod belongs to the gang that its labels, annotations and owner name now: where they change, it
-    leaves one gang and joins another.
+    A pod belongs to the gang of its record: the one that the annotation of its GPUJob names, else
+    the first that its labels, annotations and owner led to. It leaves that gang only where the
+    annotation, once it is written, names another.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -316,7 +343,7 @@ class Gangs:
     def _pod_changed(self, record: PodRecord) -> list[Key]:
         pod, left = record.pod, list[Key]()
         if self._gang_of_pod.get(record.uid, record.gpujob) != record.gpujob or not record.ours:
-            left = self._leave(record.uid)  # its labels, its annotations or its owner have changed
+            left = self._leave(record.uid)  # its annotation names another GPUJob
         if not record.ours:
             return left
         gang = self._gang(record.gpujob)

@@ -10,6 +10,7 @@ from typing import Any
 
 from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
 from tandem.contracts import names
+from tandem.contracts.placement import PlacedWith, parse_placed_with
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import WorkloadRef
 from tandem.progress import OUT_OF_MEMORY
@@ -42,6 +43,8 @@ class PodInfo:
     annotations: Mapping[str, str] = field(default_factory=dict)
     foreign_annotation_bytes: int = 0  # of the annotations that Tandem does not write
     owner: WorkloadRef | None = None  # its controller
+    #: GPUJob and role as they were known first, where what the pod says now leads to others.
+    known_as: tuple[str, str] | None = None
     gpus: int = 0
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
@@ -85,6 +88,11 @@ class PodInfo:
                 f" {names.FOREIGN_ANNOTATION_BYTES} at most"
             )
         return ""
+
+    @property
+    def placed_with(self) -> PlacedWith | None:
+        """What it was placed with, as its Binding says; None where none says so."""
+        return parse_placed_with(self.annotations.get(names.PLACED_WITH, ""))
 
     @property
     def finished(self) -> bool:

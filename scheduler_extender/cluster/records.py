@@ -18,9 +18,10 @@ from scheduler_extender.cluster.jobs import (
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
-from scheduler_extender.cluster.workloads import gpujob_name
+from scheduler_extender.cluster.workloads import gpujob_name, role_of
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
+from tandem.contracts.placement import PlacedWith
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import (
     Demand,
@@ -29,6 +30,7 @@ from tandem.contracts.resources import (
     GPUNodeStatus,
     Health,
     PodPlan,
+    Source,
 )
 from tandem.policy.job import Job, gib
 from tandem.policy.units import BYTES_PER_GIB
@@ -90,6 +92,7 @@ class GpuJobRecord(Record):
     status: GPUJobStatus
     worker: Job
     plan_deadline_s: float = 0.0
+    measured: bool = False  # the memory of its worker was measured, and not only predicted
 
     @property
     def spans_workloads(self) -> bool:
@@ -197,6 +200,7 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
             sub_batches=sub_batches_now(status),
         ),
         plan_deadline_s=seconds(status.plan.deadline) if status.plan else 0.0,
+        measured=load.memory_source is Source.OBSERVED,
     )
 
 
@@ -222,17 +226,84 @@ def parse_pod(raw: Raw) -> PodRecord:
     return PodRecord(*identity, pod, (pod.namespace, gpujob_name(pod)))
 
 
+def as_known(record: PodRecord, known: PodRecord) -> PodRecord:
+    """Return a newer record of a pod with the GPUJob and the role that it had before.
+
+    Labels and owners that change while a pod lives change neither. The annotation that fixes the
+    GPUJob replaces what was known without it.
+    """
+    if not (record.ours and known.ours):
+        return record
+    fixed = names.GPU_JOB in record.pod.annotations and names.GPU_JOB not in known.pod.annotations
+    gpujob = record.gpujob if fixed else known.gpujob
+    role = role_of(known.pod)
+    if (gpujob, role) == (record.gpujob, role_of(record.pod)):
+        return record
+    return replace(record, pod=replace(record.pod, known_as=(gpujob[1], role)), gpujob=gpujob)
+
+
 def worker_by_annotations(pod: PodInfo) -> Job:
-    """Return the load of one worker as its own annotations declare it.
+    """Return the load of one worker without its GPUJob: as it was placed, else as it declares.
 
     A pod whose annotations cannot be read (it came past the webhook) takes whole GPUs.
     """
+    placed = pod.placed_with
+    if placed is not None:
+        return _worker_as_placed(pod, placed)
     try:
         demand = parse_demand(pod.annotations, pod.gpus)
     except AnnotationError:
         demand = Demand(gpus_per_pod=pod.gpus, exclusive=True)
     return policy_job(
         f"{pod.namespace}/{gpujob_name(pod)}", demand, unpredicted_load(demand), pods=1
+    )
+
+
+def _worker_as_placed(pod: PodInfo, placed: PlacedWith) -> Job:
+    return Job(
+        id=f"{pod.namespace}/{gpujob_name(pod)}",
+        gpus_per_pod=pod.gpus,
+        memory_base_gib=gib(placed.memory_base_bytes or 0),
+        memory_peak_extra_gib=gib(placed.memory_peak_extra_bytes or 0),
+        peak_probability=placed.peak_probability or 0.0,
+        gpu_utilisation=100.0 if placed.utilization is None else placed.utilization,
+        exclusive=bool(placed.exclusive) or placed.memory_base_bytes is None,
+        checkpointable=pod.annotations.get(names.CHECKPOINT) == "true",
+    )
+
+
+def placed_with(gpujob: str, role: str, worker: Job) -> PlacedWith:
+    """Return what is written on a pod that is placed as `worker`."""
+    whole = worker.exclusive and not worker.memory_peak_gib
+    return PlacedWith(
+        gpu_job=gpujob,
+        role=role or None,
+        memory_base_bytes=None if whole else _bytes(worker.memory_base_gib),
+        memory_peak_extra_bytes=None if whole else _bytes(worker.memory_peak_extra_gib),
+        peak_probability=None if whole else worker.peak_probability,
+        utilization=None if whole else worker.gpu_utilisation,
+        exclusive=worker.exclusive or None,
+    )
+
+
+def _bytes(memory_gib: float) -> int:
+    return round(memory_gib * BYTES_PER_GIB)
+
+
+def not_less(worker: Job, placed: PlacedWith) -> Job:
+    """Return a worker with at least the memory that its pod was placed with."""
+    base, peak = placed.memory_base_bytes, placed.memory_bytes
+    if base is None or peak is None:
+        return worker
+    base_gib = max(worker.memory_base_gib, gib(base))
+    peak_gib = max(worker.memory_peak_gib, gib(peak))
+    if (base_gib, peak_gib) == (worker.memory_base_gib, worker.memory_peak_gib):
+        return worker
+    return replace(
+        worker,
+        memory_base_gib=base_gib,
+        memory_peak_extra_gib=peak_gib - base_gib,
+        peak_probability=max(worker.peak_probability, placed.peak_probability or 0.0),
     )
 
 

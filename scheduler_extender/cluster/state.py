@@ -28,10 +28,14 @@ from scheduler_extender.cluster.records import (
     Objects,
     PodRecord,
     Record,
+    as_known,
+    not_less,
+    placed_with,
     worker_by_annotations,
 )
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
-from scheduler_extender.cluster.workloads import gpujob_name
+from scheduler_extender.cluster.workloads import gpujob_name, role_of
+from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import Load
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
@@ -175,14 +179,27 @@ class ClusterState:
         """Return the same for a pod that is about to hold GPUs: its load gets a class."""
         return self._worker(pod, self.beliefs.of)
 
+    def placed_with(self, pod: PodInfo, worker: Job) -> PlacedWith:
+        """Return what is written on a pod that is placed as `worker`."""
+        known = self._pods.get(pod.uid)
+        return placed_with(self._gpujob_of(pod)[1], role_of(known.pod if known else pod), worker)
+
+    def _gpujob_of(self, pod: PodInfo) -> Key:
+        """Return the key of a pod's GPUJob; as it was just read, it may have other labels."""
+        known = self._pods.get(pod.uid)
+        return (pod.namespace, gpujob_name(pod)) if known is None else known.gpujob
+
     def _worker(self, pod: PodInfo, classify: Callable[[Job, Load | None], Job]) -> Job:
-        gang = self.gpu_jobs().get((pod.namespace, gpujob_name(pod)))
+        gang = self.gpu_jobs().get(self._gpujob_of(pod))
         if gang is None:
             job = classify(worker_by_annotations(pod), None)
         else:
             job = classify(gang.worker, gang.status.load)
             if job.sub_batches:
                 job = in_steps(job, gang.steps(pod.uid, pod.annotations))
+            placed = pod.placed_with
+            if placed is not None and not gang.measured:
+                job = not_less(job, placed)
         return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
 
     def settle_beliefs(self, held: Iterable[Job] | None = None) -> bool:
@@ -220,6 +237,8 @@ class ClusterState:
             self.forget(kind, record.key, record.uid)
             return
         before = self._objects.of(kind).get(record.key)
+        if isinstance(record, PodRecord) and isinstance(before, PodRecord):
+            record = as_known(record, before) if record.uid == before.uid else record
         gone, new = self._objects.put(kind, record)
         if gone is not None:
             self._follow(gone, gone=True)

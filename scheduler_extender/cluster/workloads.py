@@ -204,26 +204,50 @@ def _group(workload: WorkloadRef) -> str:
 
 def gpujob_name(pod: PodInfo) -> str:
     """Return the name of the GPUJob, in the pod's namespace, that the pod belongs to."""
+    if pod.known_as is not None:
+        return pod.known_as[0]
+    return pod.annotations.get(names.GPU_JOB) or _derived_name(pod)
+
+
+def _derived_name(pod: PodInfo) -> str:
     owner = (pod.owner.kind, pod.owner.name) if pod.owner else None
-    return gangs.gpujob_name(pod.name, pod.annotations, pod.labels, owner)
+    return gangs.derived_name(pod.name, pod.annotations, pod.labels, owner)
+
+
+def _has_moved(pod: PodInfo) -> bool:
+    """Return True where labels and owner lead to another GPUJob than the pod's: they are void."""
+    return gpujob_name(pod) != _derived_name(pod)
 
 
 def above(pod: PodInfo) -> tuple[str, str] | None:
     """Return kind and name of the workload above the pod's controller, where there is one."""
     for label, kind in _ABOVE.items():
-        if pod.labels.get(label):
+        if pod.labels.get(label) and not _has_moved(pod):
             return kind, pod.labels[label]
     return None
 
 
 def workload_of(pod: PodInfo) -> WorkloadRef:
-    """Return the object that controls the pod; a bare pod is its own."""
-    return pod.owner or WorkloadRef(api_version="v1", kind="Pod", name=pod.name, uid=pod.uid)
+    """Return the object that controls the pod; a bare pod is its own.
+
+    A pod that was given another owner or other labels since its GPUJob was fixed is its own, too.
+    """
+    own = WorkloadRef(api_version="v1", kind="Pod", name=pod.name, uid=pod.uid)
+    return own if pod.owner is None or _has_moved(pod) else pod.owner
 
 
 def role_of(pod: PodInfo) -> str:
-    """Return the role of a pod in its workload, '' where the kind has one role only."""
-    labels = pod.labels
+    """Return the role of a pod in its workload, '' where the kind has one role only.
+
+    The role by which it was placed counts, else the one that it had first.
+    """
+    placed = pod.placed_with
+    if placed is not None:
+        return placed.role or ""
+    return _labelled_role(pod.labels) if pod.known_as is None else pod.known_as[1]
+
+
+def _labelled_role(labels: Mapping[str, str]) -> str:
     if names.LEADER_WORKER_SET_WORKER_LABEL in labels:
         leads = labels[names.LEADER_WORKER_SET_WORKER_LABEL] == "0"
         return "leader" if leads else "worker"

@@ -10,9 +10,11 @@ from typing import Any
 from scheduler_extender import faults
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
 from scheduler_extender.cluster.state import ClusterState
+from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import AlreadyExists, Conflict
@@ -82,6 +84,11 @@ class Writer:
         answer = self.api.replace(GPU_JOBS, body, record.namespace, subresource="status")
         faults.reach("service-after")
         return parse_gpu_job(answer)
+
+    def placed_with(self, pod: PodInfo) -> PlacedWith | None:
+        """Return what the GPUs of a bound pod are thought to hold of it, None where it has none."""
+        claim = self._state.ledger.claim(pod.uid, Hold.BOUND)
+        return self._state.placed_with(pod, claim.job) if claim is not None else None
 
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""

@@ -199,7 +199,7 @@ def end(gang: Gang, now_s: float) -> Effects:
     """Close a GPUJob whose workload has ended; a workload that goes on keeps it open.
 
     Pods may be gone because the workload has ended (operators delete them), because it was
-    suspended, or because they belong to another gang now: only the workload itself can say.
+    suspended, or because they were deleted: only the workload itself can say.
     """
     record = gang.job
     if kind_of(record.spec.workload).resource is not None and not record.spans_workloads:

@@ -8,6 +8,7 @@ each effect after which a crash leaves work for the next leader.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,9 +18,10 @@ from scheduler_extender import faults
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
-from scheduler_extender.cluster.workloads import kind_of, resource_of
+from scheduler_extender.cluster.workloads import gpujob_name, kind_of, resource_of
 from scheduler_extender.cluster.writes import Object, Writer
 from tandem.contracts import names
+from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import (
     AlreadyExists,
@@ -30,6 +32,8 @@ from tandem.kube.errors import (
     TooManyRequests,
 )
 from tandem.kube.resource import GPU_JOBS, PODS, Resource
+
+log = logging.getLogger(__name__)
 
 
 class Owners:
@@ -168,6 +172,22 @@ class OpenGates:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """What the GPUs of a bound pod are thought to hold of it, and the pod."""
+
+    pod: str
+    uid: str
+    placed: PlacedWith
+
+
+@dataclass(frozen=True, slots=True)
+class MarkPods:
+    """Write on bound pods which GPUJob is theirs and what they are placed with."""
+
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Suspend or resume the workload. `then` gets the reason why that is not possible, or ''."""
 
@@ -197,6 +217,7 @@ Effect = (
     | WriteEvent
     | EvictPods
     | OpenGates
+    | MarkPods
     | Suspend
     | ReadWorkload
     | Reach
@@ -234,6 +255,8 @@ class Executor:
                     await asyncio.gather(*(self._evict(pod) for pod in pods))
                 case OpenGates(pods, made_at):
                     await asyncio.gather(*(self._open_gate(pod, made_at) for pod in pods))
+                case MarkPods(marks):
+                    await asyncio.gather(*(self._mark(gang, mark) for mark in marks))
                 case Suspend(suspend, then):
                     why = await self._owners.suspend(gang.job, suspend)
                     await self._go_on(gang, partial(then, why))
@@ -296,13 +319,16 @@ class Executor:
             await self._writer.say(pod, "NotPreempted", str(error), "Warning")
 
     async def _open_gate(self, pod: PodInfo, made_at: str) -> None:
-        """Remove our gate, and touch the pod: kube-scheduler looks again at one it had put away."""
+        """Remove our gate, and touch the pod: kube-scheduler looks again at one it had put away.
+
+        The name of its GPUJob is fixed with it, for pods that came past the webhook.
+        """
         # The resourceVersion guards the list of gates, which is replaced as a whole.
         body: Object = {
             "metadata": {
                 "uid": pod.uid,
                 "resourceVersion": pod.resource_version,
-                "annotations": {names.WAKE: made_at},
+                "annotations": {names.WAKE: made_at, names.GPU_JOB: gpujob_name(pod)},
             }
         }
         if pod.gated:
@@ -316,4 +342,16 @@ class Executor:
             await self._writer.say(pod, "GateNotRemoved", str(error), "Warning")
             return
         faults.reach("gate-after")
+        self._writer.take_pod(answer)
+
+    async def _mark(self, gang: Gang, mark: Mark) -> None:
+        annotations = {names.GPU_JOB: mark.placed.gpu_job, names.PLACED_WITH: mark.placed.text()}
+        body: Object = {"metadata": {"uid": mark.uid, "annotations": annotations}}
+        try:
+            answer = await self._writer.call(
+                self._writer.api.patch, PODS, mark.pod, body, gang.key[0]
+            )
+        except (Invalid, Forbidden, NotFound, Replaced) as error:
+            log.warning("pod not marked pod=%s/%s error=%s", gang.key[0], mark.pod, error)
+            return
         self._writer.take_pod(answer)

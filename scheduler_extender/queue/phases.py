@@ -155,9 +155,12 @@ def stage_of(gang: Gang) -> Stage:
 
 
 def is_replaced(record: GpuJobRecord, gang: Gang) -> bool:
-    """Return True where the workload was replaced by another of the same name."""
+    """Return True where the workload was replaced by another of the same name.
+
+    A pod on a node belonged to the workload before it got there, whatever owner it has now.
+    """
     pod = gang.first()
-    if record.spans_workloads or above(pod) is not None:
+    if record.spans_workloads or pod.node_name or above(pod) is not None:
         return False
     return workload_of(pod).uid != record.spec.workload.uid
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import KINDS, above, resource_of, workload_of
 from scheduler_extender.queue import decisions, lifecycle
 from scheduler_extender.queue.decisions import BLOCKED, method_of
-from scheduler_extender.queue.effects import DeleteGpuJob, Owners
+from scheduler_extender.queue.effects import DeleteGpuJob, Mark, MarkPods, Owners
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.parts import Parts
@@ -54,12 +54,14 @@ class Reconciler:
         self._later = parts.work.later
         self._load_prediction = load_prediction
         self._owners = Owners(parts.writer)
+        self._writer = parts.writer
         self._sizes = Sizes(parts)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
         self._counted_at: dict[Key, float] = {}
         self._partial_since: dict[Key, float] = {}
         self._without_pods: dict[Key, _Read] = {}
+        self._marked: dict[Key, set[Mark]] = {}
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
@@ -68,6 +70,7 @@ class Reconciler:
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
         self._without_pods.pop(key, None)
+        self._marked.pop(key, None)
 
     def step(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about one gang, if anything; only decides, does not wait.
@@ -147,6 +150,8 @@ class Reconciler:
         Its size, its prediction, a start that stayed incomplete, then its status and service.
         """
         record, now = gang.job, self._clock()
+        if marks := self._missing_marks(gang):
+            return self._mark(gang, marks)
         if (sized := self._sizes.step(gang)) is not None:
             return sized
         if self._load_prediction.is_due(gang, now):
@@ -164,6 +169,21 @@ class Reconciler:
             self._counted_at[gang.key] = now
             return self._executor.carry_out(gang, decisions.write(gang, status))
         return None
+
+    def _missing_marks(self, gang: Gang) -> list[Mark]:
+        """Return what is to be written on pods that hold GPUs, except what was refused before."""
+        tried: Set[Mark] = self._marked.get(gang.key) or frozenset()
+        found = ((pod, self._writer.placed_with(pod)) for pod in gang.unmarked())
+        marks = [Mark(pod.name, pod.uid, placed) for pod, placed in found if placed is not None]
+        return [
+            mark
+            for mark in marks
+            if mark not in tried and gang.pods[mark.uid].placed_with != mark.placed
+        ]
+
+    async def _mark(self, gang: Gang, marks: Sequence[Mark]) -> None:
+        await self._executor.carry_out(gang, (MarkPods(tuple(marks)),))
+        self._marked.setdefault(gang.key, set()).update(marks)
 
     def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
         """Return the status with the reason why a gang that waits is not planned at all."""

@@ -175,7 +175,12 @@ class Binder:
         Raises:
             KubeError: it certainly has not; the reservation has been given back.
         """
-        annotations = {names.VISIBLE_DEVICES: format_visible_devices(claim.gpus)}
+        placed = self._state.placed_with(pod, claim.job)
+        annotations = {
+            names.VISIBLE_DEVICES: format_visible_devices(claim.gpus),
+            names.GPU_JOB: placed.gpu_job,
+            names.PLACED_WITH: placed.text(),
+        }
         if pod.annotations.get(names.ACCUMULATION) == "true":
             annotations[names.ACCUMULATION_STEPS] = str(claim.job.accumulation_steps)
         try:

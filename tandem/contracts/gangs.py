@@ -18,10 +18,24 @@ def gpujob_name(
 ) -> str:
     """Return the name of the GPUJob, in the pod's namespace, that the pod belongs to.
 
-    `pod` is the pod's name, `owner` the (kind, name) of its controller. Our own annotation first,
-    then the groups of other schedulers, then a workload above the controller (a JobSet, a group of
-    a LeaderWorkerSet), then the owner; a bare pod is a workload of its own. The kind is part of the
-    name: a Job and a PyTorchJob may share one.
+    The name that was fixed at its admission or before its start counts. Its user may change labels
+    and owners while it runs, and would change for whom its GPUs count.
+    """
+    return annotations.get(names.GPU_JOB) or derived_name(pod, annotations, labels, owner)
+
+
+def derived_name(
+    pod: str,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    owner: tuple[str, str] | None,
+) -> str:
+    """Return the name of the GPUJob that annotations, labels and owner of a pod lead to.
+
+    `pod` is the pod's name, `owner` the (kind, name) of its controller. The user's annotation comes
+    first, then the groups of other schedulers, then a workload above the controller (a JobSet, a
+    group of a LeaderWorkerSet), then the owner; a bare pod is a workload of its own. The kind is
+    part of the name: a Job and a PyTorchJob may share one.
     """
     gang = annotations.get(names.GANG)
     if gang:

@@ -63,10 +63,15 @@ VISIBLE_DEVICES = f"{GROUP}/visible-devices"
 ACCUMULATION_STEPS = f"{GROUP}/accumulation-steps"
 EPOCH = f"{GROUP}/epoch"
 WAKE = f"{GROUP}/wake"
-OWN_ANNOTATIONS = (VISIBLE_DEVICES, ACCUMULATION_STEPS, EPOCH, WAKE)
+#: The name of the pod's GPUJob, from its admission on. Its labels and owners are not read again.
+GPU_JOB = f"{GROUP}/gpu-job"
+#: The figures by which the pod got its GPUs: `contracts.placement`.
+PLACED_WITH = f"{GROUP}/placed-with"
+OWN_ANNOTATIONS = (VISIBLE_DEVICES, ACCUMULATION_STEPS, EPOCH, WAKE, GPU_JOB, PLACED_WITH)
 #: The API server's limit on all annotations of one object, keys and values together.
 ANNOTATION_BYTES = 256 * 1024
-#: What is left of it beside Tandem's own: an epoch, a wake-up, and the UUIDs of 64 GPUs.
+#: What is left of it beside Tandem's own: an epoch, a wake-up, the UUIDs of 64 GPUs, the name of
+#: the GPUJob and the figures of its placement, 3,700 bytes in all.
 FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.contracts import names
+from tandem.contracts.gangs import gpujob_name
 from tandem.contracts.resources import (
     Demand,
     GPUJobSpec,
@@ -150,6 +151,20 @@ def creates(words: str, policy: str, change: Callable[[Object], object]) -> Atte
     return Attempt(words, policy, "POST", PODS, admitted(change))
 
 
+def in_gpujob(words: str, *, owner: tuple[str, str] | None = None, **labels: str) -> Attempt:
+    """Return the creation of a pod as the webhook leaves it, with the name of its GPUJob."""
+
+    def change(pod: Object) -> None:
+        pod["metadata"]["labels"] = labels
+        if owner is not None:
+            reference = {"apiVersion": "batch/v1", "kind": owner[0], "name": owner[1], "uid": "u"}
+            pod["metadata"]["ownerReferences"] = [reference | {"controller": True}]
+        name = gpujob_name("job", {}, labels, owner)
+        pod["metadata"]["annotations"][names.GPU_JOB] = name
+
+    return creates(words, "", change)
+
+
 def annotates(words: str, policy: str, pod: str, annotations: Object, sub: str = "") -> Attempt:
     body = {"metadata": {"annotations": annotations}}
     return Attempt(words, policy, "PATCH", f"{PODS}/{pod}{sub}", body)
@@ -224,6 +239,22 @@ FORGERIES = [
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/epoch": "9"})),
     creates("accumulation steps at creation", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/accumulation-steps": "1"})),
+    creates("the GPUJob of others at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/gpu-job": "job-theirs"})),
+    creates("the GPUJob of a group without its label", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/gpu-job": "group-g"})),
+    creates("figures of one's own at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/placed-with": "{}"})),
+    annotates("another GPUJob for a running pod", ASSIGNMENTS, "bound",
+              {"tandem.gpu/gpu-job": "pod-other"}),
+    annotates("another GPUJob for a waiting pod", ASSIGNMENTS, "gated",
+              {"tandem.gpu/gpu-job": "pod-other"}),
+    annotates("another GPUJob through the status", ASSIGNMENTS, "bound",
+              {"tandem.gpu/gpu-job": "pod-other"}, "/status"),
+    annotates("less memory than it was placed with", ASSIGNMENTS, "bound",
+              {"tandem.gpu/placed-with": '{"gpuJob":"pod-bound","memoryBaseBytes":1}'}),
+    binds("another GPUJob by a binding", ASSIGNMENTS,
+          {"tandem.gpu/gpu-job": "pod-other"}, f"{PODS}/open/binding"),
     annotates("assignment on a waiting pod", ASSIGNMENTS, "gated", MINE),
     annotates("another GPU after the binding", ASSIGNMENTS, "bound",
               {"tandem.gpu/visible-devices": "GPU-n0-0,GPU-n0-1"}),
@@ -329,6 +360,13 @@ FORGERIES = [
 
 RIGHTFUL = [
     creates("a pod as admitted", "", lambda p: None),
+    in_gpujob("a bare pod"),
+    in_gpujob("a pod of a Job", owner=("Job", "train.v1")),
+    in_gpujob("a pod of an owner with a long name", owner=("ReplicaSet", "n" * 253)),
+    in_gpujob("a pod of a group", owner=("Job", "a"), **{names.COSCHEDULING_GROUP_LABEL: "G"}),
+    in_gpujob("a pod of a JobSet", owner=("Job", "a"), **{names.JOBSET_LABEL: "set"}),
+    in_gpujob("a pod of a LeaderWorkerSet", owner=("StatefulSet", "a"), **{
+        names.LEADER_WORKER_SET_LABEL: "serve", names.LEADER_WORKER_SET_GROUP_LABEL: "3"}),
     Attempt("a pod that asks for nothing of ours", "", "POST", PODS, plain(
         containers=[{"name": "web", "image": "web:1", "securityContext": {"privileged": True}}],
         nodeName="n0", volumes=[{"name": "dev", "hostPath": {"path": "/dev"}}])),

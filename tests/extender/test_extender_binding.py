@@ -362,7 +362,12 @@ async def test_a_binding_carries_the_uid_and_the_version_that_were_decided_on() 
     (sent,) = bench.cluster.sent
     assert sent["uid"] == created["metadata"]["uid"]
     assert sent["resource_version"] == created["metadata"]["resourceVersion"]
-    assert sent["annotations"] == {names.VISIBLE_DEVICES: "a,b"}
+    assert sent["annotations"] == {
+        names.VISIBLE_DEVICES: "a,b",
+        names.GPU_JOB: "pod-p",
+        names.PLACED_WITH: '{"gpuJob":"pod-p","memoryBaseBytes":10737418240,'
+        '"memoryPeakExtraBytes":0,"peakProbability":0.0,"utilization":40.0}',
+    }
 
 
 @scenario

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.records import parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.queue_state import QueueState
 from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.quotas.config import Quota
+from tandem.contracts import names
 from tandem.policy.catalog import load_profile
 
 QUOTAS = QueueConfig(quotas=(Quota(namespace="*", gpus=1),))
@@ -46,7 +48,10 @@ class View:
 
 
 class Membership(RuleBasedStateMachine):
-    """Events come late, twice or in another order; labels and owners change."""
+    """Events come late, twice or in another order; labels and owners change, and mean nothing.
+
+    The webhook has fixed the GPUJob of each pod when it was created.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,6 +109,10 @@ class Membership(RuleBasedStateMachine):
                 {"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": owner}
                 | {"controller": True}
             ]
+        known = self.truth.get(("pods", namespace, name))
+        obj["metadata"].setdefault("annotations", {})[names.GPU_JOB] = (
+            known["metadata"]["annotations"][names.GPU_JOB] if known else parse_pod(obj).gpujob[1]
+        )
         self.send("pods", obj, late)
 
     @rule(
@@ -153,6 +162,11 @@ class Membership(RuleBasedStateMachine):
         for kind, obj in sorted(self.heard, key=lambda e: int(e[1]["metadata"]["resourceVersion"])):
             rebuilt.upsert(kind, obj)
         assert self.view.picture() == view.picture()
+
+    @invariant()
+    def each_pod_is_in_the_gang_of_its_birth(self) -> None:
+        for record in self.state.pods():
+            assert record.gpujob[1] == record.pod.annotations[names.GPU_JOB]
 
     @invariant()
     def each_pod_is_in_one_gang_and_counts_once(self) -> None:

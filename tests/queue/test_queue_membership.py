@@ -33,19 +33,21 @@ def members(cluster: Cluster) -> dict[str, set[str]]:
     return {key[1]: {each.name for each in gang.pods.values()} for key, gang in gangs.items()}
 
 
-def test_a_gated_pod_whose_gang_changes_leaves_the_gang_that_it_was_in(cluster: Cluster) -> None:
+def test_a_gated_pod_stays_in_the_gang_in_which_it_was_seen_first(cluster: Cluster) -> None:
     async def scenario() -> None:
         pair = {"tandem.gpu/gang": "old", "tandem.gpu/gang-size": "2"}
         cluster.api.create(PODS, raw_pod("moves", annotations=pair))
         await cluster.cycle()
         relabel(cluster, "moves", "new")
         await cluster.cycle()
-        assert members(cluster) == {"gang-old": set(), "gang-new": {"moves"}}
-        # One pod alone does not make the old gang complete.
+        assert members(cluster) == {"gang-old": {"moves"}}
         cluster.api.create(PODS, raw_pod("stays", annotations=pair))
         await cluster.cycle()
-        assert cluster.gated("stays")
+        assert not cluster.gated("stays")
         assert not cluster.gated("moves")
+        for name in ("moves", "stays"):
+            fixed = cluster.api.get(PODS, name, "default")["metadata"]["annotations"]
+            assert fixed["tandem.gpu/gpu-job"] == "gang-old"
 
     run(scenario)
 

@@ -565,3 +565,64 @@ def test_our_resource_needs_no_adoption():
     adopted = admit(pod(), adopt=True)
     assert adopted["metadata"]["annotations"] == {}
     assert adopted["spec"]["containers"][0]["resources"]["limits"] == {names.RESOURCE: "1"}
+
+
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u", "controller": True}
+
+
+def in_job(**metadata):
+    body = pod(annotations=metadata.pop("annotations", None))
+    body["metadata"] |= metadata
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "gpujob"),
+    [
+        (in_job(ownerReferences=[OWNER]), "job-train"),
+        (in_job(ownerReferences=[OWNER | {"controller": False}]), None),
+        (in_job(name="alone"), "pod-alone"),
+        (in_job(), None),  # the API server makes up its name after this
+        (
+            in_job(ownerReferences=[OWNER], labels={names.JOBSET_LABEL: "set"}),
+            "jobset-set",
+        ),
+        (
+            in_job(annotations={names.GANG: "g", names.GANG_SIZE: "2"}, ownerReferences=[OWNER]),
+            "gang-g",
+        ),
+    ],
+)
+def test_the_gpujob_of_a_pod_is_fixed_at_its_admission(body, gpujob):
+    admitted = admit(body)
+    assert admitted["metadata"]["annotations"].get(names.GPU_JOB) == gpujob
+    assert ask(admitted).patch == []
+
+
+def test_the_name_of_the_gpujob_follows_what_later_webhooks_change():
+    group = {names.LEADER_WORKER_SET_LABEL: "serve"}
+    body = admit(in_job(labels=group))
+    assert body["metadata"]["annotations"][names.GPU_JOB] == "leaderworkerset-serve-0"
+    body["metadata"]["labels"][names.LEADER_WORKER_SET_GROUP_LABEL] = "3"
+    verdict = ask(body)
+    assert "Tandem alone" in verdict.warnings[0]
+    assert admit(body)["metadata"]["annotations"][names.GPU_JOB] == "leaderworkerset-serve-3"
+
+
+def test_nobody_chooses_the_gpujob_of_a_pod():
+    chosen = {names.GPU_JOB: "job-theirs"}
+    body = in_job(annotations=chosen, ownerReferences=[OWNER])
+    assert admit(body)["metadata"]["annotations"][names.GPU_JOB] == "job-train"
+    assert fields(ask(in_job(annotations=chosen))) == [f"metadata.annotations[{names.GPU_JOB}]"]
+    assert fields(ask(job(in_job(annotations=chosen)))) == [
+        f"spec.template.metadata.annotations[{names.GPU_JOB}]"
+    ]
+
+
+def test_a_stock_pod_of_an_adopted_namespace_gets_both_annotations():
+    body = pod(container(gpus="1", resource=names.NVIDIA_RESOURCE))
+    body["metadata"] |= {"ownerReferences": [OWNER]}
+    wanted = {names.EXCLUSIVE: "true", names.GPU_JOB: "job-train"}
+    assert admit(body, adopt=True)["metadata"]["annotations"] == wanted
+    body["metadata"]["annotations"] = {"example.com/note": "x"}
+    assert admit(body, adopt=True)["metadata"]["annotations"] == {"example.com/note": "x"} | wanted
