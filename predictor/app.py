@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from predictor.access import delete_model as delete_model_rights
 from predictor.access import push_model as push_model_rights
 from predictor.config import PredictorConfig
 from predictor.drift import Drift
-from predictor.errors import BusyError, GraphError, ModelNotFoundError, Refusal
+from predictor.errors import GraphError, ModelNotFoundError, Refusal
 from predictor.experience import Experience
 from predictor.graph.skim import Skimmer
 from predictor.http import Edge, add_error_handlers
@@ -30,6 +29,7 @@ from predictor.load_model import open_predictor
 from predictor.metrics import Metrics
 from predictor.sandbox import Sandbox
 from predictor.store import ProfileStore, check_names
+from predictor.turns import Turns, Upload, Uploads
 from tandem.contracts.base import Message
 from tandem.contracts.prediction import (
     ErrorBody,
@@ -49,10 +49,6 @@ from tandem.kube.access import Reviews
 
 log = logging.getLogger(__name__)
 
-#: Models pushed at once: each may hold a graph in memory.
-PARALLEL_UPLOADS = 8
-#: An upload that stands still for so long has lost its client.
-UPLOAD_IDLE_S = 30.0
 #: A request that is no model: a batch of predictions for thousands of jobs is smaller.
 BODY_BYTES = 4 << 20
 _MODELS = "/v1/models"
@@ -81,51 +77,41 @@ class _Service:
         self._drift = Drift(self._predictor)
         self._experience = Experience()
         self._pricing = open_interference(config.artifacts, self._experience)
-        self._uploads = 0
+        self._uploads = Uploads()
         # Graphs wait for their turn here and not in the threads that predictions need.
+        self._turns = Turns(sandbox.limits.parallel)
         self._parsers = anyio.CapacityLimiter(sandbox.limits.parallel)
 
     async def push(self, request: Request, namespace: str, name: str) -> ModelSummary:
         check_names(namespace, name)
-        if self._uploads >= PARALLEL_UPLOADS:
-            raise BusyError(f"{self._uploads} models are being pushed already.", "Try again soon.")
-        self._uploads += 1
         try:
-            skimmer = await self._receive(request)
-            started = time.perf_counter()
-            parsed = await anyio.to_thread.run_sync(
-                self._sandbox.parse_skimmed, skimmer, limiter=self._parsers
-            )
-            self._metrics.parsed(time.perf_counter() - started)
+            async with self._uploads.slot(namespace) as upload:
+                skimmer = await self._receive(request, upload)
+                async with self._turns.turn(namespace):
+                    started = time.perf_counter()
+                    parsed = await anyio.to_thread.run_sync(
+                        self._sandbox.parse_skimmed, skimmer, limiter=self._parsers
+                    )
+                self._metrics.parsed(time.perf_counter() - started)
         except GraphError as error:
             self._metrics.refused(error.refusal.value)
             log.info("graph refused reason=%s error=%s", error.refusal, error.message)
             raise
-        finally:
-            self._uploads -= 1
         summary = await run_in_threadpool(self._store.put, namespace, name, parsed, _PRODUCER)
         log.info("model stored namespace=%s name=%s bytes=%d", namespace, name, parsed.file_bytes)
         return summary
 
-    async def _receive(self, request: Request) -> Skimmer:
-        """Skim the body as it comes; a client that stops sending is not waited for."""
+    async def _receive(self, request: Request, upload: Upload) -> Skimmer:
+        """Skim the body as it comes; `upload` ends one that comes too slowly."""
         skimmer = Skimmer(self._sandbox.limits.graph_bytes)
-        chunks = request.stream()
         try:
-            while True:
-                async with asyncio.timeout(UPLOAD_IDLE_S):
-                    chunk = await anext(chunks)
+            async for chunk in request.stream():
                 await run_in_threadpool(skimmer.feed, chunk)
-        except StopAsyncIteration:
-            return skimmer
-        except TimeoutError:
-            raise GraphError(
-                Refusal.TIMEOUT,
-                f"Nothing came for {UPLOAD_IDLE_S:.0f} s.",
-                "Push again.",
-            ) from None
+                upload.took(len(chunk))
         except ClientDisconnect:
             raise GraphError(Refusal.MALFORMED, "The upload was broken off.") from None
+        upload.end()
+        return skimmer
 
     def feedback(self, run: Feedback, now: str) -> ModelSummary:
         model = self._store.observe(run, now)

@@ -18,6 +18,7 @@ from predictor.graph.contrib import DOMAIN, standing_in
 from predictor.graph.folding import complete_shapes
 
 Shape = tuple[int, ...]
+_Name = tuple[str, str, str]  # domain, name and overload of a function
 
 #: Bytes of one element; types narrower than a byte share one and are left out.
 ITEM_BYTES: dict[int, int] = {
@@ -57,6 +58,7 @@ class GraphLimits:
     rank: int = 16
     elements_per_tensor: int = 2**40
     subgraph_depth: int = 16
+    expanded_bytes: int = 2**28  # of the bodies of functions, once they stand at each call
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def load(graph: bytes, limits: GraphLimits) -> tuple[ModelProto, int]:
         )
     _check_size(model, limits)
     if model.functions:
+        _check_expansion(model, limits)
         model = _inline(model)
         _check_size(model, limits)
     return model, opset
@@ -264,6 +267,62 @@ def check_tensor(tensor: TensorProto, limits: GraphLimits) -> None:
 
 def _over(what: str, limit: int) -> GraphError:
     return GraphError(Refusal.TOO_LARGE, f"The graph has more than {limit:,} {what}.")
+
+
+def _check_expansion(model: ModelProto, limits: GraphLimits) -> None:
+    """Count what the functions come to once they are expanded, without expanding them.
+
+    A few functions that call one another ten times each would take all of the time and memory that
+    a graph may have before their size was known.
+    """
+    bodies: dict[_Name, list[NodeProto]] = {}
+    for function in model.functions:
+        name = (function.domain, function.name, function.overload)
+        bodies.setdefault(name, []).extend(function.node)
+    size: dict[_Name, tuple[int, int]] = {}  # nodes and bytes, expanded
+    opened: set[_Name] = set()
+    stack = list(bodies)
+    while stack:
+        name = stack[-1]
+        if name in size:
+            stack.pop()
+            continue
+        calls = [callee for callee in _calls(bodies[name], limits) if callee in bodies]
+        missing = [callee for callee in calls if callee not in size]
+        if name in opened and missing:
+            raise GraphError(
+                Refusal.MALFORMED, "A function of the graph calls itself.", "Export it again."
+            )
+        opened.add(name)
+        stack += missing
+        if not missing:
+            own = sum(len(nodes) for nodes in _bodies_of(bodies[name], limits))
+            nodes = own + sum(size[callee][0] for callee in calls)
+            held = sum(node.ByteSize() for node in bodies[name])
+            held += sum(size[callee][1] for callee in calls)
+            size[name] = min(nodes, limits.nodes + 1), min(held, limits.expanded_bytes + 1)
+    graph = [size[name] for name in _calls(list(model.graph.node), limits) if name in size]
+    if sum(nodes for nodes, _ in graph) > limits.nodes:
+        raise _over("nodes", limits.nodes)
+    if sum(held for _, held in graph) > limits.expanded_bytes:
+        raise _over("bytes of functions", limits.expanded_bytes)
+
+
+def _calls(nodes: list[NodeProto], limits: GraphLimits) -> list[_Name]:
+    """Return what a body's nodes call, those of the graphs inside them too."""
+    found = _bodies_of(nodes, limits)
+    return [(node.domain, node.op_type, node.overload) for body in found for node in body]
+
+
+def _bodies_of(nodes: list[NodeProto], limits: GraphLimits) -> Iterator[list[NodeProto]]:
+    """Yield a body, and the bodies of the graphs inside its nodes."""
+    stack = [(nodes, 0)]
+    while stack:
+        body, depth = stack.pop()
+        if depth > limits.subgraph_depth:
+            raise _over("nested graphs", limits.subgraph_depth)
+        yield body
+        stack += [(list(graph.node), depth + 1) for node in body for graph in subgraphs(node)]
 
 
 def _inline(model: ModelProto) -> ModelProto:

@@ -16,6 +16,7 @@ from predictor.config import REMOVED, PredictorConfig, load_config
 from predictor.errors import StoreUnavailableError
 from predictor.sandbox import Sandbox, SandboxLimits
 from predictor.store import ClusterProfileStore
+from predictor.turns import Turns
 from tandem.contracts.prediction import ErrorBody, ModelSummary, Prediction
 from tandem.contracts.resources import ModelProfileStatus, Source
 from tandem.errors import UsageError
@@ -267,41 +268,99 @@ def test_a_graph_over_the_limit_gets_413(client):
     assert "larger than 1048576 bytes" in error_of(answer).error
 
 
+class Drip:
+    """An upload that sends a byte now and then, or nothing after the first."""
+
+    def __init__(self, app, query: bytes = b"name=m", every_s: float | None = None) -> None:
+        self.began = asyncio.Event()
+        self.status, self.body = 0, b""
+        self._app, self._query, self._every_s = app, query, every_s
+        self._data = iter(light("vgg19"))
+        self.task = asyncio.create_task(self._push())
+
+    async def _push(self) -> None:
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/models", "query_string": self._query,
+            "headers": [], "root_path": "", "scheme": "http", "server": ("test", 80),
+        }  # fmt: skip
+        await self._app(scope, self._receive, self._send)
+
+    async def _receive(self):
+        if self.began.is_set():
+            await (asyncio.sleep(self._every_s) if self._every_s else asyncio.Event().wait())
+        self.began.set()
+        return {"type": "http.request", "body": bytes([next(self._data)]), "more_body": True}
+
+    async def _send(self, message):
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+
+
+def asking(app):
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
 @pytest.mark.anyio
-async def test_a_client_that_stops_sending_is_not_waited_for_and_others_are_turned_away(
-    cluster, lent, monkeypatch
+@pytest.mark.parametrize(
+    ("name", "every_s"), [("UPLOAD_IDLE_S", None), ("UPLOAD_S", 0.01)], ids=["silent", "dripping"]
+)
+async def test_an_upload_that_does_not_come_is_given_up_and_others_are_turned_away(
+    cluster, lent, monkeypatch, name, every_s
 ):
-    monkeypatch.setattr("predictor.app.PARALLEL_UPLOADS", 1)
-    monkeypatch.setattr("predictor.app.UPLOAD_IDLE_S", 0.2)
+    """Neither a client that stops sending nor one that sends a byte now and then."""
+    monkeypatch.setattr("predictor.turns.PARALLEL_UPLOADS", 1)
+    monkeypatch.setattr(f"predictor.turns.{name}", 0.5)
     app = create_app(PredictorConfig(), ClusterProfileStore(cluster), lent)
-    sent: list[dict] = []
-    first_chunk = asyncio.Event()
-
-    async def receive():
-        if not first_chunk.is_set():
-            first_chunk.set()
-            return {"type": "http.request", "body": light("vgg19")[:100], "more_body": True}
-        return await asyncio.Event().wait()
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/v1/models", "query_string": b"name=m",
-        "headers": [], "root_path": "", "scheme": "http", "server": ("test", 80),
-    }  # fmt: skip
-    stalled = asyncio.create_task(app(scope, receive, send))
-    await first_chunk.wait()
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
-    ) as client:
+    drip = Drip(app, every_s=every_s)
+    await drip.began.wait()
+    async with asking(app) as client:
         busy = await client.post("/v1/models?name=n", content=light("vgg19"))
         assert busy.status_code == 429
         assert "being pushed already" in error_of(busy).error
-        await stalled
-        assert sent[0]["status"] == 422
-        assert b"Nothing came for" in sent[1]["body"]
+        await drip.task
+        assert drip.status == 422
+        assert b"stood still or was slower than 64 KiB/s" in drip.body
         assert (await client.post("/v1/models?name=n", content=light("vgg19"))).is_success
+
+
+@pytest.mark.anyio
+async def test_slow_uploads_of_one_namespace_give_way_to_those_of_another(cluster, lent):
+    app = create_app(PredictorConfig(), ClusterProfileStore(cluster), lent)
+    drips = [Drip(app, f"name=m{i}&namespace=mallory".encode(), 0.01) for i in range(8)]
+    await asyncio.gather(*(drip.began.wait() for drip in drips))
+    async with asking(app) as client:
+        own = await client.post("/v1/models?name=n&namespace=mallory", content=light("vgg19"))
+        assert own.status_code == 429
+        for name in ("n1", "n2"):
+            answer = await client.post(f"/v1/models?name={name}", content=light("vgg19"))
+            assert answer.status_code == 201
+    (refused,) = [drip for drip in drips if drip.task.done()]
+    assert refused.status == 422
+    assert b"gave way to a model of another namespace" in refused.body
+    for drip in drips:
+        drip.task.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_namespace_leaves_a_turn_for_the_graphs_of_another_one():
+    """Also while graphs that take long wait, and those that were given up take no turn."""
+    turns, order, over = Turns(2), [], asyncio.Event()
+
+    async def parse(namespace: str) -> None:
+        async with turns.turn(namespace):
+            order.append(namespace)
+            if namespace == "mallory":
+                await over.wait()
+
+    tasks = [asyncio.create_task(parse("mallory")) for _ in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(*(parse("honest") for _ in range(3))), 10)
+    assert order == ["mallory", "honest", "honest", "honest"]
+    tasks[1].cancel()
+    over.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order.count("mallory") == 4
+    await asyncio.wait_for(parse("honest"), 10)
 
 
 def test_an_api_server_that_is_away_gets_503_and_not_ready(client, cluster, monkeypatch):
