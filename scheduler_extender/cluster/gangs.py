@@ -18,7 +18,7 @@ from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
 from tandem.contracts import names
-from tandem.contracts.resources import PodService
+from tandem.contracts.resources import GPUJobStatus, PodService
 
 #: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
 _ENDS_AGAIN_S = 60.0
@@ -70,12 +70,16 @@ class Gang:
     _unmarked: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     _on_whole_gpus: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     # The service of its pods is `rate * now + offset`, in GPU-milliseconds; `before` is what of it
-    # the record has counted already, of the pods in `served`.
+    # the record has counted already, of the pods in `served`. Pods in `folded` are in none of
+    # these: their service is final, and the record has all of it (`is_folded`).
     _rate: int = field(default=0, init=False, repr=False)
     _offset: int = field(default=0, init=False, repr=False)
     _before: int = field(default=0, init=False, repr=False)
     _served: dict[str, PodService] = field(default_factory=dict, init=False, repr=False)
     _served_of: GpuJobRecord | None = field(default=None, init=False, repr=False)
+    _folded_until_s: float = field(default=-math.inf, init=False, repr=False)
+    _folded: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    _ended: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)  # the others
 
     def __post_init__(self) -> None:
         """Count the pods that are there at the start."""
@@ -94,14 +98,17 @@ class Gang:
     def remove(self, uid: str, now_s: float) -> None:
         """Let a pod go; its service is still to be counted to `now_s` or to its end."""
         pod = self.pods.pop(uid)
+        is_counted = uid in self._folded
         self._count(pod, -1)
-        if pod.started_at:
+        if pod.started_at and not is_counted:
             self.gone[uid] = (pod, now_s)
 
     def frozen(self) -> Gang:
         """Return a copy to read in another thread; its pods and its record do not change."""
         same = copy(self)
         same.pods, same.gone = dict(self.pods), dict(self.gone)
+        same._holders, same._ended = dict(self._holders), dict(self._ended)
+        same._folded = dict(self._folded)
         return same
 
     @property
@@ -117,17 +124,24 @@ class Gang:
         Clocks that go back, which a write takes care of pod by pod, count for all as one.
         """
         status = self.job.status
-        if self._served_of is not self.record:
-            self._served_of = self.record
-            self._served = {part.uid: part for part in status.pod_service}
-            served = (self.pods[uid] for uid in self._served if uid in self.pods)
-            self._before = sum(map(self._counted, served))
+        self._follow_record(self.job)
         added = self._rate * _ms(now_s) + self._offset - self._before
         for pod, gone_s in self.gone.values():
+            if self._is_folded(pod):
+                continue
             end_s = seconds(pod.finished_at) if pod.finished_at else gone_s
             service = pod.gpus * max(0, _ms(end_s) - _ms(seconds(pod.started_at)))
             added += max(0, service - self._counted(pod))
         return status.attained_gpu_seconds + max(0, added) / 1000
+
+    def unfolded(self) -> list[PodInfo]:
+        """Return the pods on nodes, and those that have ended whose service may not be counted yet.
+
+        Their number does not grow with the pods that have ended before.
+        """
+        if self.record is not None:
+            self._follow_record(self.record)
+        return [*self._holders.values(), *self._ended.values()]
 
     @property
     def is_live(self) -> bool:
@@ -216,12 +230,53 @@ class Gang:
             pods += self._on_whole_gpus.values()
         return pods
 
+    def _follow_record(self, record: GpuJobRecord) -> None:
+        """Take in which pods a new version of the record has counted; those folded leave the sums.
+
+        Each pod is folded once; a record that has folded less than the one before (a new GPUJob of
+        the same name) brings all of them back.
+        """
+        if self._served_of is record:
+            return
+        status, before_s = record.status, self._folded_until_s
+        self._served_of = record
+        self._served = {part.uid: part for part in status.pod_service}
+        self._folded_until_s = folded_until_s(status)
+        back = self._folded if self._folded_until_s < before_s else self._served
+        for uid in [uid for uid in back if uid in self._folded]:
+            pod = self._ended[uid] = self._folded.pop(uid)
+            self._serve(pod, 1)
+        for uid, pod in list(self._ended.items()):
+            if self._is_folded(pod):
+                del self._ended[uid]
+                self._serve(pod, -1)
+                self._folded[uid] = pod
+        served = (self.pods[uid] for uid in self._served if uid in self.pods)
+        self._before = sum(map(self._counted, served))
+
+    def _is_folded(self, pod: PodInfo) -> bool:
+        return pod.uid not in self._served and is_folded(pod, self._folded_until_s)
+
     def _counted(self, pod: PodInfo) -> int:
         """Return what of a pod's service the record has counted, in GPU-milliseconds."""
         part = self._served.get(pod.uid)
         if part is None or part.started_at != pod.started_at or not _has_run(pod):
             return 0
         return _ms(part.gpu_seconds)
+
+    def _count_service(self, pod: PodInfo, by: int) -> None:
+        """Add or take out the service of a pod that has run; the record may have all of it."""
+        if by < 0 and self._folded.pop(pod.uid, None) is not None:
+            return
+        if pod.finished:
+            if by > 0 and self._is_folded(pod):
+                self._folded[pod.uid] = pod
+                return
+            if by > 0:
+                self._ended[pod.uid] = pod
+            else:
+                del self._ended[pod.uid]
+        self._serve(pod, by)
 
     def _serve(self, pod: PodInfo, by: int) -> None:
         """Add the service of a pod that has run, or with -1 take it out."""
@@ -236,7 +291,7 @@ class Gang:
     def _count(self, pod: PodInfo, by: int) -> None:
         """Add a pod to the counts, or with -1 take it out."""
         if _has_run(pod):
-            self._serve(pod, by)
+            self._count_service(pod, by)
         self.succeeded += by * (pod.phase == "Succeeded")
         self.failed += by * (pod.phase == "Failed")
         if pod.finished:
@@ -275,6 +330,20 @@ class Gang:
 
 def _has_run(pod: PodInfo) -> bool:
     return bool(pod.started_at) and (pod.phase == "Running" or bool(pod.finished_at))
+
+
+def is_folded(pod: PodInfo, until_s: float) -> bool:
+    """Say whether a pod that the status does not list has ended and is counted to its end.
+
+    `until_s` is `GPUJobStatus.folded_until` (Unix time): of the pods that were bound until then,
+    the status lists those that had not ended when it was written.
+    """
+    return pod.finished and bool(pod.bound_at) and seconds(pod.bound_at) <= until_s
+
+
+def folded_until_s(status: GPUJobStatus) -> float:
+    """Return until when pods were bound of which only a sum is kept once they end (Unix time)."""
+    return seconds(status.folded_until) if status.folded_until else -math.inf
 
 
 def _ms(time_s: float) -> int:

@@ -36,6 +36,7 @@ class PodInfo:
     gates: tuple[str, ...] = ()
     deleting: bool = False
     created_at: str = ""
+    bound_at: str = ""  # when its Binding was written, by the API server's clock
     started_at: str = ""
     finished_at: str = ""
     out_of_memory: tuple[tuple[str, str], ...] = ()  # containers that said so, and when they ended
@@ -121,6 +122,7 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
         deleting="deletionTimestamp" in metadata,
         created_at=metadata.get("creationTimestamp") or "",
+        bound_at=_bound_at(status),
         started_at=_first_time(status, "startedAt", min),
         finished_at=_first_time(status, "finishedAt", max),
         out_of_memory=tuple(_out_of_memory(status)),
@@ -220,6 +222,14 @@ def _controller(references: Iterable[Mapping[str, Any]]) -> WorkloadRef | None:
                 uid=reference["uid"],
             )
     return None
+
+
+def _bound_at(status: Mapping[str, Any]) -> str:
+    """Return when the API server wrote that the pod is scheduled, in the same write as its node."""
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            return condition.get("lastTransitionTime") or ""
+    return ""
 
 
 def _first_time(status: Mapping[str, Any], what: str, choose: Callable[[list[str]], str]) -> str:

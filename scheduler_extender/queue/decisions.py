@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
@@ -42,6 +43,8 @@ SUSPEND_WITHIN_S = 60.0
 OVERDUE_S = 300.0
 OVERDUE = "PreemptionOverdue"
 BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodInfo.blocked
+#: Entries of pods that a closed GPUJob may keep: to write it again costs more.
+_LISTED = 100
 _PODS_TOLD = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
 
@@ -230,6 +233,15 @@ def _go_on(gang: Gang, now_s: float) -> Effects:
 def revive(gang: Gang, now_s: float) -> Effects:
     """Put a GPUJob whose workload has pods again (a CronJob's, say) back into the queue."""
     return (WriteStatus(lifecycle.revived(gang.job.status, now_s)),)
+
+
+def shorten(gang: Gang) -> Effects:
+    """Fold the entries of ended pods of a closed GPUJob that an earlier version has written."""
+    status = gang.job.status
+    if len(status.pod_service) <= _LISTED or status.finished_at is None:
+        return ()
+    shorter = with_service(status, gang, seconds(status.finished_at))
+    return (WriteStatus(shorter),) if shorter is not status else ()
 
 
 # --- what the decisions ask of a gang -------------------------------------------------------------

@@ -98,7 +98,13 @@ class Reconciler:
             case Stage.OPEN:
                 self._without_pods.pop(gang.key, None)
                 return self._follow_pods(gang)
-            case Stage.GONE | Stage.CLOSED:
+            case Stage.CLOSED:
+                return (
+                    self._executor.carry_out(gang, shorter)
+                    if (shorter := decisions.shorten(gang))
+                    else None
+                )
+            case Stage.GONE:
                 return None
 
     async def create(self, gang: Gang, pod: PodInfo) -> None:

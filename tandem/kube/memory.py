@@ -105,8 +105,7 @@ class MemoryCluster:
                 raise AlreadyExists(409, f"{resource.plural} {key[1]!r} already exists")
             metadata["uid"] = str(uuid4())
             _check_annotations(item)
-            created = datetime.fromtimestamp(self._clock(), UTC)
-            metadata["creationTimestamp"] = created.strftime("%Y-%m-%dT%H:%M:%SZ")
+            metadata["creationTimestamp"] = self._now()
             return self._store(resource, item, EventType.ADDED)
 
     def replace(
@@ -174,8 +173,9 @@ class MemoryCluster:
             _check(known, {"uid": uid} if uid else {})
             if known["metadata"].get("finalizers"):
                 item = copy.deepcopy(known)
-                now = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                item["metadata"].setdefault("deletionTimestamp", now)
+                if resource == PODS and known["spec"].get("nodeName"):
+                    self._shorten_grace(item, grace_period_s)
+                item["metadata"].setdefault("deletionTimestamp", self._now())
                 return self._update(resource, known, item)
             return self._remove(resource, known)
 
@@ -205,6 +205,12 @@ class MemoryCluster:
             item = copy.deepcopy(known)
             item["spec"]["nodeName"] = node
             item["metadata"].setdefault("annotations", {}).update(annotations or {})
+            status = item["status"] = item.get("status") or {}
+            others = [
+                each for each in status.get("conditions") or () if each["type"] != "PodScheduled"
+            ]
+            bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self._now()}
+            status["conditions"] = [*others, bound]
             self._store(PODS, item, EventType.MODIFIED)
 
     def evict(self, namespace: str, pod: str, *, uid: str) -> None:
@@ -215,6 +221,23 @@ class MemoryCluster:
         """Do nothing: there is no connection."""
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _shorten_grace(self, pod: Object, grace_period_s: int | None) -> None:
+        """Set by when a bound pod is to end; asked again, the time only becomes shorter."""
+        metadata, now_s = pod["metadata"], self._clock()
+        known = metadata.get("deletionGracePeriodSeconds")
+        if known is not None:
+            if grace_period_s is None or grace_period_s >= known:
+                return
+            deadline = datetime.fromisoformat(metadata["deletionTimestamp"])
+            now_s = deadline.timestamp() - known
+        elif grace_period_s is None:
+            grace_period_s = pod["spec"].get("terminationGracePeriodSeconds", 30)
+        metadata["deletionGracePeriodSeconds"] = grace_period_s
+        metadata["deletionTimestamp"] = _time(now_s + grace_period_s)
+
+    def _now(self) -> str:
+        return _time(self._clock())
 
     def _of(self, resource: Resource) -> dict[_Key, Object]:
         return self._objects.setdefault(resource, {})
@@ -257,6 +280,10 @@ class MemoryCluster:
     def _tell(self, resource: Resource, event: EventType, item: Object) -> None:
         for on_event in self._watchers.get(resource, ()):
             on_event(event, copy.deepcopy(item))
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _check_annotations(item: Object) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import pod_info
 from tandem.contracts import names
 from tandem.kube import errors
 from tandem.kube.client import KubeClient
@@ -255,6 +257,26 @@ def test_a_pod_that_no_node_has_is_gone_at_once(side: Side) -> None:
     assert side.names(PODS) == set()
 
 
+def test_another_deletion_only_shortens_the_grace_period(side: Side) -> None:
+    pod = side.pod(terminationGracePeriodSeconds=600)
+    side.patch(PODS, "p", {"metadata": {"finalizers": ["example.com/hold"]}})
+    bind(side, pod)
+
+    def delete(grace_period_s: int | None = None) -> tuple[int, float]:
+        side.api.delete(PODS, "p", side.namespace, grace_period_s=grace_period_s)
+        going = side.get(PODS, "p")["metadata"]
+        grace_s = going["deletionGracePeriodSeconds"]
+        return grace_s, seconds(going["deletionTimestamp"]) - grace_s
+
+    grace_s, asked_at_s = delete()
+    assert grace_s == 600
+    assert delete(900) == (600, asked_at_s)
+    assert delete() == (600, asked_at_s)
+    assert delete(60) == (60, asked_at_s)
+    assert delete(61) == (60, asked_at_s)
+    side.patch(PODS, "p", {"metadata": {"finalizers": None}})
+
+
 # --- bindings, gates and evictions ----------------------------------------------------------------
 
 
@@ -279,6 +301,13 @@ def test_a_binding_sets_the_node_and_the_annotations_in_one_update(side: Side) -
     assert done.wait(60)
     stop()
     assert set(seen) == {(None, None), ("node-x", "a")}
+
+
+def test_a_binding_says_when_the_pod_was_scheduled(side: Side) -> None:
+    pod = side.pod()
+    bind(side, pod)
+    said = pod_info(side.get(PODS, "p")).bound_at
+    assert said >= pod["metadata"]["creationTimestamp"]
 
 
 @pytest.mark.parametrize("wrong", ["uid", "resource_version"])

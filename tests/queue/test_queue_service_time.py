@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from queue_builders import gang, pod
 
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
-from tandem.contracts.resources import Phase, PodService
+from scheduler_extender.queue import decisions
+from tandem.contracts.resources import GPUJobStatus, Phase, PodService
 
 
 def running(name: str, since_s: float, gpus: int = 1) -> PodInfo:
@@ -132,3 +134,110 @@ def test_the_sum_that_is_kept_is_what_a_write_counts(pods: list[tuple]) -> None:
     clock_went_back = any(before and run_s == 0 for _, run_s, _, before, _ in pods)
     if not clock_went_back:
         assert group.attained_gpu_s(300) == pytest.approx(written)
+
+
+def bound(of: PodInfo, at_s: float) -> PodInfo:
+    return replace(of, bound_at=rfc3339(at_s))
+
+
+def follow(group: Gang, status: GPUJobStatus) -> Gang:
+    """Return the gang as the next leader sees it after the status was written."""
+    group.record = replace(group.record, status=status)
+    return Gang(group.key, group.record, dict(group.pods))
+
+
+def test_the_status_does_not_grow_with_the_pods_that_have_ended() -> None:
+    group, sizes = gang(), []
+    status = group.record.status
+    for index in range(600):
+        begun_s = 1000.0 + 10 * index
+        p = bound(running(f"p{index}", begun_s + 2), begun_s)
+        group.put(ended(p, begun_s + 9))
+        status = with_service(status, group, begun_s + 10)
+        group.record = replace(group.record, status=status)
+        sizes.append(len(status.model_dump_json()))
+    assert max(sizes) < sizes[0] + 500
+    assert status.attained_gpu_seconds == group.attained_gpu_s(9000) == 600 * 7
+    again = follow(group, status)
+    assert with_service(status, again, 9000) is status
+    assert again.attained_gpu_s(9000) == 600 * 7
+
+
+def test_a_status_of_the_version_before_is_folded_and_counts_no_pod_again() -> None:
+    pods = [ended(bound(running(f"p{i}", 100 + i), 99 + i), 150 + i) for i in range(300)]
+    counted = [PodService(uid=p.uid, started_at=p.started_at, gpu_seconds=50.0) for p in pods]
+    group = gang(*pods, pod_service=counted, attained_gpu_seconds=300 * 50.0)
+    group.put(bound(running("new", 1000), 999))
+    status = with_service(group.record.status, group, 1010)
+    assert status.attained_gpu_seconds == 300 * 50 + 10
+    assert [part.uid for part in status.pod_service] == ["uid-new"]
+    closed = status.model_copy(
+        update={"pod_service": counted, "finished_at": rfc3339(1010), "folded_until": None}
+    )
+    group.record = replace(group.record, status=closed)
+    (write,) = decisions.shorten(group)
+    assert len(write.status.pod_service) == 1
+    group.record = replace(group.record, status=write.status)
+    assert decisions.shorten(group) == ()
+
+
+def test_a_pod_that_was_bound_early_and_runs_late_is_counted() -> None:
+    """It starts and ends between two writes, after others that were bound later are folded."""
+    late = replace(bound(pod("late", gated=False), 100), node_name="n0", phase="Pending")
+    group = gang(late, ended(bound(running("p", 201), 200), 210))
+    status = with_service(group.record.status, group, 211)
+    group = follow(group, status)
+    group.put(ended(bound(running("q", 301), 300), 310))
+    status = with_service(status, group, 311)
+    assert status.folded_until == rfc3339(295)
+    group = follow(group, status)
+    group.put(ended(replace(late, phase="Running", started_at=rfc3339(320)), 340))
+    status = with_service(status, group, 350)
+    assert status.attained_gpu_seconds == 9 + 9 + 20
+    group = follow(group, status)
+    assert with_service(status, group, 400) is status
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_no_pod_is_counted_twice_or_left_out_whatever_ends_leaves_or_is_killed(
+    data: st.DataObject,
+) -> None:
+    group, truth, now_s, serial = gang(), dict[str, float](), 1000.0, 0
+    acts = st.sampled_from(["bind", "start", "end", "remove", "write", "kill", "write-lost"])
+    for act in data.draw(st.lists(acts, max_size=40)):
+        now_s += data.draw(st.sampled_from([0.0, 1.0, 7.0, 30.0]))
+        pods = list(group.pods.values())
+        match act:
+            case "bind":
+                serial += 1
+                new = replace(pod(f"p{serial}", gated=False), node_name="n0", phase="Pending")
+                group.put(bound(new, now_s))
+            case "start" if waiting := [p for p in pods if p.phase == "Pending"]:
+                p = data.draw(st.sampled_from(waiting))
+                group.put(replace(p, phase="Running", started_at=rfc3339(now_s)))
+            case "end" if runs := [p for p in pods if p.phase == "Running"]:
+                p = data.draw(st.sampled_from(runs))
+                truth[p.uid] = now_s - seconds(p.started_at)
+                group.put(ended(p, now_s))
+            case "remove" if over := [p for p in pods if p.finished]:
+                # Counted before its object goes, as the controller does while it runs.
+                p = data.draw(st.sampled_from(over))
+                status = with_service(group.record.status, group, now_s)
+                group.record = replace(group.record, status=status)
+                group.remove(p.uid, now_s)
+            case "write":
+                status = with_service(group.record.status, group, now_s)
+                group.gone.clear()
+                group.record = replace(group.record, status=status)
+            case "write-lost":
+                with_service(group.record.status, group, now_s)
+            case "kill":
+                group = Gang(group.key, group.record, dict(group.pods))
+        runs = sum(
+            now_s - seconds(p.started_at) for p in group.pods.values() if p.phase == "Running"
+        )
+        expected = sum(truth.values()) + runs
+        assert group.attained_gpu_s(now_s) == pytest.approx(expected)
+        written = with_service(group.record.status, group, now_s)
+        assert written.attained_gpu_seconds == pytest.approx(expected)

@@ -210,6 +210,8 @@ class GPUJobStatus(Message):
     `preempted_at` and `decisions` have the latest only. `load` is what is predicted, `observed` is
     what is measured since. `expected_start` is given of gangs that wait, where it can be forecast.
     `alone`: it was too slow next to other jobs, and has its GPUs for itself from then on.
+    `pod_service` has the pods that hold GPUs and a few that have just ended. A pod that was bound
+    until `folded_until`, has ended and is not in `pod_service` is counted to its end.
     """
 
     phase: Phase = Phase.QUEUED
@@ -227,6 +229,7 @@ class GPUJobStatus(Message):
     attained_gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     promoted_gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
     pod_service: list[PodService] = []
+    folded_until: Time | None = None
     attempts: Count = 0
     queue: Count | None = None
     queue_key: Time | None = None
