@@ -59,6 +59,7 @@ class Gang:
     running: int = field(default=0, init=False)  # live pods on a node in phase Running
     succeeded: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
+    leaving: int = field(default=0, init=False)  # pods that are being deleted and hold GPUs
     gpus_running: int = field(default=0, init=False)  # GPUs (shares) on which containers run
     _live: _Names = field(default_factory=list, init=False, repr=False)
     unbound: int = field(default=0, init=False)  # live pods on no node
@@ -308,6 +309,7 @@ class Gang:
                 self._unmarked.pop(pod.uid, None)
                 self._on_whole_gpus.pop(pod.uid, None)
         if pod.deleting:
+            self.leaving += by * bool(pod.node_name)
             return
         self.running += by * bool(pod.node_name and pod.phase == "Running")
         _count_name(self._live, pod, by)

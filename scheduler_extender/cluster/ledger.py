@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -50,6 +50,8 @@ class Ledger:
         self._handles: dict[str, int] = {}
         self._workers: Counter[str] = Counter()
         self._next_handle = 0
+        self._gpus: Counter[str] = Counter()  # by job, as its pods count
+        self._bound: Counter[str] = Counter()  # by namespace, bound alone
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -68,6 +70,17 @@ class Ledger:
     def counting(self) -> dict[str, Claim]:
         """Return the claim by which each pod counts, by uid; a copy."""
         return self._counting.copy()
+
+    def gpus_of_jobs(self) -> dict[str, int]:
+        """Return how many GPUs the pods of each job (`namespace/name`) count on; a copy.
+
+        A GPU counts once for each pod on it. With or without a GPUJob: what is bound is here.
+        """
+        return dict(self._gpus)
+
+    def bound_gpus(self) -> dict[str, int]:
+        """Return the same by namespace, of bound pods alone; a copy."""
+        return dict(self._bound)
 
     def jobs(self) -> Iterator[Job]:
         """Yield the job of each claim, those that do not count included."""
@@ -98,6 +111,9 @@ class Ledger:
         if claims.get(hold) == claim:
             return
         before = self.held(uid)
+        if hold is Hold.BOUND:
+            _add_gpus(self._bound, claims.get(hold), -1, _namespace)
+            _add_gpus(self._bound, claim, 1, _namespace)
         if claim is None:
             del claims[hold]
             if not claims:
@@ -128,6 +144,8 @@ class Ledger:
             self._table.touch(rows)
 
     def _move(self, uid: str, old: Claim | None, new: Claim | None) -> None:
+        _add_gpus(self._gpus, old, -1, _job)
+        _add_gpus(self._gpus, new, 1, _job)
         # The newcomer first: a job that only moves keeps its handle.
         if new is not None:
             self._enter(new.job.id)
@@ -193,6 +211,12 @@ class Ledger:
             for gpu in claim.gpus:
                 expected.setdefault((claim.node, gpu), {})[uid] = claim
         assert self._on_gpu == expected
+        gpus, bound = Counter[str](), Counter[str]()
+        for claims in self._claims.values():
+            gpus[_job(claims[max(claims)])] += len(claims[max(claims)].gpus)
+            if Hold.BOUND in claims:
+                bound[_namespace(claims[Hold.BOUND])] += len(claims[Hold.BOUND].gpus)
+        assert (self._gpus, self._bound) == (gpus, bound)
         assert self._counting == {uid: c[max(c)] for uid, c in self._claims.items()}
         assert self._workers == workers
         assert set(self._handles) == set(workers)
@@ -201,6 +225,25 @@ class Ledger:
         live = self._table.gpus.take(rows)
         for name in self._table.writable:
             np.testing.assert_array_equal(getattr(live, name), getattr(summed, name), name)
+
+
+def _job(claim: Claim) -> str:
+    return claim.job.id
+
+
+def _namespace(claim: Claim) -> str:
+    return claim.job.id.partition("/")[0]
+
+
+def _add_gpus(
+    counts: Counter[str], claim: Claim | None, by: int, of: Callable[[Claim], str]
+) -> None:
+    if claim is None:
+        return
+    name = of(claim)
+    counts[name] += by * len(claim.gpus)
+    if not counts[name]:
+        del counts[name]
 
 
 class Plans:

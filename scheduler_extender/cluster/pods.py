@@ -35,6 +35,8 @@ class PodInfo:
     phase: str = "Pending"
     gates: tuple[str, ...] = ()
     deleting: bool = False
+    ends_by: str = ""  # of a pod that is being deleted: its deletionTimestamp
+    grace_s: int = 0  # of a pod that is being deleted: from the first request to `ends_by`
     created_at: str = ""
     bound_at: str = ""  # when its Binding was written, by the API server's clock
     started_at: str = ""
@@ -121,6 +123,8 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         phase=status.get("phase") or "Pending",
         gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
         deleting="deletionTimestamp" in metadata,
+        ends_by=metadata.get("deletionTimestamp") or "",
+        grace_s=metadata.get("deletionGracePeriodSeconds") or 0,
         created_at=metadata.get("creationTimestamp") or "",
         bound_at=_bound_at(status),
         started_at=_first_time(status, "startedAt", min),

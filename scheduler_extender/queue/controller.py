@@ -148,7 +148,12 @@ class Controller:
         self.gates = Gates(executor, self.gangs, clock)
         self._reason_writer = ReasonWriter(executor, clock)
         self.accounts = Accounts(
-            chosen.queue, self.gangs, self.queue_state, clock, connection.namespace
+            chosen.queue,
+            self.gangs,
+            state.ledger,
+            self.queue_state,
+            clock,
+            connection.namespace,
         )
         every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
         self._start_forecast = StartForecast(parts, every_s, self.metrics.forecast)
@@ -360,6 +365,9 @@ class Controller:
             end_s = lifecycle.plan_ends_s(record.status)
             if end_s > now:
                 self.work.later(gang.key, end_s)
+        for pod in gang.holders() if gang.leaving else ():
+            if (leaves_s := lifecycle.leaves_until_s(pod)) > now:
+                self.work.later(gang.key, leaves_s)
         if record.status.load is None:
             return
         known = self.queue_state.of.get(gang.key)

@@ -30,6 +30,8 @@ MOST_STARTS = 128
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status
+#: A pod that is being deleted is expected to end within so long, whatever its grace period is.
+LEAVES_WITHIN_S = 300.0
 #: The pods of a gang that has done its work end within so long of the first.
 _ENDS_WITHIN_S = 3.0
 
@@ -44,6 +46,21 @@ def planned_uids(status: GPUJobStatus, now_s: float) -> set[str]:
 def is_placed(gang: Gang, planned: Collection[str]) -> bool:
     """Say whether a pod of the gang holds GPUs, or has a place among the `planned` uids."""
     return bool(gang.holds) or any(gang.is_waiting(uid) for uid in planned)
+
+
+def deletion_asked_s(pod: PodInfo) -> float:
+    """Return when the deletion of a pod was asked for (Unix time); infinite where it was not."""
+    return seconds(pod.ends_by) - pod.grace_s if pod.ends_by else math.inf
+
+
+def leaves_until_s(pod: PodInfo) -> float:
+    """Return until when a pod counts as one that is about to give up its GPUs (Unix time)."""
+    return deletion_asked_s(pod) + LEAVES_WITHIN_S if pod.deleting else -math.inf
+
+
+def leaves_soon(pod: PodInfo, now_s: float) -> bool:
+    """Say whether a pod is being deleted, and has not been for longer than a pod takes."""
+    return now_s < leaves_until_s(pod)
 
 
 def plan_ends_s(status: GPUJobStatus) -> float:

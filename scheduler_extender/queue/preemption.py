@@ -17,7 +17,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue import decisions
+from scheduler_extender.queue import decisions, lifecycle
 from scheduler_extender.queue.decisions import OVERDUE, OVERDUE_S, method_of
 from scheduler_extender.queue.effects import Executor
 from tandem.contracts.resources import Phase
@@ -52,6 +52,8 @@ class Preempter:
         """Return from when on a gang may be preempted (Unix time), infinite where it may not be.
 
         It must run, save its state when told to go, and have had its run; so often an hour at most.
+        A pod that is being deleted may end the run by itself: it is waited for, but not for longer
+        than `LEAVES_WITHIN_S`, whatever its grace period is.
         """
         record, never = gang.record, float("inf")
         if record is None or record.status.phase is not Phase.RUNNING:
@@ -62,7 +64,7 @@ class Preempter:
         if record.spec.workload.kind in ENDLESS:
             return never
         since = status.running_since or status.started_at
-        if since is None or not holders or any(pod.deleting for pod in holders):
+        if since is None or not holders:
             return never
         most = self._settings.max_preemptions_per_hour
         if most == 0:
@@ -70,7 +72,7 @@ class Preempter:
         earliest = seconds(since) + self._settings.min_run_s
         if len(status.preempted_at) >= most:
             earliest = max(earliest, seconds(status.preempted_at[-most]) + _HOUR_S)
-        return earliest
+        return max(earliest, *(lifecycle.leaves_until_s(pod) for pod in holders))
 
     def spared(self, key: Key) -> str:
         """Return why a gang is left alone for now, or ''."""

@@ -17,7 +17,12 @@ from scheduler_extender.cluster.jobs import job_of, progress_of, rfc3339, second
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
-from scheduler_extender.queue.lifecycle import ends_until_s, is_placed, planned_uids
+from scheduler_extender.queue.lifecycle import (
+    ends_until_s,
+    is_placed,
+    leaves_soon,
+    planned_uids,
+)
 from tandem.contracts.resources import GPUJobStatus, Load, Phase
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
@@ -91,7 +96,7 @@ def entry_of(
         prioritized_s=seconds(spec.prioritized_at) if spec.prioritized_at else np.inf,
         gives_way_s=gives_way_s,
         holders=tuple(pod.uid for pod in holders),
-        leaving=tuple(pod.uid for pod in holders if leaves or pod.deleting),
+        leaving=tuple(pod.uid for pod in holders if leaves or leaves_soon(pod, now_s)),
         ends=now_s < ends_until_s(gang),
         endless=spec.workload.kind in ENDLESS,
         left_s=left_s,

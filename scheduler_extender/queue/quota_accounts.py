@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.ledger import Ledger
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.cluster.workloads import ENDLESS
+from scheduler_extender.cluster.workloads import ENDLESS, workload_of
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.lifecycle import leaves_soon
 from scheduler_extender.queue.queue_state import QueueEntry, QueueState
 from scheduler_extender.quotas.config import EVERYBODY, Quota
 from scheduler_extender.quotas.grants import Stake, Turn
@@ -23,6 +25,7 @@ class Accounts:
         self,
         settings: QueueConfig,
         gangs: Gangs,
+        ledger: Ledger,
         queue_state: QueueState,
         clock: Callable[[], float],
         namespace: str | None,
@@ -30,24 +33,28 @@ class Accounts:
         self._quotas = settings.quotas
         self._counts = any(quota.gpu_seconds is not None for quota in settings.quotas)
         self._gangs = gangs
+        self._ledger = ledger
         self._queue_state = queue_state
         self._clock = clock
         self._usage = Usage(namespace, settings.quota_window_s)
 
     async def step(self, writer: Writer) -> None:
-        """Count the time that has passed; nothing is done where no quota speaks of time."""
+        """Count the time that has passed; nothing is done where no quota speaks of time.
+
+        A GPU counts from the Binding of a pod to its end, whether its containers run or not.
+        """
         if not self._counts:
             return
-        now, running = self._clock(), Counter[str]()
-        for key in self._queue_state.placed:
-            running[key[0]] += self._queue_state.of[key].rate
-        self._usage.advance(now, running)
+        now = self._clock()
+        self._usage.advance(now, self._ledger.bound_gpus())
         await self._usage.save(writer, now)
 
     def turn(self) -> Turn:
         """Return the account with which a cycle begins; for the thread that plans.
 
-        The queue state does not change meanwhile. Gangs do: each is read as it is by then.
+        The queue state does not change meanwhile. Gangs do: each is read as it is by then. What the
+        ledger has of gangs outside the queue counts as well: the GPUJob of a deleted Job goes at
+        once, its pods hold their GPUs until they end.
         """
         if not self._quotas:
             return Turn()
@@ -57,7 +64,14 @@ class Accounts:
             record = gang.record if gang is not None else None
             if gang is not None and record is not None:
                 stakes[key] = _stake(gang, record, entry)
-        return Turn(self._quotas, stakes, self._usage.used(self._clock()))
+        now = self._clock()
+        others: dict[Key, Stake] = {}
+        for job, gpus in self._ledger.gpus_of_jobs().items():
+            namespace, _, name = job.partition("/")
+            key = namespace, name
+            if key not in stakes:
+                others[key] = _outside(self._gangs.by_key.get(key), gpus, now)
+        return Turn(self._quotas, stakes, self._usage.used(now), others)
 
     def exceeding_plans(self) -> dict[tuple[Key, str], str]:
         """Return the plans that exceed a quota, by GPUJob and time of making, with the reason.
@@ -67,10 +81,15 @@ class Accounts:
         """
         if not self._quotas:
             return {}
+        now = self._clock()
         stakes: dict[Key, Stake] = {}
+        others: dict[Key, Stake] = {}
         coming: dict[Key, tuple[str, int]] = {}  # when the plan was made, GPUs not bound yet
         for key, gang in self._gangs.by_key.items():
             if gang.record is None:
+                held = sum(pod.gpus for pod in gang.holders())
+                if held:
+                    others[key] = _outside(gang, held, now)
                 continue
             live = {pod.uid: pod for pod in gang.pods.values() if not pod.finished}
             bound = {uid for uid, pod in live.items() if pod.node_name}
@@ -83,7 +102,7 @@ class Accounts:
             if planned and gang.record.status.plan is not None:
                 gpus = sum(live[uid].gpus for uid in planned)
                 coming[key] = (gang.record.status.plan.made_at, gpus)
-        turn, found = Turn(self._quotas, stakes, self._usage.used(self._clock())), {}
+        turn, found = Turn(self._quotas, stakes, self._usage.used(now), others), {}
         for key, (made_at, gpus) in sorted(coming.items(), key=lambda each: each[1], reverse=True):
             why = turn.refusal(key, 0)
             if why:
@@ -96,8 +115,8 @@ class Accounts:
         if not self._quotas:
             return []
         held = Counter[str]()
-        for key in self._queue_state.placed:
-            held[key[0]] += self._queue_state.of[key].job.gpus
+        for job, gpus in self._ledger.gpus_of_jobs().items():
+            held[job.partition("/")[0]] += gpus
         used = self._usage.used(self._clock())
         return [
             (quota, held[quota.namespace], used.get(quota.namespace, 0.0))
@@ -108,9 +127,10 @@ class Accounts:
 
 def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry) -> Stake:
     """Count the pods that hold GPUs or are planned; one start where the plan is being written."""
-    live = {pod.uid: pod for pod in list(gang.pods.values()) if not pod.finished}
-    pods = {*entry.holders, *(place.uid for place in record.plan)}
-    held = sum(live[uid].gpus for uid in pods if uid in live)
+    named = {*entry.holders, *(place.uid for place in record.plan)}
+    pods = {uid: pod for uid in named if (pod := gang.pods.get(uid)) is not None}
+    live = {uid: pod for uid, pod in pods.items() if not pod.finished}
+    held = sum(pod.gpus for pod in live.values())
     if entry.placed and not held:
         held = entry.job.gpus
     return Stake(
@@ -118,4 +138,15 @@ def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry) -> Stake:
         wants=entry.job.gpus,
         endless=record.spec.workload.kind in ENDLESS,
         leaving=sum(live[uid].gpus for uid in entry.leaving if uid in live),
+    )
+
+
+def _outside(gang: Gang | None, gpus: int, now_s: float) -> Stake:
+    """Return the stake of a gang outside the queue that holds GPUs."""
+    pods = gang.holders() if gang is not None else []
+    return Stake(
+        held=gpus,
+        wants=0,
+        endless=any(workload_of(pod).kind in ENDLESS for pod in pods),
+        leaving=sum(pod.gpus for pod in pods if leaves_soon(pod, now_s)),
     )

@@ -28,8 +28,9 @@ class Stake:
 class Turn:
     """The account of all namespaces while one cycle gives places away.
 
-    `used_gpu_s` is what each namespace has had in the window. Without quotas nothing is asked of
-    anybody, and the order stays as it is.
+    `used_gpu_s` is what each namespace has had in the window. `others` are gangs outside the queue
+    that still hold GPUs, such as those of a deleted Job whose pods have not ended. Without quotas
+    nothing is asked of anybody, and the order stays as it is.
     """
 
     def __init__(
@@ -37,22 +38,27 @@ class Turn:
         quotas: Sequence[Quota] = (),
         stakes: Mapping[Key, Stake] | None = None,
         used_gpu_s: Mapping[str, float] | None = None,
+        others: Mapping[Key, Stake] | None = None,
     ) -> None:
         self.quotas = tuple(quotas)
         self._quotas = {quota.namespace: quota for quota in quotas}
         self._stakes = stakes or {}
         self._used = used_gpu_s or {}
+        self._others = others or {}
         self.held: Counter[str] = Counter()
         self._endless: Counter[str] = Counter()
         self._leaving: Counter[str] = Counter()
         self._borrowers: set[Key] = set()
-        for key, stake in self._stakes.items():
+        self._outside: Counter[str] = Counter()
+        for key, stake in (*self._stakes.items(), *self._others.items()):
             self._count(key, stake.held)
             self._leaving[key[0]] += stake.leaving
+        for key, stake in self._others.items():
+            self._outside[key[0]] += stake.held
 
     def copy(self) -> Turn:
         """Return an account that begins as this one is now."""
-        return Turn(self.quotas, self._stakes, self._used)
+        return Turn(self.quotas, self._stakes, self._used, self._others)
 
     def ranked(self, keys: Sequence[Key]) -> list[Key]:
         """Return the gangs with those that keep within their namespaces' shares before all others.
@@ -61,7 +67,7 @@ class Turn:
         """
         if not self._quotas:
             return list(keys)
-        running: Counter[str] = Counter()
+        running = Counter(self._outside)
         coming = Counter(self.held)
         self._borrowers.clear()
         for key in keys:
@@ -139,7 +145,7 @@ class Turn:
 
     def _count(self, key: Key, gpus: int) -> None:
         self.held[key[0]] += gpus
-        stake = self._stakes.get(key)
+        stake = self._stakes.get(key) or self._others.get(key)
         if stake is not None and stake.endless:
             self._endless[key[0]] += gpus
 

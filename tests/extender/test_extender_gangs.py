@@ -30,7 +30,7 @@ class View:
     """What the queue derives from a state: gangs, places, quota accounts."""
 
     def __init__(self, state: ClusterState, clock: Any) -> None:
-        self.gangs = state.gangs
+        self.gangs, self._ledger = state.gangs, state.ledger
         self._clock = clock
 
     def picture(self) -> dict:
@@ -43,7 +43,7 @@ class View:
             if gang.record is not None:
                 queue_state.put(gang, self._clock(), float("inf"))
         quotas = QUOTAS.model_copy(update={"quotas": (Quota(namespace="*", gpus=1),)})
-        turn = Accounts(quotas, self.gangs, queue_state, self._clock, None).turn()
+        turn = Accounts(quotas, self.gangs, self._ledger, queue_state, self._clock, None).turn()
         return {"gangs": gangs, "held": +Counter(turn.held)}
 
 

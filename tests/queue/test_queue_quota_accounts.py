@@ -82,9 +82,10 @@ def test_a_plan_of_a_namespace_that_has_had_its_gpu_seconds_exceeds_its_quota(
     quota = Quota(namespace="default", gpus=2, gpu_seconds=100, borrow=False)
     made = gang(pod("p", gpus=2), phase=Phase.QUEUED, **planned("uid-p"))
     now = [1_800_000_000.0]
-    state: Any = SimpleNamespace(placed=[made.key], of={made.key: SimpleNamespace(rate=2)})
+    ledger: Any = SimpleNamespace(bound_gpus=lambda: {"default": 2})
+    state: Any = SimpleNamespace(placed=[], of={})
     gangs: Any = SimpleNamespace(by_key={made.key: made})
-    accounts = Accounts(QueueConfig(quotas=(quota,)), gangs, state, lambda: now[0], None)
+    accounts = Accounts(QueueConfig(quotas=(quota,)), gangs, ledger, state, lambda: now[0], None)
     writer: Any = None  # nothing is kept without a namespace of our own
     asyncio.run(accounts.step(writer))
     for _ in range(3):

@@ -112,6 +112,7 @@ class Sums:
     states: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
     on: Counter[str] = field(default_factory=Counter)  # namespace -> GPUs that its jobs hold
+    held: Counter[str] = field(default_factory=Counter)  # the same, once for each pod on a GPU
     sharing: Counter[Key] = field(default_factory=Counter)  # job -> GPUs that it shares
 
     def take(self, other: Sums, times: int) -> None:
@@ -222,9 +223,8 @@ class Selection:
         self._slowest: list[tuple[int, Key]] = []  # the largest slowdown first
         self.phases: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        self.waiting: Counter[str] = Counter()  # by namespace, as the next two
+        self.waiting: Counter[str] = Counter()  # by namespace, as the next
         self.running: Counter[str] = Counter()
-        self.held: Counter[str] = Counter()
         self.models: dict[Key, dict[Key, Job]] = {}  # (namespace, model) -> its jobs
         self._model_sums: dict[Key, ModelSums] | None = None  # made for the first view of models
         own = [job for job in jobs.values() if self.has(job)]
@@ -342,8 +342,6 @@ class Selection:
             _add(self.waiting, job.namespace, times)
         if job.phase == "Running":
             _add(self.running, job.namespace, times)
-        if job.places:
-            _add(self.held, job.namespace, times * len(job.places))
         if not job.model:
             return
         model = (job.namespace, job.model)
@@ -393,6 +391,9 @@ class Selection:
                 found.promised_bytes += promised_bytes(gpu)
                 for namespace in {each.job[0] for each in gpu.holders}:
                     found.on[namespace] += 1
+                for each in gpu.holders:
+                    if self.namespace in (None, each.job[0]):
+                        found.held[each.job[0]] += 1
             if len(gpu.holders) > 1:
                 self._add_shared(found, gpu)
         return found

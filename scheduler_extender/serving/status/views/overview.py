@@ -89,8 +89,8 @@ def _namespaces(cluster: Cluster, found: Selection) -> Document:
         if found.scope.sees(quota["namespace"])
     }
     names = sorted(
-        {*found.waiting, *found.running, *found.held, *quotas},
-        key=lambda name: (-found.held[name], -found.waiting[name], name),
+        {*found.waiting, *found.running, *found.sums.held, *quotas},
+        key=lambda name: (-found.sums.held[name], -found.waiting[name], name),
     )
     rows = [_namespace(found, name, quotas.get(name) or {}) for name in names]
     rows.sort(key=lambda row: not row["overQuota"])
@@ -105,12 +105,12 @@ def _namespace(found: Selection, name: str, quota: Raw) -> Document:
         "waiting": found.waiting[name],
         "running": found.running[name],
         "gpus": found.sums.on[name],
-        "gpusHeld": found.held[name],
+        "gpusHeld": found.sums.held[name],
         "quotaGpus": share,
         "maxGpus": quota.get("maxGpus"),
         "quotaGpuSeconds": most,
         "gpuSecondsUsed": used,
-        "overQuota": (share is not None and found.held[name] > share)
+        "overQuota": (share is not None and found.sums.held[name] > share)
         or (most is not None and (used or 0.0) >= most),
     }
 

@@ -1,0 +1,140 @@
+"""Pods that are being deleted: what they hold counts, and nobody is kept from GPUs by them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from queue_builders import raw_pod
+from test_queue_controller import NOW, SHARED, Cluster, run
+
+from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S
+from scheduler_extender.quotas.config import Quota
+from tandem.kube.resource import GPU_JOBS, PODS
+
+HOLD = ["example.com/hold"]
+
+
+def quotas(**more: Any) -> QueueConfig:
+    return QueueConfig(quotas=(Quota(namespace="default", **more),))
+
+
+def deleted(cluster: Cluster, name: str, grace_period_s: int | None = None) -> None:
+    """Delete a pod whose kubelet does not end its containers, and its GPUJob as the API server."""
+    cluster.api.patch(PODS, name, {"metadata": {"finalizers": HOLD}}, "default")
+    cluster.api.delete(PODS, name, "default", grace_period_s=grace_period_s)
+
+
+def running(cluster: Cluster, name: str, grace_s: int = 30) -> None:
+    annotations = {**SHARED, "tandem.gpu/exclusive": "true"}
+    body = raw_pod(name, annotations=annotations, terminationGracePeriodSeconds=grace_s)
+    cluster.api.create(PODS, body)
+    run(cluster.cycle)
+    cluster.bind_as_planned(name)
+    run(cluster.cycle)
+
+
+def test_gpus_of_a_deleted_job_count_until_its_pods_end() -> None:
+    cluster = Cluster(settings=quotas(max_gpus=1))
+    cluster.add_node("n0", gpus=4)
+    running(cluster, "first", grace_s=2**31 - 1)
+    deleted(cluster, "first")
+    cluster.api.delete(GPU_JOBS, "pod-first", "default")
+    for name in ("second", "third"):
+        cluster.api.create(PODS, raw_pod(name, annotations=SHARED))
+    run(cluster.cycle)
+    assert cluster.gated("second")
+    assert cluster.gated("third")
+    message = cluster.gpujob("pod-second")["status"]["message"]
+    assert "namespace default holds 1 GPU(s), and may have 1 at most" in message
+    ((_, held, _),) = cluster.controller.accounts.figures()
+    assert held == 1
+
+
+def test_gpu_seconds_count_from_the_binding_and_after_the_gpujob_is_gone() -> None:
+    cluster = Cluster(settings=quotas(gpus=4, gpu_seconds=1000))
+    cluster.add_node("n0", gpus=4)
+    running(cluster, "first", grace_s=2**31 - 1)
+    cluster.set_phase("first", "Pending")
+    for _ in range(3):
+        cluster.now += 20
+        run(cluster.cycle)
+    ((_, _, used),) = cluster.controller.accounts.figures()
+    assert used == 60
+    deleted(cluster, "first")
+    cluster.api.delete(GPU_JOBS, "pod-first", "default")
+    cluster.now += 20
+    run(cluster.cycle)
+    ((_, _, used),) = cluster.controller.accounts.figures()
+    assert used == 80
+
+
+def test_a_plan_exceeds_a_quota_by_the_gpus_of_a_deleted_job() -> None:
+    cluster = Cluster(settings=quotas(max_gpus=1))
+    cluster.add_node("n0", gpus=4)
+    running(cluster, "first")
+    deleted(cluster, "first", 3600)
+    cluster.api.delete(GPU_JOBS, "pod-first", "default")
+    unlimited = Cluster(api=cluster.api)
+    cluster.api.create(PODS, raw_pod("second", annotations=SHARED))
+
+    async def scenario() -> None:
+        cluster.loop = asyncio.get_running_loop()
+        await unlimited.cycle()
+
+    run(scenario)
+    assert unlimited.gpujob("pod-second")["status"]["phase"] == "Admitted"
+    (why,) = cluster.controller.accounts.exceeding_plans().values()
+    assert "holds 2 GPU(s), and may have 1 at most" in why
+
+
+def test_borrowing_counts_the_gpus_of_deleted_jobs_first() -> None:
+    settings = QueueConfig(
+        quotas=(Quota(namespace="default", gpus=1), Quota(namespace="other", gpus=1))
+    )
+    cluster = Cluster(settings=settings)
+    cluster.add_node("n0", gpus=2)
+    running(cluster, "first")
+    running(cluster, "second")
+    deleted(cluster, "first", 3600)
+    cluster.api.delete(GPU_JOBS, "pod-first", "default")
+    run(cluster.cycle)
+    turn = cluster.controller.accounts.turn()
+    turn.ranked([("default", "pod-second")])
+    assert turn.borrows(("default", "pod-second"))
+
+
+@pytest.mark.parametrize(
+    ("after_s", "may"), [(LEAVES_WITHIN_S - 1, False), (LEAVES_WITHIN_S, True)]
+)
+def test_a_pod_that_is_being_deleted_protects_its_gang_for_a_while(
+    after_s: float, *, may: bool
+) -> None:
+    cluster = Cluster()
+    cluster.add_node("n0", gpus=2)
+    gang = {
+        **SHARED,
+        "tandem.gpu/checkpoint": "true",
+        "tandem.gpu/gang": "g",
+        "tandem.gpu/gang-size": "2",
+    }
+    for name in ("a", "b"):
+        body = raw_pod(
+            name, annotations=gang, owner=("Job", "j"), terminationGracePeriodSeconds=3600
+        )
+        cluster.api.create(PODS, body)
+    run(cluster.cycle)
+    for name in ("a", "b"):
+        cluster.bind_as_planned(name)
+    run(cluster.cycle)
+    cluster.now = NOW + 4000  # both have had their minimum run
+    deleted(cluster, "a")
+    run(cluster.cycle)
+    cluster.now += after_s
+    cluster.state.tick(cluster.now)
+    run(cluster.cycle)
+    keys, _ = cluster.controller.queue_state.may_give_way(cluster.now)
+    assert (("default", "gang-g") in keys) is may
+    assert bool(cluster.controller.queue_state.going()) is not may
