@@ -88,6 +88,8 @@ def policies() -> str:
         f"'{names.PRIORITY_CLASS}'",
         f"""'{{{{ dig "admission" "priority_class" "{names.PRIORITY_CLASS}" {given} }}}}'""",
     )
+    grace = f'{{{{ dig "admission" "max_termination_grace_s" {names.MAX_GRACE_S} {given} | int }}}}'
+    source = re.sub(rf"(<= |write ){names.MAX_GRACE_S}\b", rf"\g<1>{grace}", source)
     labels = """{{- include "tandem.labels" (dict "root" . "component" "policies") | nindent 4 }}"""
     source = re.sub(r"(?m)^(metadata:\n  name: .+\n)", rf"\g<1>  labels: {labels}\n", source)
     head = "{{- /* Made by helm/generate.py of helm/policies.yaml; change it there. */ -}}\n"

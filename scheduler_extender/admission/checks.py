@@ -52,15 +52,17 @@ def misuses_scheduler(pod: PodShape, scheduler_name: str, *, at: str = "") -> li
 
 
 def check_pod(
-    pod: PodShape, scheduler_name: str, *, adopt: bool, at: str = ""
+    pod: PodShape, scheduler_name: str, max_grace_s: int, *, adopt: bool, at: str = ""
 ) -> tuple[list[FieldError], int]:
     """Check a pod that requests GPUs, or a template of such pods at the field `at`.
 
-    Returns the first errors, `MAX_ERRORS` at most, and the index of the ordinary container that
-    gets the GPUs (meaningless where there are errors).
+    `max_grace_s`: the most that it may take to end after its deletion, in seconds. Returns the
+    first errors, `MAX_ERRORS` at most, and the index of the ordinary container that gets the GPUs
+    (meaningless where there are errors).
     """
     prefix = f"{at}." if at else ""
     errors, gpu_index, gpus = _check_request(pod, f"{prefix}spec", adopt=adopt)
+    errors += islice(_check_grace(pod, prefix, max_grace_s), MAX_ERRORS - len(errors))
     rest = _check_rest(pod, scheduler_name, prefix, gpu_index, gpus, fine=not errors)
     return [*errors, *islice(rest, MAX_ERRORS - len(errors))], gpu_index
 
@@ -96,6 +98,17 @@ def _check_rest(
         parse_demand(pod.metadata.annotations, gpus, where=where)
     except AnnotationError as error:
         yield from error.errors
+
+
+def _check_grace(pod: PodShape, prefix: str, max_grace_s: int) -> Iterator[FieldError]:
+    """Refuse a time to end for which a deleted pod would keep its GPUs from all others."""
+    grace_s = pod.spec.termination_grace_period_seconds
+    if grace_s is not None and grace_s > max_grace_s:
+        yield FieldError(
+            f"{prefix}spec.terminationGracePeriodSeconds",
+            str(grace_s),
+            f"a pod with GPUs keeps them until it has ended; write {max_grace_s} or less",
+        )
 
 
 def _check_requirements(pod: PodShape, prefix: str) -> Iterator[FieldError]:

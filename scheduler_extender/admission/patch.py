@@ -41,7 +41,8 @@ class AdmissionConfig(BaseModel):
     `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
     runtimeClassName, `none` sets none, `auto` sets it where the cluster has the class.
     `agent_port`: the port of its node at which a job may tell its progress; 0 gives jobs neither
-    the address nor a token.
+    the address nor a token. `max_termination_grace_s`: the most that a pod with GPUs may take to
+    end after its deletion; meanwhile no other job gets its GPUs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +51,7 @@ class AdmissionConfig(BaseModel):
     priority_class: str = names.PRIORITY_CLASS
     runtime_class: Literal["auto", "nvidia", "none"] = "auto"
     agent_port: Annotated[int, Field(ge=0, le=65535)] = names.AGENT_PORT
+    max_termination_grace_s: Annotated[int, Field(ge=1, le=604_800)] = names.MAX_GRACE_S
 
 
 @dataclass(slots=True)
@@ -74,7 +76,9 @@ def admit_pod(
     if not is_ours(pod, adopt=adopt):
         verdict.errors = misuses_scheduler(pod, config.scheduler_name)
         return verdict
-    verdict.errors, gpu_index = check_pod(pod, config.scheduler_name, adopt=adopt)
+    verdict.errors, gpu_index = check_pod(
+        pod, config.scheduler_name, config.max_termination_grace_s, adopt=adopt
+    )
     if verdict.errors:
         return verdict
 

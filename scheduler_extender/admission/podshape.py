@@ -207,6 +207,7 @@ class PodSpec(_Shape):
     priority: int | None = None
     preemption_policy: str | None = None
     restart_policy: str = ""
+    termination_grace_period_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

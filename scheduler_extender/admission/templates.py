@@ -80,7 +80,9 @@ def admit_owner(
         if not is_ours(pod, adopt=adopt):
             verdict.errors += misuses_scheduler(pod, config.scheduler_name, at=field)
             continue
-        errors, gpu_index = check_pod(pod, config.scheduler_name, adopt=adopt, at=field)
+        errors, gpu_index = check_pod(
+            pod, config.scheduler_name, config.max_termination_grace_s, adopt=adopt, at=field
+        )
         verdict.errors += errors
         if not errors:
             verdict.warnings += memory_warnings(pod, gpu_index, adopt=adopt, at=field)

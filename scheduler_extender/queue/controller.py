@@ -46,7 +46,9 @@ from scheduler_extender.queue.reconcile import Reconciler
 from scheduler_extender.queue.repairs import Repairs
 from scheduler_extender.queue.rounds import Rounds
 from scheduler_extender.queue.start_forecast import StartForecast
+from scheduler_extender.queue.terminations import Terminations
 from scheduler_extender.queue.work import ExternalWork, WorkQueue
+from tandem.contracts import names
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.api import ClusterApi
@@ -83,11 +85,15 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an operator has set. A report older than `stale_after_s` (seconds) asks for nothing."""
+    """What an operator has set. A report older than `stale_after_s` (seconds) asks for nothing.
+
+    `max_grace_s` is the most that a pod with GPUs may take to end after its deletion, in seconds.
+    """
 
     queue: QueueConfig = field(default_factory=QueueConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
     stale_after_s: float = STALE_AFTER_S
+    max_grace_s: int = names.MAX_GRACE_S
     forecasts: bool = False
 
 
@@ -145,6 +151,7 @@ class Controller:
         )
         self._reconciler = Reconciler(parts, load_prediction)
         self.evictions = Evictions(writer, executor, self.gangs, clock, chosen.stale_after_s)
+        self.terminations = Terminations(writer, clock, chosen.max_grace_s)
         self.gates = Gates(executor, self.gangs, clock)
         self._reason_writer = ReasonWriter(executor, clock)
         self.accounts = Accounts(
@@ -192,6 +199,7 @@ class Controller:
             self.work.add(key)
         match record:
             case PodRecord():
+                self.terminations.pod_changed(record)
                 self.learning.pod_changed(record)
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
@@ -203,6 +211,8 @@ class Controller:
         for key in gangs:
             self.work.add(key)
         match record:
+            case PodRecord():
+                self.terminations.pod_gone(record)
             case GpuJobRecord():
                 self.history.take_killed(record)
             case GpuNodeRecord():
@@ -290,6 +300,8 @@ class Controller:
         self._pricing.step()
         # 2. Evict the pods that node agents name, because their GPU's memory is about to end.
         await self._apart("evictions", self.evictions.step())
+        # Then bound the grace periods of deleted pods, and report those that hold GPUs for long.
+        await self._apart("terminations", self.terminations.step())
         # 3. Take in what agents measured, and move jobs that slow each other down.
         await self._apart("learning", self.learning.step())
         # 4. Let the profile's adjuster move jobs, where it has one.

@@ -1,5 +1,9 @@
 """The memory guard's last step: evicts the pod that an agent names, before a neighbour fails.
 
+A pod that a disruption budget protects is deleted where it exceeds what it was placed with: a
+budget of its owner must not cost a neighbour its work. One that takes long to end is given less
+time.
+
 An agent may not evict; it writes a request into its GPUNode. What is asked is checked against what
 we know ourselves: the pod is ours, runs on that agent's node, and was given that GPU. The job's
 need is raised before the pod goes, so that its next run is placed by what this one showed.
@@ -15,20 +19,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.jobs import memory_of_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue.effects import Executor
+from scheduler_extender.queue.lifecycle import deletion_asked_s
 from scheduler_extender.queue.memory_needs import outgrown
 from tandem.contracts.resources import EvictionRequest, Source
 from tandem.kube.errors import Conflict, KubeError, NotFound, TooManyRequests
+from tandem.kube.resource import PODS
 
 log = logging.getLogger(__name__)
 
 #: An eviction that a disruption budget forbids, or that failed, is tried again after this.
 RETRY_S = 5.0
+#: A pod that must leave may save its state for so long before its grace period is cut, and that is
+#: what is left of it then.
+SAVES_S, LEFT_S = 30.0, 30
 #: What may become of a request, for the metric.
-OUTCOMES = ("evicted", "forbidden", "failed", "refused")
+OUTCOMES = ("evicted", "deleted", "shortened", "forbidden", "failed", "refused")
 
 _Key = tuple[str, str, str]  # node, pod uid, GPU
 
@@ -83,22 +93,77 @@ class Evictions:
             self._again_s[key] = self._clock() + RETRY_S  # its pod may reach us after the request
             return
         gang, pod = found
-        if pod.finished or pod.deleting:
+        if pod.finished:
             return
+        outgrew = _outgrew(gang, pod, request)  # as it was placed: its need is raised below
         try:
             capacity = record.capacity_bytes(request.gpu)
             raised = outgrown(gang, request, capacity, self._clock())
             if raised is not None:
                 await self._executor.carry_out(gang, (raised,))
-            await self._writer.call(self._writer.api.evict, pod.namespace, pod.name, uid=pod.uid)
+            if pod.deleting:
+                await self._shorten(key, pod, request)
+                return
+            outcome = await self._evict(pod, outgrew)
         except (NotFound, Conflict) as error:
             # The pod or its GPUJob has changed or is gone: looked at again as it then is.
             log.info("eviction put off pod=%s/%s reason=%s", *pod.key, error)
         except KubeError as error:
             await self._not_evicted(key, pod, request, error)
         else:
-            self._again_s[key] = math.inf
-            await self._evicted(pod, request)
+            self._again_s[key] = self._clock() + SAVES_S
+            await self._evicted(pod, request, outcome)
+
+    async def _evict(self, pod: PodInfo, outgrew: bool) -> str:
+        """Evict a pod, or delete it where a budget forbids that and it outgrew its place.
+
+        The pod has its own grace period either way. Returns the outcome.
+        """
+        call, api = self._writer.call, self._writer.api
+        try:
+            await call(api.evict, pod.namespace, pod.name, uid=pod.uid)
+        except KubeError as error:
+            if not outgrew or not _by_budget(error):
+                raise
+            log.warning("budget overridden pod=%s/%s error=%s", *pod.key, error)
+            await call(api.delete, PODS, pod.name, pod.namespace, uid=pod.uid)
+            return "deleted"
+        return "evicted"
+
+    async def _shorten(self, key: _Key, pod: PodInfo, request: EvictionRequest) -> None:
+        """Have a pod that is being deleted end soon, once it has had time to save its state."""
+        now = self._clock()
+        cut_s = deletion_asked_s(pod) + SAVES_S
+        if now < cut_s:
+            self._again_s[key] = cut_s
+            return
+        self._again_s[key] = math.inf
+        # The API server counts from the first request, the kubelet from when it hears of this one.
+        if pod.grace_s <= now - deletion_asked_s(pod) + LEFT_S:
+            return
+        try:
+            await self._writer.call(
+                self._writer.api.delete,
+                PODS,
+                pod.name,
+                pod.namespace,
+                uid=pod.uid,
+                grace_period_s=LEFT_S,
+            )
+        except (NotFound, Conflict):
+            return  # it has ended
+        except KubeError as error:
+            self.outcomes["failed"] += 1
+            self._again_s[key] = now + RETRY_S
+            log.warning("not shortened pod=%s/%s gpu=%s error=%s", *pod.key, request.gpu, error)
+            return
+        self.outcomes["shortened"] += 1
+        log.warning("grace period cut pod=%s/%s gpu=%s", *pod.key, request.gpu)
+        note = (
+            f"Must leave {request.gpu} ({request.reason}) and is being deleted: its grace period of"
+            f" {pod.grace_s} s is cut, and ends in {LEFT_S} s"
+        )
+        await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
 
     def _find(self, node: str, request: EvictionRequest) -> tuple[Gang, PodInfo] | str:
         """Return the pod that is asked for, or why the agent of `node` may not ask for it."""
@@ -113,11 +178,12 @@ class Evictions:
             return "the pod has the GPU to itself"
         return gang, pod
 
-    async def _evicted(self, pod: PodInfo, request: EvictionRequest) -> None:
-        self.outcomes["evicted"] += 1
+    async def _evicted(self, pod: PodInfo, request: EvictionRequest, outcome: str) -> None:
+        self.outcomes[outcome] += 1
         log.warning("evicted pod=%s/%s gpu=%s reason=%r", *pod.key, request.gpu, request.reason)
         grows = " Its next run is placed with more memory." if request.memory_bytes else ""
-        note = f"Evicted from {request.gpu}: {request.reason}.{grows}"
+        how = "" if outcome == "evicted" else " A disruption budget does not protect it from that."
+        note = f"Evicted from {request.gpu}: {request.reason}.{how}{grows}"
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
         note = f"was evicted from {request.gpu}, whose memory was nearly used up."
         await self._tell_neighbours(pod, request.gpu, "NeighbourEvicted", note, "Normal")
@@ -146,6 +212,18 @@ class Evictions:
         for other in pods:
             if other.uid != pod.uid and gpu in other.devices:
                 await self._writer.say(other, reason, f"{_named(pod, other)} {what}", kind)
+
+
+def _outgrew(gang: Gang, pod: PodInfo, request: EvictionRequest) -> bool:
+    """Say whether a pod holds more memory than it was placed with; False where that is unknown."""
+    if not request.memory_bytes:
+        return False
+    placed = pod.placed_with
+    if placed is not None:
+        return placed.memory_bytes is not None and request.memory_bytes > placed.memory_bytes
+    status = gang.record.status if gang.record is not None else None
+    said = memory_of_steps(status, gang.steps_of(pod.uid)) if status is not None else None
+    return said is not None and request.memory_bytes > said
 
 
 def _by_budget(error: KubeError) -> bool:

@@ -96,6 +96,11 @@ class _OfQueue(Collector):
             value=controller.preempter.overdue(controller.gangs.by_key.values()),
         )
         yield GaugeMetricFamily(
+            "tandem_queue_deleted_pods_holding_gpus",
+            "Pods that were deleted over five minutes ago and still hold their GPUs.",
+            value=controller.terminations.overdue(),
+        )
+        yield GaugeMetricFamily(
             "tandem_queue_backlog",
             "Jobs whose picture has changed and who have not been looked at yet.",
             value=controller.work.pending,

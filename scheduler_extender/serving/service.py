@@ -169,6 +169,7 @@ async def running(
             queue=config.queue,
             learning=config.learning,
             stale_after_s=config.stale_after_s,
+            max_grace_s=config.admission.max_termination_grace_s,
             forecasts=True,
         ),
         learned=learned,

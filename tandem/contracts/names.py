@@ -94,6 +94,8 @@ AGENT_URL_ENV = "TANDEM_AGENT_URL"
 HOST_IP_ENV = "TANDEM_HOST_IP"
 TOKEN_FOLDER = "/var/run/secrets/tandem.gpu"  # noqa: S105 - a path
 TOKEN_NAME = "token"  # noqa: S105 - a file's name
+#: The most that a pod with GPUs may take to end after its deletion, in seconds; can be set.
+MAX_GRACE_S = 3600
 #: Given to containers that ask for no GPU: CUDA images bake in "all" otherwise.
 NO_DEVICES = "void"
 

@@ -313,6 +313,8 @@ FORGERIES = [
         train(p).update(securityContext={"procMount": "Unmasked"}),
         p["spec"].update(hostUsers=False))),
     creates("processes of the node", SHAPE, lambda p: p["spec"].update(hostPID=True)),
+    creates("days to end after its deletion", SHAPE,
+            lambda p: p["spec"].update(terminationGracePeriodSeconds=2**31 - 1)),
     creates("cgroups of the node", SHAPE, host_path("/sys/fs/cgroup")),
     creates("15,000 terms of node affinity", SHAPE, lambda p: p["spec"].update(affinity={
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [

@@ -12,6 +12,7 @@ from test_queue_controller import NOW, SHARED, Cluster, run
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S
 from scheduler_extender.quotas.config import Quota
+from tandem.kube.errors import Unavailable
 from tandem.kube.resource import GPU_JOBS, PODS
 
 HOLD = ["example.com/hold"]
@@ -138,3 +139,64 @@ def test_a_pod_that_is_being_deleted_protects_its_gang_for_a_while(
     keys, _ = cluster.controller.queue_state.may_give_way(cluster.now)
     assert (("default", "gang-g") in keys) is may
     assert bool(cluster.controller.queue_state.going()) is not may
+
+
+def grace_s(cluster: Cluster, name: str) -> int:
+    return cluster.pod(name)["metadata"]["deletionGracePeriodSeconds"]
+
+
+def test_a_long_grace_period_is_cut_to_the_longest_that_is_allowed() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0", gpus=2)
+    running(cluster, "first", grace_s=2**31 - 1)
+    running(cluster, "second")
+    deleted(cluster, "first")
+    deleted(cluster, "second")
+    run(cluster.cycle)
+    assert (grace_s(cluster, "first"), grace_s(cluster, "second")) == (3600, 30)
+    (note,) = [note for pod, reason, note in cluster.said if reason == "GracePeriodShortened"]
+    assert "2147483647 s is cut to 3600 s" in note
+
+
+def test_a_pod_that_was_deleted_longer_ago_than_that_ends_now() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0")
+    running(cluster, "first", grace_s=2**31 - 1)
+    deleted(cluster, "first")
+    cluster.now += 3600
+    run(cluster.cycle)
+    assert grace_s(cluster, "first") == 1
+
+
+def test_a_pod_that_holds_gpus_long_after_its_deletion_is_reported_once() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0")
+    running(cluster, "first", grace_s=3600)
+    deleted(cluster, "first")
+    told = []
+    for after_s in (0, LEAVES_WITHIN_S - 1, LEAVES_WITHIN_S, LEAVES_WITHIN_S + 60):
+        cluster.now = NOW + after_s
+        run(cluster.cycle)
+        notes = [note for _, reason, note in cluster.said if reason == "DeletionOverdue"]
+        told.append((len(notes), cluster.controller.terminations.overdue()))
+    assert told == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert "was deleted 300 s ago and still holds 1 GPU(s) of n0" in notes[0]
+    cluster.api.patch(PODS, "first", {"metadata": {"finalizers": None}}, "default")
+    assert cluster.controller.terminations.overdue() == 0
+
+
+def test_a_refused_request_is_made_again_after_a_growing_pause(monkeypatch: Any) -> None:
+    cluster, tried = Cluster(), list[float]()
+    cluster.add_node("n0")
+    running(cluster, "first", grace_s=7200)
+    deleted(cluster, "first")
+
+    def delete(*_: object, **__: object) -> None:
+        tried.append(cluster.now - NOW)
+        raise Unavailable(503, "busy")
+
+    monkeypatch.setattr(cluster.api, "delete", delete)
+    for _ in range(40):
+        run(cluster.cycle)
+        cluster.now += 1
+    assert tried == [0, 5, 15, 35]

@@ -7,8 +7,9 @@ from queue_builders import GIB, gang, load, pod, raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
 from scheduler_extender.cluster.gangs import Gang
-from scheduler_extender.queue.evictions import RETRY_S, _named
+from scheduler_extender.queue.evictions import LEFT_S, RETRY_S, SAVES_S, _named
 from scheduler_extender.queue.memory_needs import HEADROOM, outgrown, raised, raised_in_steps
+from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import EvictionRequest, GPUJobStatus, Source, SubBatch
 from tandem.kube.errors import NotFound, TooManyRequests, Unavailable
 from tandem.kube.resource import GPU_NODES, PODS
@@ -19,6 +20,9 @@ BUDGET = TooManyRequests(
     "the budget allows no disruption",
     details={"causes": [{"reason": "DisruptionBudget", "message": "needs 1, has 1"}]},
 )
+
+
+KEEP = {"metadata": {"finalizers": ["example.com/keep"]}}
 
 
 @pytest.fixture
@@ -146,7 +150,7 @@ def test_disruption_budget_is_respected_told_and_tried_again(cluster: Cluster, m
         raise BUDGET
 
     monkeypatch.setattr(cluster.api, "evict", evict)
-    ask(cluster)
+    ask(cluster, memoryBytes=12 * GIB)
     for _ in range(3):
         run(cluster.cycle)
     assert tried == ["greedy"]
@@ -164,6 +168,7 @@ def test_no_one_else_is_put_beside_a_pod_that_may_not_be_evicted(
         raise BUDGET
 
     monkeypatch.setattr(cluster.api, "evict", evict)
+    cluster.api.patch(PODS, "greedy", KEEP, "default")
     ask(cluster, memoryBytes=75 * GIB)
     cluster.set_phase("innocent", "Succeeded")
     cluster.api.create(PODS, raw_pod("late", annotations=SHARED))
@@ -181,7 +186,7 @@ def test_nobody_joins_a_gpu_until_what_is_asked_of_it_is_done(
         raise BUDGET
 
     monkeypatch.setattr(cluster.api, "evict", evict)
-    ask(cluster, memoryBytes=13 * GIB)
+    ask(cluster, memoryBytes=12 * GIB)
     cluster.set_phase("innocent", "Succeeded")
     cluster.api.create(PODS, raw_pod("late", annotations=SHARED))
     run(cluster.cycle)
@@ -204,11 +209,11 @@ def test_neighbour_in_a_budgets_way_is_told_and_what_became_of_it_is_counted(
 
     monkeypatch.setattr(cluster.api, "evict", evict)
     outcomes = cluster.controller.evictions.outcomes
-    ask(cluster)
+    ask(cluster, memoryBytes=12 * GIB)
     for _ in range(4):
         run(cluster.cycle)
         cluster.now += RETRY_S
-    assert outcomes == {"evicted": 1, "forbidden": 1, "failed": 1, "refused": 0}
+    assert +outcomes == {"evicted": 1, "forbidden": 1, "failed": 1}
     reasons = [reason for pod, reason, _ in cluster.said if pod == "innocent"]
     assert reasons.count("MemoryAtRisk") == 1
     ask(cluster, uid="of-another-pod")
@@ -245,8 +250,7 @@ def test_a_request_that_is_done_is_not_carried_out_again(cluster: Cluster, monke
 def test_a_pod_that_goes_already_is_not_evicted(cluster: Cluster, monkeypatch) -> None:
     evicted = []
     monkeypatch.setattr(cluster.api, "evict", lambda _, pod, **__: evicted.append(pod))
-    keep = {"metadata": {"finalizers": ["example.com/keep"]}}
-    cluster.api.patch(PODS, "greedy", keep, "default")
+    cluster.api.patch(PODS, "greedy", KEEP, "default")
     cluster.api.delete(PODS, "greedy", "default")
     ask(cluster)
     run(cluster.cycle)
@@ -305,3 +309,68 @@ def test_need_is_never_lowered_and_ends_at_what_the_gpu_has() -> None:
     more = raised(load(base_gib=10, extra_gib=2), 40 * GIB, 80 * GIB)
     assert more.memory_base_bytes + more.memory_peak_extra_bytes == 40 * GIB
     assert more.memory_source is Source.OBSERVED
+
+
+def test_a_budget_does_not_protect_a_pod_that_outgrew_what_it_was_placed_with(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evict(namespace: str, pod: str, *, uid: str) -> None:
+        raise BUDGET
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    ask(cluster)
+    run(cluster.cycle)
+    assert not exists(cluster, "greedy")
+    assert exists(cluster, "innocent")
+    assert +cluster.controller.evictions.outcomes == {"deleted": 1}
+    (note,) = [note for pod, reason, note in cluster.said if reason == "MemoryOutgrown"]
+    assert "A disruption budget does not protect it from that." in note
+
+
+def test_what_a_pod_was_placed_with_decides_and_not_what_was_raised_since(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The need was raised by an attempt that failed; the next attempt still knows who outgrew."""
+    answers = [Unavailable(503, "busy"), BUDGET]
+
+    def evict(namespace: str, pod: str, *, uid: str) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(cluster.api, "evict", evict)
+    placed = PlacedWith(gpu_job="pod-greedy", memory_base_bytes=12 * GIB)
+    notes = {"tandem.gpu/placed-with": placed.text()}
+    cluster.api.patch(PODS, "greedy", {"metadata": {"annotations": notes}}, "default")
+    ask(cluster)
+    run(cluster.cycle)
+    assert exists(cluster, "greedy")
+    cluster.now += RETRY_S
+    run(cluster.cycle)
+    assert not exists(cluster, "greedy")
+
+
+@pytest.mark.parametrize(("grace_s", "left_s"), [(2**31 - 1, LEFT_S), (3600, LEFT_S), (45, 45)])
+def test_a_pod_that_is_being_deleted_and_outgrows_its_memory_is_given_less_time(
+    grace_s: int, left_s: int, cluster: Cluster
+) -> None:
+    cluster.controller.terminations._max_grace_s = 2**31
+    cluster.api.patch(PODS, "greedy", KEEP, "default")
+    cluster.api.delete(PODS, "greedy", "default", grace_period_s=grace_s)
+    ask(cluster)
+    run(cluster.cycle)
+    assert cluster.pod("greedy")["metadata"]["deletionGracePeriodSeconds"] == grace_s
+    cluster.now += SAVES_S
+    run(cluster.cycle)
+    assert cluster.pod("greedy")["metadata"]["deletionGracePeriodSeconds"] == left_s
+    assert cluster.controller.evictions.outcomes["shortened"] == (left_s != grace_s)
+
+
+def test_an_evicted_pod_that_takes_its_time_is_given_less(cluster: Cluster) -> None:
+    grace = {"spec": {"terminationGracePeriodSeconds": 3600}}
+    cluster.api.patch(PODS, "greedy", KEEP | grace, "default")
+    ask(cluster)
+    run(cluster.cycle)
+    assert cluster.pod("greedy")["metadata"]["deletionGracePeriodSeconds"] == 3600
+    cluster.now += SAVES_S
+    run(cluster.cycle)
+    assert cluster.pod("greedy")["metadata"]["deletionGracePeriodSeconds"] == LEFT_S
+    assert +cluster.controller.evictions.outcomes == {"evicted": 1, "shortened": 1}

@@ -92,6 +92,17 @@ def test_the_template_of_every_kind_is_read(api_version, kind, way):
     assert fields(verdict) == [f"{field}.metadata.annotations[tandem.gpu/memory]"]
 
 
+@pytest.mark.parametrize(("api_version", "kind", "way"), KINDS, ids=lambda v: str(v))
+def test_the_time_to_end_is_bounded_in_the_template_of_every_kind(api_version, kind, way):
+    body = pod(terminationGracePeriodSeconds=2**31 - 1)
+    spec = {"metadata": body["metadata"], "spec": body["spec"]}
+    for step in reversed(way):
+        spec = [spec] if isinstance(step, int) else {step: spec}
+    verdict = ask(owner(api_version, kind, spec))
+    assert fields(verdict)[0].endswith(".spec.terminationGracePeriodSeconds")
+    assert "write 3600 or less" in verdict.errors[0].allowed
+
+
 def test_every_kind_that_is_read_is_tested():
     assert {(v.partition("/")[0], kind) for v, kind, _ in KINDS} == set(TEMPLATES)
 

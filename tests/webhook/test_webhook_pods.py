@@ -337,6 +337,16 @@ def test_other_folders_of_the_node_may_be_mounted():
             "metadata.annotations[tandem.gpu/memory]",
             "such as 12Gi",
         ),
+        (
+            pod(terminationGracePeriodSeconds=3601),
+            "spec.terminationGracePeriodSeconds",
+            "write 3600 or less",
+        ),
+        (
+            pod(terminationGracePeriodSeconds=2**31 - 1),
+            "spec.terminationGracePeriodSeconds",
+            "keeps them until it has ended",
+        ),
     ],
 )
 def test_refused_with_field_and_what_is_allowed(body, field, allowed):
@@ -344,6 +354,16 @@ def test_refused_with_field_and_what_is_allowed(body, field, allowed):
     assert fields(verdict) == [field]
     assert allowed in verdict.errors[0].allowed
     assert verdict.patch == []
+
+
+def test_the_time_to_end_is_bounded_by_what_is_set_and_for_pods_with_gpus_alone():
+    longer, config = (
+        pod(terminationGracePeriodSeconds=7200),
+        AdmissionConfig(max_termination_grace_s=7200),
+    )
+    assert fields(ask(longer, config=config)) == []
+    assert fields(ask(pod(terminationGracePeriodSeconds=3600))) == []
+    assert fields(ask(pod(container(), terminationGracePeriodSeconds=7200))) == []
 
 
 SECURITY = [
