@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Gang:
     gpus_running: int = field(default=0, init=False)  # GPUs (shares) on which containers run
     _live: _Names = field(default_factory=list, init=False, repr=False)
     unbound: int = field(default=0, init=False)  # live pods on no node
+    _asks: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # their GPUs
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
         default_factory=dict, init=False, repr=False
     )
@@ -212,6 +214,23 @@ class Gang:
         return self.unbound - sum(map(len, self._waiting.values()))
 
     @property
+    def is_uneven(self) -> bool:
+        """True where live pods on no node ask for different numbers of GPUs."""
+        return len(self._asks) > 1
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs that one of its live pods on no node asks for, 0 without any."""
+        return max(self._asks, default=0)
+
+    @property
+    def checkpoints(self) -> bool:
+        """True where every pod that holds GPUs saves checkpoints: only then the gang may move."""
+        return self.job.spec.demand.checkpoint and all(
+            pod.annotations.get(names.CHECKPOINT) == "true" for pod in self._holders.values()
+        )
+
+    @property
     def holds(self) -> int:
         """How many of its pods hold GPUs."""
         return len(self._holders)
@@ -316,6 +335,9 @@ class Gang:
         if pod.node_name:
             return
         self.unbound += by
+        self._asks[pod.gpus] += by
+        if not self._asks[pod.gpus]:
+            del self._asks[pod.gpus]
         if not pod.blocked:
             named = self._waiting.setdefault(pod.shape, [])
             _count_name(named, pod, by)

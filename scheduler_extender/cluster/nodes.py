@@ -6,8 +6,9 @@ onto nodes that the plugins will refuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -111,18 +112,27 @@ class NodeBook:
 
     def eligible(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,), True where the pod could run; False for a node that is not there."""
-        return self.picture({0: pod}, names).eligible(0)
+        return self.picture({0: (pod,)}, names).eligible(0)
 
-    def capable(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
-        """Return (nodes,), True where the pod could run if nothing else did."""
-        return self.picture({0: pod}, names).capable(0)
+    def capable(self, pods: Sequence[PodInfo], names: tuple[str, ...]) -> Bools:
+        """Return (nodes,), True where each of the pods could run if nothing else did."""
+        return self.picture({0: pods}, names).capable(0)
 
-    def picture(self, pods: Mapping[int, PodInfo], names: tuple[str, ...]) -> NodesPicture:
-        """Return what decides where `pods`, by number, could run, to be read by another thread."""
+    def picture(
+        self, pods: Mapping[int, Sequence[PodInfo]], names: tuple[str, ...]
+    ) -> NodesPicture:
+        """Return what decides where `pods`, by number, could run, to be read by another thread.
+
+        Several pods of one number run where each of them could.
+        """
         at = self._at(names)
         asks = {
-            number: _Asks(self._mask(pod.requires), pod.cpu, pod.memory_bytes)
-            for number, pod in pods.items()
+            number: _Asks(
+                reduce(np.logical_and, (self._mask(pod.requires) for pod in alike)),
+                max(pod.cpu for pod in alike),
+                max(pod.memory_bytes for pod in alike),
+            )
+            for number, alike in pods.items()
         }
         return NodesPicture(asks, at, self._total[at], self._used[at])
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from scheduler_extender.cluster.jobs import (
@@ -240,6 +241,44 @@ def as_known(record: PodRecord, known: PodRecord) -> PodRecord:
     if (gpujob, role) == (record.gpujob, role_of(record.pod)):
         return record
     return replace(record, pod=replace(record.pod, known_as=(gpujob[1], role)), gpujob=gpujob)
+
+
+#: What a pod declares of itself and its GPUJob has from the first of its pods: memory, exclusive.
+Declared = tuple[str, str]
+
+
+def declared_of(pod: PodInfo) -> Declared:
+    """Return what a pod declares of itself, as it is written."""
+    annotations = pod.annotations
+    return annotations.get(names.MEMORY, ""), annotations.get(names.EXCLUSIVE, "")
+
+
+@lru_cache(4096)
+def _demand_of(declared: Declared) -> Demand:
+    texts = dict(zip((names.MEMORY, names.EXCLUSIVE), declared, strict=True))
+    try:
+        return parse_demand({name: text for name, text in texts.items() if text}, 1)
+    except AnnotationError:
+        return Demand(gpus_per_pod=1, exclusive=True)
+
+
+def at_least_declared(job: Job, record: GpuJobRecord, declared: Iterable[Declared]) -> Job:
+    """Return a worker of a GPUJob with the most that its pods declare: they may differ.
+
+    What the GPUJob says came from the first of them.
+    """
+    said = record.spec.demand
+    for demand in map(_demand_of, declared):
+        memory_bytes = demand.declared_memory_bytes or 0
+        if demand.exclusive and not said.exclusive:
+            job = replace(job, exclusive=True)
+        if memory_bytes > (said.declared_memory_bytes or 0) and not job.exclusive:
+            memory_gib = gib(memory_bytes)
+            if memory_gib > job.memory_peak_gib:
+                job = replace(
+                    job, memory_base_gib=memory_gib, memory_peak_extra_gib=0.0, sub_batches=()
+                )
+    return job
 
 
 def worker_by_annotations(pod: PodInfo) -> Job:

@@ -6,7 +6,7 @@ clock and on the Bindings under way, and on nothing else. The event loop alone t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ from scheduler_extender.cluster.records import (
     PodRecord,
     Record,
     as_known,
+    at_least_declared,
+    declared_of,
     not_less,
     placed_with,
     worker_by_annotations,
@@ -118,13 +120,13 @@ class ClusterState:
         """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
         return self.nodes.eligible(pod, self.table.sorted_names)
 
-    def nodes_picture(self, pods: Mapping[int, PodInfo]) -> NodesPicture:
+    def nodes_picture(self, pods: Mapping[int, Sequence[PodInfo]]) -> NodesPicture:
         """Return what decides on which nodes of a snapshot `pods` could run, by number."""
         return self.nodes.picture(pods, self.table.sorted_names)
 
-    def capable_nodes(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
-        """Return (nodes,) for `names`: where the pod could run if nothing else did."""
-        return self.nodes.capable(pod, names)
+    def capable_nodes(self, pods: Sequence[PodInfo], names: tuple[str, ...]) -> Bools:
+        """Return (nodes,) for `names`: where each of the pods could run if nothing else did."""
+        return self.nodes.capable(pods, names)
 
     def rows_of(self, node: str, gpus: Iterable[str]) -> Ints:
         """Return the rows of GPUs by UUID; those that are not there are left out."""
@@ -159,7 +161,7 @@ class ClusterState:
         """
         found = None
         if pod is not None:
-            capable = self.nodes.capable(pod, self.table.sorted_names)
+            capable = self.nodes.capable((pod,), self.table.sorted_names)
             found = self.table.commonest_kind(capable)
         return found or self.table.commonest_kind()
 
@@ -197,6 +199,7 @@ class ClusterState:
             job = classify(gang.worker, gang.status.load)
             if job.sub_batches:
                 job = in_steps(job, gang.steps(pod.uid, pod.annotations))
+            job = at_least_declared(job, gang, (declared_of(pod),))
             placed = pod.placed_with
             if placed is not None and not gang.measured:
                 job = not_less(job, placed)

@@ -42,7 +42,7 @@ SUSPEND_WITHIN_S = 60.0
 #: A gang that holds its GPUs for so long after it was told to go is reported.
 OVERDUE_S = 300.0
 OVERDUE = "PreemptionOverdue"
-BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own: PodInfo.blocked
+BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own
 #: Entries of pods that a closed GPUJob may keep: to write it again costs more.
 _LISTED = 100
 _PODS_TOLD = 8  # pods of one gang that get an event
@@ -90,9 +90,9 @@ def write(gang: Gang, status: GPUJobStatus) -> Effects:
     """Write a status that has changed; a pod that has become the reason of a wait gets an event."""
     before = gang.job.status
     now_blocked = (status.reason, status.message) != (before.reason, before.message)
-    pod = next((pod for pod in gang.live_pods() if pod.blocked), None)
-    if status.reason != BLOCKED or not now_blocked or pod is None:
+    if status.reason != BLOCKED or not now_blocked or not gang.is_live:
         return (WriteStatus(status),)
+    pod = next((pod for pod in gang.live_pods() if pod.blocked), gang.first())
     return (WriteStatus(status), WriteEvent(pod, BLOCKED, status.message))
 
 

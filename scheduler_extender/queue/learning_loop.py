@@ -235,7 +235,7 @@ class Learning:
 
     def stays(self, gang: Gang, record: GpuJobRecord) -> str:
         """Return why a gang that runs cannot be moved, or ''."""
-        if not record.spec.demand.checkpoint:
+        if not gang.checkpoints:
             return "it saves no checkpoint"
         if not method_of(record):
             return "its owner would not create its pods again"

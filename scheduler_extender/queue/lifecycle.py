@@ -11,6 +11,7 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.workloads import role_of
+from tandem.contracts import names
 from tandem.contracts.learning import Decision
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import (
@@ -76,8 +77,41 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     members that have succeeded (of an indexed Job stopped as it ended, say) do not come back. A pod
     for which a plan could not take effect yet (`PodInfo.blocked`) is not counted. Of pods that
     start alone and ask the same of a node, the first `MOST_STARTS` by name are returned: the others
-    would be refused with them, and follow when they have their places.
+    would be refused with them, and follow when they have their places. Pods that ask for different
+    numbers of GPUs do not start together (`uneven`), and nobody starts beside them.
     """
+    starts = _starts(gang, now_s)
+    if not gang.is_uneven:
+        return starts
+    if not gang.bound and any(map(uneven, starts)):
+        return []
+    return [pods for pods in starts if not uneven(pods)]
+
+
+def uneven(pods: Sequence[PodInfo]) -> str:
+    """Return why pods cannot start together, or ''.
+
+    The GPUJob has one number of GPUs for each of its pods. Plan and quota would count that.
+    """
+    first = pods[0]
+    other = next((pod for pod in pods if pod.gpus != first.gpus), None)
+    if other is None:
+        return ""
+    return (
+        f"pod {first.name} asks for {first.gpus} GPU(s) and pod {other.name} for {other.gpus}; pods"
+        f" that start together ask for the same number of {names.RESOURCE}: give them the same"
+        f" limit, or each number a gang of its own ({names.GANG}, {names.GANG_SIZE})"
+    )
+
+
+def uneven_start(gang: Gang, now_s: float) -> str:
+    """Return why pods that are there cannot start together, or ''."""
+    if not gang.is_uneven:
+        return ""
+    return next(filter(None, map(uneven, _starts(gang, now_s))), "")
+
+
+def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     record = gang.record
     if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
         return []

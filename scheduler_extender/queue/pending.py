@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import in_steps, job_of
 from scheduler_extender.cluster.pods import PodInfo, Shape
-from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.cluster.records import (
+    Declared,
+    GpuJobRecord,
+    Key,
+    at_least_declared,
+    declared_of,
+)
 from scheduler_extender.planning.questions import Start
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.queue_state import Believe
@@ -26,14 +32,14 @@ class PendingJobs:
     def __init__(self, changed: Callable[[], None], believe: Believe = lambda job, _: job) -> None:
         self.starts: dict[Key, tuple[Start, ...]] = {}
         self.where_of: dict[Key, int] = {}  # how a gang's pods asked last
-        self._pods: dict[int, PodInfo] = {}  # by number, one pod that asks so
-        self._numbers: dict[Shape, int] = {}
+        self._pods: dict[int, tuple[PodInfo, ...]] = {}  # by number, one pod of each of its shapes
+        self._numbers: dict[frozenset[Shape], int] = {}
         self._next = 1
         self._changed = changed
         self._believe = believe
 
-    def shapes(self) -> Mapping[int, PodInfo]:
-        """Return one pod of each shape that is waiting, by number."""
+    def shapes(self) -> Mapping[int, Sequence[PodInfo]]:
+        """Return pods of each shape that is waiting, by number."""
         return self._pods
 
     def note(self, gang: Gang, record: GpuJobRecord, now_s: float) -> None:
@@ -41,17 +47,22 @@ class PendingJobs:
         starts = []
         name = f"{record.namespace}/{record.name}"
         # Pods of one gang that ask the same differ in their names alone.
-        alike: dict[tuple[Shape, int], Job] = {}
+        alike: dict[tuple[frozenset[Shape], frozenset[Declared], int, int], Job] = {}
         for pods in lifecycle.pods_to_start(gang, now_s):
-            job = alike.get((pods[0].shape, len(pods)))
+            shapes = {pod.shape: pod for pod in pods}
+            declared = frozenset(map(declared_of, pods))
+            kind = frozenset(shapes), declared, len(pods), pods[0].gpus
+            job = alike.get(kind)
             if job is None:
                 job = job_of(name, record.spec, record.status, pods=len(pods))
-                job = self._believe(replace(job, where=self._number(pods[0])), record.status.load)
+                job = replace(job, where=self._number(shapes), gpus_per_pod=pods[0].gpus)
+                job = self._believe(job, record.status.load)
                 if gang.holds and record.status.plan is not None:
                     # A replacement runs as its siblings do.
                     steps = record.status.plan.accumulation_steps
                     job = replace(in_steps(job, steps), sub_batches=())
-                alike[pods[0].shape, len(pods)] = job
+                job = at_least_declared(job, record, declared)
+                alike[kind] = job
             if len(pods) == 1:
                 job = replace(job, id=f"{name}#{pods[0].name}")
             starts.append(Start(gang.key, job, tuple(pods)))
@@ -69,15 +80,16 @@ class PendingJobs:
         self.drop(key)
         self.where_of.pop(key, None)
 
-    def _number(self, pod: PodInfo) -> int:
-        number = self._numbers.get(pod.shape)
+    def _number(self, shapes: Mapping[Shape, PodInfo]) -> int:
+        asked = frozenset(shapes)
+        number = self._numbers.get(asked)
         if number is None:
             if len(self._pods) > _SHAPES:
                 used = {each.job.where for known in self.starts.values() for each in known}
                 used |= set(self.where_of.values())
                 self._pods = {number: self._pods[number] for number in used}
                 self._numbers = {s: n for s, n in self._numbers.items() if n in used}
-            number = self._numbers[pod.shape] = self._next
+            number = self._numbers[asked] = self._next
             self._next += 1
-        self._pods[number] = pod
+        self._pods[number] = tuple(shapes.values())
         return number

@@ -59,7 +59,7 @@ class Preempter:
         if record is None or record.status.phase is not Phase.RUNNING:
             return never
         status, holders = record.status, gang.holders()
-        if not record.spec.demand.checkpoint or not method_of(record):
+        if not gang.checkpoints or not method_of(record):
             return never
         if record.spec.workload.kind in ENDLESS:
             return never

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.ledger import Ledger
@@ -49,12 +49,13 @@ class Accounts:
         self._usage.advance(now, self._ledger.bound_gpus())
         await self._usage.save(writer, now)
 
-    def turn(self) -> Turn:
+    def turn(self, promised: Mapping[Key, int] | None = None) -> Turn:
         """Return the account with which a cycle begins; for the thread that plans.
 
-        The queue state does not change meanwhile. Gangs do: each is read as it is by then. What the
-        ledger has of gangs outside the queue counts as well: the GPUJob of a deleted Job goes at
-        once, its pods hold their GPUs until they end.
+        `promised` has the GPUs of plans that are being written. The queue state does not change
+        meanwhile. Gangs do: each is read as it is by then. What the ledger has of gangs outside the
+        queue counts as well: the GPUJob of a deleted Job goes at once, its pods hold their GPUs
+        until they end.
         """
         if not self._quotas:
             return Turn()
@@ -63,7 +64,7 @@ class Accounts:
             gang = self._gangs.by_key.get(key)
             record = gang.record if gang is not None else None
             if gang is not None and record is not None:
-                stakes[key] = _stake(gang, record, entry)
+                stakes[key] = _stake(gang, record, entry, (promised or {}).get(key, 0))
         now = self._clock()
         others: dict[Key, Stake] = {}
         for job, gpus in self._ledger.gpus_of_jobs().items():
@@ -125,17 +126,17 @@ class Accounts:
         ]
 
 
-def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry) -> Stake:
-    """Count the pods that hold GPUs or are planned; one start where the plan is being written."""
+def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry, promised: int = 0) -> Stake:
+    """Count the pods that hold GPUs or are planned; `promised` GPUs more are about to be."""
     named = {*entry.holders, *(place.uid for place in record.plan)}
     pods = {uid: pod for uid in named if (pod := gang.pods.get(uid)) is not None}
     live = {uid: pod for uid, pod in pods.items() if not pod.finished}
-    held = sum(pod.gpus for pod in live.values())
+    held = sum(pod.gpus for pod in live.values()) + promised
     if entry.placed and not held:
         held = entry.job.gpus
     return Stake(
         held=held,
-        wants=entry.job.gpus,
+        wants=entry.job.pods * max(entry.job.gpus_per_pod, gang.most_gpus),
         endless=record.spec.workload.kind in ENDLESS,
         leaving=sum(live[uid].gpus for uid in entry.leaving if uid in live),
     )

@@ -207,6 +207,8 @@ class Reconciler:
     @staticmethod
     def _blocked(gang: Gang, now: float) -> str:
         """Return why no pod of a gang can be planned for reasons of its pods' own, or ''."""
+        if not gang.bound and (why := lifecycle.uneven_start(gang, now)):
+            return why
         if not gang.blocked or gang.bound or lifecycle.pods_to_start(gang, now):
             return ""
         return next((pod.blocked for pod in gang.live_pods() if pod.blocked), "")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,14 @@ class Planned:
     starving: list[Key]
 
 
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """GPUs (node, UUID) of a plan that is being written, and how many its pods take."""
+
+    gpus: frozenset[tuple[str, str]]
+    count: int
+
+
 class Rounds:
     """Plans what waits. All methods but `_think` run on the event loop."""
 
@@ -79,8 +88,8 @@ class Rounds:
         self._foresee = foresee  # with what each round has seen and decided
         self._slice_ends_s = 0.0
         self._ripe_s = np.inf  # when the next gang has had its minimum run
-        # GPUs (node, UUID) of plans that are being written: no snapshot shows them yet.
-        self._promised: dict[Key, frozenset[tuple[str, str]]] = {}
+        # Plans that are being written: no snapshot shows them yet.
+        self._promised: dict[Key, _Promise] = {}
         # What was refused beside starts that came to nothing was refused for no reason.
         self._forgets = False
         # Gangs that were asked to give way, until what they hold shows it.
@@ -104,16 +113,25 @@ class Rounds:
         # is after ours: nothing of the plan is to outlive the cycle.
         planned: list[Planned] = []
         try:
-            await asyncio.to_thread(lambda: planned.append(self._think(frozen, tell, now)))
+            # A plan that is written meanwhile counts twice in this cycle, and never not at all.
+            promised = {key: each.count for key, each in self._promised.items()}
+            think = partial(self._think, frozen, tell, now, promised)
+            await asyncio.to_thread(lambda: planned.append(think()))
         finally:
             self._work.go()
         self._metrics.planning.observe(time.perf_counter() - began)
         return planned.pop()
 
-    def _think(self, frozen: Callable[[], Question], tell: Chooser, now_s: float) -> Planned:
+    def _think(
+        self,
+        frozen: Callable[[], Question],
+        tell: Chooser,
+        now_s: float,
+        promised: Mapping[Key, int],
+    ) -> Planned:
         """Plan, and choose about which jobs to write; in a thread, on what stands still."""
         question = frozen()
-        answer = plan_within(question, self._accounts.turn(), self._planner.plan)
+        answer = plan_within(question, self._accounts.turn(promised), self._planner.plan)
         to_tell = tell(answer.waiting, answer.explain, answer.summarise)
         answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
         return Planned(question, answer, to_tell, self._queue_state.starving(now_s))
@@ -223,7 +241,7 @@ class Rounds:
             else:
                 self.forget_refusals()
         # Those of one round know of one another, but not of plans that are still on their way.
-        promised = frozenset().union(*self._promised.values())
+        promised = frozenset().union(*(each.gpus for each in self._promised.values()))
         for key, verdicts in placed.items():
             gang = self._gangs.by_key.get(key)
             gpus = frozenset(
@@ -235,7 +253,8 @@ class Rounds:
             if gang is not None and not self._work.busy(key) and not gpus & promised:
                 self._pending.drop(key)
                 self._queue_state.place(key)
-                self._promised[key] = gpus
+                count = sum(each.start.job.gpus for each in verdicts)
+                self._promised[key] = _Promise(gpus, count)
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
             else:
                 self.forget_refusals()

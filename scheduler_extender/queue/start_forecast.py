@@ -172,9 +172,9 @@ class StartForecast:
         wanted |= set(question.where_of.values())
         names, nodes = question.snapshot.node_names, {}
         for part in _parts(list(self._pending.shapes().items()), _SHAPES):
-            for number, pod in part:
+            for number, pods in part:
                 if number in wanted:
-                    nodes[number] = self._state.capable_nodes(pod, names)
+                    nodes[number] = self._state.capable_nodes(pods, names)
             await asyncio.sleep(0)
         certain: set[Key] = set()
         endless: set[Key] = set()

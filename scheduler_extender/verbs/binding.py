@@ -211,7 +211,11 @@ class Binder:
         gpus = state.ledger.without(rows, frozenset((pod.uid,)))
         evaluation = self._pipeline.evaluate(job, gpus)
         plan = state.ledger.claim(pod.uid, Hold.PLANNED)
-        if plan is not None and plan.node == node and len(plan.gpus) == pod.gpus:
+        if plan is not None and len(plan.gpus) != pod.gpus:
+            # Quotas have been asked for as many as are planned.
+            why = f"its plan has {len(plan.gpus)} GPU(s), and the pod asks for {pod.gpus}"
+            return None, why
+        if plan is not None and plan.node == node:
             planned = [ids.index(gpu) for gpu in plan.gpus if gpu in ids]
             if len(planned) == pod.gpus and evaluation.allowed[planned].all():
                 return Claim(node, plan.gpus, job), ""

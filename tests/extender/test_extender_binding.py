@@ -495,21 +495,34 @@ def test_the_steps_of_accumulation_are_told_to_jobs_that_may_accumulate(asks: bo
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-@pytest.mark.parametrize(
-    "planned", [["a", "x"], ["a"], ["a", "b", "c"]], ids=["gone", "too-few", "too-many"]
-)
-def test_a_plan_that_does_not_suit_the_pod_is_not_followed(planned: list[str]) -> None:
+@scenario
+async def test_a_plan_whose_gpus_are_gone_is_not_followed() -> None:
+    bench = Bench()
+    bench.state.upsert("gpunodes", gpu_node("n0", "b", "c", "d"))
+    created = bench.create("p", 2)
+    plan = [(created["metadata"]["uid"], "n0", ["a", "x"])]
+    bench.state.upsert("gpujobs", gpu_job("pod-p", plan=plan, job_load=load(10)))
+    assert await bench.bind(created) == ""
+    node, devices = bench.assigned("p")
+    assert node == "n0"
+    assert devices is not None
+    assert len(set(devices.split(","))) == 2
+    assert set(devices.split(",")) <= {"b", "c", "d"}
+
+
+@pytest.mark.parametrize("planned", [["b"], ["b", "c", "d"]], ids=["too-few", "too-many"])
+def test_a_pod_whose_plan_has_another_number_of_gpus_is_not_bound(planned: list[str]) -> None:
     async def story() -> None:
         bench = Bench()
         bench.state.upsert("gpunodes", gpu_node("n0", "b", "c", "d"))
+        bench.state.upsert("gpunodes", gpu_node("n1", "e", "f"))
         created = bench.create("p", 2)
         plan = [(created["metadata"]["uid"], "n0", planned)]
         bench.state.upsert("gpujobs", gpu_job("pod-p", plan=plan, job_load=load(10)))
-        assert await bench.bind(created) == ""
-        node, devices = bench.assigned("p")
-        assert node == "n0"
-        assert len(set(devices.split(","))) == 2
-        assert set(devices.split(",")) <= {"b", "c", "d"}
+        for node in ("n0", "n1"):
+            why = await bench.bind(created, node)
+            assert why == f"its plan has {len(planned)} GPU(s), and the pod asks for 2"
+        assert bench.cluster.binds == 0
 
     asyncio.run(asyncio.wait_for(story(), 60))
 

@@ -585,7 +585,7 @@ def test_a_picture_of_the_nodes_answers_by_the_number_of_a_pod() -> None:
         ("pods", pod("there", node_name="n1", devices="g1", cpu="63")),
     )
     asks = {3: pod_info(pod("small", cpu="1")), 7: pod_info(pod("large", cpu="4"))}
-    shown = found.nodes_picture(asks)
+    shown = found.nodes_picture({number: (info,) for number, info in asks.items()})
     assert shown.eligible(3).tolist() == [True, True]
     assert shown.eligible(7).tolist() == [False, False]
     assert shown.capable(7).tolist() == [False, True]

@@ -256,7 +256,8 @@ def version(kind: str) -> str:
 
 
 def bound(name: str, *, deleting: bool = False, **_: Any) -> Any:
-    raw = raw_pod(name, nodeName="n0", annotations={names.VISIBLE_DEVICES: "g0"}, gated=False)
+    notes = {names.VISIBLE_DEVICES: "g0", names.CHECKPOINT: "true"}
+    raw = raw_pod(name, nodeName="n0", annotations=notes, gated=False)
     raw["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": "1"}
     if deleting:
         raw["metadata"]["deletionTimestamp"] = rfc3339(NOW)

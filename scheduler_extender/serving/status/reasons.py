@@ -11,7 +11,8 @@ import re
 #: Kind, what a person reads, and the words by which the message of a GPUJob shows it.
 KINDS: tuple[tuple[str, str, str], ...] = (
     ("held", "An administrator holds it", r"an administrator holds it"),
-    ("blocked", "Its pods cannot be planned yet", r"scheduling gates besides|needs room for its"),
+    ("blocked", "Its pods cannot be planned yet",
+     r"scheduling gates besides|needs room for its|ask for the same number"),
     ("quota", "Quota of its namespace", r"may have \d+ at most|may not borrow"),
     ("making_room", "Other jobs are giving up GPUs for it", r"give up (?:its|their) GPUs|given up"),
     ("behind", "Behind other jobs in the queue", r"waits behind|waits for its turn"),
