@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+import numpy as np
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.cluster.feed import Feed
@@ -26,6 +27,7 @@ from tandem.policy.pipeline import Pipeline
 #: Lines per turn of the event loop; a verb waits for no more than one such piece.
 _PIECE = 25
 _NODES_EXPLAINED = 20
+_FORBIDDEN = 403
 
 Line = dict[str, Any]
 
@@ -94,24 +96,42 @@ def read_router(state: ClusterState, pipeline: Pipeline, may: Check = everybody)
                 hint="kubectl get pods shows what there is",
             )
             return JSONResponse(error.wire(), 404)
-        return JSONResponse(explanation(state, pipeline, record))
+        names_nodes = await _sees(may, request, "list", "gpunodes")
+        return JSONResponse(explanation(state, pipeline, record, names_nodes=names_nodes))
 
     return router
 
 
-def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> Line:
-    """Return what is known of a pod: its load, its place, and the reasons of up to 20 nodes."""
+async def _sees(may: Check, request: Request, verb: str, resource: str) -> bool:
+    """Say whether the caller has a right in all namespaces; raises HTTPException as `may` does."""
+    try:
+        await may(request, verb, resource, None)
+    except HTTPException as error:
+        if error.status_code != _FORBIDDEN:
+            raise
+        return False
+    return True
+
+
+def explanation(
+    state: ClusterState, pipeline: Pipeline, record: PodRecord, *, names_nodes: bool = True
+) -> Line:
+    """Return what is known of a pod: its load, its place, and what refuses how many GPUs.
+
+    With `names_nodes`, also the reasons of up to 20 nodes by name. What a node is called, and which
+    GPUs it has, is for readers of GPUNodes; a tenant knows the GPUs of its own pods alone.
+    """
     pod, worker = record.pod, state.worker(record.pod)
     gang = state.gpu_jobs().get(record.gpujob)
     status = gang.status if gang else GPUJobStatus()
     held = state.ledger.held(record.uid)
-    nodes = []
+    nodes, reasons = [], _reasons(state, pipeline, record, worker) if not pod.node_name else []
 
     def models(node: str) -> list[str]:
         report = state.gpu_nodes().get(("", node))
         return sorted({gpu.model for gpu in report.status.gpus}) if report else []
 
-    if not pod.node_name:
+    if not pod.node_name and names_nodes:
         suits = dict(zip(state.table.sorted_names, state.eligible_nodes(pod).tolist(), strict=True))
         for name in state.table.sorted_names[:_NODES_EXPLAINED]:
             rows = state.table.rows(name)
@@ -124,7 +144,7 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
                     "models": models(name),
                     "fits": bool(allowed.sum() >= pod.gpus and suits[name]),
                     "gpus": [gpu for gpu, fine in zip(ids, allowed, strict=True) if fine],
-                    "reason": node_reason(worker, left, ids, pipeline.constraints)
+                    "reason": node_reason(worker, left, pipeline.constraints, ids)
                     if suits[name]
                     else pod.requires.refused
                     or "CPU, memory, labels or taints do not suit the pod",
@@ -155,11 +175,34 @@ def explanation(state: ClusterState, pipeline: Pipeline, record: PodRecord) -> L
             "utilisationPercent": worker.gpu_utilisation,
             "exclusive": worker.exclusive,
         },
+        "reasons": reasons,
         "nodes": nodes,
-        "nodesNotShown": max(0, len(state.table.sorted_names) - _NODES_EXPLAINED)
-        if not pod.node_name
-        else 0,
+        "nodesNotShown": len(state.table.sorted_names) - len(nodes) if not pod.node_name else 0,
     }  # fmt: skip
+
+
+def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:
+    """Return how many GPUs on how many nodes refuse a pod that waits, by what refuses them.
+
+    `fits` counts the GPUs that could take a worker, `nodes` those nodes that do not suit the pod.
+    """
+    table = state.table
+    places = list(table.row_of.items())
+    rows = np.array([row for _, row in places], dtype=np.int64)
+    gpus = state.ledger.without(rows, frozenset((record.uid,)))
+    suits = dict(zip(table.sorted_names, state.eligible_nodes(record.pod).tolist(), strict=True))
+    there = np.array([suits.get(node, False) for (node, _), _ in places], dtype=np.bool_)
+    evaluation = pipeline.evaluate(worker, gpus)
+    counted = [
+        (constraint.kind, there & (evaluation.refused_by == index))
+        for index, constraint in enumerate(pipeline.constraints)
+    ]
+    groups = [("fits", there & evaluation.allowed), *counted, ("nodes", ~there)]
+    return [
+        {"reason": kind, "gpus": int(of.sum()), "nodes": len(np.unique(gpus.node[of]))}
+        for kind, of in groups
+        if of.any()
+    ]
 
 
 def _here(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:

@@ -221,8 +221,7 @@ class Binder:
                 return Claim(node, plan.gpus, job), ""
         chosen = best_rows(evaluation, np.arange(len(rows)), pod.gpus)
         if chosen is None:
-            named = [f"{node}/{gpu}" for gpu in ids]
-            why = node_reason(job, gpus, named, self._pipeline.constraints)
+            why = node_reason(job, gpus, self._pipeline.constraints)
             return None, why or f"{node} has {len(ids)} GPU(s), the pod asks for {pod.gpus}"
         return Claim(node, tuple(ids[row] for row in sorted(chosen.tolist())), job), ""
 

@@ -244,8 +244,7 @@ class Verbs:
             node = table.node_names[slot]
             rows = table.rows(node)
             gpus = self._state.ledger.without(rows, frozenset((pod.uid,)))
-            ids = [f"{node}/{table.gpu_ids[row]}" for row in rows.tolist()]
-            in_full.append(node_reason(job, gpus, ids, constraints))
+            in_full.append(node_reason(job, gpus, constraints))
         first = table.encoder.members(
             slots[:_EXPLAINED], in_full, np.arange(len(in_full), dtype=np.int64)
         )
@@ -290,19 +289,24 @@ def _whole_scores(best: Floats) -> Ints:
 
 
 def node_reason(
-    job: Job, gpus: GpuArrays, ids: Sequence[str], constraints: Sequence[Constraint]
+    job: Job, gpus: GpuArrays, constraints: Sequence[Constraint], ids: Sequence[str] | None = None
 ) -> str:
-    """Say why one node's GPUs (`gpus`, called `ids`) cannot take a pod of `job`.
+    """Say why one node's GPUs (`gpus`) cannot take a pod of `job`; by `ids`, else how many.
 
-    GPUs that are refused for the same reason with the same figures share a sentence.
+    GPUs that are refused for the same reason with the same figures share a sentence. An event of
+    the pod, which its tenant reads, has no ids.
     """
     evaluation = evaluate(job, gpus, constraints)
-    named: dict[str, list[str]] = {}
+    refused: dict[str, list[int]] = {}
     for row, index in enumerate(evaluation.refused_by.tolist()):
         if index >= 0:
-            named.setdefault(constraints[index].sentence(job, gpus, row), []).append(ids[row])
+            refused.setdefault(constraints[index].sentence(job, gpus, row), []).append(row)
     allowed = int(evaluation.allowed.sum())
-    parts = [f"{_listed(gpu_ids)}: {sentence}" for sentence, gpu_ids in named.items()]
+    parts = [
+        f"{f'{len(rows)} GPU(s)' if ids is None else _listed([ids[row] for row in rows])}:"
+        f" {sentence}"
+        for sentence, rows in refused.items()
+    ]
     if allowed:
         parts.insert(0, f"{allowed} of the {job.gpus_per_pod} GPUs wanted")
     return "; ".join(parts)

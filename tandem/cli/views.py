@@ -166,8 +166,25 @@ def explain(
                 for each in found["nodes"]
             ],
         )
+    elif found.get("reasons"):
+        print_table(
+            "GPUs",
+            ("what keeps the pod off", "GPUs", "nodes"),
+            [
+                (_REASONS.get(each["reason"], each["reason"]), each["gpus"], each["nodes"])
+                for each in found["reasons"]
+            ],
+        )
+        out.print("Node names need the right to list gpunodes.tandem.gpu.", highlight=False)
     if found["nodesNotShown"]:
         out.print(f"{found['nodesNotShown']} more node(s) not shown", highlight=False)
+
+
+#: What is no constraint's name in the reasons of `explain`.
+_REASONS = {
+    "fits": "nothing: these could take it",
+    "nodes": "CPU, memory, labels or taints do not suit the pod",
+}
 
 
 def _print_sharing(found: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def _job_cells(row: JobRow) -> tuple[str | Text, ...]:
 def _short(reason: str) -> str:
     """Return how many GPUs refuse and why; a column has no room for which, and what is wanted."""
     refusals = reason.split(" can take it; ", 1)[-1]
-    return re.sub(r"GPU\(s\) refused by (\w+) \([^)]*\)", r"× \1", refusals)
+    return re.sub(r"GPU\(s\) refused by (\w+)", r"× \1", refusals)
 
 
 def outcome(result: Result) -> RenderableType:

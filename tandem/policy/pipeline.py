@@ -164,9 +164,8 @@ class Pipeline:
         refusals = self.refusals(job, snapshot, evaluation)
         kept_off = 0 if eligible_nodes is None else int((~eligible_nodes).sum())
         parts = [
-            f"{refusal.count} GPU(s) refused by {refusal.constraint}"
-            f" ({', '.join(refusal.gpus)}{', ...' if refusal.count > len(refusal.gpus) else ''}):"
-            f" {refusal.example}"
+            # A tenant reads it, who need not know what nodes and GPUs are called.
+            f"{refusal.count} GPU(s) refused by {refusal.constraint}: {refusal.example}"
             for refusal in refusals
         ]
         if kept_off:

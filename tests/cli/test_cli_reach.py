@@ -167,6 +167,22 @@ def test_a_pod_may_be_named_without_its_namespace(service: Service) -> None:
     assert isinstance(service.run("explain", "a/b/c").exception, UsageError)
 
 
+def test_a_tenant_is_told_how_many_gpus_refuse_a_pod_and_why(service: Service) -> None:
+    """Names of nodes are for those who may list them."""
+    worker = {"gpus": 1, "exclusive": False, "memoryPeakGib": 8.0, "utilisationPercent": 50.0}
+    reasons = [{"reason": "exclusive", "gpus": 12, "nodes": 3},
+               {"reason": "nodes", "gpus": 8, "nodes": 1}]  # fmt: skip
+    service.say(
+        {"job": "train", "phase": "Queued", "message": "waits", "node": None, "worker": worker,
+         "nodes": [], "nodesNotShown": 4, "reasons": reasons}
+    )  # fmt: skip
+    said = service.run("explain", "train-0").stdout
+    assert "exclusive" in said
+    assert "do not suit the pod" in said
+    assert "12" in said
+    assert "gpunodes.tandem.gpu" in said
+
+
 HOSTILE = "\x1b[31m\x1b]8;;http://x\x07[link]\r\n\x9b2J\u202e\u2066\x00"
 
 

@@ -13,8 +13,8 @@ from tandem.demo.view import GpuRow, JobRow, View
 from tandem.demo.workload import GIB, JOBS
 
 REASON = (
-    "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 1 GPU(s) refused by shares (node-a/0):"
-    " 2 of 2 shares taken; 1 GPU(s) refused by memory_capacity (node-a/1): needs 17.4 GiB of"
+    "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 1 GPU(s) refused by shares:"
+    " 2 of 2 shares taken; 1 GPU(s) refused by memory_capacity: needs 17.4 GiB of"
     " memory; 15.6 GiB there"
 )
 REPORT = GPU(

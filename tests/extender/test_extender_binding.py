@@ -167,8 +167,10 @@ async def test_no_gpu_is_a_reason_in_words_and_leaves_nothing_reserved() -> None
     bench.state.upsert("gpunodes", gpu_node("n0", "a"))
     assert await bench.bind(bench.create("p", exclusive=True)) == ""
     late = bench.create("late")
-    assert await bench.bind(late) == "n0/a: held by a job that does not share"
-    assert await bench.bind(bench.create("wide", 2)) == ("n0/a: held by a job that does not share")
+    assert await bench.bind(late) == "1 GPU(s): held by a job that does not share"
+    assert await bench.bind(bench.create("wide", 2)) == (
+        "1 GPU(s): held by a job that does not share"
+    )
     assert bench.state.ledger.held(late["metadata"]["uid"]) is None
 
 
@@ -187,7 +189,7 @@ async def test_two_pods_at_the_same_last_share_one_is_bound_the_other_told_why()
     assert await bench.bind(bench.create("there")) == ""
     rivals = [bench.create("one"), bench.create("two")]
     answers = sorted(await asyncio.gather(*map(bench.bind, rivals)))
-    assert answers == ["", "n0/a: 2 of 2 shares taken"]
+    assert answers == ["", "1 GPU(s): 2 of 2 shares taken"]
 
 
 @pytest.mark.parametrize("watching", [True, False])
@@ -236,7 +238,7 @@ async def test_gpus_stay_reserved_while_the_outcome_is_unknown() -> None:
     bench.cluster.patch_faults = [TooManyRequests(429, "slow down")] * 2
     under_way = asyncio.create_task(bench.bind(first))
     await asyncio.sleep(0.1)
-    assert await bench.bind(second) == "n0/a: held by a job that does not share"
+    assert await bench.bind(second) == "1 GPU(s): held by a job that does not share"
     assert "is under way" in await bench.bind(first, "n1")
     assert bench.binder.under_way == 1
     assert await under_way == ""

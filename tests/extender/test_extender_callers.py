@@ -7,6 +7,7 @@ import logging
 
 import httpx
 import pytest
+from extender_builders import gpu_node, node, pod
 from fastapi import FastAPI, Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,9 +26,13 @@ GROUPS = ["system:authenticated", "ml"]
 
 
 class Api:
-    """An API server that knows one token, whose user may list GPUJobs in the namespace ml."""
+    """An API server that knows one token, whose user may list GPUJobs in the namespace ml.
+
+    What else the user `may` do is added: verb, resource and namespace.
+    """
 
     def __init__(self) -> None:
+        self.may: set[tuple[str, str, str | None]] = {("list", "gpujobs", "ml")}
         self.asked: list[tuple[str, dict]] = []
         self.error: KubeError | None = None
 
@@ -42,10 +47,9 @@ class Api:
         assert resource == ACCESS_REVIEWS
         assert (body["spec"]["user"], body["spec"]["groups"]) == ("ada", GROUPS)
         wanted = body["spec"]["resourceAttributes"]
-        may = wanted == {
-            "group": names.GROUP, "resource": "gpujobs", "verb": "list", "namespace": "ml",
-        }  # fmt: skip
-        return {"status": {"allowed": may}}
+        assert wanted["group"] == names.GROUP
+        asked = wanted["verb"], wanted["resource"], wanted.get("namespace")
+        return {"status": {"allowed": asked in self.may}}
 
 
 def ask(app: FastAPI, *calls: tuple[str, str]) -> list[httpx.Response]:
@@ -119,6 +123,36 @@ def test_an_api_server_that_does_not_say_lets_nobody_in(app, api) -> None:
         api.error = error
         (answer,) = ask(app, ("/v1/gpus", "Bearer known"))
         assert answer.status_code == 503
+
+
+def test_what_nodes_and_gpus_are_called_is_for_those_who_may_list_them(api, now) -> None:
+    """A tenant learns how many GPUs refuse its pod and why, and the names of its own alone."""
+    state = ClusterState(now_s=now[0])
+    state.upsert("nodes", node("n0"))
+    for index in range(3):
+        state.upsert("gpunodes", gpu_node(f"n{index}", f"GPU-{index}", observed_at_s=now[0]))
+    state.upsert("pods", pod("old", node_name="n0", devices="GPU-0", exclusive=True))
+    state.upsert("pods", pod("new"))
+    app = FastAPI()
+    readers = Readers(api, lambda: now[0])
+    app.include_router(read_router(state, load_profile("tandem").pipeline(), readers.check))
+    api.may.add(("get", "gpujobs", "ml"))
+    (answer,) = ask(app, ("/v1/explain/ml/new", "Bearer known"))
+    told = answer.json()
+    assert (told["nodes"], told["nodesNotShown"]) == ([], 3)
+    assert told["reasons"] == [
+        {"reason": "exclusive", "gpus": 1, "nodes": 1},
+        {"reason": "nodes", "gpus": 2, "nodes": 2},
+    ]
+    assert "GPU-" not in answer.text
+    assert '"n0"' not in answer.text
+    (own,) = ask(app, ("/v1/explain/ml/old", "Bearer known"))
+    assert (own.json()["node"], own.json()["gpus"]) == ("n0", ["GPU-0"])
+    now[0] += 61
+    api.may.add(("list", "gpunodes", None))
+    (answer,) = ask(app, ("/v1/explain/ml/new", "Bearer known"))
+    assert [each["node"] for each in answer.json()["nodes"]] == ["n0", "n1", "n2"]
+    assert answer.json()["reasons"] == told["reasons"]
 
 
 # --- bodies -----------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ from tandem.kube.tunnel import Answer
 from tandem.policy.catalog import load_profile
 
 WAITS = (
-    "wants 1 GPU(s) on one node; 0 of 3 GPU(s) can take it | 2 GPU(s) refused by shares"
-    " (n0/a, n0/b): 2 of 2 shares taken | 1 GPU(s) refused by memory_capacity (n1/c): needs"
+    "wants 1 GPU(s) on one node; 0 of 3 GPU(s) can take it | 2 GPU(s) refused by shares:"
+    " 2 of 2 shares taken | 1 GPU(s) refused by memory_capacity: needs"
     " 17.4 GiB of memory; 15.6 GiB there"
 )
 

@@ -103,11 +103,11 @@ def test_nodes_with_a_gpu_that_may_be_shared_pass() -> None:
     )
     answer = filtered(verbs, pod("new"), "n0", "n1", "n2")
     assert answer["NodeNames"] == ["n0"]
-    assert answer["FailedNodes"] == {"n1": "n1/b: needs 20.0 GiB of memory; 15.0 GiB there"}
+    assert answer["FailedNodes"] == {"n1": "1 GPU(s): needs 20.0 GiB of memory; 15.0 GiB there"}
     assert answer["FailedAndUnresolvableNodes"] == {"n2": "no Tandem node agent reports here"}
 
 
-def test_no_node_fits_is_null_and_each_reason_names_its_gpus_and_figures() -> None:
+def test_no_node_fits_is_null_and_each_reason_counts_gpus_and_has_figures() -> None:
     _, verbs = cluster(
         ("gpunodes", gpu_node("n0", "a", "b", gpu("c", health="Quarantined"))),
         running("x", "n0", "a", exclusive=True),
@@ -117,7 +117,7 @@ def test_no_node_fits_is_null_and_each_reason_names_its_gpus_and_figures() -> No
     answer = filtered(verbs, pod("new"), "n0")
     assert answer["NodeNames"] is None
     assert answer["FailedNodes"]["n0"] == (
-        "n0/a: held by a job that does not share; n0/b: 2 of 2 shares taken; n0/c: quarantined"
+        "1 GPU(s): held by a job that does not share; 1 GPU(s): 2 of 2 shares taken; 1 GPU(s): quarantined"
     )
 
 
@@ -131,7 +131,7 @@ def test_a_pod_of_two_gpus_needs_both_on_one_node() -> None:
     answer = filtered(verbs, pod("new", gpus=2), "n0", "n1", "n2")
     assert answer["NodeNames"] == ["n0"]
     assert answer["FailedNodes"] == {
-        "n2": "1 of the 2 GPUs wanted; n2/b: held by a job that does not share"
+        "n2": "1 of the 2 GPUs wanted; 1 GPU(s): held by a job that does not share"
     }
     assert answer["FailedAndUnresolvableNodes"] == {"n1": "has fewer than 2 GPUs in all"}
 
@@ -144,7 +144,7 @@ def test_many_refused_nodes_share_their_words() -> None:
     )
     reasons = filtered(verbs, pod("new"), *nodes)["FailedNodes"]
     assert list(reasons) == nodes
-    assert reasons["n3"] == "n3/a: held by a job that does not share"
+    assert reasons["n3"] == "1 GPU(s): held by a job that does not share"
     assert {reasons[node] for node in nodes[4:]} == {
         "fewer than 1 GPU(s) can take it, mostly refused by exclusive"
     }

@@ -36,8 +36,8 @@ def test_waiting_preempted_and_suspended() -> None:
 
     run(scenario)
     assert messages == [
-        "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 2 GPU(s) refused by shares"
-        " (n0/GPU-n0-0, n0/GPU-n0-1): 1 of 1 shares taken",
+        "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 2 GPU(s) refused by shares:"
+        " 1 of 1 shares taken",
         "gives up its GPUs: default/job-second needs them",
         "gave up its GPUs (default/job-second needs them). It waits for GPUs and keeps its attained"
         " service",
