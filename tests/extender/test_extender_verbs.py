@@ -117,7 +117,8 @@ def test_no_node_fits_is_null_and_each_reason_counts_gpus_and_has_figures() -> N
     answer = filtered(verbs, pod("new"), "n0")
     assert answer["NodeNames"] is None
     assert answer["FailedNodes"]["n0"] == (
-        "1 GPU(s): held by a job that does not share; 1 GPU(s): 2 of 2 shares taken; 1 GPU(s): quarantined"
+        "1 GPU(s): held by a job that does not share; 1 GPU(s): 2 of 2 shares taken;"
+        " 1 GPU(s): quarantined"
     )
 
 
