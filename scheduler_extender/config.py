@@ -135,6 +135,8 @@ class QueueConfig(Section):
     costs; whoever is to give way must have had more service than who waits by that times its GPUs.
     `reserve_after_s`: who has waited longest, and so long, has GPUs kept free. `quotas`: what
     namespaces may have of the GPUs; `quota_window_s` is the window of their `gpu_seconds`.
+    `start_within_s`: containers of a placed pod that have not started within so long of its Binding
+    give up its GPUs; while an image is pulled, `pull_within_s` counts.
     `expected_start_every_s`: how often it is forecast when those who wait will start; 0: never.
     """
 
@@ -145,6 +147,8 @@ class QueueConfig(Section):
     reserve_after_s: Seconds = 1800.0
     quotas: Annotated[tuple[Quota, ...], AfterValidator(once_each)] = ()
     quota_window_s: Seconds = 604_800.0
+    start_within_s: Seconds = 600.0
+    pull_within_s: Seconds = 3600.0
     expected_start_every_s: Annotated[float, Field(ge=0)] = 60.0
 
 

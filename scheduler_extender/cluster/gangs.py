@@ -69,6 +69,7 @@ class Gang:
         default_factory=dict, init=False, repr=False
     )
     _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    _starting: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     # Holders that no annotation says what they were placed with, and those placed on whole GPUs.
     _unmarked: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     _on_whole_gpus: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
@@ -111,7 +112,7 @@ class Gang:
         same = copy(self)
         same.pods, same.gone = dict(self.pods), dict(self.gone)
         same._holders, same._ended = dict(self._holders), dict(self._ended)
-        same._folded = dict(self._folded)
+        same._folded, same._starting = dict(self._folded), dict(self._starting)
         return same
 
     @property
@@ -136,6 +137,10 @@ class Gang:
             service = pod.gpus * max(0, _ms(end_s) - _ms(seconds(pod.started_at)))
             added += max(0, service - self._counted(pod))
         return status.attained_gpu_seconds + max(0, added) / 1000
+
+    def starting(self) -> list[PodInfo]:
+        """Return the pods on nodes whose containers have not started, those terminating apart."""
+        return list(self._starting.values())
 
     def unfolded(self) -> list[PodInfo]:
         """Return the pods on nodes, and those that have ended whose service may not be counted yet.
@@ -331,6 +336,11 @@ class Gang:
             self.leaving += by * bool(pod.node_name)
             return
         self.running += by * bool(pod.node_name and pod.phase == "Running")
+        if pod.node_name and pod.phase == "Pending":
+            if by > 0:
+                self._starting[pod.uid] = pod
+            else:
+                del self._starting[pod.uid]
         _count_name(self._live, pod, by)
         if pod.node_name:
             return

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
 from tandem.contracts import names
@@ -17,6 +17,7 @@ from tandem.progress import OUT_OF_MEMORY
 
 _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
+_LONGEST_REASON = 64  # characters of a kubelet's word for why a container waits
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str]
 #: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
@@ -40,6 +41,11 @@ class PodInfo:
     created_at: str = ""
     bound_at: str = ""  # when its Binding was written, by the API server's clock
     started_at: str = ""
+    prepared_at: str = (
+        ""  # of a pod whose containers have not started: the last start of an init one
+    )
+    pulling: bool = False  # an image is being pulled for it
+    waits_for: str = ""  # what its containers wait for, in words
     finished_at: str = ""
     out_of_memory: tuple[tuple[str, str], ...] = ()  # containers that said so, and when they ended
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +134,7 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         created_at=metadata.get("creationTimestamp") or "",
         bound_at=_bound_at(status),
         started_at=_first_time(status, "startedAt", min),
+        **_preparation(spec, status),
         finished_at=_first_time(status, "finishedAt", max),
         out_of_memory=tuple(_out_of_memory(status)),
         labels=metadata.get("labels") or {},
@@ -234,6 +241,64 @@ def _bound_at(status: Mapping[str, Any]) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
             return condition.get("lastTransitionTime") or ""
     return ""
+
+
+#: What a kubelet says of a container that it has not tried to start yet. Until its image is there,
+#: it says nothing else.
+_BEFORE_START = ("ContainerCreating", "PodInitializing")
+
+
+class _Preparation(TypedDict, total=False):
+    prepared_at: str
+    pulling: bool
+    waits_for: str
+
+
+def _preparation(spec: Mapping[str, Any], status: Mapping[str, Any]) -> _Preparation:
+    """Return how far a pod on a node is whose containers have not started; of others nothing.
+
+    A kubelet reports no image that it pulls. It has volumes and network first, which a condition
+    says, then pulls; an image that it could not pull is the reason why the container waits.
+    """
+    if not spec.get("nodeName") or status.get("phase", "Pending") != "Pending":
+        return {}
+    sidecars = {
+        container["name"]
+        for container in spec.get("initContainers") or ()
+        if container.get("restartPolicy") == "Always"
+    }
+    init = status.get("initContainerStatuses") or ()
+    prepared_at = max((_started(each) for each in init), default="")
+    for each in init:
+        if each["name"] not in sidecars and (each.get("state") or {}).get("running"):
+            return {
+                "prepared_at": prepared_at,
+                "waits_for": f"its init container {each['name']} is running",
+            }
+    begun = False
+    for each in (*init, *(status.get("containerStatuses") or ())):
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason") or ""
+        begun = begun or reason in _BEFORE_START
+        if reason and reason not in _BEFORE_START:
+            return {
+                "prepared_at": prepared_at,
+                "waits_for": f"container {each['name']}: {reason[:_LONGEST_REASON]}",
+            }
+    if not begun:
+        return {"prepared_at": prepared_at, "waits_for": "its kubelet has not started it"}
+    if any(
+        each.get("type") == "PodReadyToStartContainers" and each.get("status") == "False"
+        for each in status.get("conditions") or ()
+    ):
+        return {"prepared_at": prepared_at, "waits_for": "its volumes or its network are not ready"}
+    return {"prepared_at": prepared_at, "pulling": True, "waits_for": "its images are being pulled"}
+
+
+def _started(container: Mapping[str, Any]) -> str:
+    state = container.get("state") or {}
+    part = state.get("running") or state.get("terminated") or {}
+    return part.get("startedAt") or ""
 
 
 def _first_time(status: Mapping[str, Any], what: str, choose: Callable[[list[str]], str]) -> str:

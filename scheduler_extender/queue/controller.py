@@ -377,6 +377,8 @@ class Controller:
             end_s = lifecycle.plan_ends_s(record.status)
             if end_s > now:
                 self.work.later(gang.key, end_s)
+        if (rests_s := lifecycle.rests_until_s(record.status)) > now:
+            self.work.later(gang.key, rests_s)
         for pod in gang.holders() if gang.leaving else ():
             if (leaves_s := lifecycle.leaves_until_s(pod)) > now:
                 self.work.later(gang.key, leaves_s)

@@ -32,7 +32,7 @@ from scheduler_extender.queue.effects import (
 )
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
-from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, WorkloadRef
+from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, Phase, WorkloadRef
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ OVERDUE = "PreemptionOverdue"
 BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own
 #: Entries of pods that a closed GPUJob may keep: to write it again costs more.
 _LISTED = 100
+NOT_REPORTED = "its kubelet reports nothing"
 _PODS_TOLD = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
 
@@ -106,6 +107,26 @@ def release(gang: Gang, by: str, now_s: float) -> Effects:
     log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, by)
     status = lifecycle.preempting(record.status, by, method, now_s)
     return (WriteStatus(status, after="preempting-written"),)
+
+
+def give_up_start(gang: Gang, late: Sequence[PodInfo], now_s: float) -> Effects:
+    """Release a gang whose containers did not start; of one that runs, only these pods go."""
+    record, pod = gang.job, late[0]
+    more = f", and {len(late) - 1} more of its pods" if len(late) > 1 else ""
+    bound_s = seconds(pod.bound_at) if pod.bound_at else now_s
+    why = (
+        f"the containers of pod {pod.name} on {pod.node_name} have not started within"
+        f" {now_s - bound_s:.0f} s of its Binding ({pod.waits_for or NOT_REPORTED})"
+        f"{more}"
+    )
+    log.info("never started gpujob=%s/%s pods=%d", *gang.key, len(late))
+    told = [WriteEvent(each, lifecycle.NEVER_STARTED, why) for each in late[:_PODS_TOLD]]
+    if record.status.phase is Phase.RUNNING:
+        status = lifecycle.rests_in_part(record.status, why, now_s)
+        return (WriteStatus(status), *told, EvictPods(tuple(late)))
+    method = method_of(record) or EVICT
+    status = lifecycle.never_started(record.status, why, method, now_s)
+    return (WriteStatus(status, after="preempting-written"), *told)
 
 
 def ask(gang: Gang) -> Effects:
@@ -191,7 +212,11 @@ def _resumed(gang: Gang, why: str, now_s: float) -> Effects:
 
 
 def _back(gang: Gang, now_s: float) -> Effects:
-    status = lifecycle.suspended(gang.job.status, now_s)
+    before = gang.job.status
+    if before.preemption is not None and before.preemption.never_started:
+        status = lifecycle.rested(before, now_s)
+    else:
+        status = lifecycle.suspended(before, now_s)
     return (Reach("preempt-resumed"), WriteStatus(status, after="suspended-written"))
 
 

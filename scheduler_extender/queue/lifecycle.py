@@ -31,6 +31,11 @@ MOST_STARTS = 128
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status
+#: A gang whose containers did not start rests before it is placed again; doubled with each failure.
+REST_S, LONGEST_REST_S = 60.0, 3600.0
+#: The same where other pods of the gang run: what they show of the gang counts for more.
+LONGEST_REST_RUNNING_S = 300.0
+NEVER_STARTED = "NeverStarted"
 #: A pod that is being deleted is expected to end within so long, whatever its grace period is.
 LEAVES_WITHIN_S = 300.0
 #: The pods of a gang that has done its work end within so long of the first.
@@ -47,6 +52,27 @@ def planned_uids(status: GPUJobStatus, now_s: float) -> set[str]:
 def is_placed(gang: Gang, planned: Collection[str]) -> bool:
     """Say whether a pod of the gang holds GPUs, or has a place among the `planned` uids."""
     return bool(gang.holds) or any(gang.is_waiting(uid) for uid in planned)
+
+
+def rests_until_s(status: GPUJobStatus) -> float:
+    """Return until when a gang is not placed, because its containers did not start (Unix time)."""
+    return seconds(status.rests_until) if status.rests_until else -math.inf
+
+
+def starts_by_s(pod: PodInfo, start_s: float, pull_s: float) -> float:
+    """Return when a pod on a node is given up unless its containers have started (Unix time).
+
+    It has `start_s` (seconds) from its Binding, and again from the last start of an init container,
+    whose images took time as well. While an image is pulled it has `pull_s` from its Binding, which
+    bounds all of it.
+    """
+    if not pod.bound_at:
+        return math.inf
+    bound_s = seconds(pod.bound_at)
+    if pod.pulling:
+        return bound_s + pull_s
+    since_s = max(bound_s, seconds(pod.prepared_at)) if pod.prepared_at else bound_s
+    return min(since_s + start_s, bound_s + max(start_s, pull_s))
 
 
 def deletion_asked_s(pod: PodInfo) -> float:
@@ -78,7 +104,8 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     for which a plan could not take effect yet (`PodInfo.blocked`) is not counted. Of pods that
     start alone and ask the same of a node, the first `MOST_STARTS` by name are returned: the others
     would be refused with them, and follow when they have their places. Pods that ask for different
-    numbers of GPUs do not start together (`uneven`), and nobody starts beside them.
+    numbers of GPUs do not start together (`uneven`), and nobody starts beside them. A gang whose containers
+    did not start rests first.
     """
     starts = _starts(gang, now_s)
     if not gang.is_uneven:
@@ -114,6 +141,8 @@ def uneven_start(gang: Gang, now_s: float) -> str:
 def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     record = gang.record
     if record is None or record.spec.hold or record.status.phase is Phase.PREEMPTING:
+        return []
+    if now_s < rests_until_s(record.status):
         return []
     size = record.spec.demand.gang_size
     planned = planned_uids(record.status, now_s)
@@ -302,6 +331,8 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
             preemption=None,
             waiting_since=None,
             position=None,
+            failed_starts=0,
+            rests_until=None,
         )
     # Terminating pods still hold their GPUs: a gang is back in the queue when they are gone.
     placed = is_placed(gang, planned_uids(status, now_s))
@@ -337,6 +368,57 @@ def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJ
         preemption=Preemption(by=by, method=method, requested_at=now),
         preempted_at=[*status.preempted_at, now][-_REMEMBERED:],
     )
+
+
+def never_started(status: GPUJobStatus, why: str, method: str, now_s: float) -> GPUJobStatus:
+    """Return the status of a gang that is released because its containers did not start.
+
+    It was not preempted for another: the hourly bound of preemptions does not count it.
+    """
+    asked = Preemption(by=why, method=method, requested_at=rfc3339(now_s), never_started=True)
+    return with_reason(
+        status.model_copy(update=_rest(status, LONGEST_REST_S, now_s)),
+        NEVER_STARTED,
+        f"gives up its GPUs: {why}",
+        now_s,
+        phase=Phase.PREEMPTING,
+        plan=None,
+        preemption=asked,
+    )
+
+
+def rests_in_part(status: GPUJobStatus, why: str, now_s: float) -> GPUJobStatus:
+    """Return the status of a running gang of which some pods are evicted: they did not start."""
+    status = decided(status, NEVER_STARTED, why, now_s)
+    return status.model_copy(update=_rest(status, LONGEST_REST_RUNNING_S, now_s))
+
+
+def rested(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
+    """Return the status of a gang that is queued again because its containers did not start."""
+    why = status.preemption.by if status.preemption else "its containers did not start"
+    rest_s = max(0.0, rests_until_s(status) - now_s)
+    message = (
+        f"released its GPUs: {why}. It failed to start {status.failed_starts} time(s), and is"
+        f" placed again in {rest_s:.0f} s at the earliest"
+    )
+    return with_reason(
+        status,
+        NEVER_STARTED,
+        message,
+        now_s,
+        phase=Phase.QUEUED,
+        running_since=None,
+        waiting_since=rfc3339(now_s),
+        preemption=None,
+    )
+
+
+def _rest(status: GPUJobStatus, longest_s: float, now_s: float) -> dict[str, object]:
+    rest_s = min(REST_S * 2 ** min(status.failed_starts, 16), longest_s)
+    return {
+        "failed_starts": status.failed_starts + 1,
+        "rests_until": rfc3339(now_s + rest_s),
+    }
 
 
 def promoted(status: GPUJobStatus, now_s: float) -> GPUJobStatus:

@@ -86,6 +86,20 @@ TRANSITIONS: tuple[Transition, ...] = (
         lifecycle.preempting,
     ),
     Transition(
+        (Phase.ADMITTED,),
+        Phase.PREEMPTING,
+        "The containers of its pods did not start in time. Its GPUs are released.",
+        "NeverStarted",
+        lifecycle.never_started,
+    ),
+    Transition(
+        (Phase.PREEMPTING,),
+        Phase.QUEUED,
+        "Its pods, whose containers did not start, are gone. It rests before it is placed again.",
+        "NeverStarted",
+        lifecycle.rested,
+    ),
+    Transition(
         (Phase.PREEMPTING,),
         Phase.SUSPENDED,
         "All its pods are gone. The job keeps its attained service.",

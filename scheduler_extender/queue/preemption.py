@@ -8,11 +8,12 @@ server shows, so that whoever finds a gang in the middle of it goes on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
@@ -52,18 +53,23 @@ class Preempter:
         """Return from when on a gang may be preempted (Unix time), infinite where it may not be.
 
         It must run, save its state when told to go, and have had its run; so often an hour at most.
+        One that holds GPUs and has not started yet counts as running from its first Binding on.
         A pod that is being deleted may end the run by itself: it is waited for, but not for longer
         than `LEAVES_WITHIN_S`, whatever its grace period is.
         """
         record, never = gang.record, float("inf")
-        if record is None or record.status.phase is not Phase.RUNNING:
+        if record is None or record.status.phase not in (Phase.RUNNING, Phase.ADMITTED):
             return never
         status, holders = record.status, gang.holders()
-        if not gang.checkpoints or not method_of(record):
+        # A gang whose containers have not started has nothing to save.
+        saves = gang.checkpoints or not (gang.running or status.running_since)
+        if not saves or not method_of(record):
             return never
         if record.spec.workload.kind in ENDLESS:
             return never
         since = status.running_since or status.started_at
+        if status.phase is Phase.ADMITTED:
+            since = min((pod.bound_at for pod in holders if pod.bound_at), default=None)
         if since is None or not holders:
             return never
         most = self._settings.max_preemptions_per_hour
@@ -135,6 +141,12 @@ class Preempter:
         """Have all pods of a gang go, whatever disruption budgets say of healthy ones."""
         await self._executor.carry_out(gang, decisions.release(gang, by, self._clock()))
         await self._ask(gang)
+
+    async def give_up_start(self, gang: Gang, late: Sequence[PodInfo]) -> None:
+        """Have the pods go whose containers did not start; see `decisions.give_up_start`."""
+        await self._executor.carry_out(gang, decisions.give_up_start(gang, late, self._clock()))
+        if gang.record is not None and gang.record.status.phase is Phase.PREEMPTING:
+            await self._ask(gang)
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang in phase Preempting, if anything."""

@@ -41,6 +41,8 @@ class QueueEntry:
     attained: float  # lifetime, as of `since_s`
     promoted: float  # lifetime when last promoted
     rate: int  # GPUs that run, by which the service grows per second
+    held_rate: int  # GPUs that are bound and do not run yet, and
+    held_offset: float  # the GPU-seconds that they have been held are rate * now - offset
     since_s: float
     placed: bool  # holds GPUs, or has a plan
     waiting_since_s: float
@@ -71,6 +73,10 @@ class QueueEntry:
         """True where all that it holds is being given up."""
         return bool(self.holders) and len(self.leaving) == len(self.holders)
 
+    def held(self, now_s: float) -> float:
+        """Return the GPU-seconds for which its GPUs have been held by pods that do not run yet."""
+        return max(0.0, self.held_rate * now_s - self.held_offset)
+
     def service(self, now_s: float) -> float:
         """Return the priority service."""
         return self.attained - self.promoted + self.rate * max(0.0, now_s - self.since_s)
@@ -82,6 +88,7 @@ def entry_of(
     """Return how a gang stands now, at a row; its `next_level` is the order's to say."""
     status, spec, holders = record.status, record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
+    starting = [pod for pod in gang.starting() if pod.bound_at]
     left_s, speed = progress_of(spec.demand, status, kept_run_s(gang, record, now_s))
     return QueueEntry(
         row=row,
@@ -89,6 +96,8 @@ def entry_of(
         attained=gang.attained_gpu_s(now_s),
         promoted=status.promoted_gpu_seconds,
         rate=gang.gpus_running,
+        held_rate=sum(pod.gpus for pod in starting),
+        held_offset=sum(pod.gpus * seconds(pod.bound_at) for pod in starting),
         since_s=now_s,
         placed=is_placed(gang, planned_uids(status, now_s)),
         waiting_since_s=seconds(status.waiting_since) if status.waiting_since else now_s,
@@ -116,7 +125,7 @@ _COLUMNS = (
     "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
     "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
     "peak_probability", "left_s", "speed", "next_level", "gives_way_s", "queue_key",
-    "prioritized_s",
+    "prioritized_s", "held_rate", "held_offset",
 )  # fmt: skip
 _LEAST_LEFT_S = 1.0
 #: More than any cluster has; a sum over millions of jobs still fits an integer of 64 bits.
@@ -209,8 +218,13 @@ class QueueState:
             self.competes = True
 
     def may_give_way(self, now_s: float) -> tuple[list[Key], float]:
-        """Return who may be preempted now, those with most service first, and when the next may."""
-        of, service = self._columns, self._service(now_s)
+        """Return who may be preempted now, those with most service first, and when the next may.
+
+        GPUs that are held before the containers run count for that as service does.
+        """
+        of = self._columns
+        service = self._service(now_s)
+        service += np.maximum(0.0, of["held_rate"] * now_s - of["held_offset"])
         placed = of["placed"] > 0
         ripe = np.flatnonzero(placed & (of["gives_way_s"] <= now_s))
         ripe = ripe[np.argsort(-service[ripe], kind="stable")]
@@ -408,6 +422,7 @@ class QueueState:
             entry.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
             job.peak_probability, entry.left_s, entry.speed, entry.next_level,
             entry.gives_way_s, entry.queue_key, entry.prioritized_s,
+            entry.held_rate, entry.held_offset,
         )  # fmt: skip
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][entry.row] = value

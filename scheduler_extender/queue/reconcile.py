@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from scheduler_extender.queue import decisions, lifecycle
 from scheduler_extender.queue.decisions import BLOCKED, method_of
 from scheduler_extender.queue.effects import DeleteGpuJob, Mark, MarkPods, Owners
 from scheduler_extender.queue.gates import HELD
+from scheduler_extender.queue.lifecycle import starts_by_s
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
@@ -50,6 +52,7 @@ class Reconciler:
 
     def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
         self._executor = parts.executor
+        self._settings = parts.settings
         self._clock = parts.clock
         self._later = parts.work.later
         self._load_prediction = load_prediction
@@ -165,6 +168,10 @@ class Reconciler:
         if self._is_half_placed(gang, now):
             why = f"part of it had no place for {PARTIAL_GANG_S:.0f} s"
             return self._preempter.release(gang, why)
+        if late := self._late(gang, now):
+            nodes = {pod.node_name for pod in late}
+            self._anti_affinity.refused(gang.key, nodes, now)
+            return self._preempter.give_up_start(gang, late)
         status = self._held(gang, lifecycle.observed(gang, now), now)
         if status.reason == "PlanExpired" and record.status.plan is not None:
             nodes = {pod.node for pod in record.status.plan.pods}
@@ -190,6 +197,19 @@ class Reconciler:
     async def _mark(self, gang: Gang, marks: Sequence[Mark]) -> None:
         await self._executor.carry_out(gang, (MarkPods(tuple(marks)),))
         self._marked.setdefault(gang.key, set()).update(marks)
+
+    def _late(self, gang: Gang, now: float) -> list[PodInfo]:
+        """Return the pods whose containers have not started in time, by name."""
+        late, next_s = [], math.inf
+        for pod in gang.starting():
+            by_s = starts_by_s(pod, self._settings.start_within_s, self._settings.pull_within_s)
+            if by_s <= now:
+                late.append(pod)
+            else:
+                next_s = min(next_s, by_s)
+        if next_s < math.inf:
+            self._later(gang.key, next_s)
+        return sorted(late, key=lambda pod: pod.name)
 
     def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
         """Return the status with the reason why a gang that waits is not planned at all."""

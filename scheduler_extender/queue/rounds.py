@@ -225,7 +225,7 @@ class Rounds:
                 continue
             entry = self._queue_state.of[key]
             charge = self._settings.preemption_cost_s * entry.rate
-            found[key] = Victim(entry.service(now), charge)
+            found[key] = Victim(entry.service(now) + entry.held(now), charge)
         return found
 
     # --- the answer ---------------------------------------------------------------------------

@@ -51,6 +51,11 @@ def result(row: Transition, of: Phase) -> GPUJobStatus:
             return lifecycle.with_plan(status, some, [], NOW, NOW + 30)
         case lifecycle.waiting, _:
             return lifecycle.waiting(status, "Waiting", "no GPU is free", 0, NOW)
+        case lifecycle.never_started, _:
+            return lifecycle.never_started(status, "no container started", "evict", NOW)
+        case lifecycle.rested, _:
+            status = lifecycle.never_started(status, "no container started", "evict", NOW)
+            return lifecycle.rested(status, NOW)
         case lifecycle.preempting, _:
             return lifecycle.preempting(status, "another job needs them", "evict", NOW)
         case lifecycle.suspended, _:

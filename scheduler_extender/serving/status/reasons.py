@@ -27,6 +27,7 @@ KINDS: tuple[tuple[str, str, str], ...] = (
     ("unhealthy", "GPUs are quarantined", r"quarantined"),
     ("stale", "Agents do not report", r"not reported recently"),
     ("nodes", "No node can run its pods", r"cannot run its pods|do not suit"),
+    ("never_started", "Its containers did not start", r"have not started within"),
     ("starting", "Its pods are about to start", r"not bound in time|its pods are new"),
 )  # fmt: skip
 WORDS = {kind: words for kind, words, _ in KINDS} | {
@@ -34,7 +35,12 @@ WORDS = {kind: words for kind, words, _ in KINDS} | {
     "other": "Another reason",
 }
 _PATTERNS = [(kind, re.compile(pattern)) for kind, _, pattern in KINDS]
-_BY_REASON = {"Held": "held", "Blocked": "blocked", "Preempted": "preempted"}
+_BY_REASON = {
+    "Held": "held",
+    "Blocked": "blocked",
+    "Preempted": "preempted",
+    "NeverStarted": "never_started",
+}
 
 
 def kind_of(reason: str, message: str) -> str:

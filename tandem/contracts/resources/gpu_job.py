@@ -181,11 +181,15 @@ class PodService(Message):
 
 
 class Preemption(Message):
-    """Why and how a running gang gives up its GPUs: `method` is `suspend` or `evict`."""
+    """Why and how a gang gives up its GPUs: `method` is `suspend` or `evict`.
+
+    `never_started`: the containers of its pods did not start in time.
+    """
 
     by: str
     method: str
     requested_at: Time
+    never_started: bool = False
 
 
 class ExpectedStart(Message):
@@ -210,8 +214,10 @@ class GPUJobStatus(Message):
     `preempted_at` and `decisions` have the latest only. `load` is what is predicted, `observed` is
     what is measured since. `expected_start` is given of gangs that wait, where it can be forecast.
     `alone`: it was too slow next to other jobs, and has its GPUs for itself from then on.
-    `pod_service` has the pods that hold GPUs and a few that have just ended. A pod that was bound
-    until `folded_until`, has ended and is not in `pod_service` is counted to its end.
+    `failed_starts` counts since it last ran how often containers of its pods did not start in time;
+    until `rests_until` no pod of it is placed for that reason. `pod_service` has the pods that hold
+    GPUs and a few that have just ended. A pod that was bound until `folded_until`, has ended and is
+    not in `pod_service` is counted to its end.
     """
 
     phase: Phase = Phase.QUEUED
@@ -231,6 +237,8 @@ class GPUJobStatus(Message):
     pod_service: list[PodService] = []
     folded_until: Time | None = None
     attempts: Count = 0
+    failed_starts: Count = 0
+    rests_until: Time | None = None
     queue: Count | None = None
     queue_key: Time | None = None
     position: Count | None = None
