@@ -28,6 +28,7 @@ from scheduler_extender.queue.effects import (
     Suspend,
 )
 from scheduler_extender.queue.gates import Gates
+from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S
 from scheduler_extender.queue.preemption import BUDGETS, Preempter
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Plan, PodPlan
@@ -301,7 +302,6 @@ def test_the_kinds_without_an_end_are_these() -> None:
         lambda: runs(checkpoint=False),
         lambda: runs(phase=Phase.SUSPENDED),
         lambda: runs(phase=Phase.PREEMPTING),
-        lambda: runs(deleting=True),
         lambda: runs(status={"running_since": None}),
         lambda: runs("Pod"),
         lambda: without_pods(runs()),
@@ -310,7 +310,6 @@ def test_the_kinds_without_an_end_are_these() -> None:
         "saves-nothing",
         "suspended",
         "preempting",
-        "goes-already",
         "not-begun",
         "no-new-pods",
         "no-pods",
@@ -318,6 +317,10 @@ def test_the_kinds_without_an_end_are_these() -> None:
 )
 def test_others_are_never_preempted(of: Any) -> None:
     assert gives_way_s(of()) == float("inf")
+
+
+def test_a_gang_of_which_a_pod_goes_already_is_left_alone_until_it_should_be_gone() -> None:
+    assert gives_way_s(runs(deleting=True)) == NOW + LEAVES_WITHIN_S
 
 
 @pytest.mark.parametrize(
