@@ -98,7 +98,7 @@ class _OfQueue(Collector):
         yield GaugeMetricFamily(
             "tandem_queue_deleted_pods_holding_gpus",
             "Pods that were deleted over five minutes ago and still hold their GPUs.",
-            value=controller.terminations.overdue(),
+            value=sum(controller.terminations.overdue().values()),
         )
         yield GaugeMetricFamily(
             "tandem_queue_backlog",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -61,10 +62,11 @@ class Terminations:
         """Forget a pod that has ended."""
         self._going.pop(record.uid, None)
 
-    def overdue(self) -> int:
-        """Count the pods that hold GPUs long after their deletion."""
+    def overdue(self) -> dict[str, int]:
+        """Count by namespace the pods that hold GPUs long after their deletion."""
         now = self._clock()
-        return sum(_is_overdue(each.pod, now) for each in self._going.values())
+        overdue = (each.pod for each in self._going.values() if _is_overdue(each.pod, now))
+        return dict(Counter(pod.namespace for pod in overdue))
 
     async def step(self) -> None:
         """Shorten the grace periods that are too long, and report the pods that are overdue."""

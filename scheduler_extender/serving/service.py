@@ -126,7 +126,11 @@ async def running(
         token=_predictor_token(config, api),
         metrics=PredictorMetrics(metrics.registry),
     )
-    changes = Changes(state, lambda: controller.accounts.figures())
+    changes = Changes(
+        state,
+        lambda: controller.accounts.figures(),
+        lambda: controller.terminations.overdue(),
+    )
     service = Service(config, api, state, feed, verbs, binder, metrics, changes, predictor)
     hostname = config.leader.hostname or socket.gethostname()
 

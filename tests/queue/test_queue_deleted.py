@@ -179,10 +179,10 @@ def test_a_pod_that_holds_gpus_long_after_its_deletion_is_reported_once() -> Non
         run(cluster.cycle)
         notes = [note for _, reason, note in cluster.said if reason == "DeletionOverdue"]
         told.append((len(notes), cluster.controller.terminations.overdue()))
-    assert told == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert told == [(0, {}), (0, {}), (1, {"default": 1}), (1, {"default": 1})]
     assert "was deleted 300 s ago and still holds 1 GPU(s) of n0" in notes[0]
     cluster.api.patch(PODS, "first", {"metadata": {"finalizers": None}}, "default")
-    assert cluster.controller.terminations.overdue() == 0
+    assert cluster.controller.terminations.overdue() == {}
 
 
 def test_a_refused_request_is_made_again_after_a_growing_pause(monkeypatch: Any) -> None:

@@ -57,8 +57,13 @@ class Changes:
     as changed.
     """
 
-    def __init__(self, state: ClusterState, quotas: QuotaFigures = lambda: ()) -> None:
-        self._state, self._quotas = state, quotas
+    def __init__(
+        self,
+        state: ClusterState,
+        quotas: QuotaFigures = lambda: (),
+        deleted: Callable[[], dict[str, int]] = dict,
+    ) -> None:
+        self._state, self._quotas, self._deleted = state, quotas, deleted
         self._epoch = uuid4().hex[:8]
         self._sequence = 0
         self._oldest = 0  # changes up to here have been forgotten
@@ -236,7 +241,8 @@ class Changes:
         for run in reversed(runs):
             yield run + b"\n"
         quotas = [_quota(*each) for each in self._quotas()]
-        yield _json({"kind": "quotas", "quotas": quotas}) + b"\n"
+        holding = self._deleted()  # pods long after their deletion, by namespace
+        yield _json({"kind": "quotas", "quotas": quotas, "deleted": holding}) + b"\n"
 
     def _node(self, report: GpuNodeRecord) -> Iterator[bytes]:
         state, name = self._state, report.name

@@ -44,6 +44,7 @@ class Cluster:
         self.jobs: dict[Key, Job] = {}
         self.runs: OrderedDict[str, Raw] = OrderedDict()
         self.quotas: list[Raw] = []
+        self.deleted: dict[str, int] = {}  # pods that hold GPUs long after it, by namespace
         self._names: list[str] = []  # of the nodes, sorted
         self._gpus = 0
         self._slowed: dict[Key, float] = {}
@@ -118,9 +119,10 @@ class Cluster:
             case "run":
                 self._put_run(value)
             case "quotas":
-                if self.quotas == value["quotas"]:
+                told = value["quotas"], value["deleted"]
+                if (self.quotas, self.deleted) == told:
                     return
-                self.quotas = value["quotas"]
+                self.quotas, self.deleted = told
             case "end":
                 self.version = value["version"]
                 return

@@ -18,6 +18,7 @@ const ATTENTION = {
   slowed: ["slowed", (n) => `${plural(n, "GPU")} with a job that is slowed down`, "By 10 % or more, measured."],
   failed: ["Failed", (n) => `${plural(n, "job")} failed`, "Open the job for its events."],
   preempting: ["Preempting", (n) => `${plural(n, "job")} giving up GPUs`, ""],
+  deleted: ["Preempting", (n) => `${plural(n, "deleted pod")} still holding GPUs`, "Its containers have not ended; `kubectl describe pod` shows the event DeletionOverdue."],
   held: ["Suspended", (n) => `${plural(n, "job")} held by an administrator`, "`tandem resume` lets a job go on."],
 };
 

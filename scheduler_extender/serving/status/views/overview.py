@@ -126,12 +126,22 @@ def _attention(cluster: Cluster, found: Selection) -> list[Document]:
         ("failed", found.phases["Failed"], "jobs", {"phase": "Failed"}),
         ("preempting", found.phases["Preempting"], "jobs", {"phase": "Preempting"}),
         ("held", found.reasons["held"], "jobs", {"reason": "held"}),
+        ("deleted", _deleted(cluster, found), "gpus", {}),
     ]
     return [
         {"kind": kind, "count": count, "view": view, "filter": chosen}
         for kind, count, view, chosen in counts
         if count
     ]
+
+
+def _deleted(cluster: Cluster, found: Selection) -> int:
+    """Count the pods that hold GPUs long after their deletion."""
+    return sum(
+        count
+        for namespace, count in cluster.deleted.items()
+        if found.scope.sees(namespace) and found.namespace in (None, namespace)
+    )
 
 
 def _of_nodes(cluster: Cluster, scope: Scope) -> list[tuple[str, int, str, Mapping[str, str]]]:
