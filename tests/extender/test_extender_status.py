@@ -58,9 +58,13 @@ def view(cluster: Cluster, name: str, *path: str, scope: Scope = OPERATOR, **giv
 class Site:
     """A state that events change, and a model of it that follows by changes."""
 
-    def __init__(self, quotas: list[tuple[Quota, int, float]] | None = None) -> None:
+    def __init__(
+        self,
+        quotas: list[tuple[Quota, int, float]] | None = None,
+        deleted: dict[str, int] | None = None,
+    ) -> None:
         self.state = ClusterState(now_s=NOW)
-        self.changes = Changes(self.state, lambda: quotas or [])
+        self.changes = Changes(self.state, lambda: quotas or [], lambda: deleted or {})
         self.cluster = Cluster()
 
     def follow(self) -> bytes:
@@ -534,6 +538,26 @@ def test_a_namespace_over_its_quota_comes_first() -> None:
     site.follow()
     rows = view(site.cluster, "overview")["namespaces"]["rows"]
     assert [(row["namespace"], row["overQuota"]) for row in rows] == [("ml", True), ("bio", False)]
+
+
+def test_deleted_pods_that_hold_gpus_need_attention_of_those_who_see_them() -> None:
+    site = Site(deleted={"ml": 2, "bio": 1})
+    site.follow()
+
+    def count(**how: Any) -> int:
+        rows = view(site.cluster, "overview", **how)["attention"]
+        return sum(row["count"] for row in rows if row["kind"] == "deleted")
+
+    assert (count(), count(namespace="ml"), count(scope=Scope("bio"))) == (3, 2, 1)
+
+
+def test_gpus_of_a_job_without_a_gpujob_count_as_held(site: Site) -> None:
+    site.state.upsert("gpunodes", gpu_node("n0", "a", "b"))
+    site.run("one", "n0", "a")
+    site.state.upsert("pods", running("deleted", "n0", "b"))
+    site.follow()
+    (row,) = view(site.cluster, "overview")["namespaces"]["rows"]
+    assert (row["namespace"], row["gpusHeld"]) == ("ml", 2)
 
 
 def test_a_gpu_shows_predictions_next_to_measurements_and_what_ran_before(site: Site) -> None:
