@@ -104,8 +104,8 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     for which a plan could not take effect yet (`PodInfo.blocked`) is not counted. Of pods that
     start alone and ask the same of a node, the first `MOST_STARTS` by name are returned: the others
     would be refused with them, and follow when they have their places. Pods that ask for different
-    numbers of GPUs do not start together (`uneven`), and nobody starts beside them. A gang whose containers
-    did not start rests first.
+    numbers of GPUs do not start together (`uneven`), and nobody starts beside them. A gang whose
+    containers did not start rests first.
     """
     starts = _starts(gang, now_s)
     if not gang.is_uneven:
