@@ -15,11 +15,13 @@ import pytest
 from controlplane import ControlPlane, Node
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.config import ExtenderConfig
+from scheduler_extender.queue.controller import Controller
+from scheduler_extender.queue.preemption import BUDGETS
 from scheduler_extender.serving.app import verbs_app
 from scheduler_extender.serving.service import Service, running
 from tandem.contracts import crds, names
 from tandem.kube.client import KubeClient
-from tandem.kube.errors import NotFound
+from tandem.kube.errors import NotFound, TooManyRequests
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, JOBS, NODES, PODS
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow]
@@ -68,7 +70,9 @@ class Story:
     def __init__(self, api: KubeClient, http: httpx.AsyncClient, namespace: str, node: str) -> None:
         self.api, self.http, self.namespace, self.node = api, http, namespace, node
 
-    async def apply(self, name: str, annotation: str = "", grace_s: int = 30) -> None:
+    async def apply(
+        self, name: str, annotation: str = "", grace_s: int = 30, memory: str = ""
+    ) -> None:
         """Create a Job as the webhook would have left it."""
         amount = {names.RESOURCE: "1"}
         container = {
@@ -76,7 +80,7 @@ class Story:
             "image": "train:1",
             "resources": {"limits": amount, "requests": amount},
         }
-        annotations = {names.EXCLUSIVE: "true"}
+        annotations = {names.MEMORY: memory} if memory else {names.EXCLUSIVE: "true"}
         if annotation:
             annotations[f"kwok.tandem.gpu/{annotation}"] = "true"
         spec = {
@@ -128,6 +132,14 @@ class Story:
         assert (await self.http.post("/bind", json=binding)).json()["Error"] == ""
         return str(metadata["name"])
 
+    async def runs(self, pod: str) -> None:
+        """Wait until the containers of a pod run."""
+        phase = "Running"
+        await self.until(
+            lambda: self.api.get(PODS, pod, self.namespace)["status"].get("phase") == phase,
+            f"{pod} runs",
+        )
+
     async def delete_pod(self, name: str, grace_s: int) -> None:
         await asyncio.to_thread(self.api.delete, PODS, name, self.namespace, grace_period_s=grace_s)
 
@@ -164,11 +176,7 @@ def test_gpus_of_a_deleted_job_count_until_its_pods_have_ended(
         async with story(control_plane, namespace, node) as (it, _):
             await it.apply("first", "ignores-sigterm", FOR_EVER_S)
             pod = await it.bind("first")
-
-            def phase() -> bool:
-                return client.get(PODS, pod, namespace)["status"].get("phase") == "Running"
-
-            await it.until(phase, "the first runs")
+            await it.runs(pod)
             await asyncio.to_thread(client.delete, JOBS, "first", namespace)
             await it.until(lambda: not client.list(GPU_JOBS, namespace), "its GPUJob is gone")
             await it.apply("second")
@@ -186,6 +194,59 @@ def test_gpus_of_a_deleted_job_count_until_its_pods_have_ended(
             await it.bind("second")
 
     asyncio.run(scenario())
+
+
+def test_a_budget_and_a_long_grace_period_do_not_keep_the_memory_guard_from_an_offender(
+    control_plane: ControlPlane, client: KubeClient, namespace: str, node: str
+) -> None:
+    async def scenario() -> None:
+        async with story(control_plane, namespace, node) as (it, service):
+            await it.apply("greedy", "ignores-sigterm", names.MAX_GRACE_S, memory="10Gi")
+            pod = await it.bind("greedy")
+            await it.runs(pod)
+            selector = {"matchLabels": {"job-name": "greedy"}}
+            budget = {
+                "metadata": {"name": "never"},
+                "spec": {"maxUnavailable": 0, "selector": selector},
+            }
+            await asyncio.to_thread(client.create, BUDGETS, budget, namespace)
+
+            def refused() -> bool:
+                try:
+                    client.evict(namespace, pod, uid=found["metadata"]["uid"])
+                except TooManyRequests:
+                    return True
+                return False
+
+            found = await asyncio.to_thread(client.get, PODS, pod, namespace)
+            assert await asyncio.to_thread(refused)
+            request = {
+                "namespace": namespace,
+                "pod": pod,
+                "uid": found["metadata"]["uid"],
+                "gpu": found["metadata"]["annotations"][names.VISIBLE_DEVICES],
+                "reason": "holds 60.0 GiB where 10.0 GiB were predicted",
+                "requestedAt": rfc3339(time.time()),
+                "memoryBytes": 60 * GIB,
+            }
+            report = {"status": {"evictionRequests": [request]}}
+            await asyncio.to_thread(client.patch, GPU_NODES, node, report, subresource="status")
+
+            def deleted() -> bool:
+                return "deletionTimestamp" in client.get(PODS, pod, namespace)["metadata"]
+
+            await it.until(deleted, "it is deleted")
+            # Its containers ignore SIGTERM: 30 s later its grace period of an hour is cut.
+            await it.until(lambda: pod not in names_of(client.list(PODS, namespace)), "it is gone")
+            controller = service.state.listener
+            assert isinstance(controller, Controller)
+            assert +controller.evictions.outcomes == {"deleted": 1, "shortened": 1}
+
+    asyncio.run(scenario())
+
+
+def names_of(objects: list[dict[str, Any]]) -> set[str]:
+    return {each["metadata"]["name"] for each in objects}
 
 
 def test_a_job_whose_containers_do_not_start_gives_up_its_gpus_and_rests(
