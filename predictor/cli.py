@@ -20,6 +20,7 @@ from tandem.contracts.prediction import (
     Prediction,
     PredictRequest,
 )
+from tandem.contracts.resources import GraphFeatures
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -359,6 +360,17 @@ def _gib(number_of_bytes: float) -> str:
     return f"{number_of_bytes / _GIB:.1f} GiB"
 
 
+def _assumptions(features: GraphFeatures) -> Iterator[tuple[str, str]]:
+    """Yield what the figures rest on that the graph does not say."""
+    if features.assumed_sizes:
+        sizes = ", ".join(f"{axis} = {size}" for axis, size in features.assumed_sizes.items())
+        yield "assumed sizes", sizes
+    if features.sequence_length is not None:
+        yield "assumed sequence length", str(features.sequence_length)
+    if features.unknown_operators:
+        yield "operators of unknown cost", ", ".join(features.unknown_operators)
+
+
 def _print_features(model: ModelSummary) -> None:
     features = model.features
     operators = sorted(features.op_counts.items(), key=lambda item: (-item[1], item[0]))[:6]
@@ -374,6 +386,7 @@ def _print_features(model: ModelSummary) -> None:
             ("operators", ", ".join(f"{count} {name}" for name, count in operators)),
             ("opset", features.opset),
             ("inputs", ", ".join(f"{k} {v}" for k, v in features.input_shapes.items())),
+            *_assumptions(features),
             ("file", f"{model.file_bytes / 2**20:,.1f} MiB, sha256 {model.file_sha256[:12]}"),
         ),
     )

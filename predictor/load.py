@@ -7,10 +7,12 @@ whole GPU. Learned estimates come in from outside: none is shipped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from predictor.extrapolation import VERSION as EXTRAPOLATED
 from predictor.extrapolation import extrapolated_memory, extrapolated_utilisation
 from predictor.gpus import find_gpu, type_name
 from predictor.memory import Setup
@@ -37,6 +39,9 @@ from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
 
 _MAX_BYTES = 2**62  # the sum of two still fits 64 bits
+#: By what bounds grow where a size or a cost in the graph is assumed. Not measured: twice the side
+#: of an image, or twice the length of a sequence, is within what such graphs are trained at.
+DOUBT_FACTOR = 2.0
 
 _Estimate = TypeVar("_Estimate", Memory, Utilisation)
 
@@ -86,8 +91,13 @@ class Predictor:
             earlier = tuple(each for each in observed if each.feature_hash == feature_hash)
         question = _question(request, features, seen, earlier)
         memory = _first(self._memory, question) or whole_memory(question)
-        memory = _at_least_declared(memory, question.declared_memory_bytes)
         utilisation = _first(self._utilisation, question) or whole_utilisation(question)
+        doubts = _doubts(question, request)
+        if doubts:
+            memory = _doubted_memory(memory, question)
+            utilisation = _doubted_utilisation(utilisation)
+            parts += doubts
+        memory = _at_least_declared(memory, question.declared_memory_bytes)
         parts = [memory.why, utilisation.why, *parts]
         if features is not None and request.batch_size is None:
             parts.append("without a batch size the model's graph says nothing of either")
@@ -189,6 +199,54 @@ def _first(
     sources: Sequence[Callable[[Question], _Estimate | None]], question: Question
 ) -> _Estimate | None:
     return next((e for source in sources if (e := source(question)) is not None), None)
+
+
+def _doubts(question: Question, request: PredictRequest) -> list[str]:
+    """Return what the figures of a graph rest on that the graph itself does not say."""
+    features = question.features
+    if features is None or question.batch_size is None:
+        return []
+    doubts = []
+    if features.unknown_operators:
+        doubts.append(f"the cost of {', '.join(features.unknown_operators)} is only guessed")
+    if features.assumed_sizes:
+        sizes = ", ".join(f"{axis} = {size}" for axis, size in features.assumed_sizes.items())
+        doubts.append(f"the graph leaves sizes open, which are assumed: {sizes}")
+    if features.sequence_length is not None and request.sequence_length is None:
+        doubts.append(
+            f"the graph leaves the sequence length open: {features.sequence_length} is assumed"
+        )
+    return doubts
+
+
+def _rests_on_the_graph(estimate: Memory | Utilisation) -> bool:
+    """Whether it is computed from the figures of the graph alone, with no run behind it."""
+    return estimate.source in (Source.FORMULA, Source.MODEL) and estimate.version != EXTRAPOLATED
+
+
+def _doubted_memory(memory: Memory, question: Question) -> Memory:
+    if not _rests_on_the_graph(memory):
+        return memory
+    p95 = max(DOUBT_FACTOR * memory.p95, memory.peak)
+    if question.gpu_memory_bytes is not None:
+        p95 = max(min(p95, question.gpu_memory_bytes), memory.peak)
+    return replace(memory, p95=p95, spread=_doubted(memory.spread), out_of_distribution=True)
+
+
+def _doubted_utilisation(utilisation: Utilisation) -> Utilisation:
+    if not _rests_on_the_graph(utilisation):
+        return utilisation
+    return replace(
+        utilisation,
+        p95=min(100.0, DOUBT_FACTOR * utilisation.p95),
+        out_of_distribution=True,
+        spread=_doubted(utilisation.spread),
+        step_spread=_doubted(utilisation.step_spread),
+    )
+
+
+def _doubted(spread: float | None) -> float | None:
+    return None if spread is None else spread + math.log(DOUBT_FACTOR)
 
 
 def _at_least_declared(memory: Memory, declared: int | None) -> Memory:

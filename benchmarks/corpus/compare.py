@@ -16,7 +16,7 @@ from typing import Any
 
 from predictor.errors import GraphError
 from predictor.graph.features import extract_features
-from predictor.graph.model import SymbolSizes
+from predictor.graph.symbols import SymbolSizes
 
 #: Relative tolerance of each figure.
 BARS = {"parameters": 0.02, "flops": 0.05, "saved_bytes": 0.10}

@@ -10,10 +10,10 @@ Definitions: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 if TYPE_CHECKING:
     from predictor.graph.flops import NodeShapes
@@ -40,20 +40,47 @@ PER_OUTPUT_ELEMENT = {
 }  # fmt: skip
 
 
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """Return the graphs in a node's attributes (the bodies of If, Loop, Scan)."""
+    found: list[GraphProto] = []
+    for attribute in node.attribute:
+        kind = attribute.type
+        if kind == AttributeProto.GRAPH:
+            found.append(attribute.g)
+        elif kind == AttributeProto.GRAPHS:
+            found.extend(attribute.graphs)
+    return found
+
+
+def uses_runtime_operators(graph: GraphProto) -> bool:
+    """Say whether a graph, or a body of its control flow, has operators of ONNX Runtime."""
+    waiting = [graph]
+    while waiting:
+        for node in waiting.pop().node:
+            if node.domain == DOMAIN:
+                return True
+            waiting.extend(subgraphs(node))
+    return False
+
+
 def standing_in(model: ModelProto) -> ModelProto:
     """Return the model, or a copy with stand-ins where it has operators of ours to replace."""
-    if not any(node.domain == DOMAIN for node in model.graph.node):
+    if not uses_runtime_operators(model.graph):
         return model
     copy = ModelProto()
     copy.CopyFrom(model)
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in copy.graph.initializer}
-    for node in copy.graph.node:
-        if node.domain == DOMAIN:
-            _replace(node, shapes, copy)
+    waiting: list[tuple[GraphProto, Mapping[str, tuple[int, ...]]]] = [(copy.graph, {})]
+    while waiting:
+        graph, outer = waiting.pop()
+        weights = {**outer, **{tensor.name: tuple(tensor.dims) for tensor in graph.initializer}}
+        for node in graph.node:
+            if node.domain == DOMAIN:
+                _replace(node, weights, graph)
+            waiting.extend((body, weights) for body in subgraphs(node))
     return copy
 
 
-def _replace(node: NodeProto, weights: dict[str, tuple[int, ...]], model: ModelProto) -> None:
+def _replace(node: NodeProto, weights: Mapping[str, tuple[int, ...]], graph: GraphProto) -> None:
     """Turn a node into a standard one of the same output shape; leave it where there is none."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     first = node.input[0] if node.input else ""
@@ -86,7 +113,7 @@ def _replace(node: NodeProto, weights: dict[str, tuple[int, ...]], model: ModelP
             return
         # A weight of the right shape and no values: inference reads no more of it.
         name = f"{node.output[0]}/stand-in"
-        model.graph.initializer.append(
+        graph.initializer.append(
             TensorProto(name=name, dims=(inner, outer), data_type=TensorProto.FLOAT)
         )
         _become(node, "MatMul", [first, name])
@@ -148,3 +175,11 @@ MULTIPLY_ADD: dict[str, Callable[[NodeShapes], float]] = {
 }
 #: Operators that are counted by their definitions.
 KNOWN = frozenset({*_LIKE_INPUT, *_FUSED, *MULTIPLY_ADD, *PER_OUTPUT_ELEMENT})
+_STANDARD_DOMAINS = ("", "ai.onnx")
+
+
+def defines(node: NodeProto) -> bool:
+    """Say whether the cost of an operator is known: a standard one, or one of those here."""
+    if node.domain in _STANDARD_DOMAINS:
+        return True
+    return node.domain == DOMAIN and node.op_type in KNOWN

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from predictor.errors import GraphError, Refusal
-from predictor.graph.model import GraphLimits, InferredModel, SymbolSizes, complete, infer, load
+from predictor.graph.model import GraphLimits, InferredModel, complete, infer, load
+from predictor.graph.symbols import SymbolSizes
 from predictor.graph.totals import Totals, sum_over_graphs
 from predictor.sequence import FURTHER_LENGTHS, scaling
 from tandem.contracts.resources import Framework, GraphFeatures
@@ -18,6 +19,7 @@ from tandem.policy.equations.tiresias import tensor_skew
 
 _MAX_FLOPS = 1e21
 _MAX_BYTES = 2.0**62
+_REMARKS = ("unknownOperators", "assumedSizes")
 
 #: What an exporter's name of itself contains.
 _PRODUCERS = {
@@ -51,8 +53,12 @@ def extract_features(
 
 
 def feature_hash(features: GraphFeatures) -> str:
-    """Return the hash by which features are compared and logged: sha256 of canonical JSON."""
-    text = json.dumps(features.wire(), sort_keys=True, separators=(",", ":"))
+    """Return the hash by which features are compared and logged: sha256 of canonical JSON.
+
+    What is only said about the figures is left out: it would part a graph from its earlier runs.
+    """
+    figures = {key: value for key, value in features.wire().items() if key not in _REMARKS}
+    text = json.dumps(figures, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -72,27 +78,48 @@ def _extract(graph: bytes, sizes: SymbolSizes, limits: GraphLimits) -> GraphFeat
     if not totals.nodes:
         raise GraphError(Refusal.UNSUPPORTED, "The graph holds constants only: nothing runs.")
     if totals.unknown_operators:
+        named = ", ".join(totals.unknown_operators)
         raise GraphError(
             Refusal.UNSUPPORTED,
-            f"The cost of the operators {', '.join(totals.unknown_operators)} is not known.",
-            "Push the graph as its framework exported it, before a runtime fused or quantised its "
-            "operators.",
+            f"The cost of {_operators(totals.unknown_operators)} is not known.",
+            f"Push the graph as its framework exported it, before a runtime fused or quantised its "
+            f"operators into {named}.",
         )
     if totals.unknown_products:
         raise GraphError(
             Refusal.UNSUPPORTED,
             f"The shapes of {', '.join(totals.unknown_products)} are not known, so its cost is "
             "not either.",
-            "Export the model with fixed shapes (torch.onnx.export without dynamic_axes, batch 1), "
-            "or with dynamo=True.",
+            _hint_for_shapes(totals),
         )
     if totals.unresolved * 2 > totals.nodes:
         raise GraphError(
             Refusal.UNSUPPORTED,
             f"The shapes of {totals.unresolved} of the graph's {totals.nodes} nodes are unknown.",
-            "Export it with fixed shapes, or run onnx.shape_inference on it first.",
+            _hint_for_shapes(totals),
         )
     return _features(inferred, totals, sizes)
+
+
+def _operators(names: list[str]) -> str:
+    return f"the operator{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _hint_for_shapes(totals: Totals) -> str:
+    """Say what would make the unknown shapes known: it depends on the operator they lie behind."""
+    shapeless = totals.shapeless_operators
+    foreign = [name for name in shapeless if name.endswith(")")]
+    if foreign:
+        return (
+            f"They lie behind {_operators(foreign)}, which this predictor does not know: declare "
+            "the shapes of its outputs in the file (graph.value_info), or push the graph as its "
+            "framework exported it."
+        )
+    behind = f"They lie behind {_operators(shapeless)}. " if shapeless else ""
+    return (
+        f"{behind}Export the model with fixed shapes (torch.onnx.export without dynamic_axes, "
+        "batch 1), or with dynamo=True."
+    )
 
 
 def _features(inferred: InferredModel, totals: Totals, sizes: SymbolSizes) -> GraphFeatures:
@@ -122,6 +149,8 @@ def _features(inferred: InferredModel, totals: Totals, sizes: SymbolSizes) -> Gr
         sequence_length=sizes.sequence_length if inferred.uses_sequence else None,
         bytes_moved=totals.bytes_moved / batch,
         unresolved_nodes=totals.unresolved,
+        unknown_operators=totals.guessed_operators,
+        assumed_sizes=dict(sorted(inferred.assumed_sizes.items())),
         framework=_framework(inferred.model.producer_name),
     )
 

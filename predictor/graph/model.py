@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 from onnx.defs import onnx_opset_version
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.batch import batch_axes
-from predictor.graph.contrib import DOMAIN, standing_in
+from predictor.graph.contrib import standing_in, subgraphs, uses_runtime_operators
+from predictor.graph.fixed import Mismatch, mismatch
 from predictor.graph.folding import complete_shapes
+from predictor.graph.symbols import OpenSizes, SymbolSizes, guessed, open_sizes
 
 Shape = tuple[int, ...]
 _Name = tuple[str, str, str]  # domain, name and overload of a function
@@ -44,8 +46,8 @@ ITEM_BYTES: dict[int, int] = {
 }
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-_BATCH_NAME = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
-_SEQUENCE_NAME = re.compile(r"seq|len|time|token|^(s|t|l)$", re.IGNORECASE)
+#: The largest side of an image, or length of a sequence, that a product is searched for.
+_SEARCHED = 4096
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -62,19 +64,6 @@ class GraphLimits:
 
 
 @dataclass(frozen=True)
-class SymbolSizes:
-    """The sizes given to an input's symbolic axes; the batch is always 1.
-
-    `named` wins over the rules; then comes the batch, by name or as the leading axis; the spatial
-    axes of an image; and everything else is a sequence.
-    """
-
-    sequence_length: int = 128
-    image_size: int = 224
-    named: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class InferredModel:
     """A model after shape inference; every size that could be known is a number."""
 
@@ -83,6 +72,8 @@ class InferredModel:
     input_shapes: dict[str, Shape]
     graph_batch: int
     uses_sequence: bool
+    #: Sizes that are defaults, by symbol or `input[axis]`: nothing in the graph fixes them.
+    assumed_sizes: dict[str, int]
     #: Inputs whose first axis was taken for the batch although it is the time.
     misread: frozenset[str] = frozenset()
 
@@ -128,19 +119,12 @@ def infer(
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     time_major |= _time_major_inputs(model.graph)
-    guessed = {value.name for value in inputs if _guessed(value)}
-    bound, uses_sequence = _bind_symbols(inputs, sizes, time_major)
-    for value in (*model.graph.output, *model.graph.value_info):
-        _substitute(value, bound)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(standing_in(model), data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise GraphError(
-            Refusal.MALFORMED,
-            f"The shapes of the graph cannot be inferred: {str(error)[:200]}",
-            "onnx.shape_inference.infer_shapes says the same; export the model again.",
-        ) from None
-    if any(node.domain == DOMAIN for node in model.graph.node):
+    guesses = {value.name for value in inputs if guessed(value)}
+    bound = open_sizes(model, inputs, sizes, time_major)
+    inferred = _inferred(model, bound)
+    if bound.uses_default and (wrong := mismatch(inferred.graph)) is not None:
+        inferred = _resized(model, bound, wrong) or _inferred(model, bound)
+    if uses_runtime_operators(model.graph):
         _take_shapes(model, inferred)
     else:
         model = inferred
@@ -155,9 +139,10 @@ def infer(
         opset=opset,
         input_shapes={name: shape for name, shape in shapes.items() if shape is not None},
         graph_batch=_graph_batch(model, shapes, axes),
-        uses_sequence=uses_sequence,
+        uses_sequence=bound.uses_sequence,
+        assumed_sizes=bound.assumed,
         misread=frozenset(
-            name for name in guessed - time_major if axes.get(name) == 1 and name in axes
+            name for name in guesses - time_major if axes.get(name) == 1 and name in axes
         ),
     )
 
@@ -173,11 +158,57 @@ def complete(model: ModelProto) -> None:
         _take_shapes(model, inferred)
 
 
+def _inferred(model: ModelProto, bound: OpenSizes) -> ModelProto:
+    """Return a copy of the model with the shapes that follow from these sizes."""
+    bound.apply()
+    try:
+        return onnx.shape_inference.infer_shapes(standing_in(model), data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise GraphError(
+            Refusal.MALFORMED,
+            f"The shapes of the graph cannot be inferred: {str(error)[:200]}",
+            "onnx.shape_inference.infer_shapes says the same; export the model again.",
+        ) from None
+
+
+def _resized(model: ModelProto, bound: OpenSizes, wrong: Mismatch) -> ModelProto | None:
+    """Search for the default size with which a product fits its weight; None where none does.
+
+    What a product reads grows with the side of the image or the length of the sequence.
+    """
+    kind = "image" if any(axis.by_default == "image" for axis in bound.axes) else "sequence"
+    before = dict(bound.sizes)
+    low, high = 1, _SEARCHED  # the answer is in [low, high]
+    while low <= high:
+        tried = (low + high) // 2
+        bound.resize(kind, tried)
+        try:
+            inferred = _inferred(model, bound)
+        except GraphError:
+            low = tried + 1
+            continue
+        now = mismatch(inferred.graph)
+        if now is None:
+            bound.fix(kind)
+            return inferred
+        if now.wanted != wrong.wanted:
+            break
+        low, high = (low, tried - 1) if now.actual > now.wanted else (tried + 1, high)
+    bound.sizes.update(before)
+    return None
+
+
 def _take_shapes(model: ModelProto, inferred: ModelProto) -> None:
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(inferred.graph.value_info)
-    del model.graph.output[:]
-    model.graph.output.extend(inferred.graph.output)
+    """Give a model, and the bodies of its control flow, the shapes that a copy of it has."""
+    pairs = [(model.graph, inferred.graph)]
+    while pairs:
+        graph, other = pairs.pop()
+        del graph.value_info[:]
+        graph.value_info.extend(other.value_info)
+        del graph.output[:]
+        graph.output.extend(other.output)
+        for node, twin in zip(graph.node, other.node, strict=True):
+            pairs.extend(zip(subgraphs(node), subgraphs(twin), strict=False))
 
 
 def shape_of(value: ValueInfoProto) -> Shape | None:
@@ -196,18 +227,6 @@ def shape_of(value: ValueInfoProto) -> Shape | None:
     ):
         return None
     return sizes
-
-
-def subgraphs(node: NodeProto) -> list[GraphProto]:
-    """Return the graphs in a node's attributes (the bodies of If, Loop, Scan)."""
-    found: list[GraphProto] = []
-    for attribute in node.attribute:
-        kind = attribute.type
-        if kind == AttributeProto.GRAPH:
-            found.append(attribute.g)
-        elif kind == AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
 
 
 def _walk(model: ModelProto, limits: GraphLimits) -> Iterator[GraphProto]:
@@ -353,59 +372,6 @@ def _time_major_inputs(graph: GraphProto) -> frozenset[str]:
         elif attributes.get("layout") != 1:
             found.update(node.input[:1])
     return frozenset(found)
-
-
-def _bind_symbols(
-    inputs: list[ValueInfoProto], sizes: SymbolSizes, time_major: frozenset[str]
-) -> tuple[dict[str, int], bool]:
-    """Give every symbolic axis of the inputs a size; return those that have names."""
-    bound = dict(sizes.named)
-    uses_sequence = False
-    for value in inputs:
-        tensor = value.type.tensor_type
-        if value.type.WhichOneof("value") == "tensor_type" and not tensor.HasField("shape"):
-            raise GraphError(
-                Refusal.UNSUPPORTED,
-                f"Input {value.name[:80]!r} has no shape.",
-                "Export the model with a shape for every input; symbolic sizes are fine.",
-            )
-        batch_axis = 1 if value.name in time_major else 0
-        for axis, dim in enumerate(tensor.shape.dim):
-            if dim.HasField("dim_value"):
-                continue
-            symbol = dim.dim_param
-            size = bound.get(symbol) if symbol else None
-            if size is None:
-                if _BATCH_NAME.search(symbol):
-                    size = 1
-                elif _SEQUENCE_NAME.search(symbol) or axis != batch_axis:
-                    image = len(tensor.shape.dim) >= 4 and not _SEQUENCE_NAME.search(symbol)
-                    size = sizes.image_size if image else sizes.sequence_length
-                    uses_sequence |= not image
-                else:
-                    size = 1
-                if symbol:
-                    bound[symbol] = size
-            dim.dim_value = size
-    return bound, uses_sequence
-
-
-def _guessed(value: ValueInfoProto) -> bool:
-    """Say whether the first two axes are symbols of which neither is named as the batch."""
-    dims = value.type.tensor_type.shape.dim[:2]
-    return len(dims) == 2 and not any(
-        dim.HasField("dim_value") or _BATCH_NAME.search(dim.dim_param) for dim in dims
-    )
-
-
-def _substitute(value: ValueInfoProto, bound: dict[str, int]) -> None:
-    """Put bound sizes into a declared shape; a symbol that is not bound is left to inference."""
-    for dim in value.type.tensor_type.shape.dim:
-        if dim.HasField("dim_param"):
-            if dim.dim_param in bound:
-                dim.dim_value = bound[dim.dim_param]
-            else:
-                dim.ClearField("dim_param")
 
 
 def _graph_batch(model: ModelProto, inputs: dict[str, Shape | None], axes: dict[str, int]) -> int:

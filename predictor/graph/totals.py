@@ -13,6 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph import contrib
+from predictor.graph.contrib import subgraphs
 from predictor.graph.flops import (
     MULTIPLY_ADD,
     VIEWS,
@@ -27,7 +28,6 @@ from predictor.graph.model import (
     Shape,
     check_tensor,
     shape_of,
-    subgraphs,
 )
 from predictor.graph.training import (
     ALIASES,
@@ -70,7 +70,10 @@ _PLAIN = {
 
 
 class _Value(NamedTuple):
-    """What is known of a value; `origin` marks a constant that the file itself spells out."""
+    """What is known of a value; `origin` marks a constant that the file itself spells out.
+
+    `behind` names the operator from which on no shape is known.
+    """
 
     shape: Shape | None
     elements: float
@@ -79,6 +82,7 @@ class _Value(NamedTuple):
     constant: bool
     origin: bool
     depth: int
+    behind: str = ""
 
 
 def _value(
@@ -109,6 +113,10 @@ class Totals:
     unknown_values: int = 0
     unknown_products: list[str] = field(default_factory=list)
     unknown_operators: list[str] = field(default_factory=list)
+    #: Operators without a definition here that hide no product, counted by their elements.
+    guessed_operators: list[str] = field(default_factory=list)
+    #: Operators whose outputs have no shape although their inputs have one.
+    shapeless_operators: list[str] = field(default_factory=list)
     ops: Counter[str] = field(default_factory=Counter)
 
     def add_parameter(self, shape: Sequence[int], item_bytes: int) -> None:
@@ -187,6 +195,8 @@ class _Walk:
         depth = 0 if constant else depth + 1
         names = list(node.output)
         outputs = [self._output(name, constant, depth) for name in names]
+        if any(value.shape is None for value in outputs):
+            outputs = self._behind(node, inputs, outputs)
         self._make(names, outputs)
         made = [value if name else None for value, name in zip(outputs, names, strict=True)]
         totals.nodes += not constant
@@ -201,6 +211,16 @@ class _Walk:
                 taken = size if op_type in _LOOKUPS else sum(v.size_bytes for v in inputs)
                 totals.bytes_moved += (taken + size) * runs
         self._count_flops(node, constant, _shapes(read), _shapes(made))
+
+    def _behind(
+        self, node: NodeProto, inputs: Sequence[_Value], outputs: Sequence[_Value]
+    ) -> list[_Value]:
+        """Note the operator behind which the outputs that have no shape lie."""
+        behind = next((value.behind for value in inputs if value.behind), "")
+        if not behind:
+            behind = _operator_name(node)
+            _append(self._totals.shapeless_operators, behind)
+        return [v if v.shape is not None else v._replace(behind=behind) for v in outputs]
 
     def finish(self) -> None:
         """Add up what training keeps, each storage once."""
@@ -286,11 +306,11 @@ class _Walk:
             made,
             {a.name: value(a) for a in node.attribute if (value := _PLAIN.get(a.type))},
         )
-        if domain not in _STANDARD_DOMAINS and self._hides_product(node):
-            name = f"{op_type[:60]} ({domain[:40]})"
-            if name not in totals.unknown_operators and len(totals.unknown_operators) < _NAMED:
-                totals.unknown_operators.append(name)
-            return
+        if not contrib.defines(node):
+            if self._hides_product(node):
+                _append(totals.unknown_operators, _operator_name(node))
+                return
+            _append(totals.guessed_operators, _operator_name(node))
         try:
             multiply_adds = multiply_add_flops(shapes)
             others = elementwise_flops(shapes)
@@ -310,8 +330,6 @@ class _Walk:
 
     def _hides_product(self, node: NodeProto) -> bool:
         """Say whether an operator without a definition here reads a weight of two or more axes."""
-        if node.domain == contrib.DOMAIN and node.op_type in contrib.KNOWN:
-            return False
         read = [self.values.get(name) for name in node.input]
         return any(v is not None and v.constant and len(v.shape or ()) > 1 for v in read)
 
@@ -374,6 +392,17 @@ class _Walk:
         if data_type in _WEIGHT_TYPES and made.shape and all(v.origin for v in inputs):
             self._totals.add_parameter(made.shape, ITEM_BYTES[data_type])
         return made
+
+
+def _operator_name(node: NodeProto) -> str:
+    """Return an operator's name for people, with its domain where it is not a standard one."""
+    name = node.op_type[:60]
+    return name if node.domain in _STANDARD_DOMAINS else f"{name} ({node.domain[:40]})"
+
+
+def _append(names: list[str], name: str) -> None:
+    if name not in names and len(names) < _NAMED:
+        names.append(name)
 
 
 def _same_size(read: Sequence[_Value | None], made: _Value | None) -> bool:

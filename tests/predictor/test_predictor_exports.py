@@ -10,7 +10,7 @@ from predictor_graphs import FLOAT, INT64, Builder, resnet50, tensor_input
 from predictor.errors import GraphError, Refusal
 from predictor.graph import folding
 from predictor.graph.features import extract_features
-from predictor.graph.model import SymbolSizes
+from predictor.graph.symbols import SymbolSizes
 
 
 def features_of(model, **sizes):

@@ -21,7 +21,7 @@ from predictor_graphs import (
 )
 
 from predictor.graph.features import extract_features
-from predictor.graph.model import SymbolSizes
+from predictor.graph.symbols import SymbolSizes
 
 
 def features_of(model, **sizes):

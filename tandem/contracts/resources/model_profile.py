@@ -22,6 +22,8 @@ class GraphFeatures(Message):
     the graph leaves a sequence open, figures are those of `sequence_length`, and
     `sequence_scaling` has the coefficients [c0, c1, c2] of those that are quadratics in it.
     `framework` is that of the exporter that wrote the graph, where it names itself.
+    `unknown_operators` are those whose cost is only guessed, by their elements. `assumed_sizes` are
+    open axes of images (a symbol, or `input[axis]`) of which nothing in the graph fixes the size.
     """
 
     flops: Annotated[float, Field(ge=0)]
@@ -46,6 +48,10 @@ class GraphFeatures(Message):
     sequence_scaling: dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]] = {}
     unresolved_nodes: Count = 0
     framework: Framework | None = None
+    unknown_operators: Annotated[
+        list[Annotated[str, Field(max_length=128)]], Field(max_length=8)
+    ] = []
+    assumed_sizes: dict[str, Count] = {}
 
 
 class ModelProfileSpec(Message):
