@@ -6,11 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from predictor.sandbox import SandboxLimits
 from tandem.errors import UsageError
+from tandem.files import read_yaml
 
 #: Settings that were removed, and what an operator does instead.
 REMOVED = {
@@ -49,12 +49,7 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> PredictorCon
     """Read a YAML file, put `overrides` on top; raises UsageError naming the bad setting."""
     settings: dict[str, object] = {}
     if path is not None:
-        try:
-            read = yaml.safe_load(path.read_text())
-        except OSError as error:
-            raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-        except yaml.YAMLError as error:
-            raise UsageError(f"{path} is not YAML: {error}") from None
+        read = read_yaml(path, "Settings are YAML by name, such as `port: 8090`.")
         if not isinstance(read, dict | None):
             raise UsageError(f"{path} must hold settings by name, such as `port: 8090`.")
         settings = read or {}

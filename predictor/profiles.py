@@ -33,6 +33,7 @@ from tandem.contracts.prediction import (
 )
 from tandem.contracts.resources import GraphFeatures, Load, Percent
 from tandem.errors import UsageError
+from tandem.files import read_text
 
 
 class Origin(StrEnum):
@@ -183,16 +184,13 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     A last line that was cut off (the collector was killed while it wrote) is left out.
     """
-    try:
-        lines = file.read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {file}: {error}.") from None
+    lines = read_text(file).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):
                 return
             record = None

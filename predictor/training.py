@@ -38,6 +38,7 @@ from predictor.selection import (
 )
 from predictor.stored import STORABLE, parts_of
 from tandem.errors import TandemError, UsageError
+from tandem.files import read_text
 
 #: Fewer families than this, and an error on unseen ones says nothing.
 MIN_FAMILIES = 4
@@ -49,10 +50,7 @@ _LEVEL = 0.95
 
 def read_pairs(file: Path) -> list[MeasuredPair]:
     """Read a file of pairs; raises UsageError naming the first bad line."""
-    try:
-        lines = file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {file}: {error}.") from None
+    lines = read_text(file).split("\n")
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,7 +22,8 @@ from scheduler_extender.admission.patch import AdmissionConfig
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.quotas.config import Quota, once_each
 from tandem.contracts import names
-from tandem.errors import TandemError
+from tandem.errors import TandemError, UsageError
+from tandem.files import read_yaml
 from tandem.policy.catalog import Profile, load_profile
 
 _SHOWN = 80  # characters of a wrong value that are repeated
@@ -236,11 +236,9 @@ def read_config(path: Path | None) -> ExtenderConfig:
     if path is None:
         return ExtenderConfig()
     try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "name a file that can be read") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {error}", "this is no YAML") from error
+        document = read_yaml(path, "name a file of settings in YAML")
+    except UsageError as error:
+        raise ConfigError(error.message, error.hint) from error
     try:
         return ExtenderConfig.model_validate(document or {})
     except ValidationError as error:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tandem.errors import TandemError
+from tandem.errors import TandemError, UsageError
+from tandem.files import read_json
 from tandem.policy.equations.horus import slowdown
 from tandem.policy.units import Bools, Floats
 from tandem.simulator.truth import MemoryCourse
@@ -44,12 +44,10 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
     that type, naming the types that it has; where the file is something else, naming file and
     field.
     """
-    try:
-        tables = {str(kind).lower(): table for kind, table in json.loads(path.read_text()).items()}
-    except OSError as error:
-        raise TandemError(f"cannot read {path}: {error.strerror}", "Check --truth.") from error
-    except (AttributeError, ValueError) as error:
-        raise TandemError(f"{path} is no table of pair throughputs: {error!r}", _WANTED) from error
+    read = read_json(path, _WANTED)
+    if not isinstance(read, dict):
+        raise UsageError(f"{path} is no table of pair throughputs", _WANTED)
+    tables = {str(kind).lower(): table for kind, table in read.items()}
     if gpu.lower() not in tables:
         available = ", ".join(sorted(tables)) or "none"
         raise TandemError(
@@ -69,11 +67,11 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
                     # nobody is sped up by a neighbour.
                     found[i, j] = slowdown(np.array(solo), np.array(own))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TandemError(
+        raise UsageError(
             f"{path} is no table of pair throughputs for {gpu!r}: {error!r}", _WANTED
         ) from error
     if not names:
-        raise TandemError(f"{path} names no model for {gpu!r}", _WANTED)
+        raise UsageError(f"{path} names no model for {gpu!r}", _WANTED)
     # A pair is out of memory on both sides or on none.
     found[np.isinf(found.T)] = np.inf
     return PairMatrix(names, found)
@@ -87,7 +85,7 @@ def load_matrices(path: Path, gpu_types: Sequence[str]) -> list[PairMatrix]:
     found = [load_matrix(path, kind) for kind in gpu_types]
     common = [name for name in found[0].names if all(name in other.names for other in found)]
     if not common:
-        raise TandemError(
+        raise UsageError(
             f"{path} has no model that was measured on all of {', '.join(gpu_types)}",
             "Simulate one GPU type at a time.",
         )

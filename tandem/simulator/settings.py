@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from tandem.errors import TandemError, UsageError
+from tandem.errors import UsageError
+from tandem.files import parse_yaml, read_yaml
 from tandem.policy.catalog import Profile, UnknownProfileError, load_profile
 
 
@@ -23,18 +23,13 @@ def read_profile(name: str, settings: Sequence[str] = ()) -> Profile:
     """
     try:
         if name.endswith((".yaml", ".yml")):
-            document = yaml.safe_load(Path(name).read_text())
-            profile = Profile.model_validate(document)
+            profile = Profile.model_validate(read_yaml(Path(name), "Check --profile."))
         else:
             profile = load_profile(name)
     except UnknownProfileError as error:
         raise UsageError(str(error), "All of them: tandem simulate --list.") from error
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}", "Check --profile.") from error
-    except yaml.YAMLError as error:
-        raise TandemError(f"{name} is not YAML: {error}", "Mend the file.") from error
     except ValidationError as error:
-        raise TandemError(f"{name}: {explain(error)}", "Mend the file.") from error
+        raise UsageError(f"{name}: {explain(error)}", "Mend the file.") from error
     if not settings:
         return profile
     values = profile.model_dump(mode="json")
@@ -68,7 +63,7 @@ def _set(values: dict[str, Any], setting: str) -> None:
             near = get_close_matches(part, names, n=3) or sorted(names)
             raise UsageError(f"--set {setting!r}: no key {part!r}", f"Nearest: {', '.join(near)}.")
         if i == len(parts) - 1 and isinstance(at, dict):
-            at[part] = yaml.safe_load(text)
+            at[part] = parse_yaml(text, f"--set {setting!r}", "For example order.slice_s=60.")
             return
         at = at[part] if isinstance(at, dict) else next(e for e in at if e["kind"] == part)
     raise UsageError(f"--set {setting!r} names a whole policy", "Name one of its parameters.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tandem.files import read_json
 from tandem.policy.units import Floats
 
 _SUFFIX = "_unconsolidated"
@@ -71,7 +71,7 @@ def load_spread(path: Path, gpu: str) -> SpreadTable | None:
     The file is that of the pairs: `{gpu: {"('model', GPUs)": {"null": steps/s}}}`. `load_matrix`
     has found it readable.
     """
-    tables = {str(kind).lower(): table for kind, table in json.loads(path.read_text()).items()}
+    tables = {str(kind).lower(): table for kind, table in read_json(path).items()}
     near, apart = tables.get(gpu.lower()), tables.get(gpu.lower() + _SUFFIX)
     if near is None or apart is None:
         return None

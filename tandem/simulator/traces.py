@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import TandemError, UsageError
+from tandem.errors import UsageError
+from tandem.files import read_csv, read_json, read_table
 from tandem.simulator.jobs import TraceJob
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memory_peak_gib",
             "peak_probability", "iteration_s")  # fmt: skip
+
+_HINT = "Check --trace and --format."
 
 Row = tuple[int, TraceJob | str]  # line or number of the record, and the job or what is wrong
 
@@ -31,7 +32,7 @@ class Trace:
 
 
 def read_trace(path: Path, format_name: str = "csv", *, strict: bool = False) -> Trace:
-    """Read a trace; raises TandemError with the line where `strict` meets a bad row.
+    """Read a trace; raises UsageError with the line where `strict` meets a bad row.
 
     Times start at the first submission. Ties keep the order of the file.
     """
@@ -40,21 +41,16 @@ def read_trace(path: Path, format_name: str = "csv", *, strict: bool = False) ->
         raise UsageError(f"--format {format_name!r} is not known", f"Nearest: {', '.join(near)}.")
     jobs: list[TraceJob] = []
     skipped: list[tuple[int, str]] = []
-    try:
-        for line, found in FORMATS[format_name](path):
-            if isinstance(found, TraceJob):
-                jobs.append(found)
-            elif strict:
-                raise TandemError(f"{path}, line {line}: {found}", "Mend it or leave out --strict.")
-            else:
-                skipped.append((line, found))
-    except OSError as error:
-        raise TandemError(f"cannot read {path}: {error.strerror}", "Check --trace.") from error
-    except UnicodeDecodeError as error:
-        raise TandemError(f"{path} is not text in UTF-8", "Is it compressed? Unpack it.") from error
+    for line, found in FORMATS[format_name](path):
+        if isinstance(found, TraceJob):
+            jobs.append(found)
+        elif strict:
+            raise UsageError(f"{path}, line {line}: {found}", "Mend it or leave out --strict.")
+        else:
+            skipped.append((line, found))
     if not jobs:
         first = f"; the first: line {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
-        raise TandemError(
+        raise UsageError(
             f"{path} has no usable job ({len(skipped)} row(s) left out{first})", "Check --format."
         )
     start = min(job.submit_s for job in jobs)
@@ -64,29 +60,28 @@ def read_trace(path: Path, format_name: str = "csv", *, strict: bool = False) ->
 
 def _canonical(path: Path) -> Iterator[Row]:
     """`job_id,submit_time_s,num_gpus,duration_s` and any of the optional columns."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        names = tuple(reader.fieldnames or ())
-        for name in names:
-            if name not in REQUIRED + OPTIONAL:
-                near = get_close_matches(name, REQUIRED + OPTIONAL, n=2)
-                hint = f"Nearest: {', '.join(near)}." if near else ""
-                raise TandemError(
-                    f"{path}: unknown column {name!r}",
-                    f"{hint} Columns: {', '.join(REQUIRED + OPTIONAL)}.".strip(),
-                )
-        if absent := [name for name in REQUIRED if name not in names]:
-            raise TandemError(
-                f"{path}: no column {', '.join(absent)}", f"Columns: {', '.join(REQUIRED)}."
+    rows = read_table(path, _HINT)
+    line, names = next(rows)
+    for name in names:
+        if name not in REQUIRED + OPTIONAL:
+            near = get_close_matches(name, REQUIRED + OPTIONAL, n=2)
+            hint = f"Nearest: {', '.join(near)}." if near else ""
+            raise UsageError(
+                f"{path}, line {line}: unknown column {name!r}",
+                f"{hint} Columns: {', '.join(REQUIRED + OPTIONAL)}.".strip(),
             )
-        seen: set[str] = set()
-        for row in reader:
-            yield reader.line_num, _attempt(_canonical_job, row, seen)
+    if absent := [name for name in REQUIRED if name not in names]:
+        raise UsageError(
+            f"{path}, line {line}: no column {', '.join(absent)}",
+            f"Columns: {', '.join(REQUIRED)}.",
+        )
+    seen: set[str] = set()
+    for line, row in rows:
+        yield line, _attempt(_canonical_job, row, seen)
 
 
 def _canonical_job(row: dict[str, str], seen: set[str]) -> TraceJob:
-    if row.get("duration_s") is None or None in row:
-        raise ValueError("the number of fields differs from the header")
+    _complete(row)
     if row["job_id"] in seen:
         raise ValueError(f"job_id {row['job_id']!r} came before")
     job = TraceJob(
@@ -111,12 +106,9 @@ def _canonical_job(row: dict[str, str], seen: set[str]) -> TraceJob:
 
 def _philly(path: Path) -> Iterator[Row]:
     """`cluster_job_log` of philly-traces: a JSON list of jobs with their attempts."""
-    try:
-        records = json.loads(path.read_text())
-    except ValueError as error:
-        raise TandemError(f"{path} is not JSON: {error}", "Check --format.") from error
+    records = read_json(path, _HINT)
     if not isinstance(records, list):
-        raise TandemError(f"{path} is not a list of jobs", "Check --format.")
+        raise UsageError(f"{path} is not a list of jobs", "Check --format.")
     for number, record in enumerate(records, 1):
         yield number, _attempt(_philly_job, record)
 
@@ -126,7 +118,9 @@ def _philly_job(record: dict[str, Any]) -> TraceJob:
     if not attempts:
         raise ValueError("no attempt with a start and an end")
     ran = sum(_moment(a["end_time"]) - _moment(a["start_time"]) for a in attempts)
-    gpus = sum(len(machine["gpus"]) for machine in attempts[0]["detail"])
+    # An attempt that never reached a machine has no details.
+    counts = (sum(len(m["gpus"]) for m in attempt.get("detail") or ()) for attempt in attempts)
+    gpus = next((count for count in counts if count), 0)
     return _checked(record["jobid"], _moment(record["submitted_time"]), gpus, ran)
 
 
@@ -134,12 +128,9 @@ def _alibaba(path: Path) -> Iterator[Row]:
     """`pai_task_table` of cluster-trace-gpu-v2020: one task a row, with or without a header."""
     names = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
              "plan_mem", "plan_gpu", "gpu_type")  # fmt: skip
-    with path.open(newline="") as file:
-        reader = csv.reader(file)
-        for fields in reader:
-            if fields[:1] != ["job_name"]:
-                row = dict(zip(names, fields, strict=False))
-                yield reader.line_num, _attempt(_alibaba_job, row)
+    for line, fields in read_csv(path, _HINT):
+        if fields[:1] != ["job_name"]:
+            yield line, _attempt(_alibaba_job, dict(zip(names, fields, strict=False)))
 
 
 def _alibaba_job(row: dict[str, str]) -> TraceJob:
@@ -151,13 +142,19 @@ def _alibaba_job(row: dict[str, str]) -> TraceJob:
 
 def _helios(path: Path) -> Iterator[Row]:
     """`cluster_log.csv` of HeliosData."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            yield reader.line_num, _attempt(_helios_job, row)
+    rows = read_table(path, _HINT)
+    next(rows)
+    for line, row in rows:
+        yield line, _attempt(_helios_job, row)
+
+
+def _complete(row: dict[str, str]) -> None:
+    if "" in row:
+        raise ValueError(row[""])
 
 
 def _helios_job(row: dict[str, str]) -> TraceJob:
+    _complete(row)
     return _checked(
         row["job_id"],
         _moment(row["submit_time"]),
@@ -179,7 +176,7 @@ def _attempt(parse: Callable[..., TraceJob], *args: Any) -> TraceJob | str:  # n
         return parse(*args)
     except KeyError as error:
         return f"no field {error}"
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         return str(error)
 
 
@@ -192,7 +189,9 @@ def _checked(job_id: str, submit_s: float, gpus: int, duration_s: float) -> Trac
 
 
 def _moment(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+    """Return seconds since 1970; a time without a zone is in UTC, wherever the file is read."""
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _number(row: dict[str, str], name: str, least: float, *, above: bool = False) -> float:

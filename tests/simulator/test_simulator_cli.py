@@ -91,7 +91,7 @@ def test_a_value_is_set_and_json_goes_to_stdout(tandem: Callable[..., Done], tra
         (["--profile", "fifo", "--set", "order.blocks=perhaps"], 2, "order.fifo.blocks"),
         (["--cluster", "two"], 2, "NODESxGPUS:TYPE"),
         (["--cluster", "1x1"], 1, "a wants 2 GPUs of 1"),
-        (["--truth", "absent.json"], 1, "cannot read absent.json"),
+        (["--truth", "absent.json"], 2, "cannot read absent.json"),
         (["--format", "heli"], 2, "helios"),
     ],
 )
