@@ -54,6 +54,8 @@ SUITES = (
           (f"{E2E}_queue_faults.py",), planes=2),
     Suite("flood", "one tenant attacks in every way at once while another's jobs run",
           (f"{E2E}_flood.py",)),
+    Suite("foreign", "a million pods without GPUs, whose last words hold an attack",
+          ("tests/extender/test_extender_pods_without_gpus.py",)),
     Suite("starvation", "a stream of short jobs", (f"{E2E}_starvation.py",)),
     Suite("agents", "silent agents, memory outgrown, a lost GPU", (f"{E2E}_agent.py",)),
     Suite("restarts", "every component restarted in turn under load", (f"{E2E}_story.py",)),

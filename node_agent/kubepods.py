@@ -26,7 +26,7 @@ Object = dict[str, Any]
 FIRST_LIST_S = 5.0
 
 
-def trim(pod: Object) -> Object:
+def trim(pod: Object, _known: Object | None = None) -> Object:
     """Keep the few fields of a pod that are used here."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     kept = ("name", "namespace", "uid", "resourceVersion", "annotations", "labels")

@@ -23,19 +23,42 @@ TOKEN_PATH = "/var/run/secrets/tandem.gpu/token"  # noqa: S105 - a path
 EVERY_S, TIMEOUT_S = 10.0, 2.0
 #: Kubernetes keeps what a container writes here in the pod's status when the container ends.
 TERMINATION_LOG = "/dev/termination-log"
-#: How frameworks say that GPU memory ran out: PyTorch, CuPy, CUDA, cuBLAS and cuDNN, XLA (JAX),
-#: TensorFlow. A status of gRPC (`StatusCode.RESOURCE_EXHAUSTED`) is another matter.
-OUT_OF_MEMORY = re.compile(
-    r"CUDA out of memory|\b(torch|cupy)(\.\w+)*\.OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY"
-    r"|cudaErrorMemoryAllocation|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED:"
+#: How frameworks say that GPU memory ran out: PyTorch, CUDA, cuBLAS and cuDNN, XLA (JAX),
+#: TensorFlow. A status of gRPC (`StatusCode.RESOURCE_EXHAUSTED`) is another matter. Without any
+#: repetition, and so linear: whoever may run a pod chooses the texts that are searched.
+_WORDS = re.compile(
+    r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|\bRESOURCE_EXHAUSTED:"
     r"|Resource exhausted: (Out of memory|Failed to allocate)|OOM when allocating tensor"
-    r"|ResourceExhaustedError: .*failed to allocate memory"
 )
+#: The class of PyTorch and CuPy, in a dotted name that names one of them before it.
+_ERROR, _FRAMEWORKS = "OutOfMemoryError", frozenset(("torch", "cupy"))
+_DOTTED = re.compile(r"[\w.]+")
+#: TensorFlow's class, and its words later in the line.
+_TENSORFLOW = ("ResourceExhaustedError: ", "failed to allocate memory")
 _WRITTEN_BYTES = 4000  # the kubelet keeps the last 4096
 
 _done, _thread, _lock = 0, None, threading.Lock()
 listeners: list[Any] = []  # called at each step; `profile` listens here
 _profiles: list[Any] = []  # what is recorded, with seconds `active_s` and `idle_s` so far
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Say whether a text says that GPU memory ran out, in time in proportion to its length."""
+    return (
+        _WORDS.search(text) is not None
+        or (_ERROR in text and any(map(_is_error, _DOTTED.findall(text))))
+        or (_TENSORFLOW[0] in text and any(map(_is_of_tensorflow, text.split("\n"))))
+    )
+
+
+def _is_error(name: str) -> bool:
+    parts = name.split(".")
+    return _ERROR in parts and not _FRAMEWORKS.isdisjoint(parts[: parts.index(_ERROR)])
+
+
+def _is_of_tensorflow(line: str) -> bool:
+    return _TENSORFLOW[1] in line.partition(_TENSORFLOW[0])[2]
 
 
 def step(iterations: int = 1) -> None:
@@ -74,7 +97,7 @@ def _out_of_memory(error: BaseException | None) -> str:
         if error is None:
             break
         said = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
-        if OUT_OF_MEMORY.search(said):
+        if says_out_of_memory(said):
             return f"CUDA out of memory: {said}"
         error = error.__cause__
     return ""

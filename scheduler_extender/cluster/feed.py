@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_extender.cluster.records import KINDS, PARSERS, Record
+from scheduler_extender.cluster.records import KINDS, PARSERS, Record, parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from tandem.kube.client import Object
-from tandem.kube.reflector import EventType
+from tandem.kube.reflector import EventType, Trim
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,24 @@ class Feed:
         """Return once all that was there at the start has been applied."""
         await self._ready.wait()
 
-    def trim(self, kind: str) -> Callable[[Object], Object]:
-        """Return what a reflector of this kind keeps: who the object is, and what we read of it."""
+    def trim(self, kind: str) -> Trim:
+        """Return what a reflector of this kind keeps: who the object is, and what we read of it.
 
-        def trim(raw: Object) -> Object:
+        An event after which a pod without GPUs takes the same of its node ends there: nothing of it
+        comes to the event loop.
+        """
+
+        def trim(raw: Object, known: Object | None) -> Object:
+            if kind == "pods":
+                before = known["record"] if known is not None else None
+                record: Record = parse_pod(raw, before)
+                if known is not None and record is before:
+                    return known
+            else:
+                record = PARSERS[kind](raw)
             metadata = raw["metadata"]
             kept = {key: metadata[key] for key in _IDENTITY if key in metadata}
-            return {"metadata": kept, "record": PARSERS[kind](raw)}
+            return {"metadata": kept, "record": record}
 
         return trim
 

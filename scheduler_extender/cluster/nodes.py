@@ -64,7 +64,9 @@ class NodeBook:
     """Nodes by name, and what the pods on them ask for; `None` as a use takes a pod out.
 
     Free amounts are kept per slot and change with each pod. Whether labels and taints suit a pod is
-    evaluated on sets of nodes, once per distinct requirements, and kept until a node changes.
+    evaluated on sets of nodes, once per distinct requirements, and kept until a node changes. A
+    node gets its slot when it is put or asked about. Anybody may create pods that name any node:
+    those on unknown ones wait in `_elsewhere`, and take no slot.
     """
 
     def __init__(self) -> None:
@@ -73,6 +75,7 @@ class NodeBook:
         self._total = np.zeros((64, 3))
         self._used = np.zeros((64, 3))
         self._uses: dict[str, Use] = {}
+        self._elsewhere: dict[str, set[str]] = {}  # uids by node
         self._masks: dict[NodeRequirements, Bools] = {}
         self._labels = LabelIndex()
         self._names = LabelIndex()
@@ -101,14 +104,23 @@ class NodeBook:
         if before == use:
             return
         if before is not None:
-            slot = self._slot(before[0])
-            self._used[slot] -= (before[1], before[2], 1)
+            self._add(uid, before, -1)
             del self._uses[uid]
         if use is not None:
-            # The slot first: to find it may replace the array by a larger one.
-            slot = self._slot(use[0])
-            self._used[slot] += (use[1], use[2], 1)
             self._uses[uid] = use
+            self._add(uid, use, 1)
+
+    def _add(self, uid: str, use: Use, by: int) -> None:
+        """Add what a pod takes to its node, or with -1 take it out."""
+        slot = self._slots.get(use[0])
+        if slot is not None:
+            self._used[slot] += (by * use[1], by * use[2], by)
+        elif by > 0:
+            self._elsewhere.setdefault(use[0], set()).add(uid)
+        else:
+            self._elsewhere[use[0]].remove(uid)
+            if not self._elsewhere[use[0]]:
+                del self._elsewhere[use[0]]
 
     def eligible(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,), True where the pod could run; False for a node that is not there."""
@@ -173,6 +185,8 @@ class NodeBook:
                 self._total = np.concatenate((self._total, np.zeros_like(self._total)))
                 self._used = np.concatenate((self._used, np.zeros_like(self._used)))
             self._masks.clear()
+            for uid in sorted(self._elsewhere.pop(name, ())):
+                self._add(uid, self._uses[uid], 1)
         return slot
 
     def _mask(self, required: NodeRequirements) -> Bools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -13,11 +13,14 @@ from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith, parse_placed_with
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import WorkloadRef
-from tandem.progress import OUT_OF_MEMORY
+from tandem.progress import says_out_of_memory
 
 _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
 _LONGEST_REASON = 64  # characters of a kubelet's word for why a container waits
+#: Characters of a termination message that are read, from its end: the kubelet keeps 4096 bytes.
+_MESSAGE_READ = 4096
+_NOTHING: Mapping[str, str] = {}  # one for all: a pod of others needs none of its own
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str]
 #: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
@@ -26,7 +29,7 @@ _KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """One pod; `gpus` is 0 for pods that ask for none of ours."""
+    """One pod. Of one that asks for none of our GPUs, only what it takes of its node is read."""
 
     namespace: str
     name: str
@@ -47,7 +50,8 @@ class PodInfo:
     pulling: bool = False  # an image is being pulled for it
     waits_for: str = ""  # what its containers wait for, in words
     finished_at: str = ""
-    out_of_memory: tuple[tuple[str, str], ...] = ()  # containers that said so, and when they ended
+    failures: tuple[tuple[str, str], ...] = ()  # containers that failed, and when they ended
+    out_of_memory: tuple[tuple[str, str], ...] = ()  # those that said so
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     foreign_annotation_bytes: int = 0  # of the annotations that Tandem does not write
@@ -74,6 +78,13 @@ class PodInfo:
     def shape(self) -> Shape:
         """What it asks of a node apart from GPUs."""
         return self.cpu, self.memory_bytes, self.requires.key
+
+    @property
+    def takes(self) -> tuple[str, float, int] | None:
+        """What it takes of which node: CPU in cores, memory in bytes; None where nothing."""
+        if not self.node_name or self.finished:
+            return None
+        return self.node_name, self.cpu, self.memory_bytes
 
     @property
     def blocked(self) -> str:
@@ -115,11 +126,18 @@ class PodInfo:
         return tuple(part for part in text.split(",") if part)
 
 
-def pod_info(pod: Mapping[str, Any]) -> PodInfo:
-    """Return what Tandem uses of a pod object."""
+def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
+    """Return what Tandem uses of a pod object; `before` is what was read of it earlier.
+
+    Every event of every pod of the cluster comes here. Anybody who may run a pod causes them.
+    """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     status = pod.get("status") or {}
+    gpus = gpus_wanted(spec)
+    if gpus == 0:
+        return _without_gpus(metadata, spec, status)
     cpu, memory_bytes = _requests(spec)
+    failures, out_of_memory = _failures(status, before)
     return PodInfo(
         namespace=metadata.get("namespace", "default"),
         name=metadata.get("name", ""),
@@ -136,12 +154,13 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         started_at=_first_time(status, "startedAt", min),
         **_preparation(spec, status),
         finished_at=_first_time(status, "finishedAt", max),
-        out_of_memory=tuple(_out_of_memory(status)),
+        failures=failures,
+        out_of_memory=out_of_memory,
         labels=metadata.get("labels") or {},
         annotations=_kept(metadata.get("annotations") or {}),
         foreign_annotation_bytes=_foreign_bytes(metadata.get("annotations") or {}),
         owner=_controller(metadata.get("ownerReferences") or ()),
-        gpus=gpus_wanted(spec),
+        gpus=gpus,
         cpu=cpu,
         memory_bytes=memory_bytes,
         fingerprint=next(
@@ -155,16 +174,39 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
     )
 
 
+def _without_gpus(
+    metadata: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any]
+) -> PodInfo:
+    """Return what a pod without GPUs of ours takes of its node, and nothing else about it."""
+    node_name, phase = spec.get("nodeName") or "", status.get("phase") or "Pending"
+    takes = bool(node_name) and phase not in _TERMINAL
+    cpu, memory_bytes = _requests(spec) if takes else (0.0, 0)
+    return PodInfo(
+        namespace=metadata.get("namespace", "default"),
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
+        node_name=node_name,
+        phase=phase,
+        labels=_NOTHING,
+        annotations=_NOTHING,
+        cpu=cpu,
+        memory_bytes=memory_bytes,
+    )
+
+
 def gpus_wanted(spec: Mapping[str, Any]) -> int:
     """Return how many GPUs (shares of different ones) a pod spec asks for.
 
     The API server accepts any quantity that is a whole number, such as `1k`.
     """
-    limits = (
-        (container.get("resources") or {}).get("limits") or {}
-        for container in spec.get("containers") or ()
-    )
-    return sum(int(parse_quantity(limit.get(names.RESOURCE) or 0)) for limit in limits)
+    wanted = 0
+    for container in spec.get("containers") or ():
+        limits = (container.get("resources") or _NOTHING).get("limits") or _NOTHING
+        asked = limits.get(names.RESOURCE)
+        if asked:
+            wanted += int(parse_quantity(asked))
+    return wanted
 
 
 def _kept(annotations: Mapping[str, str]) -> dict[str, str]:
@@ -315,14 +357,25 @@ def _first_time(status: Mapping[str, Any], what: str, choose: Callable[[list[str
     return choose(times) if times else ""
 
 
-def _out_of_memory(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the containers whose last words are that GPU memory ran out, and when they ended.
+def _failures(
+    status: Mapping[str, Any], before: PodInfo | None
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the containers that failed and when, and those of them that lacked GPU memory.
 
-    The words are the termination message: what the container wrote to its termination log, or the
-    end of its output.
+    Their last words say so: the end of the termination message, which a container has written to
+    its termination log or which is the end of its output. The words of one end are read once.
     """
+    read = frozenset(before.failures) if before is not None else frozenset()
+    said = frozenset(before.out_of_memory) if before is not None else frozenset()
+    failures, out_of_memory = [], []
     for container in status.get("containerStatuses") or ():
         for state in (container.get("state"), container.get("lastState")):
             ended = (state or {}).get("terminated") or {}
-            if ended.get("exitCode") and OUT_OF_MEMORY.search(ended.get("message") or ""):
-                yield container.get("name", ""), ended.get("finishedAt") or ""
+            if not ended.get("exitCode"):
+                continue
+            failure = container.get("name", ""), ended.get("finishedAt") or ""
+            failures.append(failure)
+            words = "" if failure in read else (ended.get("message") or "")[-_MESSAGE_READ:]
+            if failure in said or (words and says_out_of_memory(words)):
+                out_of_memory.append(failure)
+    return tuple(failures), tuple(out_of_memory)

@@ -205,25 +205,23 @@ def parse_gpu_job(raw: Raw) -> GpuJobRecord:
     )
 
 
-def parse_pod(raw: Raw) -> PodRecord:
-    """Read a pod; of pods that are not ours, and of those that run, only what still matters."""
-    pod = pod_info(raw)
+def parse_pod(raw: Raw, before: PodRecord | None = None) -> PodRecord:
+    """Read a pod; of pods that are not ours, and of those that run, only what still matters.
+
+    `before` is what was read of it earlier. It is returned itself where the pod is not ours and
+    takes the same of its node.
+    """
+    if before is not None and before.uid != raw["metadata"].get("uid"):
+        before = None
+    pod = pod_info(raw, before.pod if before is not None else None)
     identity = (pod.namespace, pod.name, pod.uid, pod.resource_version)
+    if pod.gpus == 0:
+        if before is not None and not before.ours and before.pod.takes == pod.takes:
+            return before
+        return PodRecord(*identity, pod)
     if pod.node_name and pod.annotations.get(names.CHECKPOINT) != "true":
         # Where it may run is settled, and it is never moved.
         pod = replace(pod, requires=ANYWHERE)
-    if pod.gpus == 0:
-        return PodRecord(
-            *identity,
-            replace(
-                pod,
-                labels=_NOTHING,
-                annotations=_NOTHING,
-                owner=None,
-                gates=(),
-                requires=ANYWHERE,
-            ),
-        )
     return PodRecord(*identity, pod, (pod.namespace, gpujob_name(pod)))
 
 
@@ -346,8 +344,6 @@ def not_less(worker: Job, placed: PlacedWith) -> Job:
     )
 
 
-_NOTHING: Mapping[str, Any] = {}  # one for all: a pod of others needs none of its own
-
 #: By the plural of the resource, as reflectors name them.
 PARSERS: dict[str, Callable[[Raw], Record]] = {
     "nodes": parse_node,
@@ -378,13 +374,17 @@ class Objects:
 
     def __init__(self) -> None:
         self._by_kind: dict[str, dict[Key, Record]] = {kind: {} for kind in KINDS}
-        self._graves: dict[str, float] = {}  # uid -> when it was deleted, in order of time
+        # uid -> when it was deleted, in order of time. Those of pods without GPUs are apart:
+        # however many of them are deleted, what holds GPUs is remembered.
+        self._graves: dict[str, float] = {}
+        self._graves_of_others: dict[str, float] = {}
         self._now_s = 0.0
 
     def tick(self, now_s: float) -> None:
         """Take the time, and forget which objects were deleted long ago."""
         self._now_s = now_s
-        self._bury(now_s - GRAVES_S)
+        for graves in (self._graves, self._graves_of_others):
+            self._bury(graves)
 
     def of(self, kind: str) -> dict[Key, Record]:
         """Return the records of a kind, live."""
@@ -392,7 +392,7 @@ class Objects:
 
     def is_gone(self, uid: str) -> bool:
         """Say whether the object with this uid was there, or was said to be, and is no more."""
-        return uid in self._graves
+        return uid in self._graves or uid in self._graves_of_others
 
     def is_predecessor(self, kind: str, record: Record) -> bool:
         """Say whether a record is of an earlier object of that name, told late."""
@@ -401,7 +401,7 @@ class Objects:
 
     def put(self, kind: str, record: Record) -> tuple[Record | None, Record | None]:
         """Take over a record: (what is gone by that, what is new); an older one changes nothing."""
-        if record.uid in self._graves:
+        if self.is_gone(record.uid):
             return None, None
         known = self._by_kind[kind].get(record.key)
         if known is not None and known.version >= record.version:
@@ -417,22 +417,23 @@ class Objects:
         known = self._by_kind[kind].get(key)
         if known is not None and known.uid == uid:
             return self.remove(kind, known)
-        self._remember(uid)
+        self._remember(self._graves, uid)
         return None
 
     def remove(self, kind: str, record: Record) -> Record:
         """Forget a record that is held."""
         del self._by_kind[kind][record.key]
-        self._remember(record.uid)
+        ours = not isinstance(record, PodRecord) or record.ours
+        self._remember(self._graves if ours else self._graves_of_others, record.uid)
         return record
 
-    def _remember(self, uid: str) -> None:
-        self._graves.setdefault(uid, self._now_s)
-        self._bury(self._now_s - GRAVES_S)
+    def _remember(self, graves: dict[str, float], uid: str) -> None:
+        graves.setdefault(uid, self._now_s)
+        self._bury(graves)
 
-    def _bury(self, before_s: float) -> None:
-        while self._graves:
-            uid, deleted_s = next(iter(self._graves.items()))
-            if deleted_s >= before_s and len(self._graves) <= _GRAVES:
+    def _bury(self, graves: dict[str, float]) -> None:
+        while graves:
+            uid, deleted_s = next(iter(graves.items()))
+            if deleted_s >= self._now_s - GRAVES_S and len(graves) <= _GRAVES:
                 return
-            del self._graves[uid]
+            del graves[uid]

@@ -391,11 +391,8 @@ class ClusterState:
     def _use(self, record: PodRecord | None) -> tuple[str, float, int] | None:
         if record is None:
             return None
-        pod = record.pod
-        if record.bound:
-            return pod.node_name, pod.cpu, pod.memory_bytes
-        held = self.ledger.held(record.uid)
-        return held and (held[1].node, pod.cpu, pod.memory_bytes)
+        pod, held = record.pod, self.ledger.held(record.uid)
+        return pod.takes or (held and (held[1].node, pod.cpu, pod.memory_bytes))
 
     # --- what must hold -----------------------------------------------------------------------
 

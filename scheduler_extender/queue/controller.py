@@ -199,6 +199,8 @@ class Controller:
             self.work.add(key)
         match record:
             case PodRecord():
+                if not record.ours and not gangs:
+                    return  # the next cycle at its time takes in what it leaves of its node
                 self.terminations.pod_changed(record)
                 self.learning.pod_changed(record)
             case GpuNodeRecord():
@@ -212,6 +214,8 @@ class Controller:
             self.work.add(key)
         match record:
             case PodRecord():
+                if not record.ours and not gangs:
+                    return
                 self.terminations.pod_gone(record)
             case GpuJobRecord():
                 self.history.take_killed(record)

@@ -240,7 +240,7 @@ def _start_feed(feed: Feed, api: KubeClient | MemoryCluster) -> list[Reflector]:
 
 
 def _tell(feed: Feed, kind: str, event: EventType, obj: Object) -> None:
-    feed.take(kind, event, feed.trim(kind)(obj))
+    feed.take(kind, event, feed.trim(kind)(obj, None))
 
 
 async def _tick(state: ClusterState, metrics: Metrics, clock: Callable[[], float]) -> None:

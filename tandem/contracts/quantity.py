@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 
 _FACTORS = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -16,7 +17,10 @@ _QUANTITY = re.compile(
     r"([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)"
 )
 
+_KEPT = 4096  # a cluster has few different ones, and most events repeat them
 
+
+@lru_cache(_KEPT)
 def parse_quantity(text: str | int | float) -> Decimal:
     """Return the value of a quantity in its base unit.
 

@@ -36,10 +36,10 @@ class EventType(StrEnum):
 
 
 OnEvent = Callable[[EventType, Object], None]
-Trim = Callable[[Object], Object]
+Trim = Callable[[Object, Object | None], Object]
 
 
-def drop_managed_fields(item: Object) -> Object:
+def drop_managed_fields(item: Object, _known: Object | None = None) -> Object:
     """Drop what is a third of an object and of no use to anyone here."""
     item["metadata"].pop("managedFields", None)
     return item
@@ -57,10 +57,12 @@ class Reflector:
 
     `on_event(type, object)` runs in that thread, one call at a time and in order; an event loop
     takes it from there. `object` has been through `trim` and is kept; nobody may change it
-    afterwards. `trim` may change and return its argument, or build a new object, but keeps name,
-    namespace, uid and resourceVersion. After a new list, objects that are no longer there are
-    told as DELETED with their last known state, an object of the same name but another uid as
-    DELETED and ADDED. `on_synced` runs once, in the thread, when the first list has been told.
+    afterwards. `trim(object, known)` may change and return the object, or build a new one, but
+    keeps name, namespace, uid and resourceVersion. `known` is what it made of the version before,
+    None for a new object; where it returns that, `on_event` is not called. After a new list,
+    objects that are no longer there are told as DELETED with their last known state, an object of
+    the same name but another uid as DELETED and ADDED. `on_synced` runs once, in the thread, when
+    the first list has been told.
 
     An exception out of `trim` or `on_event` is a bug: it is logged and counted in `failures`, and
     the object is passed over, so that one strange object does not blind us to all others.
@@ -251,7 +253,7 @@ class Reflector:
         if kind == EventType.DELETED:
             known = self._objects.pop(_key(item), None)
             if known is not None:
-                self._tell(EventType.DELETED, self._trimmed(item) or known)
+                self._tell(EventType.DELETED, self._trimmed(item, known) or known)
         elif kind != "BOOKMARK":
             self._upsert(item)
         self._resource_version = resource_version
@@ -267,15 +269,15 @@ class Reflector:
             if before.get("uid") != metadata.get("uid"):
                 self._tell(EventType.DELETED, self._objects.pop(key))
                 known = None
-        trimmed = self._trimmed(item)
-        if trimmed is not None:
+        trimmed = self._trimmed(item, known)
+        if trimmed is not None and trimmed is not known:
             self._objects[key] = trimmed
             self._tell(EventType.ADDED if known is None else EventType.MODIFIED, trimmed)
         return key
 
-    def _trimmed(self, item: Object) -> Object | None:
+    def _trimmed(self, item: Object, known: Object | None) -> Object | None:
         try:
-            return self._trim(item)
+            return self._trim(item, known)
         except Exception:
             log.exception("object not trimmed resource=%s key=%s", self.name, _key(item))
             self.failures += 1

@@ -16,6 +16,7 @@ import pytest
 from extender_builders import gpu_node, pod
 
 from controlplane import wait_until
+from scheduler_extender.cluster import feed, pods
 from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.app import verbs_app
@@ -169,6 +170,65 @@ def test_64_exclusive_pods_for_16_gpus_16_at_a_time(client, nodes, namespace, co
     asyncio.run(again())
     taken = assignments(reader, namespace)
     assert len(taken) == len(set(taken)) == 16
+
+
+def test_label_patches_of_a_pod_without_gpus_reach_neither_the_words_nor_the_loop(
+    client, namespace, control_plane, monkeypatch
+):
+    """Each of its termination messages is 4 KiB of what a quadratic expression is slow for."""
+    attack = ("torch." * 700)[:4096]
+    body = {
+        "metadata": {"name": "cpu"},
+        "spec": {"containers": [{"name": f"c{i}", "image": "web:1"} for i in range(3)]},
+    }
+    tenant = KubeClient.load(control_plane.kubeconfig())
+    created = tenant.create(PODS, body, namespace)
+    uid = created["metadata"]["uid"]
+    tenant.bind(namespace, "cpu", "node-of-a-cpu-pod", uid=uid)
+    ended = {
+        "terminated": {
+            "exitCode": 1, "message": attack, "finishedAt": "2026-01-01T00:00:00Z",
+            "startedAt": "2026-01-01T00:00:00Z",
+        }
+    }  # fmt: skip
+    containers = [
+        {"name": f"c{i}", "state": ended, "lastState": ended, "ready": False, "restartCount": 9,
+         "image": "web:1", "imageID": "web"} for i in range(3)
+    ]  # fmt: skip
+    status = {"phase": "Running", "containerStatuses": containers}
+    tenant.patch(PODS, "cpu", {"status": status}, namespace, subresource="status")
+    searched, applied = [], []
+    monkeypatch.setattr(pods, "says_out_of_memory", lambda words: bool(searched.append(words)))
+
+    async def story() -> None:
+        async with extender(client) as (service, _):
+            trimmed, parse = Counter(), feed.parse_pod
+
+            def counting(raw, before=None):
+                trimmed[raw["metadata"]["uid"]] += 1
+                return parse(raw, before)
+
+            monkeypatch.setattr(feed, "parse_pod", counting)
+            service.state.followers.append(
+                lambda record, gone: applied.append(gone) if record.uid == uid else None
+            )
+            for index in range(30):
+                change = {"metadata": {"labels": {"turn": str(index)}}}
+                await asyncio.to_thread(tenant.patch, PODS, "cpu", change, namespace)
+            async with asyncio.timeout(60):
+                while trimmed[uid] < 30:  # noqa: ASYNC110 - no event tells
+                    await asyncio.sleep(0.05)
+            assert service.state.nodes.uses()[uid] == ("node-of-a-cpu-pod", 0.0, 0)
+            assert applied == []
+            await asyncio.to_thread(tenant.delete, PODS, "cpu", namespace, uid=uid)
+            async with asyncio.timeout(60):
+                while not applied:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.05)
+            assert uid not in service.state.nodes.uses()
+
+    asyncio.run(story())
+    assert searched == []
+    assert applied[-1] is True
 
 
 def test_the_last_share_goes_to_one_and_the_other_is_told_why(client, nodes, namespace):

@@ -98,7 +98,7 @@ def test_objects_are_trimmed_before_anything_keeps_them(serve):
     api = serve(script(pod_list(1, pod("a", 1, spec={"big": "x"})), then=SILENCE))
     kept = []
 
-    def trim(item):
+    def trim(item, known):
         return {"metadata": item["metadata"], "kind": item["kind"]}
 
     reflector = Reflector(

@@ -16,6 +16,7 @@ import pytest
 
 import tandem.progress
 from scheduler_extender.cluster.pods import pod_info
+from tandem.contracts import names
 
 #: The errors have the names and texts that the frameworks give them.
 PREAMBLE = """
@@ -119,7 +120,12 @@ class Ended:
         at = "2026-11-22T10:00:00Z"
         ended = {"exitCode": self.code, "message": self.written, "finishedAt": at}
         status = {"containerStatuses": [{"name": "main", "state": {"terminated": ended}}]}
-        pod = {"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "status": status}
+        main = {"name": "main", "resources": {"limits": {names.RESOURCE: "1"}}}
+        pod = {
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [main]},
+            "status": status,
+        }
         return pod_info(pod).out_of_memory == (("main", at),)
 
 
