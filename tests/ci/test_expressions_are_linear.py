@@ -146,7 +146,7 @@ PLACES: dict[str, Callable[[], Iterator[Found]]] = {
     "page": _of_the_page,
 }
 #: How many there are at least; a place without any could be one that is not read any more.
-AT_LEAST = {"tandem": 12, "scheduler_extender": 18, "predictor": 6, "page": 1}
+AT_LEAST = {"tandem": 10, "scheduler_extender": 15, "predictor": 6, "page": 1}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -167,7 +167,6 @@ def test_expressions_take_steps_in_proportion_to_the_text(place: str) -> None:
         r"\b(torch|cupy)(\.\w+)*\.OutOfMemoryError",
         r"ResourceExhaustedError: .*failed to allocate memory",
         r"(a+)+$",
-        r"(a|a)*b",
         r"\s+$",
         r"x*x*y",
     ],
