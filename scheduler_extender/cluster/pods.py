@@ -20,7 +20,7 @@ _GATES_NAMED = 4
 _LONGEST_REASON = 64  # characters of a kubelet's word for why a container waits
 #: Characters of a termination message that are read, from its end: the kubelet keeps 4096 bytes.
 _MESSAGE_READ = 4096
-_NOTHING: Mapping[str, str] = {}  # one for all: a pod of others needs none of its own
+_NOTHING: Mapping[str, Any] = {}  # one for all: a pod of others needs none of its own
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str]
 #: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
