@@ -223,6 +223,7 @@ def as_the_api_server_sends_it() -> str:
     return json.dumps({"type": "MODIFIED", "object": made})
 
 
+@pytest.mark.timeout(14_400)
 @on_a_loop
 async def test_a_million_pods_without_gpus() -> None:
     """Every pod of the cluster appears, is relabelled once and stays."""
