@@ -23,6 +23,7 @@ from node_agent.writers import HttpWriter, KubeWriter
 from tandem.cli.output import print_json
 from tandem.errors import TandemError, UsageError
 from tandem.kube.client import KubeClient
+from tandem.log import configure_log
 
 log = logging.getLogger("node_agent")
 
@@ -51,10 +52,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the agent; return the exit code: 0, 1 (failed), 2 (usage)."""
     options = parser().parse_args(arguments)
-    logging.basicConfig(
-        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each report
+    configure_log(options.log_level)
     try:
         settings = _settings(options)
         if options.once:

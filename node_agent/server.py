@@ -189,4 +189,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        log.debug("http client=%s " + format, self.client_address[0], *args)
+        log.debug("http client=%s said=%s", self.client_address[0], format % args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from tandem.contracts.names import PREDICTOR_AUDIENCE
 from tandem.errors import TandemError, UsageError
 from tandem.kube.access import Reviews
 from tandem.kube.memory import MemoryCluster
+from tandem.log import configure_log
 
 # Callers keep connections for 90 s (Go's default); a shorter time here would break them.
 _KEEP_ALIVE_S = 95
@@ -49,9 +49,7 @@ def serve(
     log_level: Annotated[str, typer.Option(envvar="TANDEM_LOG_LEVEL")] = "info",
 ) -> None:
     """Serve until told to stop; requests under way are finished first."""
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    configure_log(log_level)
     flags = {"host": host, "port": port, "store": store}
     settings = load_config(config, flags | {"kubeconfig": kubeconfig, "artifacts": artifacts})
     models, reviews = _open_store(settings)

@@ -12,6 +12,7 @@ import uvloop
 from scheduler_extender.config import read_config
 from scheduler_extender.serving.app import serve
 from tandem.errors import TandemError
+from tandem.log import configure_log
 from tandem.policy.compiled.library import library
 
 
@@ -22,13 +23,9 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         config = read_config(arguments.config)
-        logging.basicConfig(
-            level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-        )
+        configure_log(config.log_level)
         planner = "in Python, which is slower" if library() is None else "with compiled code"
         logging.getLogger(__name__).info("plans %s", planner)
-        # It would tell of every question to the predictor.
-        logging.getLogger("httpx").setLevel(logging.WARNING)
         uvloop.run(serve(config))
     except TandemError as error:
         sys.stderr.write(f"error: {error.message}\n")

@@ -213,13 +213,13 @@ def has_nvidia_runtime_class(api: ClusterApi) -> bool:
 def _log_refusal(request: AdmissionRequest, verdict: Verdict) -> None:
     """Log who was refused what, and which fields were wrong; not what was written in them."""
     log.info(
-        "refused user=%r kind=%s object=%s/%s%s fields=%s",
+        "refused user=%r kind=%s object=%s/%s fields=%s dry_run=%s",
         request.user_info.username[:_LOGGED],
         request.kind.kind[:_LOGGED],
         request.namespace[:_LOGGED],
-        request.name[:_LOGGED] or "(not named yet)",
-        " (dry run)" if request.dry_run else "",
+        request.name[:_LOGGED],  # empty where the API server has yet to make one up
         ",".join(error.shown_field for error in verdict.errors[:MAX_ERRORS]),
+        bool(request.dry_run),
     )
 
 

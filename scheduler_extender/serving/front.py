@@ -55,6 +55,7 @@ from tandem.contracts.names import API_AUDIENCE
 from tandem.contracts.prediction import ErrorBody
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
+from tandem.log import configure_log
 
 log = logging.getLogger(__name__)
 
@@ -430,10 +431,7 @@ async def _tls(config: FrontConfig, api: KubeClient, line: Line) -> AsyncIterato
 def main() -> int:
     """Run as the extender's child: settings in the first line of stdin, then beats."""
     config = FrontConfig.model_validate_json(sys.stdin.readline())
-    logging.basicConfig(
-        level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure_log(config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # each request that is no HTTP
     return_freed_memory()
     sys.setswitchinterval(0.001)
