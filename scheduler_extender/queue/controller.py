@@ -126,7 +126,7 @@ class Controller:
         parts = Parts(
             state=state,
             gangs=state.gangs,
-            work=WorkQueue(self._step, clock, _PARALLEL),
+            work=WorkQueue(self._step, clock, _PARALLEL, self._refused),
             queue_state=QueueState(profile.order, state.beliefs.of),
             pending=PendingJobs(self._changed.set, state.beliefs.of),
             writer=writer,
@@ -374,6 +374,15 @@ class Controller:
         self._note(gang, gang.record)
         return None
 
+    async def _refused(self, key: Key, error: KubeError) -> None:
+        """Tell the owner of a gang what the API server refuses to take."""
+        gang = self.gangs.by_key.get(key)
+        if gang is None or not gang.is_live:
+            return
+        what = f"GPUJob {key[1]}" if gang.record is not None else f"a GPUJob {key[1]} for it"
+        note = f"The API server refuses {what}: {error}"
+        await self._writer.say(gang.first(), "Refused", note, "Warning")
+
     def _note(self, gang: Gang, record: GpuJobRecord) -> None:
         """Note where a gang stands and which of its pods want a place."""
         now = self._clock()
@@ -402,6 +411,7 @@ class Controller:
             self._pending.note(gang, record, now)
 
     def _forget(self, key: Key) -> None:
+        self.work.forget(key)
         self._reconciler.forget(key)
         self.preempter.forget(key)
         self._reason_writer.forget(key)

@@ -24,7 +24,6 @@ from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import (
-    AlreadyExists,
     Forbidden,
     Invalid,
     NotFound,
@@ -34,6 +33,9 @@ from tandem.kube.errors import (
 from tandem.kube.resource import GPU_JOBS, PODS, Resource
 
 log = logging.getLogger(__name__)
+
+
+_REFUSED_KEPT = 10_000  # pods of which a refusal is remembered
 
 
 class Owners:
@@ -120,7 +122,7 @@ class Owners:
 
 @dataclass(frozen=True, slots=True)
 class CreateGpuJob:
-    """Create the GPUJob of a gang; one that exists already is left as it is."""
+    """Create the GPUJob of a gang; one that exists already is a conflict, and left as it is."""
 
     body: Object
 
@@ -232,6 +234,12 @@ class Executor:
         self._writer = writer
         self._owners = Owners(writer)
         self._clock = clock
+        # Pods, by uid, of which the API server would not take the gate away: as they were then.
+        self._gates_refused: dict[str, tuple[str, str]] = {}
+
+    def may_open(self, pod: PodInfo, made_at: str) -> bool:
+        """Say whether a gate can be tried: once for each version of a pod under the same plan."""
+        return self._gates_refused.get(pod.uid) != (pod.resource_version, made_at)
 
     async def carry_out(self, gang: Gang, effects: Effects) -> None:
         """Carry out the effects of a decision about a gang, and those of what it decides next.
@@ -273,10 +281,7 @@ class Executor:
 
     async def _create(self, gang: Gang, body: Object) -> None:
         faults.reach("gpujob-create-before")
-        try:
-            created = await self._writer.call(self._writer.api.create, GPU_JOBS, body, gang.key[0])
-        except AlreadyExists:
-            return
+        created = await self._writer.call(self._writer.api.create, GPU_JOBS, body, gang.key[0])
         faults.reach("gpujob-create-after")
         self._writer.take(created)
 
@@ -339,8 +344,13 @@ class Executor:
                 self._writer.api.patch, PODS, pod.name, body, pod.namespace
             )
         except (Invalid, Forbidden) as error:
+            self._gates_refused.pop(pod.uid, None)
+            self._gates_refused[pod.uid] = (pod.resource_version, made_at)
+            while len(self._gates_refused) > _REFUSED_KEPT:
+                del self._gates_refused[next(iter(self._gates_refused))]
             await self._writer.say(pod, "GateNotRemoved", str(error), "Warning")
             return
+        self._gates_refused.pop(pod.uid, None)
         faults.reach("gate-after")
         self._writer.take_pod(answer)
 

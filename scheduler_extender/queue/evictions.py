@@ -32,8 +32,9 @@ from tandem.kube.resource import PODS
 
 log = logging.getLogger(__name__)
 
-#: An eviction that a disruption budget forbids, or that failed, is tried again after this.
-RETRY_S = 5.0
+#: An eviction that a disruption budget forbids, or that failed, is tried again after this. The
+#: pause doubles with each attempt: a neighbour may fail meanwhile, so it stays short.
+RETRY_S, RETRY_MAX_S = 5.0, 40.0
 #: A pod that must leave may save its state for so long before its grace period is cut, and that is
 #: what is left of it then.
 SAVES_S, LEFT_S = 30.0, 30
@@ -59,6 +60,8 @@ class Evictions:
     outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
     _nodes: dict[str, GpuNodeRecord] = field(default_factory=dict)
     _again_s: dict[_Key, float] = field(default_factory=dict)  # when a request is looked at next
+    _attempts: Counter[_Key] = field(default_factory=Counter)  # in vain
+    _told: set[_Key] = field(default_factory=set)  # whose owner and neighbours have been told
 
     def node_changed(self, record: GpuNodeRecord) -> None:
         """Take in the report of a node's agent."""
@@ -81,6 +84,8 @@ class Evictions:
             for request in record.status.eviction_requests
         }
         self._again_s = {key: at for key, at in self._again_s.items() if key in asked}
+        self._attempts = Counter({key: n for key, n in self._attempts.items() if key in asked})
+        self._told &= asked.keys()
         due = [key for key in asked if now >= self._again_s.get(key, 0.0)]
         await asyncio.gather(*(self._act(key, *asked[key]) for key in due))
 
@@ -107,7 +112,8 @@ class Evictions:
             outcome = await self._evict(pod, outgrew)
         except (NotFound, Conflict) as error:
             # The pod or its GPUJob has changed or is gone: looked at again as it then is.
-            log.info("eviction put off pod=%s/%s reason=%s", *pod.key, error)
+            log.info("eviction put off pod=%s/%s reason=%r", *pod.key, str(error))
+            self._rest(key, RETRY_S / 5)
         except KubeError as error:
             await self._not_evicted(key, pod, request, error)
         else:
@@ -154,7 +160,7 @@ class Evictions:
             return  # it has ended
         except KubeError as error:
             self.outcomes["failed"] += 1
-            self._again_s[key] = now + RETRY_S
+            self._rest(key, RETRY_S)
             log.warning("not shortened pod=%s/%s gpu=%s error=%s", *pod.key, request.gpu, error)
             return
         self.outcomes["shortened"] += 1
@@ -164,6 +170,12 @@ class Evictions:
             f" {pod.grace_s} s is cut, and ends in {LEFT_S} s"
         )
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
+
+    def _rest(self, key: _Key, pause_s: float) -> None:
+        """Put a request off after an attempt in vain."""
+        pause_s = min(pause_s * 2 ** min(self._attempts[key], 10), RETRY_MAX_S)
+        self._attempts[key] += 1
+        self._again_s[key] = self._clock() + pause_s
 
     def _find(self, node: str, request: EvictionRequest) -> tuple[Gang, PodInfo] | str:
         """Return the pod that is asked for, or why the agent of `node` may not ask for it."""
@@ -193,9 +205,10 @@ class Evictions:
     ) -> None:
         forbidden = _by_budget(error)
         self.outcomes["forbidden" if forbidden else "failed"] += 1
-        first = key not in self._again_s
-        self._again_s[key] = self._clock() + RETRY_S
-        log.warning("not evicted pod=%s/%s gpu=%s error=%s", *pod.key, request.gpu, error)
+        first = key not in self._told
+        self._told.add(key)
+        self._rest(key, RETRY_S)
+        log.warning("not evicted pod=%s/%s gpu=%r error=%r", *pod.key, request.gpu, str(error))
         if not first:
             return
         note = f"Must leave {request.gpu} ({request.reason}), but cannot be evicted: {error}"

@@ -66,5 +66,6 @@ class Gates:
             for pod in waiting
             if (pod.gated or pod.annotations.get(names.WAKE) != made_at)
             and not self._refusal(pod, record, planned)
+            and self._executor.may_open(pod, made_at)
         )
         return self._executor.carry_out(gang, (OpenGates(pods, made_at),)) if pods else None

@@ -22,7 +22,7 @@ from tandem.contracts.resources import (
     Source,
     SubBatch,
 )
-from tandem.kube.errors import Conflict, NotFound
+from tandem.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound
 from tandem.policy.units import BYTES_PER_GIB
 
 log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class OutOfMemories:
     async def step(self) -> None:
         """Raise the needs of those who are to blame."""
         new, self._new = self._new, []
-        for one, capacity in new:
+        for number, (one, capacity) in enumerate(new):
             uid = one.blamed.uid if one.blamed else one.uid
             gang = self._gangs.gang_of(uid)
             if gang is None:
@@ -223,3 +223,8 @@ class OutOfMemories:
                     await self._executor.carry_out(gang, effects)
             except (Conflict, NotFound):
                 self._new.append((one, capacity))  # its GPUJob has changed: looked at again
+            except (Invalid, Forbidden) as error:
+                log.warning("need not raised gpujob=%s/%s error=%r", *gang.key, str(error))
+            except KubeError:
+                self._new += new[number:]  # the API server is away: all that are left, later
+                raise

@@ -28,7 +28,8 @@ from tandem.kube.resource import Resource
 log = logging.getLogger(__name__)
 
 BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
-_AGAIN_S = 5.0  # what was asked for and has had no effect is asked for again
+#: What was asked for and has had no effect is asked for again, more rarely the longer it lasts.
+_AGAIN_S, _LONGEST_S = 5.0, 60.0
 _SPARED_S = 60.0  # a gang that a disruption budget protects is left alone for a while
 _HOUR_S = 3600.0
 _FOREIGN_BUDGETS = "disruption budgets of other namespaces protect their jobs"
@@ -45,6 +46,7 @@ class Preempter:
         self._settings = settings
         self._clock = clock
         self._asked_at: dict[Key, float] = {}
+        self._back_at: dict[Key, float] = {}  # when a gang was last to be put back in the queue
         self._spared: dict[Key, tuple[float, str]] = {}
         self._expired: set[Key] = set()
         self.preemptions = 0
@@ -115,6 +117,7 @@ class Preempter:
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
         self._asked_at.pop(key, None)
+        self._back_at.pop(key, None)
         self._spared.pop(key, None)
 
     async def begin(self, gang: Gang, why: str) -> None:
@@ -139,6 +142,7 @@ class Preempter:
 
     async def release(self, gang: Gang, by: str) -> None:
         """Have all pods of a gang go, whatever disruption budgets say of healthy ones."""
+        self._back_at.pop(gang.key, None)
         await self._executor.carry_out(gang, decisions.release(gang, by, self._clock()))
         await self._ask(gang)
 
@@ -153,12 +157,16 @@ class Preempter:
         status, now = gang.job.status, self._clock()
         if status.reason != OVERDUE and decisions.giving_up_s(status, now) >= OVERDUE_S:
             return self._executor.carry_out(gang, decisions.report_overdue(gang, now))
+        pause_s = min(max(_AGAIN_S, decisions.giving_up_s(status, now) / 4), _LONGEST_S)
         if any(not pod.deleting for pod in gang.holders()):
-            due = self._asked_at.get(gang.key, 0.0) + _AGAIN_S
+            due = self._asked_at.get(gang.key, 0.0) + pause_s
             return self._ask(gang) if now >= due else None
         if gang.holders():
             return None
         self._asked_at.pop(gang.key, None)
+        if now < self._back_at.get(gang.key, 0.0) + pause_s:
+            return None
+        self._back_at[gang.key] = now
         return self._executor.carry_out(gang, decisions.come_back(gang, now))
 
     async def _ask(self, gang: Gang) -> None:

@@ -14,14 +14,14 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import KINDS, above, resource_of, workload_of
 from scheduler_extender.queue import decisions, lifecycle
 from scheduler_extender.queue.decisions import BLOCKED, method_of
-from scheduler_extender.queue.effects import DeleteGpuJob, Mark, MarkPods, Owners
+from scheduler_extender.queue.effects import CreateGpuJob, DeleteGpuJob, Mark, MarkPods, Owners
 from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.lifecycle import starts_by_s
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
 from scheduler_extender.queue.sizes import Sizes
-from scheduler_extender.queue.work import ExternalWork
+from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
 from tandem.contracts.resources import GPUJobStatus, Phase, WorkloadRef
 from tandem.kube.errors import Forbidden, NotFound
@@ -111,9 +111,16 @@ class Reconciler:
                 return None
 
     async def create(self, gang: Gang, pod: PodInfo) -> None:
-        """Create the GPUJob of a gang from the first of its pods."""
+        """Create the GPUJob of a gang from the first of its pods.
+
+        Raises:
+            RefusedError: what the pod says of itself allows no GPUJob.
+            KubeError: the API server does not take it.
+        """
         effects = decisions.create(gang, pod, *await self._owner_of(pod))
         await self._executor.carry_out(gang, effects)
+        if not any(isinstance(each, CreateGpuJob) for each in effects):
+            raise RefusedError
         if gang.record is not None and gang.record.status.queued_at is None:
             await self._load_prediction.enqueue(gang)
 

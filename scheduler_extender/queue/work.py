@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 
 from scheduler_extender.cluster.records import Key
-from tandem.kube.errors import Conflict, KubeError, NotFound
+from tandem.kube.errors import Conflict, Forbidden, Invalid, KubeError, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,25 @@ log = logging.getLogger(__name__)
 SLICE_S = 0.002
 #: Tasks that begin in one turn of the event loop; each takes up to a millisecond until it waits.
 AT_ONCE = 3
-_AGAIN_S = 1.0
+#: What has failed is tried again after this. The pause doubles with each failure in a row, up to
+#: `LONGEST_S` where others may be the cause (the API server is away, somebody was faster), and to
+#: `REFUSED_S` where the object itself is.
+_AGAIN_S, LONGEST_S, REFUSED_S = 1.0, 8.0, 300.0
+#: After so many failures in a row, changes of the object do not shorten the pause either.
+_AT_ONCE_AFTER = 2
+
+
+class RefusedError(Exception):
+    """What is due cannot be done until the object changes; its owner has been told."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Failures in a row: the last error, and until when the key rests whatever happens."""
+
+    count: int = 0
+    told: str = ""
+    rests_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +116,7 @@ class Turns:
 
 
 Step = Callable[[Key], Awaitable[None] | ExternalWork | None]
+Refused = Callable[[Key, KubeError], Awaitable[None]]
 
 
 class WorkQueue:
@@ -105,11 +125,20 @@ class WorkQueue:
     `step` decides, without waiting, what is to be done about a key; what it returns runs as a task,
     `parallel` of them at most; those that wait `ExternalWork` do not count. A key is not looked at
     while its task runs, and again afterwards: at once where its picture has changed, else after a
-    second.
+    second. After failures the pauses grow, and after a refusal that cannot change it is looked at
+    when its picture changes; `refused` tells its owner of refusals, once of each.
     """
 
-    def __init__(self, step: Step, clock: Callable[[], float], parallel: int) -> None:
+    def __init__(
+        self,
+        step: Step,
+        clock: Callable[[], float],
+        parallel: int,
+        refused: Refused | None = None,
+    ) -> None:
         self._step = step
+        self._refused = refused
+        self._failed: dict[Key, _Failures] = {}
         self._clock = clock
         self._parallel = parallel
         self._dirty = Waiting()
@@ -128,13 +157,17 @@ class WorkQueue:
         return len(self._dirty)
 
     def busy(self, key: Key) -> bool:
-        """Say whether something is being done about a key, or has yet to be decided."""
-        return key in self._tasks or key in self._dirty
+        """Say whether something is being done about a key, has yet to be decided, or rests."""
+        return key in self._tasks or key in self._dirty or self._rests_until_s(key) > self._clock()
 
     def add(self, key: Key) -> None:
         """Have a key looked at soon."""
         self._dirty.add(key)
         self._schedule()
+
+    def forget(self, key: Key) -> None:
+        """Forget the failures of a key that is gone."""
+        self._failed.pop(key, None)
 
     def later(self, key: Key, at_s: float) -> None:
         """Have a key looked at at a time, or before it if it is due earlier already."""
@@ -188,13 +221,16 @@ class WorkQueue:
             if key in self._tasks:
                 passed_over.append(key)
                 continue
+            if (rests_until_s := self._rests_until_s(key)) > self._clock():
+                self.later(key, rests_until_s)
+                continue
             try:
                 work = self._step(key)
-            except Exception:
+            except Exception as error:
                 # A bug in one decision must not stop all others; it is counted and seen in the log.
                 log.exception("gang not looked at key=%s", key)
                 self.failures += 1
-                self.later(key, self._clock() + _AGAIN_S)
+                self.later(key, self._clock() + self._pause_s(key, error))
                 continue
             if isinstance(work, ExternalWork):
                 self._elsewhere.add(key)
@@ -212,25 +248,59 @@ class WorkQueue:
 
     async def _guard(self, key: Key, work: Awaitable[object], *, planned: bool) -> None:
         """Do it; look at the key again at once where that was planned, else when it changes."""
+        pause_s: float = _AGAIN_S
         try:
             await self._turns.take()
             await work
+            self._failed.pop(key, None)
             if planned:
                 self._dirty.add(key)
         except asyncio.CancelledError:
             if asyncio.iscoroutine(work):
                 work.close()  # it may never have begun
             raise
-        except (Conflict, NotFound):
-            pass  # somebody was faster; the watch will tell, and at the latest we look again
+        except RefusedError as error:
+            pause_s = self._pause_s(key, error)
+        except (Conflict, NotFound) as error:
+            # Somebody was faster; the watch will tell, and at the latest we look again.
+            pause_s = self._pause_s(key, error)
         except KubeError as error:
-            log.warning("write failed key=%s error=%s", key, error)
-        except Exception:
+            log.warning("write failed key=%s error=%r", key, str(error))
+            pause_s = self._pause_s(key, error)
+            if isinstance(error, Invalid | Forbidden):
+                await self._tell_refused(key, error)
+        except Exception as error:
             log.exception("act failed key=%s", key)
             self.failures += 1
+            pause_s = self._pause_s(key, error)
         finally:
             del self._tasks[key]
             self._elsewhere.discard(key)
-        if key not in self._dirty:
-            self.later(key, self._clock() + _AGAIN_S)
+        if key not in self._dirty and pause_s != inf:
+            self.later(key, self._clock() + pause_s)
         self._schedule()
+
+    def _rests_until_s(self, key: Key) -> float:
+        failed = self._failed.get(key)
+        return failed.rests_until_s if failed is not None else 0.0
+
+    def _pause_s(self, key: Key, error: Exception) -> float:
+        """Count a failure; return after how long it is tried again, infinite where that is vain."""
+        failed = self._failed.setdefault(key, _Failures())
+        failed.count += 1
+        others = isinstance(error, Conflict | NotFound | Unavailable)
+        longest_s = LONGEST_S if others else REFUSED_S
+        pause_s = min(longest_s, _AGAIN_S * 2 ** min(failed.count - 1, 30))
+        if failed.count > _AT_ONCE_AFTER:
+            failed.rests_until_s = self._clock() + pause_s
+        return inf if isinstance(error, Invalid | RefusedError) else pause_s
+
+    async def _tell_refused(self, key: Key, error: KubeError) -> None:
+        failed = self._failed[key]
+        if self._refused is None or failed.told == str(error):
+            return
+        failed.told = str(error)
+        try:
+            await self._refused(key, error)
+        except KubeError as other:
+            log.warning("refusal not told key=%s error=%r", key, str(other))

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tandem.contracts import names
+from tandem.contracts.gangs import OBJECT_NAME
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import Demand, Framework, Optimizer, Parallelism, Precision
 
@@ -24,7 +25,6 @@ _FIELD_SHOWN = 512
 _SUGGESTED = 3
 _WHOLE = re.compile(r"[0-9]{1,13}")
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
-_OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _MAX_OBJECT_NAME = 253
 _MAX_GANG_NAME = 200
 _MEMORY_MIN, _MEMORY_MAX = Decimal(2**20), Decimal(2**50)
@@ -153,7 +153,7 @@ def format_visible_devices(uuids: Iterable[str]) -> str:
 
 
 def _is_name(text: str, longest: int) -> bool:
-    return len(text) <= longest and _OBJECT_NAME.fullmatch(text) is not None
+    return len(text) <= longest and OBJECT_NAME.fullmatch(text) is not None
 
 
 def _object_name(text: str) -> str:
@@ -199,7 +199,8 @@ def _choices(kind: type[StrEnum]) -> str:
 
 
 _NAME_ALLOWED = (
-    "lower-case letters, digits, '-' and '.', beginning and ending with one of the first two"
+    "lower-case letters, digits, '-' and '.', each part between '.' beginning and ending with one"
+    " of the first two"
 )
 _GANG_ALLOWED = f"a name of at most {_MAX_GANG_NAME} characters: {_NAME_ALLOWED}"
 _BOOLEAN_ALLOWED = 'must be "true" or "false"'

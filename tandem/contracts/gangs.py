@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 
 from tandem.contracts import names
 
 _MAX_NAME = 253
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+#: A DNS-1123 subdomain: what the API server takes as the name of an object.
+OBJECT_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_KEPT = 200  # characters of a name that are kept before a hash
 
 
 def gpujob_name(
@@ -55,8 +60,19 @@ def derived_name(
 
 
 def _fit(name: str) -> str:
-    """Return `name`, with the end replaced by a hash where it is too long for an object."""
-    name = name.lower()
-    if len(name) <= _MAX_NAME:
-        return name
-    return f"{name[: _MAX_NAME - 11]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    """Return `name` in lower case, with the end replaced by a hash where it is too long.
+
+    Values of labels and names in owner references may have characters that no object's name has:
+    `My_Group` is `my-group` and a hash of the value as it stands, so that no two become one.
+    """
+    fit = name.lower()
+    if len(fit) > _MAX_NAME:
+        fit = f"{fit[: _MAX_NAME - 11]}-{_hash(fit)[:10]}"
+    if OBJECT_NAME.fullmatch(fit):
+        return fit
+    kept = re.sub(r"[^a-z0-9]+", "-", fit[:_KEPT]).strip("-")
+    return f"{kept}-{_hash(name)[:16]}".strip("-")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

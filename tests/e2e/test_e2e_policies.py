@@ -243,6 +243,9 @@ FORGERIES = [
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/gpu-job": "job-theirs"})),
     creates("the GPUJob of a group without its label", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/gpu-job": "group-g"})),
+    creates("a GPUJob with a hash without a reason", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update(
+                {"tandem.gpu/gpu-job": "group-my-group-0123456789abcdef"})),
     creates("figures of one's own at creation", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/placed-with": "{}"})),
     annotates("another GPUJob for a running pod", ASSIGNMENTS, "bound",
@@ -366,6 +369,8 @@ RIGHTFUL = [
     in_gpujob("a pod of a Job", owner=("Job", "train.v1")),
     in_gpujob("a pod of an owner with a long name", owner=("ReplicaSet", "n" * 253)),
     in_gpujob("a pod of a group", owner=("Job", "a"), **{names.COSCHEDULING_GROUP_LABEL: "G"}),
+    in_gpujob("a pod of a group that is no name", **{names.COSCHEDULING_GROUP_LABEL: "My_Group"}),
+    in_gpujob("a pod of an owner that is no name", owner=("x.Y", "a/b c")),
     in_gpujob("a pod of a JobSet", owner=("Job", "a"), **{names.JOBSET_LABEL: "set"}),
     in_gpujob("a pod of a LeaderWorkerSet", owner=("StatefulSet", "a"), **{
         names.LEADER_WORKER_SET_LABEL: "serve", names.LEADER_WORKER_SET_GROUP_LABEL: "3"}),
