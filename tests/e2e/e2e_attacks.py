@@ -299,6 +299,34 @@ def predictor_requests(tenant: Tenant) -> None:
     tenant.send(name, "POST", f"{base}/feedback", json={"observations": [{}] * 1000})
 
 
+def relabelled_without_gpu(tenant: Tenant) -> None:
+    """Three labels a second on pods without a GPU, on nodes that do not exist."""
+    name = "relabelled_without_gpu"
+    one = pod(tenant.name("cpu"), gpus=0, nodeName=tenant.name("no-such-node"))
+    tenant.create(name, "pods", one, 5)
+    for path in list(tenant._left.get(name, ()))[-3:]:
+        label = {"metadata": {"labels": {"turn": f"{random.getrandbits(32):x}"}}}
+        tenant.patch(name, path.rpartition("/")[2], label)
+
+
+def groups_without_a_name(tenant: Tenant) -> None:
+    """Pods whose group is no name of an object, each of a group of its own."""
+    name = tenant.name("grouped")
+    one = pod(name)
+    one["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": f"No_Name_{name}"}
+    tenant.create("groups_without_a_name", "pods", one)
+
+
+def forged_log_lines(tenant: Tenant) -> None:
+    """Reviews whose names begin a line of the log, straight to the webhook's port."""
+    one = pod("x", gpus=10_000)
+    body = review(one)
+    forged = "x\n2026-01-01 00:00:00,000 ERROR tandem forged line\x1b[2J"
+    body["request"] |= {"name": forged, "namespace": forged, "userInfo": {"username": forged}}
+    body["request"]["kind"] = {"group": "", "version": "v1", "kind": "Pod"}
+    tenant.send("forged_log_lines", "POST", f"{tenant.public}/mutate", json=body)
+
+
 @dataclass(frozen=True)
 class Attack:
     """A step, and the pause after it in seconds."""
@@ -324,6 +352,9 @@ ATTACKS = (
     Attack(wide_job, 60.0),
     Attack(lying_annotations, 0.5),
     Attack(predictor_requests, 1.0),
+    Attack(relabelled_without_gpu, 1.0),
+    Attack(groups_without_a_name, 2.0),
+    Attack(forged_log_lines, 1.0),
 )
 
 

@@ -5,6 +5,8 @@ import threading
 import pytest
 
 from controlplane import wait_until
+from tandem.contracts import names
+from tandem.contracts.gangs import OBJECT_NAME, derived_name
 from tandem.kube import errors
 from tandem.kube.client import KubeClient
 from tandem.kube.events import EventRecorder
@@ -125,6 +127,24 @@ def test_an_eviction_hits_only_the_pod_that_was_meant(admin, namespace):
     admin.evict(namespace, "victim", uid=pod["metadata"]["uid"])
     with pytest.raises(errors.NotFound):
         admin.get(PODS, "victim", namespace)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a", "a-b.c", "group-my_group", "a..b", "a.-b", "a-.b", "-a", "a.", "A", "a" * 253, "a" * 254,
+     f"{'a' * 64}.b", "1", "a b", "\u00e9", *(
+        derived_name("p", {}, {names.COSCHEDULING_GROUP_LABEL: each}, None)
+        for each in ("My_Group", "a..b", "G-1", "x" * 63)
+     ), derived_name("p", {}, {}, ("K:ind", "n/a" * 200))],
+)  # fmt: skip
+def test_the_api_server_takes_the_names_that_we_take_for_names(admin, namespace, name):
+    ours = OBJECT_NAME.fullmatch(name) is not None and len(name) <= 253
+    try:
+        admin.create(CONFIG_MAPS, {"metadata": {"name": name}}, namespace)
+    except errors.Invalid:
+        assert not ours
+    else:
+        assert ours
 
 
 def test_describe_shows_the_events_and_how_often(control_plane, admin, namespace):
