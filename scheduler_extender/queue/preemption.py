@@ -164,8 +164,8 @@ class Preempter:
         if gang.holders():
             return None
         self._asked_at.pop(gang.key, None)
-        if now < self._back_at.get(gang.key, 0.0) + pause_s:
-            return None
+        if now < self._back_at.get(gang.key, 0.0) + _AGAIN_S:
+            return None  # the job waits for nothing else, so that this pause stays short
         self._back_at[gang.key] = now
         return self._executor.carry_out(gang, decisions.come_back(gang, now))
 
