@@ -32,8 +32,8 @@ from tandem.kube.resource import PODS
 
 log = logging.getLogger(__name__)
 
-#: An eviction that a disruption budget forbids, or that failed, is tried again after this. The
-#: pause doubles with each attempt: a neighbour may fail meanwhile, so it stays short.
+#: An eviction that a disruption budget forbids is tried again after this: a neighbour may fail
+#: meanwhile. After another failure, the pause doubles with each attempt.
 RETRY_S, RETRY_MAX_S = 5.0, 40.0
 #: A pod that must leave may save its state for so long before its grace period is cut, and that is
 #: what is left of it then.
@@ -207,7 +207,10 @@ class Evictions:
         self.outcomes["forbidden" if forbidden else "failed"] += 1
         first = key not in self._told
         self._told.add(key)
-        self._rest(key, RETRY_S)
+        if forbidden:
+            self._again_s[key] = self._clock() + RETRY_S
+        else:
+            self._rest(key, RETRY_S)
         log.warning("not evicted pod=%s/%s gpu=%r error=%r", *pod.key, request.gpu, str(error))
         if not first:
             return
