@@ -40,7 +40,7 @@ Raw = Mapping[str, Any]
 Key = tuple[str, str]  # (namespace, name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """What every object has."""
 
@@ -60,7 +60,7 @@ class Record:
         return int(self.resource_version) if self.resource_version.isdigit() else -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class NodeRecord(Record):
     """What kube-scheduler would look at before it puts a pod on a node."""
 
@@ -72,7 +72,7 @@ class NodeRecord(Record):
     pods: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuNodeRecord(Record):
     """The report of a node's agent. `shares` of a GPU is not yet capped by our configuration."""
 
@@ -85,7 +85,7 @@ class GpuNodeRecord(Record):
         return int(next((g.capacity_gib * BYTES_PER_GIB for g in self.gpus if g.uuid == gpu), 0.0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuJobRecord(Record):
     """A gang, and what the ledger needs of it."""
 
@@ -115,7 +115,7 @@ class GpuJobRecord(Record):
         return tuple(self.status.plan.pods) if self.status.plan else ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PodRecord(Record):
     """A pod of any scheduler; `gpujob` names the GPUJob of one that asks for GPUs of ours."""
 
