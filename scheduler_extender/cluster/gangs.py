@@ -18,6 +18,7 @@ from itertools import islice
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
+from scheduler_extender.cluster.workloads import ENDLESS, is_endless
 from tandem.contracts import names
 from tandem.contracts.resources import GPUJobStatus, PodService
 
@@ -64,6 +65,7 @@ class Gang:
     gpus_running: int = field(default=0, init=False)  # GPUs (shares) on which containers run
     _live: _Names = field(default_factory=list, init=False, repr=False)
     unbound: int = field(default=0, init=False)  # live pods on no node
+    _endless: int = field(default=0, init=False, repr=False)  # of those that have not ended
     _asks: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # their GPUs
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
         default_factory=dict, init=False, repr=False
@@ -229,6 +231,11 @@ class Gang:
         return max(self._asks, default=0)
 
     @property
+    def is_endless(self) -> bool:
+        """True where a pod of it, or its workload, has no end of its own."""
+        return self._endless > 0 or self.job.spec.workload.kind in ENDLESS
+
+    @property
     def checkpoints(self) -> bool:
         """True where every pod that holds GPUs saves checkpoints: only then the gang may move."""
         return self.job.spec.demand.checkpoint and all(
@@ -321,6 +328,7 @@ class Gang:
         self.failed += by * (pod.phase == "Failed")
         if pod.finished:
             return
+        self._endless += by * is_endless(pod)
         if pod.phase == "Running" and pod.started_at:
             self.gpus_running += by * pod.gpus
         if pod.node_name:

@@ -19,7 +19,7 @@ from scheduler_extender.cluster.jobs import (
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
-from scheduler_extender.cluster.workloads import gpujob_name, role_of
+from scheduler_extender.cluster.workloads import gpujob_name, is_endless, role_of
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.placement import PlacedWith
@@ -241,23 +241,32 @@ def as_known(record: PodRecord, known: PodRecord) -> PodRecord:
     return replace(record, pod=replace(record.pod, known_as=(gpujob[1], role)), gpujob=gpujob)
 
 
-#: What a pod declares of itself and its GPUJob has from the first of its pods: memory, exclusive.
-Declared = tuple[str, str]
+#: What a pod declares of itself and its GPUJob has from the first of its pods: memory, exclusive,
+#: accumulation, and whether it has no end of its own.
+Declared = tuple[str, str, str, bool]
 
 
 def declared_of(pod: PodInfo) -> Declared:
     """Return what a pod declares of itself, as it is written."""
-    annotations = pod.annotations
-    return annotations.get(names.MEMORY, ""), annotations.get(names.EXCLUSIVE, "")
+    texts = pod.annotations
+    memory, exclusive = texts.get(names.MEMORY, ""), texts.get(names.EXCLUSIVE, "")
+    return memory, exclusive, texts.get(names.ACCUMULATION, ""), is_endless(pod)
 
 
 @lru_cache(4096)
 def _demand_of(declared: Declared) -> Demand:
-    texts = dict(zip((names.MEMORY, names.EXCLUSIVE), declared, strict=True))
+    *texts, endless = declared
+    named = dict(zip((names.MEMORY, names.EXCLUSIVE, names.ACCUMULATION), texts, strict=True))
     try:
-        return parse_demand({name: text for name, text in texts.items() if text}, 1)
+        demand = parse_demand({name: text for name, text in named.items() if text}, 1)
     except AnnotationError:
         return Demand(gpus_per_pod=1, exclusive=True)
+    return demand.model_copy(update={"exclusive": True}) if endless else demand
+
+
+def accumulates(declared: Iterable[Declared]) -> bool:
+    """Say whether all pods may run their batch in parts: they learn of the number by annotation."""
+    return all(_demand_of(each).accumulation for each in declared)
 
 
 def at_least_declared(job: Job, record: GpuJobRecord, declared: Iterable[Declared]) -> Job:

@@ -28,6 +28,7 @@ from scheduler_extender.cluster.records import (
     Objects,
     PodRecord,
     Record,
+    accumulates,
     as_known,
     at_least_declared,
     declared_of,
@@ -197,9 +198,10 @@ class ClusterState:
             job = classify(worker_by_annotations(pod), None)
         else:
             job = classify(gang.worker, gang.status.load)
-            if job.sub_batches:
+            declared = (declared_of(pod),)
+            if job.sub_batches and accumulates(declared):
                 job = in_steps(job, gang.steps(pod.uid, pod.annotations))
-            job = at_least_declared(job, gang, (declared_of(pod),))
+            job = at_least_declared(job, gang, declared)
             placed = pod.placed_with
             if placed is not None and not gang.measured:
                 job = not_less(job, placed)
@@ -376,6 +378,8 @@ class ClusterState:
         if record is not None:
             pod = record.pod
             settled = bool(pod.node_name) or pod.finished
+            if planned is not None:
+                planned = self._as_declared(planned, record)
             if record.bound and pod.devices and record.ours:
                 devices = tuple(dict.fromkeys(pod.devices))
                 bound = Claim(pod.node_name, devices, self.worker_to_hold(pod))
@@ -387,6 +391,14 @@ class ClusterState:
         if settled:
             self.ledger.put(uid, Hold.RESERVED, None)
         self.nodes.use(uid, self._use(record))
+
+    def _as_declared(self, planned: Claim, record: PodRecord) -> Claim:
+        """Return the place of a pod with no less than it declares of itself."""
+        gang = self.gpu_jobs().get(record.gpujob)
+        if gang is None:
+            return planned
+        job = at_least_declared(planned.job, gang, (declared_of(record.pod),))
+        return planned if job is planned.job else replace(planned, job=job)
 
     def _use(self, record: PodRecord | None) -> tuple[str, float, int] | None:
         if record is None:

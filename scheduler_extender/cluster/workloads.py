@@ -236,6 +236,11 @@ def workload_of(pod: PodInfo) -> WorkloadRef:
     return own if pod.owner is None or _has_moved(pod) else pod.owner
 
 
+def is_endless(pod: PodInfo) -> bool:
+    """Say whether a pod is of a kind that has no end of its own."""
+    return pod.owner is not None and pod.owner.kind in ENDLESS and not _has_moved(pod)
+
+
 def role_of(pod: PodInfo) -> str:
     """Return the role of a pod in its workload, '' where the kind has one role only.
 

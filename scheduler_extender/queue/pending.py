@@ -12,6 +12,7 @@ from scheduler_extender.cluster.records import (
     Declared,
     GpuJobRecord,
     Key,
+    accumulates,
     at_least_declared,
     declared_of,
 )
@@ -57,6 +58,8 @@ class PendingJobs:
                 job = job_of(name, record.spec, record.status, pods=len(pods))
                 job = replace(job, where=self._number(shapes), gpus_per_pod=pods[0].gpus)
                 job = self._believe(job, record.status.load)
+                if not accumulates(declared):
+                    job = replace(job, sub_batches=())
                 if gang.holds and record.status.plan is not None:
                     # A replacement runs as its siblings do.
                     steps = record.status.plan.accumulation_steps

@@ -15,7 +15,6 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue import decisions, lifecycle
@@ -67,7 +66,7 @@ class Preempter:
         saves = gang.checkpoints or not (gang.running or status.running_since)
         if not saves or not method_of(record):
             return never
-        if record.spec.workload.kind in ENDLESS:
+        if gang.is_endless:
             return never
         since = status.running_since or status.started_at
         if status.phase is Phase.ADMITTED:

@@ -15,7 +15,6 @@ from scheduler_extender.cluster.attained_service import kept_run_s
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of, progress_of, rfc3339, seconds
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.planning.remaining import expected_remaining_gpu_s
 from scheduler_extender.queue.lifecycle import (
     ends_until_s,
@@ -107,7 +106,7 @@ def entry_of(
         holders=tuple(pod.uid for pod in holders),
         leaving=tuple(pod.uid for pod in holders if leaves or leaves_soon(pod, now_s)),
         ends=now_s < ends_until_s(gang),
-        endless=spec.workload.kind in ENDLESS,
+        endless=gang.is_endless,
         left_s=left_s,
         speed=speed,
         next_level=np.inf,

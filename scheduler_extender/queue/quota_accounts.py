@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.ledger import Ledger
 from scheduler_extender.cluster.records import GpuJobRecord, Key
-from scheduler_extender.cluster.workloads import ENDLESS, workload_of
+from scheduler_extender.cluster.workloads import is_endless
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.lifecycle import leaves_soon
@@ -98,7 +98,7 @@ class Accounts:
             stakes[key] = Stake(
                 held=sum(live[uid].gpus for uid in bound | planned),
                 wants=0,
-                endless=gang.record.spec.workload.kind in ENDLESS,
+                endless=gang.is_endless,
             )
             if planned and gang.record.status.plan is not None:
                 gpus = sum(live[uid].gpus for uid in planned)
@@ -137,7 +137,7 @@ def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry, promised: int = 
     return Stake(
         held=held,
         wants=entry.job.pods * max(entry.job.gpus_per_pod, gang.most_gpus),
-        endless=record.spec.workload.kind in ENDLESS,
+        endless=gang.is_endless,
         leaving=sum(live[uid].gpus for uid in entry.leaving if uid in live),
     )
 
@@ -148,6 +148,6 @@ def _outside(gang: Gang | None, gpus: int, now_s: float) -> Stake:
     return Stake(
         held=gpus,
         wants=0,
-        endless=any(workload_of(pod).kind in ENDLESS for pod in pods),
+        endless=any(is_endless(pod) for pod in pods),
         leaving=sum(pod.gpus for pod in pods if leaves_soon(pod, now_s)),
     )

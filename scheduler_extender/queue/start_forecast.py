@@ -26,7 +26,6 @@ import numpy as np
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.planning.forecast import packed
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Answer, Question, Start
@@ -185,7 +184,7 @@ class StartForecast:
                     continue
                 if not np.isnan(entry.left_s):
                     certain.add(key)
-                if gang.record.spec.workload.kind in ENDLESS:
+                if gang.is_endless:
                     endless.add(key)
             await asyncio.sleep(0)
         return Asked(question, nodes, frozenset(certain), frozenset(endless))

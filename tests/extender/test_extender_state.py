@@ -225,9 +225,10 @@ def test_a_plan_in_micro_batches_holds_what_they_need() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")), ("gpujobs", split))
     assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [6]
     # The pod runs as it is planned, and as it was bound once it is.
-    found.upsert("pods", pod("a", uid="u", memory=None, version=1))
+    parts = {names.ACCUMULATION: "true"}
+    found.upsert("pods", pod("a", uid="u", memory=None, version=1, annotations=parts))
     assert found.worker(found.pod("u").pod).memory_base_gib == 6
-    steps = {names.ACCUMULATION_STEPS: "1"}
+    steps = parts | {names.ACCUMULATION_STEPS: "1"}
     bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0", annotations=steps)
     found.upsert("pods", bound)
     assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [20]
@@ -283,7 +284,8 @@ def test_a_bound_pod_counts_as_its_gpujob_says_now_though_the_plan_is_over() -> 
     part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
     split["status"] |= {"subBatches": [part]}
     split["status"]["plan"]["accumulationSteps"] = 2
-    bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0")
+    parts = {names.ACCUMULATION: "true"}
+    bound = pod("a", uid="u", memory=None, node_name="n0", devices="g0", annotations=parts)
     found = state(("gpunodes", gpu_node("n0", "g0")), ("pods", bound), ("gpujobs", split))
     found.tick(NOW + 30)
     assert found.gpus.memory_base_gib[found.table.rows("n0")].tolist() == [6]

@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extender_builders import GIB, gpu_job, gpu_node, load
+from extender_builders import NOW as START
+from extender_builders import pod as raw
 from queue_builders import gang, on_the_page, pod, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_gates import Tenant
 
+from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue.pending import PendingJobs
 from scheduler_extender.quotas.config import Quota
 from tandem.kube.resource import GPU_JOBS, NODES, PODS
 
@@ -225,3 +230,50 @@ def test_the_reason_names_the_first_two_that_differ() -> None:
     assert "pod p0 asks for 2 GPU(s) and pod p2 for 4" in lifecycle.uneven(pods)
     assert lifecycle.uneven_start(gang(*pods, size=4), 0.0) == lifecycle.uneven(pods)
     assert lifecycle.uneven_start(gang(*pods), 0.0) == "", "each starts alone"
+
+
+def test_services_in_the_gang_of_a_job_are_services() -> None:
+    quota = Quota(namespace="default", endless_gpus=1)
+    cluster = site(QueueConfig(quotas=(quota,)))
+
+    async def scenario() -> None:
+        named = of_gang(1, **{"tandem.gpu/memory": "1Gi", "tandem.gpu/checkpoint": "true"})
+        cluster.api.create(PODS, raw_pod("a", annotations=named))
+        await cluster.cycle()
+        cluster.bind_as_planned("a")
+        for name in ("b", "c"):
+            cluster.api.create(PODS, raw_pod(name, annotations=named, owner=("ReplicaSet", "r")))
+        for _ in range(3):
+            await cluster.cycle()
+        waits = [name for name in ("b", "c") if cluster.gated(name)]
+        assert waits == ["b", "c"], "the gang counts as a service from its first such pod on"
+        cluster.api.delete(PODS, "a", "default")
+        for _ in range(3):
+            await cluster.cycle()
+        assert sum(cluster.gated(name) for name in ("b", "c")) == 1
+        (place,) = status(cluster, "gang-g")["plan"]["pods"]
+        held = cluster.state.ledger.counting()[place["uid"]]
+        assert held.job.exclusive, "as every service"
+
+    run(scenario)
+
+
+def test_a_pod_that_accumulates_nothing_is_not_counted_with_a_part_of_its_batch() -> None:
+    part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
+    job = gpu_job("gang-g", plan=[("a", "n0", ["g0"]), ("b", "n0", ["g1"])], job_load=load(20))
+    job["spec"]["demand"] |= {"accumulation": True, "batchSize": 64, "gangSize": 2}
+    job["status"] |= {"subBatches": [part]}
+    job["status"]["plan"]["accumulationSteps"] = 2
+    found = ClusterState(now_s=START)
+    found.upsert("gpunodes", gpu_node("n0", "g0", "g1"))
+    found.upsert("gpujobs", job)
+    for name, notes in (("a", {"tandem.gpu/accumulation": "true"}), ("b", {})):
+        wanted = of_gang(2) | notes
+        found.upsert("pods", raw(name, uid=name, memory=None, annotations=wanted))
+    workers = {name: found.worker(found.pod(name).pod) for name in ("a", "b")}
+    assert [workers[name].memory_base_gib for name in ("a", "b")] == [6, 20]
+    pending = PendingJobs(lambda: None)
+    waiting = found.gangs.by_key["ml", "gang-g"]
+    pending.note(waiting, waiting.job, START + 60)
+    (start,) = pending.starts["ml", "gang-g"]
+    assert start.job.sub_batches == ()
