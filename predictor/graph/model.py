@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from onnx.defs import onnx_opset_version
 
 from predictor.errors import GraphError, Refusal
