@@ -10,6 +10,7 @@ from extender_builders import GIB, NOW, gpu_job, gpu_node, load, pod
 from scheduler_extender.cluster.records import parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.workloads import above, gpujob_name, role_of, workload_of
+from scheduler_extender.queue.pending import PendingJobs
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
 
@@ -165,3 +166,24 @@ def test_the_role_of_a_waiting_pod_stays_the_first_that_was_seen() -> None:
     found = state(("pods", waiting("Worker", 1)))
     found.upsert("pods", waiting("Master", 2))
     assert role_of(found.pod("u").pod) == "worker"
+
+
+def test_a_pod_that_accumulates_nothing_is_not_counted_with_a_part_of_its_batch() -> None:
+    part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
+    job = gpu_job("gang-g", plan=[("a", "n0", ["g0"]), ("b", "n0", ["g1"])], job_load=load(20))
+    job["spec"]["demand"] |= {"accumulation": True, "batchSize": 64, "gangSize": 2}
+    job["status"] |= {"subBatches": [part]}
+    job["status"]["plan"]["accumulationSteps"] = 2
+    found = ClusterState(now_s=NOW)
+    found.upsert("gpunodes", gpu_node("n0", "g0", "g1"))
+    found.upsert("gpujobs", job)
+    for name, notes in (("a", {names.ACCUMULATION: "true"}), ("b", {})):
+        wanted = {names.GANG: "g", names.GANG_SIZE: "2"} | notes
+        found.upsert("pods", pod(name, uid=name, memory=None, annotations=wanted))
+    workers = {name: found.worker(found.pod(name).pod) for name in ("a", "b")}
+    assert [workers[name].memory_base_gib for name in ("a", "b")] == [6, 20]
+    pending = PendingJobs(lambda: None)
+    waiting = found.gangs.by_key["ml", "gang-g"]
+    pending.note(waiting, waiting.job, NOW + 60)
+    (start,) = pending.starts["ml", "gang-g"]
+    assert start.job.sub_batches == ()

@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from extender_builders import GIB, gpu_job, gpu_node, load
-from extender_builders import NOW as START
-from extender_builders import pod as raw
 from queue_builders import gang, on_the_page, pod, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_gates import Tenant
 
-from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.pending import PendingJobs
 from scheduler_extender.quotas.config import Quota
 from tandem.kube.resource import GPU_JOBS, NODES, PODS
 
@@ -256,24 +251,3 @@ def test_services_in_the_gang_of_a_job_are_services() -> None:
         assert held.job.exclusive, "as every service"
 
     run(scenario)
-
-
-def test_a_pod_that_accumulates_nothing_is_not_counted_with_a_part_of_its_batch() -> None:
-    part = {"steps": 2, "memoryBaseBytes": 6 * GIB, "memoryPeakBytes": 8 * GIB, "stretch": 1.5}
-    job = gpu_job("gang-g", plan=[("a", "n0", ["g0"]), ("b", "n0", ["g1"])], job_load=load(20))
-    job["spec"]["demand"] |= {"accumulation": True, "batchSize": 64, "gangSize": 2}
-    job["status"] |= {"subBatches": [part]}
-    job["status"]["plan"]["accumulationSteps"] = 2
-    found = ClusterState(now_s=START)
-    found.upsert("gpunodes", gpu_node("n0", "g0", "g1"))
-    found.upsert("gpujobs", job)
-    for name, notes in (("a", {"tandem.gpu/accumulation": "true"}), ("b", {})):
-        wanted = of_gang(2) | notes
-        found.upsert("pods", raw(name, uid=name, memory=None, annotations=wanted))
-    workers = {name: found.worker(found.pod(name).pod) for name in ("a", "b")}
-    assert [workers[name].memory_base_gib for name in ("a", "b")] == [6, 20]
-    pending = PendingJobs(lambda: None)
-    waiting = found.gangs.by_key["ml", "gang-g"]
-    pending.note(waiting, waiting.job, START + 60)
-    (start,) = pending.starts["ml", "gang-g"]
-    assert start.job.sub_batches == ()
