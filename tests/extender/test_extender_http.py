@@ -232,7 +232,7 @@ async def test_openapi_names_every_route_once() -> None:
             "certificate.renew_days: this setting was removed; it is a quarter of",
         ),
         ("[1]", "the file: Input should be"),
-        ("a: [", "this is no YAML"),
+        ("a: [", "line 1 is not YAML"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_path(tmp_path: Path, text: str, said: str) -> None:
