@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.predictions.features import features
 from benchmarks.predictions.measured import GAVEL
 from predictor.equations import training_step
-from predictor.gpus import find_gpu
 from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
 from predictor.training import compare, table
 from tandem.contracts.resources import Load, Source
+from tandem.gpu_types import find_gpu
 
 Matrix = dict[str, dict[str, dict[str, Any]]]
 

@@ -30,7 +30,9 @@ REVIEW_EVERY_S = 0.1
 FRESH_S = 60.0
 
 
-Seconds = Annotated[float, Field(ge=0, le=86_400)]
+#: The longest phase that is reported, and the highest rate: what the contract of a GPUNode allows.
+LONGEST_S, HIGHEST_RATE = 86_400.0, 1e6
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 
 
 class Told(BaseModel):
@@ -39,10 +41,12 @@ class Told(BaseModel):
     Of `iterations_recorded` of them CUDA's events say for how long the GPU was active and idle.
     """
 
-    model_config = ConfigDict(extra="ignore", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="ignore", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
 
     iterations: Annotated[float, Field(ge=0, le=1e9)]
-    seconds: Annotated[float, Field(gt=0, le=86_400)]
+    seconds: Annotated[float, Field(ge=1e-3, le=LONGEST_S)]
     iterations_recorded: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     active_seconds: Seconds = 0.0
     idle_seconds: Seconds = 0.0
@@ -53,6 +57,17 @@ class Pace(NamedTuple):
 
     iterations_per_s: float
     activity: tuple[float, float] | None = None
+
+
+def pace_of(told: Told) -> Pace:
+    """Return what a pod's own figures say of it, within the bounds of what is reported.
+
+    The quotient of two numbers that are within their bounds may be an infinity.
+    """
+    count, activity = told.iterations_recorded, None
+    if count >= 1 and told.active_seconds + told.idle_seconds > 0:
+        activity = (round(told.active_seconds / count, 4), round(told.idle_seconds / count, 4))
+    return Pace(round(min(told.iterations / told.seconds, HIGHEST_RATE), 4), activity)
 
 
 class TokenReviewer:
@@ -111,12 +126,8 @@ class Progress:
                 log.warning("token not reviewed error=%r", str(error))
         if uid is None:
             return False
-        count, activity = told.iterations_recorded, None
-        if count > 0 and told.active_seconds + told.idle_seconds > 0:
-            activity = (round(told.active_seconds / count, 4), round(told.idle_seconds / count, 4))
         with self._lock:
-            pace = Pace(round(told.iterations / told.seconds, 4), activity)
-            self._paces[uid] = (time.monotonic(), pace)
+            self._paces[uid] = (time.monotonic(), pace_of(told))
         return True
 
     def paces(self) -> dict[str, Pace]:

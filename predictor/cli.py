@@ -350,7 +350,7 @@ def _bytes(option: str, quantity: str | None) -> int | None:
 
 def _gpu_names(incomplete: str) -> list[str]:
     """Return the types of GPU whose figures are known, for the shell's completion."""
-    from predictor.gpus import GPU_TYPES
+    from tandem.gpu_types import GPU_TYPES
 
     names = sorted(each.name for each in GPU_TYPES)
     return [name for name in names if name.startswith(incomplete.upper())]

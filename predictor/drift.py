@@ -13,10 +13,10 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass
 
-from predictor.gpus import find_gpu
 from predictor.load import Predictor
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Source
+from tandem.gpu_types import find_gpu
 from tandem.policy.votes import beyond_bound
 
 #: Runs of a type of GPU that count: enough for a share of 5 % to be seen.

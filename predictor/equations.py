@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor.gpus import GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures
+from tandem.gpu_types import GpuType
 
 # What a job does in a forward pass it does again, about twice over, in the backward pass.
 _PASSES = 3.0

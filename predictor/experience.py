@@ -17,8 +17,8 @@ from typing import NamedTuple
 from predictor import effects
 from predictor.effects import Effect
 from predictor.equations import taken_turns, time_shared_speed
-from predictor.gpus import type_name
 from tandem.contracts.learning import Means, Neighbour
+from tandem.gpu_types import type_name
 
 #: Pairs after which what was shown counts as much as the formula ([OJPP] has no such figure; ours).
 _PRIOR_PAIRS = 8.0

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from predictor import spread as intervals
 from predictor.equations import HOST_STALL_S, Step, training_step
-from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu, type_name
 from predictor.measured import is_input_bound, measured_step
 from predictor.memory import allocator_of, formula_levels
 from predictor.sources import (
@@ -22,6 +21,7 @@ from predictor.sources import (
     gib,
 )
 from tandem.contracts.resources import Observation, Source
+from tandem.gpu_types import UNKNOWN_GPU, GpuType, find_gpu, type_name
 
 VERSION = "extrapolated/1"
 

@@ -20,10 +20,10 @@ from predictor.artifacts import ArtifactError, Card, serving
 from predictor.effects import Effect
 from predictor.equations import taken_turns, time_shared_speed
 from predictor.experience import Experience
-from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu
 from predictor.stored import opened
 from tandem.contracts.prediction import InterferenceAnswer, InterferenceRequest
 from tandem.contracts.resources import Load, Source
+from tandem.gpu_types import UNKNOWN_GPU, GpuType, find_gpu
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from predictor.extrapolation import VERSION as EXTRAPOLATED
 from predictor.extrapolation import extrapolated_memory, extrapolated_utilisation
-from predictor.gpus import find_gpu, type_name
 from predictor.memory import Setup
 from predictor.observed import find
 from predictor.sequence import at_sequence
@@ -37,6 +36,7 @@ from predictor.sources import (
 from predictor.spread import interval
 from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
+from tandem.gpu_types import find_gpu, type_name
 
 _MAX_BYTES = 2**62  # the sum of two still fits 64 bits
 #: By what bounds grow where a size or a cost in the graph is assumed. Not measured: twice the side

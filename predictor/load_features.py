@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass
 
 from predictor.equations import Step, training_step
-from predictor.gpus import UNKNOWN_GPU
 from predictor.memory import Levels, formula_levels
 from predictor.sources import Question
 from tandem.contracts.prediction import Optimizer
 from tandem.contracts.resources import GraphFeatures
+from tandem.gpu_types import UNKNOWN_GPU
 
 #: The columns that say what is asked; sizes are logarithms (base 10) of figures of a whole step.
 _ASKED = (

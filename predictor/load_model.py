@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from predictor import spread
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
-from predictor.gpus import UNKNOWN_GPU
 from predictor.load import Predictor
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known
 from predictor.sources import (
@@ -36,6 +35,7 @@ from predictor.sources import (
 )
 from predictor.trees import Trees, in_json
 from tandem.contracts.resources import Source
+from tandem.gpu_types import UNKNOWN_GPU
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictor.artifacts import Artifacts, Card
-from predictor.gpus import type_name
 from predictor.interference import Floats
 from predictor.load_evaluation import (
     FORMULA,
@@ -39,6 +38,7 @@ from predictor.profiles import Origin, Profile
 from predictor.spread import conformal
 from predictor.trees import in_json, stored
 from tandem.errors import TandemError
+from tandem.gpu_types import type_name
 
 MIN_PROFILES = 60
 MIN_FAMILIES = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from predictor.equations import HOST_STALL_S, Step, training_step
-from predictor.gpus import GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation
+from tandem.gpu_types import GpuType
 
 #: Idle time above this share of a step, and above this multiple of what the graph's kernels
 #: explain, is an input pipeline's.

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from predictor.equations import activation_scale, is_half
-from predictor.gpus import GIB
 from tandem.contracts.prediction import Framework, Optimizer, Parallelism, Precision
 from tandem.contracts.resources import GraphFeatures
+from tandem.gpu_types import GIB
 from tandem.policy.equations.horus import gpu_memory_bytes
 
 # Weights; with autocast also in 16 bits.

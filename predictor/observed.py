@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.gpus import find_gpu
 from tandem.contracts.learning import Neighbour
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import ModelProfileStatus, Observation
+from tandem.gpu_types import find_gpu
 
 #: Weight of the newest run in what is averaged.
 _NEWEST_WEIGHT = 0.3

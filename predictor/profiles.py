@@ -17,7 +17,6 @@ from pydantic import Field, ValidationError
 
 from predictor.collect.records import graph_bytes
 from predictor.errors import GraphError
-from predictor.gpus import find_gpu
 from predictor.load import Predictor
 from predictor.memory import Setup
 from predictor.pairs import MeasuredJob, MeasuredPair
@@ -34,6 +33,7 @@ from tandem.contracts.prediction import (
 from tandem.contracts.resources import GraphFeatures, Load, Percent
 from tandem.errors import UsageError
 from tandem.files import read_text
+from tandem.gpu_types import find_gpu
 
 
 class Origin(StrEnum):

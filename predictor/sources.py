@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from predictor import spread
 from predictor.equations import Step, training_step, two_levels
-from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
 from predictor.measured import is_input_bound, measured_step
 from predictor.memory import Setup, formula_levels
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation, Source
+from tandem.gpu_types import GIB, UNKNOWN_GPU, GpuType
 
 FORMULA_VERSION = "formula/2"
 

@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import ValidationError
 
 from predictor.artifacts import Artifacts, Card
-from predictor.gpus import find_gpu
 from predictor.interference import (
     KIND,
     PAIR_FEATURES,
@@ -39,6 +38,7 @@ from predictor.selection import (
 from predictor.stored import STORABLE, parts_of
 from tandem.errors import TandemError, UsageError
 from tandem.files import read_text
+from tandem.gpu_types import find_gpu
 
 #: Fewer families than this, and an error on unseen ones says nothing.
 MIN_FAMILIES = 4

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from benchmarks.predictions.features import features
 from benchmarks.predictions.measured import INPUT_BOUND, Measured
-from predictor.gpus import find_gpu
 from predictor.load import Predictor
 from predictor.load_evaluation import rmsle
 from predictor.memory import Levels, Setup, allocator_of, formula_levels
 from predictor.profiles import Origin, Profile
 from tandem.contracts.prediction import Framework, Interval, Prediction, PredictRequest
 from tandem.contracts.resources import Load, Observation
+from tandem.gpu_types import find_gpu
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -25,12 +25,12 @@ from benchmarks.predictions.pairs import best_of, in_turns, rows_of, spearman
 from benchmarks.predictions.utilisation import busy_percent, log_error
 from predictor.artifacts import SHIPPED, Artifacts
 from predictor.equations import time_shared_speed
-from predictor.gpus import type_name
 from predictor.interference import PREDICTED_SLOPE
 from predictor.load_evaluation import held_out, load_table, published_learner
 from predictor.load_model import KIND, UTILISATION
 from predictor.load_training import train_load
 from predictor.profiles import Origin, Profile
+from tandem.gpu_types import type_name
 
 #: Where the rows are from, as the card says it.
 SOURCES = {

@@ -17,10 +17,10 @@ from benchmarks.predictions import loads
 from benchmarks.predictions.features import features
 from benchmarks.predictions.measured import Measured
 from predictor.equations import training_step
-from predictor.gpus import find_gpu
 from predictor.load_evaluation import load_table, xgboost_learner
 from predictor.load_features import LOAD_FEATURES
 from predictor.selection import Learner
+from tandem.gpu_types import find_gpu
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

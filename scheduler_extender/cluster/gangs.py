@@ -423,6 +423,15 @@ class Gangs:
         key = self._gang_of_pod.get(uid)
         return self._gangs.get(key) if key else None
 
+    def runs_on(self, uid: str, node: str, gpu: str) -> bool:
+        """Say whether a pod is bound to a node and was given a GPU there.
+
+        What an agent reports counts for such pods alone: its node's credentials may be stolen.
+        """
+        gang = self.gang_of(uid)
+        pod = gang.pods.get(uid) if gang is not None else None
+        return pod is not None and pod.node_name == node and gpu in pod.devices
+
     def pods_of(self, key: Key) -> Set[str]:
         """Return the uids of the pods of a gang, empty where there is none."""
         gang = self._gangs.get(key)

@@ -10,6 +10,7 @@ import numpy as np
 
 from scheduler_extender.cluster.pair_slowdowns import PACK_LIMIT
 from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Load, Source, SubBatch
+from tandem.contracts.values import MAX_GPU_BYTES
 from tandem.policy.equations.tiresias import spread_price
 from tandem.policy.job import Job, gib
 from tandem.policy.job import SubBatch as PolicySubBatch
@@ -121,7 +122,7 @@ def scaled(load: Load, factor: float) -> Load:
     if factor <= 1 or load.memory_source is Source.WHOLE_GPU:
         return load
     more: dict[str, object] = {
-        name: round(factor * getattr(load, name))
+        name: min(round(factor * getattr(load, name)), MAX_GPU_BYTES)
         for name in ("memory_base_bytes", "memory_peak_extra_bytes", "memory_p95_bytes")
     }
     more |= {"memory_source": Source.OBSERVED, "peaks_measured": False}
@@ -133,7 +134,7 @@ def scaled_steps(sub_batch: SubBatch, factor: float) -> SubBatch:
     if factor <= 1:
         return sub_batch
     more = {
-        name: round(factor * getattr(sub_batch, name))
+        name: min(round(factor * getattr(sub_batch, name)), MAX_GPU_BYTES)
         for name in ("memory_base_bytes", "memory_peak_bytes")
     }
     return sub_batch.model_copy(update=more)

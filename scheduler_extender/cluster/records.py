@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -25,14 +25,17 @@ from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import (
+    GPU,
     Demand,
     GPUJobSpec,
     GPUJobStatus,
     GPUNodeStatus,
     Health,
     PodPlan,
+    PodUse,
     Source,
 )
+from tandem.gpu_types import most_memory_bytes
 from tandem.policy.job import Job, gib
 from tandem.policy.units import BYTES_PER_GIB
 
@@ -156,7 +159,7 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
     """Read a GPUNode; one whose agent has not reported yet has no GPUs."""
     if not raw.get("status"):
         raw = {**raw, "status": {"observedAt": "1970-01-01T00:00:00Z"}}
-    status = GPUNodeStatus.model_validate(raw["status"])
+    status = _plausible(GPUNodeStatus.model_validate(raw["status"]))
     return GpuNodeRecord(
         *_identity(raw),
         observed_at_s=seconds(status.observed_at),
@@ -179,6 +182,40 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
             for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()
         ),
         status=status,
+    )
+
+
+def _plausible(status: GPUNodeStatus) -> GPUNodeStatus:
+    """Return a report without GPUs larger than their type, and without more use than they hold.
+
+    A node has what it says on its own GPUs alone: what its pods used goes into the needs of their
+    next runs, wherever those are.
+    """
+    gpus = [gpu for gpu in status.gpus if gpu.memory_bytes <= most_memory_bytes(gpu.model)]
+    changes: dict[int, GPU] = {}
+    for index, gpu in enumerate(gpus):
+        over = [use for use in gpu.pods if any(_over(use, gpu.memory_bytes))]
+        if over:
+            uses = [_at_most(use, gpu.memory_bytes) for use in gpu.pods]
+            changes[index] = gpu.model_copy(update={"pods": uses})
+    if not changes and len(gpus) == len(status.gpus):
+        return status
+    return status.model_copy(
+        update={"gpus": [changes.get(index, gpu) for index, gpu in enumerate(gpus)]}
+    )
+
+
+_MEMORY = ("memory_bytes", "memory_peak_bytes", "memory_base_bytes", "memory_peak_extra_bytes")
+
+
+def _over(use: PodUse, most: int) -> Iterator[bool]:
+    return ((getattr(use, name) or 0) > most for name in _MEMORY)
+
+
+def _at_most(use: PodUse, most: int) -> PodUse:
+    held = {name: getattr(use, name) for name in _MEMORY}
+    return use.model_copy(
+        update={name: None if value is None else min(value, most) for name, value in held.items()}
     )
 
 

@@ -46,6 +46,8 @@ from tandem.policy.units import Bools, Ints
 
 #: Pods of one gang that are worked out in one go.
 _AT_ONCE = 64
+#: A node's clock may be ahead of ours by so much.
+_CLOCKS_DIFFER_S = 60.0
 
 
 class Listener(Protocol):
@@ -241,6 +243,12 @@ class ClusterState:
         if self._objects.is_predecessor(kind, record):
             self.forget(kind, record.key, record.uid)
             return
+        if (
+            isinstance(record, GpuNodeRecord)
+            and record.observed_at_s > self.now_s + _CLOCKS_DIFFER_S
+        ):
+            # A report from the future would never be stale.
+            record = replace(record, observed_at_s=self.now_s)
         before = self._objects.of(kind).get(record.key)
         if isinstance(record, PodRecord) and isinstance(before, PodRecord):
             record = as_known(record, before) if record.uid == before.uid else record

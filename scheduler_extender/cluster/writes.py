@@ -16,6 +16,7 @@ from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, pars
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
+from tandem.contracts.values import LONGEST_TEXT, shortened
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import AlreadyExists, Conflict
 from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS
@@ -58,6 +59,8 @@ class Writer:
             else:
                 status = with_service(status, gang, now)
         status = self.annotate(gang, status)
+        if len(status.message) > LONGEST_TEXT:
+            status = status.model_copy(update={"message": shortened(status.message, LONGEST_TEXT)})
         written = None
         if large or status != record.status:
             written = await self.call(self._replace_status, record, status)

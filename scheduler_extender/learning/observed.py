@@ -7,12 +7,13 @@ the second is an estimate that nobody can talk up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.records import GpuNodeRecord
 from tandem.contracts.learning import Means, ObservedSlowdown, Reference
 from tandem.contracts.resources import GPU, PodUse
+from tandem.contracts.values import at_least
 from tandem.policy.equations.observed import observed_slowdown
 
 #: A GPU that is busy for less than this slows nobody down.
@@ -79,10 +80,15 @@ class Watch:
     """All pods that the agents report, by uid and GPU.
 
     After its neighbours have left or come, a pod's averages know the time before for `settle_s`.
+    `is_there` says of a pod (uid), a node and a GPU whether the pod was placed there; a pod of
+    which a node reports without that is a stranger.
     """
 
-    def __init__(self, settle_s: float) -> None:
+    def __init__(
+        self, settle_s: float, is_there: Callable[[str, str, str], bool] = lambda *_: True
+    ) -> None:
         self._settle_s = settle_s
+        self._is_there = is_there
         self.pods: dict[tuple[str, GpuKey], Watched] = {}
         self.shared: dict[GpuKey, frozenset[str]] = {}  # GPUs with two pods or more: their uids
         self._of_node: dict[str, set[tuple[str, GpuKey]]] = {}
@@ -96,12 +102,15 @@ class Watch:
         seen = set()
         for gpu in record.status.gpus:
             at = (record.name, gpu.uuid)
-            present = {use.uid: use for use in gpu.pods if _runs(use)}
+            running = {use.uid: use for use in gpu.pods if _runs(use)}
+            present = {uid: use for uid, use in running.items() if self._is_there(uid, *at)}
             if len(present) > 1:
                 self.shared[at] = frozenset(present)
             else:
                 self.shared.pop(at, None)
-            unknown = any(use.foreign and use.memory_bytes != 0 for use in gpu.pods)
+            unknown = len(present) < len(running) or any(
+                use.foreign and use.memory_bytes != 0 for use in gpu.pods
+            )
             for uid, use in present.items():
                 others = frozenset(present.keys() - {uid}) | ({""} if unknown else frozenset())
                 key = (uid, at)
@@ -148,7 +157,7 @@ class Watch:
             watched.activity = (use.active_seconds, use.idle_seconds)
         for means, rate in rates.items():
             known = watched.solo.get(means, rate)
-            watched.solo[means] = known + _NEWEST * (rate - known)
+            watched.solo[means] = at_least(known + _NEWEST * (rate - known))
 
 
 def _runs(use: PodUse) -> bool:

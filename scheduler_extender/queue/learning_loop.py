@@ -79,7 +79,7 @@ class Learning:
         self._anti_affinity = parts.anti_affinity
         self._pipeline = parts.profile.pipeline()
         self._clock = clock = parts.clock
-        self._watch = Watch(settings.settle_s)
+        self._watch = Watch(settings.settle_s, state.gangs.runs_on)
         self._sharing = Sharing(self._watch, learned.memory)
         self._adjuster = Adjuster(settings)
         self._outofmemory = OutOfMemories(parts.executor, parts.gangs, clock)

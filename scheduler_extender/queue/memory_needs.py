@@ -44,9 +44,10 @@ def outgrown(
     if not request.memory_bytes:
         return _all_peaks_counted(status)
     steps = gang.steps_of(request.uid)
-    load, sub_batches = raised_in_steps(status, steps, request.memory_bytes, capacity_bytes)
+    held = min(request.memory_bytes, capacity_bytes)
+    load, sub_batches = raised_in_steps(status, steps, held, capacity_bytes)
     message = (
-        f"held {request.memory_bytes / BYTES_PER_GIB:.1f} GiB on {request.gpu};"
+        f"held {held / BYTES_PER_GIB:.1f} GiB on {request.gpu};"
         f" its next run is placed with {load.memory_p95_bytes / BYTES_PER_GIB:.1f} GiB"
     )
     if (load, sub_batches) == (status.load, status.sub_batches):
@@ -72,9 +73,9 @@ def out_of_memory(
     if record is None or record.status.load is None:
         return ()
     status, load, pod = record.status, record.status.load, gang.pods.get(uid)
-    if load.memory_source is Source.WHOLE_GPU:
+    if load.memory_source is Source.WHOLE_GPU or not capacity_bytes:
         return ()
-    held = one.blamed.memory_bytes if one.blamed else (one.memory_bytes or 0)
+    held = min(one.blamed.memory_bytes if one.blamed else (one.memory_bytes or 0), capacity_bytes)
     steps = gang.steps_of(uid)
     said = memory_of_steps(status, steps) or load.memory_p95_bytes
     more, sub_batches = raised_in_steps(status, steps, max(held, said), capacity_bytes)
@@ -149,7 +150,12 @@ _Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, containe
 
 
 class OutOfMemories:
-    """Each of them is taken once. Runs on the event loop."""
+    """Each of them is taken once. Runs on the event loop.
+
+    A node says it of pods that are bound there and were given that GPU, and of no others: what it
+    says of others is passed over. A pod that is not known yet is told of again: each report of ten
+    minutes has the entry.
+    """
 
     def __init__(self, executor: Executor, gangs: Gangs, clock: Callable[[], float]) -> None:
         self._executor = executor
@@ -196,7 +202,10 @@ class OutOfMemories:
     def _note(self, one: OutOfMemory, record: GpuNodeRecord) -> None:
         uid = one.blamed.uid if one.blamed else one.uid
         key = (uid, one.container, int(seconds(one.ended_at)) if one.ended_at else 0)
-        seen = self._seen.setdefault(one.namespace, {})
+        gang = self._gangs.gang_of(uid)
+        if gang is None or not self._gangs.runs_on(uid, record.name, one.gpu):
+            return
+        seen = self._seen.setdefault(gang.key[0], {})
         if key in seen:
             return
         seen[key] = None

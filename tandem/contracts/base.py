@@ -25,6 +25,8 @@ class Message(BaseModel):
         populate_by_name=True,
         frozen=True,
         extra="ignore",
+        # No API server and no other JSON reader takes NaN or infinity.
+        allow_inf_nan=False,
         protected_namespaces=(),
     )
 

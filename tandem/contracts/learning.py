@@ -8,12 +8,22 @@ from typing import Annotated
 from pydantic import Field
 
 from tandem.contracts.base import Message
-
-Percent = Annotated[float, Field(ge=0, le=100)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-Bytes = Annotated[int, Field(ge=0)]
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-Slowdown = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
+from tandem.contracts.values import (
+    Bytes,
+    Figure,
+    Label,
+    Measured,
+    Percent,
+    PhaseSeconds,
+    Positive,
+    Probability,
+    Rate,
+    Slowdown,
+    Text,
+    Time,
+    Word,
+    last,
+)
 
 
 class Means(StrEnum):
@@ -48,7 +58,7 @@ class ObservedSlowdown(Message):
 class Neighbour(Message):
     """What beside whom: `kind` is the neighbour's model or fingerprint, never its owner."""
 
-    kind: Annotated[str, Field(max_length=128)]
+    kind: Label
     slowdown: Slowdown
     means: Means
 
@@ -67,22 +77,22 @@ class Observed(Message):
     """
 
     at: Time
-    kind: Annotated[str, Field(max_length=128)] = ""
-    gpu_model: str = ""
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
-    seconds: Annotated[float, Field(ge=0)] = 0.0
-    memory_base_bytes: Bytes | None = None
-    memory_peak_bytes: Bytes | None = None
-    peak_probability: Probability | None = None
-    utilisation_percent: Percent | None = None
-    solo_utilisation_percent: Percent | None = None
-    solo_iterations_per_second: Annotated[float, Field(ge=0)] | None = None
-    active_seconds: Annotated[float, Field(ge=0)] | None = None
-    idle_seconds: Annotated[float, Field(ge=0)] | None = None
-    slowed_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    iterations_done: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    kind: Label = ""
+    gpu_model: Label = ""
+    accumulation_steps: Positive = 1
+    seconds: Figure = 0.0
+    memory_base_bytes: Annotated[Bytes | None, Measured] = None
+    memory_peak_bytes: Annotated[Bytes | None, Measured] = None
+    peak_probability: Annotated[Probability | None, Measured] = None
+    utilisation_percent: Annotated[Percent | None, Measured] = None
+    solo_utilisation_percent: Annotated[Percent | None, Measured] = None
+    solo_iterations_per_second: Annotated[Rate | None, Measured] = None
+    active_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    idle_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    slowed_seconds: Figure = 0.0
+    iterations_done: Annotated[Figure | None, Measured] = None
     slowdown: ObservedSlowdown | None = None
-    neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
+    neighbours: Annotated[list[Neighbour], Field(max_length=8), last(8)] = []
     spread: bool | None = None
     remembered: bool = False
 
@@ -91,5 +101,5 @@ class Decision(Message):
     """One of the latest decisions about a job: what (`Placed`, `Moved`, `Kept`), and why."""
 
     at: Time
-    what: str
-    why: Annotated[str, Field(max_length=2000)]
+    what: Word
+    why: Text

@@ -23,10 +23,13 @@ from tandem.contracts.resources import Framework as Framework
 from tandem.contracts.resources import Optimizer as Optimizer
 from tandem.contracts.resources import Parallelism as Parallelism
 from tandem.contracts.resources import Precision as Precision
+from tandem.contracts.values import Figure, Label, Measured, PhaseSeconds, Rate, Reference
 
 #: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
 Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
 BatchSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Steps = Annotated[int, Field(ge=1, le=2**31 - 1)]
+AnySlowdown = Annotated[float, Field(ge=0, le=1e6)]
 Candidates = Annotated[list[Load], Field(max_length=4096)]
 
 
@@ -53,7 +56,7 @@ class InterferenceRequest(Message):
 
     job: Load
     candidates: Candidates
-    gpu_model: str | None = None
+    gpu_model: Label | None = None
 
 
 class PairSlowdown(Message):
@@ -66,10 +69,10 @@ class PairSlowdown(Message):
     such a pair and that at least one of the two loads was never measured.
     """
 
-    job_slowdown: Annotated[float, Field(ge=0)]
-    partner_slowdown: Annotated[float, Field(ge=0)]
-    job_slowdown_p95: Annotated[float, Field(ge=0)] | None = None
-    partner_slowdown_p95: Annotated[float, Field(ge=0)] | None = None
+    job_slowdown: AnySlowdown
+    partner_slowdown: AnySlowdown
+    job_slowdown_p95: AnySlowdown | None = None
+    partner_slowdown_p95: AnySlowdown | None = None
     total_speed_p5: Annotated[float, Field(gt=0, le=2)] | None = None
     out_of_distribution: bool = False
 
@@ -101,7 +104,7 @@ class InterferenceAnswer(Message):
 
     pairs: list[PairSlowdown]
     source: Source
-    model_version: str = ""
+    model_version: Label = ""
     out_of_distribution: bool = False
 
 
@@ -119,10 +122,10 @@ class PredictRequest(Message):
     With `candidates` the answer also has how the job and each of them would slow one another down.
     """
 
-    namespace: str = "default"
-    model: str | None = None
+    namespace: Reference = "default"
+    model: Reference | None = None
     batch_size: BatchSize | None = None
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    accumulation_steps: Steps = 1
     precision: Precision | None = None
     sequence_length: Annotated[int, Field(ge=1, le=2**20)] | None = None
     optimizer: Optimizer | None = None
@@ -130,7 +133,7 @@ class PredictRequest(Message):
     parallelism: Parallelism | None = None
     workers: Annotated[int, Field(ge=1, le=2**20)] = 1
     gradient_checkpointing: bool = False
-    gpu_model: str | None = None
+    gpu_model: Label | None = None
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None
     declared_utilisation_percent: Percent | None = None
@@ -140,8 +143,8 @@ class PredictRequest(Message):
 class Interval(Message):
     """Between which figures 90 % of the models of unseen families are."""
 
-    low: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    high: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    low: Figure
+    high: Figure
 
 
 class Prediction(Message):
@@ -167,19 +170,19 @@ class Feedback(Message):
     `idle_seconds` are of the time in which it was alone on its GPU.
     """
 
-    namespace: str = "default"
-    model: str
+    namespace: Reference = "default"
+    model: Reference
     batch_size: BatchSize
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    accumulation_steps: Steps = 1
     gpu_model: Annotated[str, Field(min_length=1, max_length=128)]
     memory_base_bytes: Size
     memory_peak_bytes: Size
     peak_probability: Probability = 0.0
     peaks_measured: bool = False
     utilisation_percent: Percent
-    active_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    idle_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    iterations_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    active_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    idle_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    iterations_per_second: Annotated[Rate | None, Measured] = None
     neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
 
 

@@ -9,14 +9,12 @@ The calls block; an event loop runs them with `asyncio.to_thread` or a pool of i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
 import urllib3
-from pydantic_core import from_json
 
 from tandem.kube.credentials import (
     Credentials,
@@ -25,6 +23,7 @@ from tandem.kube.credentials import (
     load_credentials,
 )
 from tandem.kube.errors import Conflict, from_response, unreachable
+from tandem.kube.jsontext import decoded, encoded
 from tandem.kube.resource import PODS, Resource
 
 Object = dict[str, Any]
@@ -99,8 +98,10 @@ class KubeClient:
         """Send a request and return the answer unread; who calls releases the connection.
 
         Raises:
+            Invalid: the body cannot be sent as JSON.
             KubeError: the answer is not 2xx, or there is none.
         """
+        content_sent = None if body is None else encoded(body)
         headers = {
             "Accept": "application/json",
             "Content-Type": content_type,
@@ -118,7 +119,7 @@ class KubeClient:
                 method,
                 url,
                 headers=headers,
-                body=None if body is None else json.dumps(body).encode(),
+                body=content_sent,
                 timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout_s),
                 preload_content=False,
             )
@@ -152,7 +153,7 @@ class KubeClient:
         finally:
             response.release_conn()
         try:
-            answer = from_json(content) if content else {}
+            answer = decoded(content) if content else {}
         except ValueError as error:  # a page of a proxy, say
             raise unreachable(f"{method} {path}: the answer is no JSON", maybe_done=True) from error
         if not isinstance(answer, dict):

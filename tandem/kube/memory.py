@@ -1,7 +1,9 @@
 """An API server in memory: the demo's and the fast tests' stand-in for a real one.
 
 It keeps what Tandem relies on (resourceVersions, uid preconditions, atomic Bindings, gates, status
-subresources, watch order) and nothing else: no admission but `admit`, no garbage collection.
+subresources, watch order) and nothing else: no admission but `admit`, no garbage collection. It
+refuses what `schema` says: what is no JSON, wrong names and labels, objects that are too large, and
+what our definitions do not allow.
 tests/kube/test_kube_contract.py compares it with the real one (docs/memory-cluster.md).
 """
 
@@ -15,11 +17,11 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from tandem.contracts.names import ANNOTATION_BYTES
 from tandem.kube.client import Object, Page, PatchType
 from tandem.kube.errors import AlreadyExists, Conflict, Invalid, NotFound, Replaced
 from tandem.kube.reflector import EventType, OnEvent
 from tandem.kube.resource import PODS, Resource
+from tandem.kube.schema import check
 
 Admit = Callable[[Object], Object]
 _Key = tuple[str, str]
@@ -104,7 +106,7 @@ class MemoryCluster:
             if key in self._of(resource):
                 raise AlreadyExists(409, f"{resource.plural} {key[1]!r} already exists")
             metadata["uid"] = str(uuid4())
-            _check_annotations(item)
+            check(resource, item)
             metadata["creationTimestamp"] = self._now()
             return self._store(resource, item, EventType.ADDED)
 
@@ -263,7 +265,7 @@ class MemoryCluster:
 
     def _update(self, resource: Resource, known: Object, item: Object) -> Object:
         """Store what an object becomes; what changes nothing has no new version and no event."""
-        _check_annotations(item)
+        check(resource, item, known)
         if resource == PODS:
             _check_pod(known, item)
         item["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
@@ -284,16 +286,6 @@ class MemoryCluster:
 
 def _time(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _check_annotations(item: Object) -> None:
-    """Raise Invalid where the annotations are larger than the API server lets them be."""
-    annotations = item["metadata"].get("annotations") or {}
-    size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    if size > ANNOTATION_BYTES:
-        raise Invalid(
-            422, f"metadata.annotations: Too long: may not be more than {ANNOTATION_BYTES} bytes"
-        )
 
 
 def _check_pod(known: Object, item: Object) -> None:

@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import urllib3
-from pydantic_core import from_json  # shares equal keys and short texts between documents
 
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import Gone, KubeError, from_status, unreachable
+from tandem.kube.jsontext import decoded
 from tandem.kube.pace import Pace, Rations
 from tandem.kube.resource import Resource
 
@@ -232,7 +232,7 @@ class Reflector:
                 if self._stopping.is_set():
                     return
                 self._last_activity = time.monotonic()
-                self._take(from_json(line))
+                self._take(decoded(line))
                 self._backoff_s = pace.backoff_min_s
                 told = True
         except urllib3.exceptions.HTTPError as error:

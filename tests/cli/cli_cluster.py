@@ -50,6 +50,17 @@ def stamp(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def gpu(uuid: str, index: int = 0, **more: object) -> Object:
+    """Return a GPU as an agent reports it."""
+    return {"uuid": uuid, "index": index, "model": "V100", "memoryBytes": 16 << 30, **more}
+
+
+def condition(kind: str, status: str, message: str = "") -> Object:
+    """Return a condition as an agent reports it."""
+    since = stamp(NOW_S - 900)
+    return {"type": kind, "status": status, "message": message, "lastTransitionTime": since}
+
+
 class Api(MemoryCluster):
     """The API server in memory with reviews; `denied` has what callers or accounts may not do."""
 
@@ -172,11 +183,8 @@ class Site:
                 "status": {
                     "agentVersion": "0.1.0",
                     "observedAt": stamp(NOW_S - 21),
-                    "gpus": [
-                        {"uuid": f"GPU-{index}-{one}", "model": "V100", "health": "Healthy"}
-                        for one in range(2)
-                    ],
-                    "conditions": [{"type": "VariableHonoured", "status": "True"}],
+                    "gpus": [gpu(f"GPU-{index}-{one}", one, health="Healthy") for one in range(2)],
+                    "conditions": [condition("VariableHonoured", "True")],
                 },
             },
         )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from cli_cluster import AGENTS, NOW_S, SYSTEM, Site, authority, stamp, text
+from cli_cluster import AGENTS, NOW_S, SYSTEM, Site, authority, condition, gpu, stamp, text
 from typer.testing import CliRunner
 
 from tandem.cli.doctor import command
@@ -81,8 +81,8 @@ def no_toolkit(site: Site) -> None:
 
 def variable_ignored(site: Site) -> None:
     message = "a container with NVIDIA_VISIBLE_DEVICES=void saw nvidia0"
-    condition = {"type": "VariableHonoured", "status": "False", "message": message}
-    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [condition]}})
+    said = condition("VariableHonoured", "False", message)
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [said]}})
 
 
 def device_plugin(site: Site) -> None:
@@ -156,8 +156,8 @@ def stale_report(site: Site) -> None:
 
 
 def quarantined(site: Site) -> None:
-    gpu = {"uuid": "GPU-9", "model": "V100", "health": "Quarantined", "healthReason": "XID 79"}
-    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [gpu]}})
+    lost = gpu("GPU-9", health="Quarantined", healthReason="XID 79")
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [lost]}})
 
 
 def no_gpus(site: Site) -> None:
@@ -165,8 +165,8 @@ def no_gpus(site: Site) -> None:
 
 
 def nvml_gone(site: Site) -> None:
-    condition = {"type": "NvmlAvailable", "status": "False", "message": "Driver Not Loaded"}
-    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [condition]}})
+    said = condition("NvmlAvailable", "False", "Driver Not Loaded")
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [said]}})
 
 
 def predictor_away(site: Site) -> None:

@@ -627,7 +627,8 @@ def test_pods_that_are_told_before_their_nodes_are_all_counted() -> None:
 @pytest.mark.parametrize("shares", [1, 2, 3])
 def test_rows_beyond_the_first_buffers_take_nobody_until_their_node_says_so(shares: int) -> None:
     many = [f"g{number:03}" for number in range(200)]
-    nodes = gpu_node("n0", *many), gpu_node("n1", "a")
+    nodes = [gpu_node(f"n{i}", *many[50 * i : 50 * (i + 1)]) for i in range(4)]
+    nodes.append(gpu_node("n4", "a"))
     found = state(*(("gpunodes", each) for each in nodes), max_jobs_per_gpu=shares)
     healthy = found.table.writable["healthy"]
     assert found.table.writable["residents"].shape[1] == found.gpus.residents.shape[1] == shares

@@ -6,6 +6,7 @@ Each test is a behaviour that Tandem relies on, and runs on both. The real one i
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
@@ -17,12 +18,12 @@ import pytest
 
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import pod_info
-from tandem.contracts import names
+from tandem.contracts import crds, names
 from tandem.kube import errors
 from tandem.kube.client import KubeClient
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.reflector import Reflector
-from tandem.kube.resource import CONFIG_MAPS, JOBS, PODS
+from tandem.kube.resource import CONFIG_MAPS, GPU_NODES, JOBS, MODEL_PROFILES, PODS
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory-cluster.md"
 GATE, OTHER_GATE = {"name": "tandem.gpu/queue"}, {"name": "example.com/other"}
@@ -35,8 +36,8 @@ DIFFERENCES = {
     "the process; the reflector's tests send 410 from an HTTP server",
     "Admission webhooks and policies judge every write": "the double calls one function, for the "
     "creation of pods",
-    "Objects are validated by their schemas": "the double checks annotations, and the gates "
-    "and the node of a pod",
+    "Objects of Kubernetes' own kinds are validated by their schemas": "the double checks names, "
+    "labels, sizes and our own definitions, and the gates and the node of a pod",
     "The garbage collector deletes what an owner leaves": "the double deletes what it is told to",
 }
 
@@ -88,6 +89,9 @@ def side(request: pytest.FixtureRequest) -> Iterator[Side]:
         yield Side(MemoryCluster(), "team")
         return
     plane = request.getfixturevalue("control_plane")
+    for definition in crds.DEFINITIONS:
+        plane.apply(definition.manifest())
+        plane.await_definitions(definition.manifest()["metadata"]["name"])
     client = KubeClient.load(plane.kubeconfig())
     yield Side(client, request.getfixturevalue("namespace"))
     client.close()
@@ -445,6 +449,145 @@ def test_a_job_is_suspended_by_a_patch_that_names_its_uid(side: Side) -> None:
         side.patch(JOBS, "j", wrong)
     side.patch(JOBS, "j", {"metadata": {"uid": made["metadata"]["uid"]}, "spec": {"suspend": True}})
     assert side.get(JOBS, "j")["spec"]["suspend"] is True
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+FEATURES = {
+    "flops": 1.0, "parameters": 1, "parameterBytes": 4, "activationBytes": 4,
+    "largestTensorBytes": 4, "tensorSkew": 0.5, "nodes": 1, "depth": 1, "opCounts": {"Add": 1},
+    "opset": 17,
+}  # fmt: skip
+PROFILE = {"featureHash": "h", "fileSha256": "s", "fileBytes": 1}
+NODE_STATUS: dict[str, Any] = {"observedAt": "2026-01-02T03:04:05Z"}
+GPU = {"uuid": "GPU-1", "index": 0, "model": "NVIDIA A100", "memoryBytes": 1 << 36}
+
+
+def gpu_node(side: Side, status: dict) -> dict:
+    """Write a status as an agent does: the object first, then its status."""
+    name = f"node-{side.namespace}"
+    with contextlib.suppress(errors.AlreadyExists):
+        side.api.create(GPU_NODES, {"metadata": {"name": name}})
+    body = {"metadata": {"name": name}, "status": NODE_STATUS | status}
+    body["metadata"]["resourceVersion"] = version(side.api.get(GPU_NODES, name))
+    return side.api.replace(GPU_NODES, body, subresource="status")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_does_not_know_is_refused(side: Side, number: float) -> None:
+    for field in ("iterationsPerSecond", "memoryBytes"):
+        with pytest.raises(errors.Invalid):
+            gpu_node(side, {"gpus": [GPU | {"pods": [{"uid": "u", field: number}]}]})
+    with pytest.raises(errors.Invalid):
+        side.config(annotations={"a/b": number})
+
+
+@pytest.mark.parametrize(
+    ("status", "accepted"),
+    [
+        ({"gpus": [GPU]}, True),
+        ({"gpus": [GPU | {"powerWatts": 5e-324}]}, True),
+        ({"gpus": [GPU | {"index": 1.0}]}, True),
+        ({"gpus": [GPU | {"index": 1.5}]}, False),
+        ({"gpus": [GPU | {"index": -1}]}, False),
+        ({"gpus": [GPU | {"index": True}]}, False),
+        ({"gpus": [GPU | {"memoryBytes": (1 << 40) + 1}]}, False),
+        ({"gpus": [GPU | {"memoryBytes": 1 << 70}]}, False),
+        ({"gpus": [GPU | {"memoryBytes": "1"}]}, False),
+        ({"gpus": [GPU | {"uuid": "GPU-1,GPU-2"}]}, False),
+        ({"gpus": [GPU | {"uuid": "GPU-1\n"}]}, False),
+        ({"gpus": [GPU | {"uuid": "x" * 97}]}, False),
+        ({"gpus": [GPU | {"model": "\x1b[31m"}]}, False),
+        ({"gpus": [GPU | {"model": "ü" * 128}]}, True),
+        ({"gpus": [GPU | {"model": "x" * 129}]}, False),
+        ({"gpus": [GPU | {"health": "Excellent"}]}, False),
+        ({"gpus": [GPU | {"health": None}]}, False),
+        ({"gpus": [{"uuid": "GPU-1"}]}, False),
+        ({"gpus": [GPU | {"uuid": f"GPU-{i}"} for i in range(64)]}, True),
+        ({"gpus": [GPU | {"uuid": f"GPU-{i}"} for i in range(65)]}, False),
+        ({"gpus": {}}, False),
+        ({"observedAt": "2026-01-02 03:04:05"}, False),
+        ({"observedAt": "2026-13-02T03:04:05Z"}, False),
+        ({"observedAt": "2026-01-02T03:04:05.123456+01:00"}, True),
+        ({"observedAt": "9999-12-31T23:59:59Z"}, True),
+    ],
+)
+def test_a_status_is_held_against_the_schema(side: Side, status: dict, accepted: bool) -> None:
+    if accepted:
+        gpu_node(side, status)
+        return
+    with pytest.raises(errors.Invalid):
+        gpu_node(side, status)
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("a.b-c", True), ("A", False), ("a_b", False), ("a/b", False), ("-a", False),
+        ("a..b", False),
+        ("x" * 253, True), ("x" * 254, False), ("é", False), ("a\n", False),
+    ],
+)  # fmt: skip
+def test_names_of_objects_are_those_of_domains(side: Side, name: str, accepted: bool) -> None:
+    for make in (side.config, side.pod):
+        if accepted:
+            make(name)
+        else:
+            with pytest.raises(errors.Invalid):
+                make(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "accepted"),
+    [
+        ("labels", "k", "", True),
+        ("labels", "example.com/K_1", "V.1", True),
+        ("labels", "k", "x" * 63, True),
+        ("labels", "k", "x" * 64, False),
+        ("labels", "k", "a b", False),
+        ("labels", "k", "-a", False),
+        ("labels", "k", "a\n", False),
+        ("labels", "x" * 64, "a", False),
+        ("labels", "a/b/c", "a", False),
+        ("labels", "A.com/b", "a", False),
+        ("labels", "", "a", False),
+        ("annotations", "k", "any text\n", True),
+        ("annotations", "a/b/c", "a", False),
+        ("annotations", "é", "a", False),
+        ("annotations", "x" * 64, "a", False),
+    ],
+)
+def test_labels_and_keys_of_annotations_are_qualified_names(
+    side: Side, kind: str, key: str, value: str, accepted: bool
+) -> None:
+    if accepted:
+        side.config(**{kind: {key: value}})
+        side.patch(CONFIG_MAPS, "a", {"metadata": {kind: {key: value}}})
+        return
+    with pytest.raises(errors.Invalid):
+        side.config(**{kind: {key: value}})
+    side.config()
+    with pytest.raises(errors.Invalid):
+        side.patch(CONFIG_MAPS, "a", {"metadata": {kind: {key: value}}})
+
+
+def test_an_object_has_a_largest_size(side: Side) -> None:
+    with pytest.raises(errors.Invalid):
+        side.api.create(
+            CONFIG_MAPS, {"metadata": {"name": "a"}, "data": {"x": "x" * (1 << 20)}}, side.namespace
+        )
+    held = {f"input-{index}": [1] * 64 for index in range(4096)}
+    large = {"features": FEATURES | {"inputShapes": held}} | PROFILE
+    body = {"metadata": {"name": "large"}, "spec": large}
+    side.api.create(MODEL_PROFILES, body, side.namespace)
+    wide = {f"{'x' * 300}-{index}": [1] * 64 for index in range(4096)}
+    body = {
+        "metadata": {"name": "larger"},
+        "spec": large | {"features": FEATURES | {"inputShapes": wide}},
+    }
+    with pytest.raises(errors.KubeError) as refused:
+        side.api.create(MODEL_PROFILES, body, side.namespace)
+    assert refused.value.status == 413
 
 
 # --- the page -----------------------------------------------------------------------------------

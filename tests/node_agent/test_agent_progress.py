@@ -11,10 +11,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from node_agent import progress
+from node_agent.config import AgentSettings
 from node_agent.progress import Pace, Progress, TokenReviewer, Told
+from node_agent.publish import gpu_node
 from node_agent.server import AgentServer
+from node_agent.tenant import Tenant
 from tandem.contracts import names
+from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
 from tandem.kube.errors import Unavailable
+from tandem.kube.jsontext import encoded
+from tandem.kube.resource import GPU_NODES
+from tandem.kube.schema import schema_errors
 
 TOKENS = {"token-of-a": "uid-a", "token-of-b": "uid-b"}
 
@@ -75,6 +82,8 @@ def test_rate_of_the_pod_that_tells_and_of_no_other(served):
         (told(seconds=0), "token-of-a", "/v1/progress", 400),
         (told(iterations=-1), "token-of-a", "/v1/progress", 400),
         (b'{"iterations": NaN, "seconds": 1}', "token-of-a", "/v1/progress", 400),
+        (told(1e9, 5e-324), "token-of-a", "/v1/progress", 400),
+        (b'{"iterations": 1e999, "seconds": 1}', "token-of-a", "/v1/progress", 400),
         (b"\xff\x00", "token-of-a", "/v1/progress", 400),
         (b"[" * 4000, "token-of-a", "/v1/progress", 400),
         (b"x" * 5000, "token-of-a", "/v1/progress", 413),
@@ -88,6 +97,35 @@ def test_bad_requests_are_answered_in_words(served, body, token, path, status):
     assert answer["error"]
     assert answer["hint"]
     assert taken.paces() == {}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"iterations": 1e9, "seconds": 1e-3},
+        {"iterations": 5e-324, "seconds": 86_400},
+        {"iterations": 1, "seconds": 1, "iterationsRecorded": 5e-324, "activeSeconds": 86_400},
+        {"iterations": 1, "seconds": 1, "iterationsRecorded": 1e9, "idleSeconds": 5e-324},
+    ],
+)
+def test_no_figures_of_a_pod_make_a_report_that_an_api_server_cannot_read(served, body):
+    taken, url = served
+    assert post(url, json.dumps(body).encode())[0] == 200
+    one = Tenant("uid-a", AgentSettings(node="n"), 10)
+    use = one.use(0.0, None, foreign=False, pace=taken.paces()["uid-a"])
+    gpu = GPU(uuid="GPU-a", index=0, model="A100", memory_bytes=1, pods=[use])
+    report = gpu_node("n", GPUNodeStatus(observed_at="2026-01-02T03:04:05Z", gpus=[gpu]))
+    assert json.loads(encoded(report)) == report
+    assert schema_errors(GPU_NODES, report) == []
+
+
+@pytest.mark.parametrize("figure", [float("inf"), float("nan"), -1.0, 1e300, 10**400])
+def test_a_bad_figure_of_a_pod_costs_itself_and_not_the_report(figure):
+    """Whatever put it there: the other figures of the pod, and all other pods, are reported."""
+    pods = [PodUse(uid="a", iterations_per_second=figure, memory_bytes=7), PodUse(uid="b")]
+    assert pods[0] == PodUse(uid="a", memory_bytes=7)
+    raw = {"uid": "a", "memoryBytes": 7, "activeSeconds": figure, "peakProbability": figure}
+    assert PodUse.model_validate(raw) == PodUse(uid="a", memory_bytes=7)
 
 
 def test_nobody_is_believed_while_tokens_cannot_be_reviewed():

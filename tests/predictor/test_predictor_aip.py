@@ -8,11 +8,11 @@ from test_predictor_interference import load, synthetic_pairs
 
 from predictor import selection, training
 from predictor.artifacts import Artifacts
-from predictor.gpus import find_gpu
 from predictor.interference import KIND, PART, LearnedInterference
 from predictor.selection import candidates
 from predictor.stored import STORABLE, opened, parts_of
 from predictor.training import table, train
+from tandem.gpu_types import find_gpu
 
 KINDS = [kind for kind in STORABLE if kind != "xgboost"]
 

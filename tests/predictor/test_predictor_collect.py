@@ -18,10 +18,10 @@ from predictor.collect import __main__ as command
 from predictor.collect import plan, runner
 from predictor.collect.catalog import MODELS, PLAIN
 from predictor.collect.records import Records
-from predictor.gpus import GIB
 from predictor.load import Predictor
 from predictor.profiles import is_collected, read_measured_pairs, read_profiles
 from tandem.cli.main import build_app
+from tandem.gpu_types import GIB
 
 ROOT = Path(__file__).parents[2]
 FAKE = "fake_backend:FakeBackend"

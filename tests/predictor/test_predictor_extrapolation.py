@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from predictor.equations import training_step
-from predictor.gpus import find_gpu
 from predictor.load import Predictor
 from tandem.contracts.prediction import Precision, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
+from tandem.gpu_types import find_gpu
 
 GIB = 1024**3
 NOW = "2026-01-01T00:00:00Z"

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from predictor_graphs import REFERENCE, light, measured_matrix
 
 from predictor.equations import training_step, two_levels
-from predictor.gpus import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
 from predictor.graph.features import extract_features
 from predictor.load import Predictor
 from predictor.observed import add_run
 from predictor.sources import Memory, Utilisation
 from tandem.contracts.prediction import Feedback, PredictRequest
 from tandem.contracts.resources import ModelProfileStatus, Observation, Source
+from tandem.gpu_types import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
 from tandem.policy.equations.horus import gpu_memory_bytes
 
 V100 = "Tesla V100-SXM2-16GB"

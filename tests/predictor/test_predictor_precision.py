@@ -6,10 +6,10 @@ import pytest
 from synthetic_profiles import synthetic_profiles
 
 from predictor.equations import HALF_ACTIVATIONS
-from predictor.gpus import GPU_TYPES, find_gpu
 from predictor.load import Predictor
 from predictor.memory import ALLOCATORS
 from tandem.contracts.prediction import Optimizer, Precision, PredictRequest
+from tandem.gpu_types import GPU_TYPES, find_gpu
 
 A100 = "NVIDIA A100-SXM4-80GB"
 V100 = "Tesla V100-SXM2-32GB"

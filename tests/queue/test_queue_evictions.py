@@ -75,6 +75,12 @@ def test_pod_that_outgrew_goes_and_both_are_told(cluster: Cluster) -> None:
     assert "default/greedy" in said["innocent", "NeighbourEvicted"]
 
 
+def test_a_need_is_raised_to_the_memory_of_the_gpu_at_most(cluster: Cluster) -> None:
+    ask(cluster, memoryBytes=1 << 40)
+    run(cluster.cycle)
+    assert cluster.gpujob("pod-greedy")["status"]["load"]["memoryP95Bytes"] == 80 * GIB
+
+
 def test_need_is_raised_before_the_pod_goes(cluster: Cluster, monkeypatch) -> None:
     needs = []
 

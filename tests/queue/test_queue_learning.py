@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from queue_builders import GIB, on_the_page
@@ -13,6 +14,7 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import parse_gpu_node
 from scheduler_extender.queue import memory_needs, rounds
 from scheduler_extender.serving.api import explanation
+from tandem.kube.errors import AlreadyExists
 from tandem.kube.resource import GPU_NODES, JOBS, PODS
 from tandem.policy.catalog import load_profile
 
@@ -184,6 +186,45 @@ def test_under_guarded_a_job_that_is_too_slow_waits_where_there_is_no_better_pla
         cluster.ends("c")
         await cluster.live(60)
         assert sorted([cluster.gpu_of("a"), cluster.gpu_of("b")]) == ["GPU-n0-0", "GPU-n0-1"]
+
+    run(scenario)
+
+
+def test_a_node_raises_the_need_of_its_own_pods_alone_and_to_the_memory_of_its_gpu() -> None:
+    cluster = Sharing()
+    tib = 1 << 40
+
+    def needs() -> list[int]:
+        return [cluster.status(job)["load"]["memoryP95Bytes"] for job in ("a", "b")]
+
+    def stolen(**status: object) -> None:
+        """Write what somebody with the credentials of another node makes up."""
+        gpu = {"uuid": "GPU-n9-0", "index": 0, "model": "A GPU of theirs", "memoryBytes": tib}
+        body = {"status": {"observedAt": rfc3339(cluster.now), "gpus": [gpu]} | status}
+        with contextlib.suppress(AlreadyExists):
+            cluster.api.create(GPU_NODES, {"metadata": {"name": "n9"}})
+        cluster.api.patch(GPU_NODES, "n9", body, subresource="status")
+
+    async def scenario() -> None:
+        await paired(cluster)
+        before, there = needs(), cluster.gpu_of("a")
+        uids = [cluster.pods_of(job)[0]["metadata"]["uid"] for job in ("a", "b")]
+        failed = {"namespace": "default", "pod": "p", "container": "main", "exitCode": 1,
+                  "endedAt": rfc3339(cluster.now), "memoryBytes": tib}  # fmt: skip
+        made_up = [failed | {"uid": uid, "gpu": gpu} for uid in uids for gpu in ("GPU-n9-0", there)]
+        grown = {"namespace": "default", "pod": "p", "memoryBytes": tib, "predictedBytes": 1}
+        made_up += [one | {"uid": "x", "blamed": grown | {"uid": one["uid"]}} for one in made_up]
+        uses = [{"uid": uid, "memoryBytes": tib, "memoryPeakBytes": tib} for uid in uids]
+        gpu = {"uuid": "GPU-n9-0", "index": 0, "model": "m", "memoryBytes": tib, "pods": uses}
+        stolen(outOfMemory=made_up, gpus=[gpu, gpu | {"uuid": there}])
+        await cluster.live(30)
+        assert needs() == before
+        assert cluster.status("a")["observed"]["memoryPeakBytes"] == 12 * GIB
+        assert not [said for said in cluster.said if said[1] == "OutOfMemory"]
+        # Of its own pods and GPUs a node is believed, up to what the GPU has.
+        cluster.runs_out("a", 1024)
+        await cluster.live(5)
+        assert needs() == [80 * GIB, before[1]]
 
     run(scenario)
 

@@ -7,17 +7,12 @@ percent (0..100). A value that could not be measured is absent, never zero.
 from __future__ import annotations
 
 from tandem.contracts.resources.fields import (
-    Bytes,
     Condition,
-    Count,
     Framework,
     Optimizer,
     Parallelism,
-    Percent,
     Precision,
-    Probability,
     Source,
-    Time,
 )
 from tandem.contracts.resources.gpu_job import (
     Demand,
@@ -48,6 +43,7 @@ from tandem.contracts.resources.model_profile import (
     ModelProfileStatus,
     Observation,
 )
+from tandem.contracts.values import Bytes, Count, Percent, Probability, Time
 
 __all__ = [
     "GPU",

@@ -8,23 +8,21 @@ from typing import Annotated
 from pydantic import Field
 
 from tandem.contracts.base import Message
-
-Percent = Annotated[float, Field(ge=0, le=100)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-Bytes = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+from tandem.contracts.values import Count, Text, Time, Word, first
 
 
 class Condition(Message):
     """A condition as Kubernetes defines it (metav1.Condition)."""
 
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
+    type: Word
+    status: Word
+    reason: Word = ""
+    message: Text = ""
     last_transition_time: Time
-    observed_generation: int | None = None
+    observed_generation: Count | None = None
+
+
+Conditions = Annotated[list[Condition], Field(max_length=32), first(32)]
 
 
 class Source(StrEnum):

@@ -10,37 +10,51 @@ from pydantic import Field
 from tandem.contracts.base import Message
 from tandem.contracts.learning import Decision, Observed
 from tandem.contracts.resources.fields import (
-    Bytes,
-    Condition,
-    Count,
+    Conditions,
     Framework,
     Optimizer,
     Parallelism,
-    Percent,
     Precision,
-    Probability,
     Source,
+)
+from tandem.contracts.values import (
+    MAX_ENTRIES,
+    MAX_PODS,
+    Bytes,
+    Count,
+    Figure,
+    IterationSeconds,
+    Label,
+    Measured,
+    Percent,
+    PhaseSeconds,
+    Positive,
+    Probability,
+    Reference,
+    Text,
     Time,
+    Word,
+    last,
 )
 
 
 class WorkloadRef(Message):
     """The object that owns the pods of a gang (a Job, a PyTorchJob, or the bare Pod itself)."""
 
-    api_version: str
-    kind: str
-    name: str
-    uid: str
+    api_version: Reference
+    kind: Reference
+    name: Reference
+    uid: Reference
 
 
 class Demand(Message):
     """What the user asked for and declared, per pod of the gang; from the annotations."""
 
-    gpus_per_pod: Annotated[int, Field(ge=1)]
-    gang_size: Annotated[int, Field(ge=1)] = 1
-    model: str | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = None
-    iterations: Annotated[int, Field(ge=1)] | None = None
+    gpus_per_pod: Positive
+    gang_size: Positive = 1
+    model: Reference | None = None
+    batch_size: Positive | None = None
+    iterations: Positive | None = None
     declared_memory_bytes: Bytes | None = None
     declared_utilisation_percent: Percent | None = None
     precision: Precision | None = None
@@ -88,18 +102,18 @@ class Load(Message):
     memory_p95_bytes: Bytes
     utilisation_source: Source
     memory_source: Source
-    model_version: str = ""
+    model_version: Label = ""
     out_of_distribution: bool = False
-    feature_hash: str = ""
-    iteration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    compute_share: Probability | None = None
-    bandwidth_share: Probability | None = None
-    tensor_skew: Probability | None = None
-    message_bytes: Bytes | None = None
-    gpu_model: str = ""
+    feature_hash: Label = ""
+    iteration_s: Annotated[IterationSeconds | None, Measured] = None
+    compute_share: Annotated[Probability | None, Measured] = None
+    bandwidth_share: Annotated[Probability | None, Measured] = None
+    tensor_skew: Annotated[Probability | None, Measured] = None
+    message_bytes: Annotated[Bytes | None, Measured] = None
+    gpu_model: Label = ""
     peaks_measured: bool = False
-    active_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    active_s: Annotated[PhaseSeconds | None, Measured] = None
+    idle_s: Annotated[PhaseSeconds | None, Measured] = None
 
 
 class SubBatch(Message):
@@ -109,14 +123,14 @@ class SubBatch(Message):
     The other figures are those of a Load, of one micro-batch: by them it is priced next to others.
     """
 
-    steps: Annotated[int, Field(ge=2)]
+    steps: Annotated[int, Field(ge=2, le=2**31 - 1)]
     memory_base_bytes: Bytes
     memory_peak_bytes: Bytes
-    stretch: Annotated[float, Field(ge=1, allow_inf_nan=False)]
-    utilisation_percent: Percent | None = None
-    iteration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    compute_share: Probability | None = None
-    bandwidth_share: Probability | None = None
+    stretch: Annotated[float, Field(ge=1, le=1e9)]
+    utilisation_percent: Annotated[Percent | None, Measured] = None
+    iteration_s: Annotated[IterationSeconds | None, Measured] = None
+    compute_share: Annotated[Probability | None, Measured] = None
+    bandwidth_share: Annotated[Probability | None, Measured] = None
 
 
 class Phase(StrEnum):
@@ -134,10 +148,10 @@ class Phase(StrEnum):
 class PodPlan(Message):
     """The place of one pod: the node and the UUIDs of its GPUs."""
 
-    pod: str
-    uid: str
-    node: str
-    gpus: list[str]
+    pod: Reference
+    uid: Reference
+    node: Reference
+    gpus: Annotated[list[Label], Field(max_length=1024)]
 
 
 class Plan(Message):
@@ -146,11 +160,11 @@ class Plan(Message):
     `accumulation_steps` is in how many micro-batches it runs there.
     """
 
-    pods: list[PodPlan]
+    pods: Annotated[list[PodPlan], Field(max_length=MAX_PODS)]
     made_at: Time
     deadline: Time
-    epoch: str = ""
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
+    epoch: Label = ""
+    accumulation_steps: Positive = 1
 
 
 class GPUJobSpec(Message):
@@ -163,8 +177,8 @@ class GPUJobSpec(Message):
 
     workload: WorkloadRef
     demand: Demand
-    gang: str = ""
-    fingerprint: str = ""
+    gang: Reference = ""
+    fingerprint: Label = ""
     hold: bool = False
     prioritized_at: Time | None = None
 
@@ -175,9 +189,9 @@ class PodService(Message):
     `gpu_seconds` are those since `started_at`, the start of its containers.
     """
 
-    uid: str
+    uid: Reference
     started_at: Time
-    gpu_seconds: Annotated[float, Field(ge=0)]
+    gpu_seconds: Figure
 
 
 class Preemption(Message):
@@ -186,8 +200,8 @@ class Preemption(Message):
     `never_started`: the containers of its pods did not start in time.
     """
 
-    by: str
-    method: str
+    by: Text
+    method: Word
     requested_at: Time
     never_started: bool = False
 
@@ -221,10 +235,10 @@ class GPUJobStatus(Message):
     """
 
     phase: Phase = Phase.QUEUED
-    reason: str = ""
-    message: str = ""
+    reason: Word = ""
+    message: Text = ""
     load: Load | None = None
-    sub_batches: list[SubBatch] = []
+    sub_batches: Annotated[list[SubBatch], Field(max_length=64), last(64)] = []
     plan: Plan | None = None
     queued_at: Time | None = None
     waiting_since: Time | None = None
@@ -232,9 +246,9 @@ class GPUJobStatus(Message):
     started_at: Time | None = None
     finished_at: Time | None = None
     running_since: Time | None = None
-    attained_gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
-    promoted_gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
-    pod_service: list[PodService] = []
+    attained_gpu_seconds: Figure = 0.0
+    promoted_gpu_seconds: Figure = 0.0
+    pod_service: Annotated[list[PodService], Field(max_length=MAX_ENTRIES)] = []
     folded_until: Time | None = None
     attempts: Count = 0
     failed_starts: Count = 0
@@ -244,8 +258,8 @@ class GPUJobStatus(Message):
     position: Count | None = None
     expected_start: ExpectedStart | None = None
     preemption: Preemption | None = None
-    preempted_at: list[Time] = []
+    preempted_at: Annotated[list[Time], Field(max_length=4096), last(4096)] = []
     observed: Observed | None = None
     alone: bool = False
-    decisions: Annotated[list[Decision], Field(max_length=8)] = []
-    conditions: list[Condition] = []
+    decisions: Annotated[list[Decision], Field(max_length=8), last(8)] = []
+    conditions: Conditions = []

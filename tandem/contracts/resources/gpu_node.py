@@ -8,7 +8,33 @@ from typing import Annotated
 from pydantic import Field, computed_field
 
 from tandem.contracts.base import Message
-from tandem.contracts.resources.fields import Bytes, Condition, Count, Percent, Probability, Time
+from tandem.contracts.resources.fields import Conditions
+from tandem.contracts.values import (
+    MAX_GPUS,
+    MAX_USES,
+    AgentText,
+    Count,
+    GpuBytes,
+    GpuId,
+    Label,
+    Measured,
+    Name,
+    Percent,
+    PhaseSeconds,
+    Probability,
+    Rate,
+    Time,
+    Uid,
+    Word,
+    first,
+    last,
+)
+
+#: Latest entries of `out_of_memory`.
+KEPT_OUT_OF_MEMORY = 16
+Celsius = Annotated[float, Field(ge=-273.15, le=1000)]
+Watts = Annotated[float, Field(ge=0, le=100_000)]
+Index = Annotated[int, Field(ge=0, le=1023)]
 
 
 class Health(StrEnum):
@@ -27,21 +53,21 @@ class PodUse(Message):
     pod tells of itself, to be compared with nothing but its own earlier rates.
     """
 
-    namespace: str = ""
-    pod: str = ""
-    uid: str = ""
+    namespace: Name = ""
+    pod: Name = ""
+    uid: Uid = ""
     foreign: bool = False
-    memory_bytes: Bytes | None = None
-    memory_peak_bytes: Bytes | None = None
-    memory_base_bytes: Bytes | None = None
-    memory_peak_extra_bytes: Bytes | None = None
-    peak_probability: Probability | None = None
-    utilisation_percent: Percent | None = None
-    active_seconds: Annotated[float, Field(ge=0)] | None = None
-    idle_seconds: Annotated[float, Field(ge=0)] | None = None
-    activity_source: str | None = None
-    iteration_seconds: Annotated[float, Field(ge=0)] | None = None
-    iterations_per_second: Annotated[float, Field(ge=0)] | None = None
+    memory_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_peak_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_base_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_peak_extra_bytes: Annotated[GpuBytes | None, Measured] = None
+    peak_probability: Annotated[Probability | None, Measured] = None
+    utilisation_percent: Annotated[Percent | None, Measured] = None
+    active_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    idle_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    activity_source: Annotated[Word | None, Measured] = None
+    iteration_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    iterations_per_second: Annotated[Rate | None, Measured] = None
 
 
 class GPU(Message):
@@ -52,50 +78,50 @@ class GPU(Message):
     is full the agent has a pod evicted that outgrew its prediction.
     """
 
-    uuid: str
-    index: Count
-    model: str
-    memory_bytes: Bytes
-    memory_reserved_bytes: Bytes | None = None
-    memory_used_bytes: Bytes | None = None
-    memory_foreign_bytes: Bytes | None = None
-    utilisation_percent: Percent | None = None
-    utilisation_source: str | None = None
-    memory_activity_percent: Percent | None = None
-    temperature_celsius: float | None = None
-    power_watts: float | None = None
-    ecc_uncorrected_errors: Count | None = None
+    uuid: GpuId
+    index: Index
+    model: Label
+    memory_bytes: GpuBytes
+    memory_reserved_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_used_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_foreign_bytes: Annotated[GpuBytes | None, Measured] = None
+    utilisation_percent: Annotated[Percent | None, Measured] = None
+    utilisation_source: Annotated[Word | None, Measured] = None
+    memory_activity_percent: Annotated[Percent | None, Measured] = None
+    temperature_celsius: Annotated[Celsius | None, Measured] = None
+    power_watts: Annotated[Watts | None, Measured] = None
+    ecc_uncorrected_errors: Annotated[Count | None, Measured] = None
     mig: bool | None = None
     mps: bool | None = None
-    compute_mode: str | None = None
+    compute_mode: Annotated[Word | None, Measured] = None
     health: Health = Health.HEALTHY
-    health_reason: str = ""
-    shares: Count = 2
-    shares_reason: str = ""
+    health_reason: AgentText = ""
+    shares: Annotated[int, Field(ge=0, le=64)] = 2
+    shares_reason: AgentText = ""
     memory_guarded: bool = False
-    pods: list[PodUse] = []
+    pods: Annotated[list[PodUse], Field(max_length=MAX_USES), first(MAX_USES)] = []
 
 
 class EvictionRequest(Message):
     """An agent asks the active controller to evict a pod that outgrew its prediction."""
 
-    namespace: str
-    pod: str
-    uid: str
-    gpu: str
-    reason: str
+    namespace: Name
+    pod: Name
+    uid: Uid
+    gpu: GpuId
+    reason: AgentText
     requested_at: Time
-    memory_bytes: Bytes | None = None
+    memory_bytes: Annotated[GpuBytes | None, Measured] = None
 
 
 class OutgrownPod(Message):
     """A pod and what it held on a GPU beyond what had been predicted for it."""
 
-    namespace: str
-    pod: str
-    uid: str
-    memory_bytes: Bytes
-    predicted_bytes: Bytes
+    namespace: Name
+    pod: Name
+    uid: Uid
+    memory_bytes: GpuBytes
+    predicted_bytes: GpuBytes
 
 
 class OutOfMemory(Message):
@@ -107,15 +133,15 @@ class OutOfMemory(Message):
     absent where none had: then the predictions together were more than the GPU has.
     """
 
-    gpu: str
-    namespace: str
-    pod: str
-    uid: str
-    container: str
-    exit_code: int
+    gpu: GpuId
+    namespace: Name
+    pod: Name
+    uid: Uid
+    container: Name
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
     ended_at: Time
     inferred: bool = True
-    memory_bytes: Bytes | None = None
+    memory_bytes: Annotated[GpuBytes | None, Measured] = None
     blamed: OutgrownPod | None = None
 
 
@@ -125,13 +151,17 @@ class GPUNodeStatus(Message):
     `out_of_memory` has the latest 16, each for ten minutes.
     """
 
-    agent_version: str = ""
-    driver_version: str = ""
+    agent_version: Label = ""
+    driver_version: Label = ""
     observed_at: Time
-    gpus: list[GPU] = []
-    eviction_requests: list[EvictionRequest] = []
-    out_of_memory: list[OutOfMemory] = []
-    conditions: list[Condition] = []
+    gpus: Annotated[list[GPU], Field(max_length=MAX_GPUS), first(MAX_GPUS)] = []
+    eviction_requests: Annotated[
+        list[EvictionRequest], Field(max_length=MAX_GPUS), first(MAX_GPUS)
+    ] = []
+    out_of_memory: Annotated[
+        list[OutOfMemory], Field(max_length=KEPT_OUT_OF_MEMORY), last(KEPT_OUT_OF_MEMORY)
+    ] = []
+    conditions: Conditions = []
 
     @computed_field  # type: ignore[prop-decorator] # pydantic's own way of writing it
     @property

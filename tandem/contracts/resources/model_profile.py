@@ -8,7 +8,27 @@ from pydantic import Field
 
 from tandem.contracts.base import Message
 from tandem.contracts.learning import Neighbour
-from tandem.contracts.resources.fields import Bytes, Count, Framework, Percent, Probability, Time
+from tandem.contracts.resources.fields import Framework
+from tandem.contracts.values import (
+    MAX_INTEGER,
+    Bytes,
+    Count,
+    Figure,
+    Label,
+    Measured,
+    Percent,
+    PhaseSeconds,
+    Positive,
+    Probability,
+    Rate,
+    Time,
+    last,
+)
+
+#: Kinds of operators, and inputs, of one graph.
+MAX_NAMED = 4096
+Dimension = Annotated[int, Field(ge=-1, le=MAX_INTEGER)]
+Coefficient = Annotated[float, Field(ge=-1e30, le=1e30)]
 
 
 class GraphFeatures(Message):
@@ -26,7 +46,7 @@ class GraphFeatures(Message):
     open axes of images (a symbol, or `input[axis]`) of which nothing in the graph fixes the size.
     """
 
-    flops: Annotated[float, Field(ge=0)]
+    flops: Figure
     parameters: Count
     parameter_bytes: Bytes
     activation_bytes: Bytes
@@ -34,18 +54,23 @@ class GraphFeatures(Message):
     tensor_skew: Probability
     nodes: Count
     depth: Count
-    op_counts: dict[str, int]
+    op_counts: Annotated[dict[str, Count], Field(max_length=MAX_NAMED)]
     opset: Count
-    input_shapes: dict[str, list[int]] = {}
-    bytes_moved: Annotated[float, Field(ge=0)] = 0.0
-    backward_flops: Annotated[float, Field(ge=0)] = 0.0
-    elementwise_flops: Annotated[float, Field(ge=0)] = 0.0
+    input_shapes: Annotated[
+        dict[str, Annotated[list[Dimension], Field(max_length=64)]], Field(max_length=MAX_NAMED)
+    ] = {}
+    bytes_moved: Figure = 0.0
+    backward_flops: Figure = 0.0
+    elementwise_flops: Figure = 0.0
     saved_activation_bytes: Bytes = 0
     largest_activation_bytes: Bytes = 0
     kernels: Count = 0
-    graph_batch: Annotated[int, Field(ge=1)] = 1
+    graph_batch: Positive = 1
     sequence_length: Count | None = None
-    sequence_scaling: dict[str, Annotated[list[float], Field(min_length=3, max_length=3)]] = {}
+    sequence_scaling: Annotated[
+        dict[str, Annotated[list[Coefficient], Field(min_length=3, max_length=3)]],
+        Field(max_length=64),
+    ] = {}
     unresolved_nodes: Count = 0
     framework: Framework | None = None
     unknown_operators: Annotated[
@@ -58,10 +83,10 @@ class ModelProfileSpec(Message):
     """The features of a pushed graph; never its weights."""
 
     features: GraphFeatures
-    feature_hash: str
-    file_sha256: str
+    feature_hash: Label
+    file_sha256: Label
     file_bytes: Bytes
-    producer: str = ""
+    producer: Label = ""
 
 
 class Observation(Message):
@@ -76,20 +101,20 @@ class Observation(Message):
     lengths of the phases with and without kernels of a run alone.
     """
 
-    gpu_model: str
-    batch_size: Annotated[int, Field(ge=1)]
-    accumulation_steps: Annotated[int, Field(ge=1)] = 1
-    feature_hash: str
-    runs: Annotated[int, Field(ge=1)]
+    gpu_model: Label
+    batch_size: Positive
+    accumulation_steps: Positive = 1
+    feature_hash: Label
+    runs: Positive
     memory_base_bytes: Bytes
     memory_peak_bytes: Bytes
     peak_probability: Probability
     peaks_measured: bool = False
     utilisation_percent: Percent
-    active_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    idle_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    iterations_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    neighbours: Annotated[list[Neighbour], Field(max_length=8)] = []
+    active_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    idle_seconds: Annotated[PhaseSeconds | None, Measured] = None
+    iterations_per_second: Annotated[Rate | None, Measured] = None
+    neighbours: Annotated[list[Neighbour], Field(max_length=8), last(8)] = []
     last_observed_at: Time
 
 
@@ -98,4 +123,4 @@ class ModelProfileStatus(Message):
 
     observations: Count = 0
     last_observed_at: Time | None = None
-    observed: Annotated[list[Observation], Field(max_length=64)] = []
+    observed: Annotated[list[Observation], Field(max_length=64), last(64)] = []

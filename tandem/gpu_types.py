@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
-from tandem.contracts.prediction import Precision
+from tandem.contracts.resources import Precision
+from tandem.contracts.values import MAX_GPU_BYTES
 
 GIB = 1024**3
 
@@ -216,6 +218,20 @@ def find_gpu(model: str | None) -> GpuType | None:
     """
     words = set(re.split(r"[^A-Z0-9]+", (model or "").upper()))
     return next((gpu for gpu in GPU_TYPES if set(gpu.name.upper().split()) <= words), None)
+
+
+#: Cards of one name differ in memory: an RTX 4060 TI has 8 or 16 GiB.
+_LARGEST_VARIANT = 2
+
+
+@lru_cache(maxsize=1024)
+def most_memory_bytes(model: str) -> int:
+    """Return the most memory that a GPU of this name can have, as far as is known.
+
+    Of a name that is not in the table the contract's bound holds alone.
+    """
+    known = find_gpu(model)
+    return MAX_GPU_BYTES if known is None else _LARGEST_VARIANT * known.memory_bytes
 
 
 def type_name(model: str | None) -> str:
