@@ -1,7 +1,7 @@
 """`python helm/generate.py [--check]`: write what follows from code and chart, or say it is stale.
 
 Made: the schema of values.yaml, the dashboards, the rendered manifests, and the pages of docs/
-about rights and metrics.
+about rights and metrics, and the tables of fields in docs/security.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dashboards
+import fields
 import pages
 import values
 
@@ -47,6 +48,7 @@ def made() -> Iterator[tuple[Path, str]]:
     yield CHART / "templates" / "policies.yaml", policies()
     yield ROOT / "docs" / "rbac.md", pages.rights()
     yield ROOT / "docs" / "metrics.md", pages.metrics()
+    yield fields.PAGE, fields.page()
     for name, text in dashboards.dashboards():
         yield CHART / "dashboards" / f"{name}.json", text
     yield from manifests()

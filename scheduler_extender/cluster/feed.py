@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scheduler_extender.cluster.records import KINDS, PARSERS, Record, parse_pod
 from scheduler_extender.cluster.state import ClusterState
+from tandem.contracts.values import MAX_GPUS, MAX_USES
 from tandem.kube.client import Object
 from tandem.kube.reflector import EventType, Trim
 
@@ -18,6 +19,40 @@ log = logging.getLogger(__name__)
 
 #: How long events may hold the loop before a verb gets its turn.
 SLICE_S = 0.002
+
+
+#: What reports of one node may have, a second and at once: entries of their lists. An agent reports
+#: once a second at most; twice the largest report that the definition allows may come at once.
+_REPORT = 16  # a report without entries costs as much as so many
+_ENTRIES_PER_S, _MOST_ENTRIES = 256.0, 2.0 * (_REPORT + MAX_GPUS * (1 + MAX_USES))
+
+
+class _Budget:
+    """Which reports of nodes are read. An agent that writes without end costs no more than this."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._left: dict[str, tuple[float, float]] = {}  # entries left, and as of when
+
+    def allows(self, node: str, raw: Object) -> bool:
+        """Spend what reading a report costs; False where its node has spent too much of late."""
+        now = self._clock()
+        left, since = self._left.get(node, (_MOST_ENTRIES, now))
+        left = min(_MOST_ENTRIES, left + _ENTRIES_PER_S * (now - since)) - _entries(raw)
+        if left < 0:
+            return False
+        self._left[node] = (left, now)
+        return True
+
+    def forget(self, node: str) -> None:
+        """Forget a node."""
+        self._left.pop(node, None)
+
+
+def _entries(raw: Object) -> int:
+    status = raw.get("status") or {}
+    gpus = (status.get("gpus") or ())[:MAX_GPUS]
+    return _REPORT + len(gpus) + sum(len(gpu.get("pods") or ()) for gpu in gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +85,10 @@ class Feed:
         self._missing = set(kinds)
         self._ready = asyncio.Event()
         state.on_backlog = self._wake
+        self._budget = _Budget(clock)
+        self._reports: dict[str, Object] = {}  # the last of each node that was read
         self.failures = 0
+        self.reports_passed_over = 0
 
     @property
     def ready(self) -> bool:
@@ -85,10 +123,23 @@ class Feed:
             kept = {key: metadata[key] for key in _IDENTITY if key in metadata}
             return {"metadata": kept, "record": record}
 
-        return trim
+        def trim_report(raw: Object) -> Object:
+            name = raw["metadata"]["name"]
+            known = self._reports.get(name)
+            same = known is not None and known["metadata"].get("uid") == raw["metadata"].get("uid")
+            if not self._budget.allows(name, raw) and known is not None and same:
+                self.reports_passed_over += 1
+                return known  # as if it had not been written; the next one may be read
+            self._reports[name] = trimmed = trim(raw)
+            return trimmed
+
+        return trim_report if kind == "gpunodes" else trim
 
     def take(self, kind: str, event: EventType, trimmed: Object) -> None:
         """Take in an event of a reflector, with an object that has been through `trim`."""
+        if kind == "gpunodes" and event is EventType.DELETED:
+            self._reports.pop(trimmed["metadata"]["name"], None)
+            self._budget.forget(trimmed["metadata"]["name"])
         self._put(_Event(kind, event is EventType.DELETED, trimmed["record"]))
 
     def put(self, kind: str, record: Record) -> None:

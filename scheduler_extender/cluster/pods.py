@@ -13,6 +13,7 @@ from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith, parse_placed_with
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import WorkloadRef
+from tandem.contracts.values import MAX_INTEGER
 from tandem.progress import says_out_of_memory
 
 _TERMINAL = ("Succeeded", "Failed")
@@ -206,7 +207,7 @@ def gpus_wanted(spec: Mapping[str, Any]) -> int:
         asked = limits.get(names.RESOURCE)
         if asked:
             wanted += int(parse_quantity(asked))
-    return wanted
+    return min(wanted, MAX_INTEGER)  # the sum of several may be more than a GPUJob can state
 
 
 def _kept(annotations: Mapping[str, str]) -> dict[str, str]:

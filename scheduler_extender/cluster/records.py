@@ -22,6 +22,7 @@ from scheduler_extender.cluster.table import GpuFacts, GpuKind
 from scheduler_extender.cluster.workloads import gpujob_name, is_endless, role_of
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
+from tandem.contracts.inventory import changes, inventory_of, parse_inventory
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import (
@@ -77,11 +78,18 @@ class NodeRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeRecord(Record):
-    """The report of a node's agent. `shares` of a GPU is not yet capped by our configuration."""
+    """The report of a node's agent. `shares` of a GPU is not yet capped by our configuration.
+
+    `inventory` says which GPUs the node is known to have, '' before that is noted. `changed` names
+    those that are not as they are known: until an operator agrees nothing new runs on the node.
+    """
 
     observed_at_s: float
     gpus: tuple[GpuFacts, ...]
     status: GPUNodeStatus = field(compare=False)
+    inventory: str = ""
+    changed: tuple[tuple[str, str], ...] = ()
+    created_s: float = 0.0
 
     def capacity_bytes(self, gpu: str) -> int:
         """Return the memory that a GPU has for jobs, 0 where the GPU is not in the report."""
@@ -160,6 +168,12 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
     if not raw.get("status"):
         raw = {**raw, "status": {"observedAt": "1970-01-01T00:00:00Z"}}
     status = _plausible(GPUNodeStatus.model_validate(raw["status"]))
+    metadata = raw["metadata"]
+    inventory = (metadata.get("annotations") or {}).get(names.INVENTORY) or ""
+    changed: tuple[tuple[str, str], ...] = ()
+    if inventory:
+        changed = tuple(changes(parse_inventory(inventory), inventory_of(status.gpus)))
+    unknown = {uuid for uuid, _ in changed}
     return GpuNodeRecord(
         *_identity(raw),
         observed_at_s=seconds(status.observed_at),
@@ -176,12 +190,16 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
                     )
                 ),
                 shares=gpu.shares,
-                healthy=gpu.health is Health.HEALTHY,
+                healthy=gpu.health is Health.HEALTHY and not changed,
                 guarded=gpu.memory_guarded,
             )
             for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()
+            if gpu.uuid not in unknown
         ),
         status=status,
+        inventory=inventory,
+        changed=changed,
+        created_s=seconds(metadata.get("creationTimestamp") or "1970-01-01T00:00:00Z"),
     )
 
 

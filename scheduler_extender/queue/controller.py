@@ -32,6 +32,7 @@ from scheduler_extender.queue.collector import collector_paused
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.evictions import Evictions
 from scheduler_extender.queue.gates import Gates
+from scheduler_extender.queue.inventories import Inventories
 from scheduler_extender.queue.learning_loop import Learning
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.metrics import QueueMetrics
@@ -152,6 +153,7 @@ class Controller:
         self._reconciler = Reconciler(parts, load_prediction)
         self.evictions = Evictions(writer, executor, self.gangs, clock, chosen.stale_after_s)
         self.terminations = Terminations(writer, clock, chosen.max_grace_s)
+        self.inventories = Inventories(writer, clock)
         self.gates = Gates(executor, self.gangs, clock)
         self._reason_writer = ReasonWriter(executor, clock)
         self.accounts = Accounts(
@@ -205,6 +207,7 @@ class Controller:
                 self.learning.pod_changed(record)
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
+                self.inventories.node_changed(record)
                 self.learning.node_changed(record)
         self._changed.set()
 
@@ -221,6 +224,7 @@ class Controller:
                 self.history.take_killed(record)
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
+                self.inventories.node_gone(record.name)
                 self.learning.node_gone(record)
         self._changed.set()
 
@@ -316,7 +320,9 @@ class Controller:
             self.rounds.forget_refusals()
             for key in list(self._pending.starts):
                 self.work.add(key)
-        # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds.
+        # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds, and
+        #    which GPUs a new node has.
+        await self._apart("inventories", self.inventories.step())
         await self._apart("history", self.history.save(self._writer, self._clock()))
         await self._apart("quotas", self.accounts.step(self._writer))
         if not self._pending.starts and not self.rounds.due():

@@ -127,6 +127,17 @@ class _OfState(Collector):
                 "quarantined": int((real & ~gpus.healthy).sum()),
             },
         )
+        yield CounterMetricFamily(
+            "tandem_extender_reports_passed_over",
+            "Reports of node agents that were not read, because their node had written too many.",
+            value=self._feed.reports_passed_over,
+        )
+        yield GaugeMetricFamily(
+            "tandem_extender_changed_nodes",
+            "Nodes that report other GPUs than they had: no new job goes there until an operator"
+            " agrees.",
+            value=sum(bool(node.changed) for node in self._state.gpu_nodes().values()),
+        )
         yield _family(
             "tandem_extender_gpu_shares",
             "Shares of all GPUs, by whether a pod holds them.",

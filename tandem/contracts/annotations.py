@@ -243,3 +243,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         "must be a whole number of pods from 1 to 10000",
     ),
 }
+
+#: What is allowed in each annotation of users, in words.
+ALLOWED = {name: allowed for name, (_, _, allowed) in _PARSERS.items()} | {
+    names.GANG: _GANG_ALLOWED
+}

@@ -68,6 +68,8 @@ GPU_JOB = f"{GROUP}/gpu-job"
 #: The figures by which the pod got its GPUs: `contracts.placement`.
 PLACED_WITH = f"{GROUP}/placed-with"
 OWN_ANNOTATIONS = (VISIBLE_DEVICES, ACCUMULATION_STEPS, EPOCH, WAKE, GPU_JOB, PLACED_WITH)
+#: On a GPUNode: which GPUs the node is known to have. Administrators take it away to agree.
+INVENTORY = f"{GROUP}/inventory"
 #: The API server's limit on all annotations of one object, keys and values together.
 ANNOTATION_BYTES = 256 * 1024
 #: What is left of it beside Tandem's own: an epoch, a wake-up, the UUIDs of 64 GPUs, the name of

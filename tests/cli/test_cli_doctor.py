@@ -160,6 +160,11 @@ def quarantined(site: Site) -> None:
     site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [lost]}})
 
 
+def changed_inventory(site: Site) -> None:
+    known = '{"GPU-0-0":["V100",17179869184]}'
+    site.change(GPU_NODES, "gpu-0", {"metadata": {"annotations": {names.INVENTORY: known}}})
+
+
 def no_gpus(site: Site) -> None:
     site.change(GPU_NODES, "gpu-0", {"status": {"gpus": []}})
 
@@ -231,6 +236,7 @@ BROKEN: list[tuple[Callable[[Site], None], str, str, str]] = [
     (stale_report, "reports", "gpu-1 (up to 400 s)", "delete gpunode gpu-1"),
     (quarantined, "GPUs", "gpu-0/GPU-9 (V100) is quarantined: XID 79", "describe gpunode gpu-0"),
     (no_gpus, "GPUs", "gpu-0 reports no GPU", "nvidia-smi"),
+    (changed_inventory, "GPUs", "GPU-0-1 is new", "kubectl annotate gpunode gpu-0"),
     (nvml_gone, "GPUs", "Driver Not Loaded", "nvidia-smi on gpu-0"),
     (predictor_away, "predictor", "0 of 1 replica available", "describe pods"),
     (one_replica_away, "scheduler", "1 of 2 replicas available", "describe pods"),
@@ -407,8 +413,9 @@ def test_what_a_node_calls_itself_reaches_no_terminal_as_it_is(
 ) -> None:
     site = Site()
     message = "\x1b]0;owned\x07[bold]x\x1b[2J\u202e"
-    condition = {"type": "NvmlAvailable", "status": "False", "message": message}
-    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [condition]}})
+    said = condition("NvmlAvailable", "False", message)
+    monkeypatch.setattr("tandem.kube.memory.check", lambda *_: None)  # an earlier definition
+    site.change(GPU_NODES, "gpu-0", {"status": {"conditions": [said]}})
     answer = Live(site, monkeypatch).run()
     assert "?]0;owned?[bold]x?[2J?" in answer.stdout
     assert "\x1b" not in answer.stdout

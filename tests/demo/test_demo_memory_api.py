@@ -55,12 +55,14 @@ def test_an_unreadable_annotation_is_refused_and_nothing_is_created(http, cluste
 
 
 def test_an_agents_report_creates_its_gpunode_and_then_replaces_the_status(http, cluster):
-    assert http.put(AGENT_PATH, json={"status": {"gpus": [{"uuid": "GPU-1"}]}}).is_success
+    gpu = {"uuid": "GPU-1", "index": 0, "model": "V100", "memoryBytes": 16 << 30}
+    stamp = {"observedAt": "2026-01-02T03:04:05Z"}
+    assert http.put(AGENT_PATH, json={"status": {"gpus": [gpu]} | stamp}).is_success
     first = cluster.get(GPU_NODES, "node-a")
-    assert http.put(AGENT_PATH, json={"status": {"agentVersion": "2"}}).is_success
+    assert http.put(AGENT_PATH, json={"status": {"agentVersion": "2"} | stamp}).is_success
     second = cluster.get(GPU_NODES, "node-a")
     assert second["metadata"]["uid"] == first["metadata"]["uid"]
-    assert second["status"] == {"agentVersion": "2"}
+    assert second["status"] == {"agentVersion": "2"} | stamp
 
 
 def test_status_is_merged_and_lists_tell_namespaces_apart(http):

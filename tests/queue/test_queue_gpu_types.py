@@ -31,7 +31,7 @@ class Mixed(Cluster):
                 },
             )
             gpu = {
-                "uuid": f"GPU-{name}", "index": 0, "model": model, "memoryBytes": 80 * GIB,
+                "uuid": f"GPU-{name}", "index": 0, "model": model, "memoryBytes": 32 * GIB,
                 "shares": 16,
             }  # fmt: skip
             status = {"observedAt": "2027-01-15T08:00:00Z", "gpus": [gpu]}

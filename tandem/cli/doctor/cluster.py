@@ -15,6 +15,7 @@ from typing import Any
 from urllib3.exceptions import HTTPError
 
 from tandem.contracts import names
+from tandem.contracts.inventory import change_in_words, changes, parse_inventory
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import Forbidden, Gone, NotFound, unreachable
@@ -104,7 +105,8 @@ class Report:
 
     `written_s` is the API server's time of the latest report, `observed_s` the agent's own.
     `gpus`: UUID, model, and why no new work goes there ('' where it does).
-    `conditions`: messages of those that are False, by type.
+    `conditions`: messages of those that are False, by type. `changed`: which GPUs are not those
+    that the node is known to have, in words.
     """
 
     node: str
@@ -113,6 +115,7 @@ class Report:
     written_s: float | None
     gpus: tuple[tuple[str, str, str], ...]
     conditions: dict[str, str]
+    changed: str = ""
 
 
 @dataclass
@@ -268,7 +271,17 @@ def _report(item: Object) -> Report:
             for each in status.get("conditions") or ()
             if each.get("status") == "False"
         },
+        _changed(item),
     )
+
+
+def _changed(item: Object) -> str:
+    known = (item["metadata"].get("annotations") or {}).get(names.INVENTORY)
+    reported = {
+        gpu.get("uuid", ""): (gpu.get("model", ""), gpu.get("memoryBytes", 0))
+        for gpu in (item.get("status") or {}).get("gpus") or ()
+    }
+    return change_in_words(changes(parse_inventory(known), reported)) if known else ""
 
 
 def _unusable(gpu: Object) -> str:

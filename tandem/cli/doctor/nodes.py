@@ -8,6 +8,7 @@ from typing import Any
 from tandem.cli.doctor.cluster import DAEMON_SETS, Cluster, Report
 from tandem.cli.doctor.findings import Verdict, failed, ok, plural, some, unknown, warning
 from tandem.contracts import names
+from tandem.contracts.inventory import how_to_agree
 from tandem.kube.client import Object
 from tandem.kube.errors import Forbidden
 from tandem.kube.resource import NAMESPACES, PODS
@@ -208,6 +209,11 @@ def _faults(report: Report) -> Iterator[Verdict]:
     if not report.gpus and "NvmlAvailable" not in report.conditions:
         yield failed(
             f"{node} reports no GPU", f"run nvidia-smi on {node}, or take its GPU label away"
+        )
+    if report.changed:
+        yield failed(
+            f"{node} reports other GPUs than it had, so that no job joins it: {report.changed}",
+            f"if you changed it: {how_to_agree(node)}; if not, its credentials may be stolen",
         )
     for uuid, model, why in report.gpus:
         if why.startswith("quarantined"):

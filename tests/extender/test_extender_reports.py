@@ -1,0 +1,87 @@
+"""What the reports of one node may cost the extender."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from extender_builders import NOW, gpu, gpu_node
+
+from scheduler_extender.cluster import records
+from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.state import ClusterState
+from tandem.kube.reflector import EventType
+
+
+class Reports:
+    """A feed whose clock is moved by hand; `read` counts the reports that were read."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.now, self.read = 0.0, 0
+        self.state = ClusterState(now_s=NOW)
+        self.feed = Feed(self.state, clock=lambda: self.now)
+        parse = records.PARSERS["gpunodes"]
+
+        def counting(raw: Any) -> Any:
+            self.read += 1
+            return parse(raw)
+
+        monkeypatch.setitem(records.PARSERS, "gpunodes", counting)
+
+    def take(self, node: str, *gpus: Any, uid: str = "", event: Any = EventType.MODIFIED) -> int:
+        """Take a report; return how many reports that reads."""
+        before = self.read
+        raw = gpu_node(node, *gpus, uid=uid)
+        self.feed.take("gpunodes", event, self.feed.trim("gpunodes")(raw))
+        return self.read - before
+
+
+USES = [{"uid": f"pod-{number}"} for number in range(64)]
+LARGEST = [gpu(f"GPU-{number}", pods=USES) for number in range(64)]
+
+
+def test_a_node_that_reports_without_end_has_a_few_reports_read(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        reports = Reports(monkeypatch)
+        assert sum(reports.take("stolen", *LARGEST) for _ in range(1000)) == 2
+        assert reports.feed.reports_passed_over == 998
+        assert reports.take("honest", "GPU-0") == 1, "each node has a budget of its own"
+        reports.now += 60
+        assert sum(reports.take("stolen", *LARGEST) for _ in range(1000)) == 2
+        reports.feed._drain()
+        assert len(reports.state.table.rows("stolen")) == 64
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_reports_each_second_has_every_report_read(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        reports = Reports(monkeypatch)
+        full = [gpu(f"GPU-{number}", pods=USES[:2]) for number in range(64)]
+        for _ in range(3600):
+            reports.now += 1
+            assert reports.take("busy", *full) == 1
+        reports.feed._pending.clear()
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_comes_back_is_read_at_once(monkeypatch: Any) -> None:
+    async def scenario() -> None:
+        reports = Reports(monkeypatch)
+        while reports.take("n0", *LARGEST):
+            pass
+        assert reports.take("n0", *LARGEST, uid="another") == 1
+        assert reports.take("n0", *LARGEST, uid="another") == 0
+        reports.take("n0", *LARGEST, uid="another", event=EventType.DELETED)
+        assert reports.take("n0", *LARGEST, uid="another") == 1
+        reports.feed._pending.clear()
+
+    asyncio.run(scenario())
+
+
+def test_of_made_up_gpus_without_end_64_are_read_and_none_holds_the_loop() -> None:
+    many = [gpu(f"GPU-{number}", pods=USES * 100) for number in range(14_000)]
+    record = records.parse_gpu_node(gpu_node("stolen", *many))
+    assert len(record.gpus) == len(record.status.gpus) == 64
+    assert {len(each.pods) for each in record.status.gpus} == {64}
