@@ -114,7 +114,7 @@ class GpuJobRecord(Record):
     def steps(self, uid: str, annotations: Mapping[str, str]) -> int:
         """Return in how many micro-batches a pod runs: as it was bound, else as it is planned."""
         bound = annotations.get(names.ACCUMULATION_STEPS, "")
-        if bound.isdigit():
+        if bound.isdecimal() and len(bound) <= _LONGEST_STEPS:
             return int(bound)
         plan = self.status.plan
         planned = plan is not None and any(pod.uid == uid for pod in plan.pods)
@@ -223,6 +223,7 @@ def _plausible(status: GPUNodeStatus) -> GPUNodeStatus:
     )
 
 
+_LONGEST_STEPS = 10  # digits
 _MEMORY = ("memory_bytes", "memory_peak_bytes", "memory_base_bytes", "memory_peak_extra_bytes")
 
 

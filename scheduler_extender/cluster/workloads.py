@@ -9,6 +9,7 @@ from typing import Any
 from scheduler_extender.cluster.pods import PodInfo
 from tandem.contracts import gangs, names
 from tandem.contracts.resources import WorkloadRef
+from tandem.contracts.values import MAX_INTEGER
 from tandem.kube.resource import JOBS, Resource
 
 Raw = Mapping[str, Any]
@@ -276,10 +277,16 @@ def roles_now(workload: Raw, present: Collection[str]) -> Roles:
     }
 
 
+_DIGITS = 19  # of a size that are read
+
+
 def explicit_size(pod: PodInfo) -> int | None:
     """Return the size of the gang that a pod states, None where it states none that is valid."""
     stated = pod.annotations.get(names.GANG_SIZE, "")
-    return int(stated) if stated.isdecimal() and int(stated) > 0 else None
+    if not stated.isdecimal():
+        return None
+    # Python refuses to read thousands of digits; no cluster has so many pods.
+    return min(int(stated[:_DIGITS]), MAX_INTEGER) or None
 
 
 def gang_size(pod: PodInfo, workload: Raw | None) -> int:

@@ -408,6 +408,13 @@ def test_json_has_every_check_and_the_verdict(monkeypatch: pytest.MonkeyPatch) -
     assert len(said["checks"]) == len(CHECKS)
 
 
+def test_a_device_plugin_that_hands_out_thousands_is_seen() -> None:
+    site = Site()
+    site.change(NODES, "gpu-0", {"status": {"capacity": {"nvidia.com/gpu": "1k"}}})
+    (found,) = (f for f in examined(site) if f.check == "device plugin")
+    assert "gpu-0: 1000 nvidia.com/gpu" in found.says
+
+
 def test_what_a_node_calls_itself_reaches_no_terminal_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

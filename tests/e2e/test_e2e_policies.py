@@ -359,6 +359,8 @@ FORGERIES = [
     Attempt("GPUs of another node invented", OWN_NODE, "PATCH", f"{NODES}/n1/status", STATUS,
             "agent"),
     Attempt("another node's GPUNode", OWN_NODE, "POST", NODES, gpu_node("n2"), "agent"),
+    Attempt("the inventory of one's own node", OWN_NODE, "PATCH", f"{NODES}/n0",
+            {"metadata": {"annotations": {names.INVENTORY: "{}"}}}, "agent"),
     Attempt("GPUNode by a token of no node", OWN_NODE, "PATCH", f"{NODES}/n0/status", STATUS,
             "stolen"),
 ]  # fmt: skip
@@ -392,6 +394,10 @@ RIGHTFUL = [
             "scheduler"),
     Attempt("a profile by the predictor", "", "POST", PROFILES, model_profile("new"), "predictor"),
     Attempt("a report by its agent", "", "PATCH", f"{NODES}/n0/status", STATUS, "agent"),
+    Attempt("an inventory by the scheduler", "", "PATCH", f"{NODES}/n0",
+            {"metadata": {"annotations": {names.INVENTORY: "{}"}}}, "scheduler"),
+    Attempt("a label by its agent", "", "PATCH", f"{NODES}/n0",
+            {"metadata": {"labels": {"example.com/a": "b"}}}, "agent"),
     Attempt("a repair by an administrator", "", "PATCH", f"{JOBS}/known/status", ATTAINED, "admin"),
     Attempt("a GPUNode removed by an administrator", "", "DELETE", f"{NODES}/n0", None, "admin"),
 ]  # fmt: skip

@@ -93,7 +93,10 @@ def side(request: pytest.FixtureRequest) -> Iterator[Side]:
         plane.apply(definition.manifest())
         plane.await_definitions(definition.manifest()["metadata"]["name"])
     client = KubeClient.load(plane.kubeconfig())
-    yield Side(client, request.getfixturevalue("namespace"))
+    namespace = request.getfixturevalue("namespace")
+    yield Side(client, namespace)
+    with contextlib.suppress(errors.NotFound):
+        client.delete(GPU_NODES, f"node-{namespace}")
     client.close()
 
 

@@ -18,6 +18,7 @@ HUGE = str(10**18)
         ("1E", {}),
         ("9E", {"tandem.gpu/gang": "g", "tandem.gpu/gang-size": "1"}),
         (1, {"tandem.gpu/gang": "g", "tandem.gpu/gang-size": HUGE}),
+        (1, {"tandem.gpu/gang": "g", "tandem.gpu/gang-size": "9" * 5000}),
         ("1E", {"tandem.gpu/gang": "g", "tandem.gpu/gang-size": "2000"}),
         (1, {"tandem.gpu/batch-size": "9" * 30, "tandem.gpu/model": "m"}),
         (1, {"tandem.gpu/memory": "9Ei"}),

@@ -16,6 +16,7 @@ from urllib3.exceptions import HTTPError
 
 from tandem.contracts import names
 from tandem.contracts.inventory import change_in_words, changes, parse_inventory
+from tandem.contracts.quantity import parse_quantity
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import Forbidden, Gone, NotFound, unreachable
@@ -236,14 +237,22 @@ def written_s(item: Object, subresource: str = "") -> float | None:
     return max((each for each in times if each is not None), default=None)
 
 
+def _whole(quantity: str) -> int:
+    """Return a number of devices, such as `1k`; 0 where it cannot be read."""
+    try:
+        return int(parse_quantity(quantity))
+    except ValueError:
+        return 0
+
+
 def _node(item: Object) -> NodeFacts:
     status, spec = item.get("status") or {}, item.get("spec") or {}
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     handlers = status.get("runtimeHandlers")
     handed_out = {
-        key: int(value)
+        key: number
         for key, value in (status.get("capacity") or {}).items()
-        if key.startswith("nvidia.com/") and str(value).isdigit() and int(value)
+        if key.startswith("nvidia.com/") and (number := _whole(value))
     }
     return NodeFacts(
         item["metadata"]["name"],
