@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 from queue_builders import GIB, on_the_page
@@ -434,26 +435,34 @@ def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> No
 
 def test_a_tenant_whose_containers_often_run_out_makes_no_other_one_count_twice() -> None:
     """An agent reports an end again and again; only so many ends are remembered."""
-    asked = []
+    taken: list[str] = []
 
-    class Nobody:
-        def gang_of(self, uid: str) -> None:
-            asked.append(uid)
+    class Placed:
+        """Every pod is where its node says; none has a GPUJob that could be written."""
 
-    counted = memory_needs.OutOfMemories(None, Nobody(), lambda: 1e9)  # type: ignore[arg-type] # nothing is written
+        def runs_on(self, uid: str, node: str, gpu: str) -> bool:
+            return True
 
-    def reported(namespace: str, uids: list[str]) -> None:
+        def gang_of(self, uid: str) -> SimpleNamespace:
+            return SimpleNamespace(key=("mallory" if uid[0] == "m" else "honest", uid), record=None)
+
+    counted = memory_needs.OutOfMemories(None, Placed(), lambda: 1e9)  # type: ignore[arg-type] # nothing is written
+
+    def reported(uids: list[str]) -> None:
         ends = [
-            {"gpu": "g0", "namespace": namespace, "pod": uid, "uid": uid, "container": "main",
+            {"gpu": "g0", "namespace": "honest", "pod": uid, "uid": uid, "container": "main",
              "exitCode": 1, "endedAt": rfc3339(1e9), "memoryBytes": GIB}
             for uid in uids
         ]  # fmt: skip
         status = {"observedAt": rfc3339(1e9), "gpus": [], "outOfMemory": ends}
         metadata = {"name": "n0", "uid": "n0", "resourceVersion": "1"}
         counted.take(parse_gpu_node({"metadata": metadata, "status": status}))
+        taken.extend(one.uid for one, _ in counted._new)
         asyncio.run(counted.step())
 
-    reported("honest", ["victim"])
-    reported("mallory", [f"m{number}" for number in range(6000)])
-    reported("honest", ["victim"])
-    assert asked.count("victim") == 1
+    reported(["victim"])
+    for first in range(0, 6000, 16):
+        reported([f"m{number}" for number in range(first, first + 16)])
+    reported(["victim"])
+    assert taken.count("victim") == 1
+    assert len(taken) == 6001
