@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.contracts.crds import DEFINITIONS
 from tandem.contracts.names import ANNOTATION_BYTES
-from tandem.kube.errors import Invalid, KubeError
+from tandem.kube.errors import Invalid, Unavailable
 from tandem.kube.jsontext import encoded
 from tandem.kube.resource import CONFIG_MAPS, NAMESPACES, Resource
 
@@ -44,20 +44,20 @@ def check(resource: Resource, item: Object, before: Object | None = None) -> Non
 
     Raises:
         Invalid: it is no JSON, or a name, a label, an annotation or a field is not allowed.
-        KubeError: 413, it is larger than etcd takes.
+        Unavailable: it is larger than etcd takes. The API server answers 500, as to a fault.
     """
     size = len(encoded(item))
     metadata = item["metadata"]
     wrong = [*_wrong_names(resource, metadata), *schema_errors(resource, item, before)]
-    if resource == CONFIG_MAPS and before is None and size > _CONFIG_MAP_BYTES:
-        held = sum(len(k) + len(v) for k, v in (item.get("data") or {}).items())
+    if resource == CONFIG_MAPS and size > _CONFIG_MAP_BYTES:
+        held = sum(len(value.encode()) for value in (item.get("data") or {}).values())
         if held > _CONFIG_MAP_BYTES:
             wrong.append(f"[]: Too long: may not be more than {_CONFIG_MAP_BYTES} bytes")
     if wrong:
         words = f'{resource.kind} "{metadata.get("name", "")}" is invalid: {"; ".join(wrong[:10])}'
         raise Invalid(422, words, "Invalid")
     if size > ETCD_BYTES:
-        raise KubeError(413, "etcdserver: request is too large", "RequestEntityTooLarge")
+        raise Unavailable(500, "etcdserver: request is too large")
 
 
 def _wrong_names(resource: Resource, metadata: Object) -> Iterator[str]:
@@ -150,12 +150,12 @@ def _wrong_object(schema: dict[str, Any], value: Any, before: Any, at: str) -> I
         yield f"{at}: Too many: {len(value)}"
         return
     for name in schema.get("required", ()):
-        if name not in value:
+        if value.get(name) is None:
             yield f"{at}.{name}: Required value"
     known, rest = schema.get("properties", {}), schema.get("additionalProperties")
     for name, each in value.items():
         inner = known.get(name, rest)
-        if inner is not None:
+        if inner is not None and each is not None:  # null is as if it were not there
             yield from _wrong(inner, each, before.get(name), f"{at}.{name}" if at else name)
 
 

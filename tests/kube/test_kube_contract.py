@@ -504,7 +504,8 @@ def test_a_number_that_json_does_not_know_is_refused(side: Side, number: float) 
         ({"gpus": [GPU | {"model": "ü" * 128}]}, True),
         ({"gpus": [GPU | {"model": "x" * 129}]}, False),
         ({"gpus": [GPU | {"health": "Excellent"}]}, False),
-        ({"gpus": [GPU | {"health": None}]}, False),
+        ({"gpus": [GPU | {"health": None}]}, True),
+        ({"gpus": [GPU | {"model": None}]}, False),
         ({"gpus": [{"uuid": "GPU-1"}]}, False),
         ({"gpus": [GPU | {"uuid": f"GPU-{i}"} for i in range(64)]}, True),
         ({"gpus": [GPU | {"uuid": f"GPU-{i}"} for i in range(65)]}, False),
@@ -577,20 +578,20 @@ def test_labels_and_keys_of_annotations_are_qualified_names(
 def test_an_object_has_a_largest_size(side: Side) -> None:
     with pytest.raises(errors.Invalid):
         side.api.create(
-            CONFIG_MAPS, {"metadata": {"name": "a"}, "data": {"x": "x" * (1 << 20)}}, side.namespace
+            CONFIG_MAPS,
+            {"metadata": {"name": "a"}, "data": {"x": "x" * ((1 << 20) + 1)}},
+            side.namespace,
         )
-    held = {f"input-{index}": [1] * 64 for index in range(4096)}
-    large = {"features": FEATURES | {"inputShapes": held}} | PROFILE
-    body = {"metadata": {"name": "large"}, "spec": large}
-    side.api.create(MODEL_PROFILES, body, side.namespace)
-    wide = {f"{'x' * 300}-{index}": [1] * 64 for index in range(4096)}
-    body = {
-        "metadata": {"name": "larger"},
-        "spec": large | {"features": FEATURES | {"inputShapes": wide}},
-    }
-    with pytest.raises(errors.KubeError) as refused:
-        side.api.create(MODEL_PROFILES, body, side.namespace)
-    assert refused.value.status == 413
+    for name, kinds, accepted in (("large", 2000, True), ("larger", 4000, False)):
+        counts = {f"{'x' * 400}{kind}": 1 for kind in range(kinds)}
+        spec = PROFILE | {"features": FEATURES | {"opCounts": counts}}
+        body = {"metadata": {"name": name}, "spec": spec}
+        if accepted:
+            side.api.create(MODEL_PROFILES, body, side.namespace)
+            continue
+        with pytest.raises(errors.Unavailable, match="request is too large") as refused:
+            side.api.create(MODEL_PROFILES, body, side.namespace)
+        assert refused.value.status == 500
 
 
 # --- the page -----------------------------------------------------------------------------------
