@@ -73,10 +73,8 @@ class GraphFeatures(Message):
     ] = {}
     unresolved_nodes: Count = 0
     framework: Framework | None = None
-    unknown_operators: Annotated[
-        list[Annotated[str, Field(max_length=128)]], Field(max_length=8)
-    ] = []
-    assumed_sizes: dict[str, Count] = {}
+    unknown_operators: Annotated[list[Label], Field(max_length=8)] = []
+    assumed_sizes: Annotated[dict[str, Count], Field(max_length=MAX_NAMED)] = {}
 
 
 class ModelProfileSpec(Message):
