@@ -86,7 +86,6 @@ class Feed:
         self._ready = asyncio.Event()
         state.on_backlog = self._wake
         self._budget = _Budget(clock)
-        self._reports: dict[str, Object] = {}  # the last of each node that was read
         self.failures = 0
         self.reports_passed_over = 0
 
@@ -123,22 +122,17 @@ class Feed:
             kept = {key: metadata[key] for key in _IDENTITY if key in metadata}
             return {"metadata": kept, "record": record}
 
-        def trim_report(raw: Object) -> Object:
-            name = raw["metadata"]["name"]
-            known = self._reports.get(name)
-            same = known is not None and known["metadata"].get("uid") == raw["metadata"].get("uid")
-            if not self._budget.allows(name, raw) and known is not None and same:
+        def trim_report(raw: Object, known: Object | None) -> Object:
+            if not self._budget.allows(raw["metadata"]["name"], raw) and known is not None:
                 self.reports_passed_over += 1
                 return known  # as if it had not been written; the next one may be read
-            self._reports[name] = trimmed = trim(raw)
-            return trimmed
+            return trim(raw, known)
 
         return trim_report if kind == "gpunodes" else trim
 
     def take(self, kind: str, event: EventType, trimmed: Object) -> None:
         """Take in an event of a reflector, with an object that has been through `trim`."""
         if kind == "gpunodes" and event is EventType.DELETED:
-            self._reports.pop(trimmed["metadata"]["name"], None)
             self._budget.forget(trimmed["metadata"]["name"])
         self._put(_Event(kind, event is EventType.DELETED, trimmed["record"]))
 

@@ -18,6 +18,7 @@ class Reports:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.now, self.read = 0.0, 0
+        self.known: dict[str, Any] = {}
         self.state = ClusterState(now_s=NOW)
         self.feed = Feed(self.state, clock=lambda: self.now)
         parse = records.PARSERS["gpunodes"]
@@ -32,7 +33,14 @@ class Reports:
         """Take a report; return how many reports that reads."""
         before = self.read
         raw = gpu_node(node, *gpus, uid=uid)
-        self.feed.take("gpunodes", event, self.feed.trim("gpunodes")(raw))
+        known = self.known.get(node)
+        if known is not None and known["metadata"]["uid"] != raw["metadata"]["uid"]:
+            known = None  # the reflector tells of the end of the one before
+        trimmed = self.feed.trim("gpunodes")(raw, known)
+        self.known[node] = trimmed
+        self.feed.take("gpunodes", event, trimmed)
+        if event is EventType.DELETED:
+            del self.known[node]
         return self.read - before
 
 
