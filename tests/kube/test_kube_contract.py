@@ -311,7 +311,8 @@ def test_a_binding_sets_the_node_and_the_annotations_in_one_update(side: Side) -
 
 
 def test_a_binding_says_when_the_pod_was_scheduled(side: Side) -> None:
-    pod = side.pod()
+    wanted = {"limits": {names.RESOURCE: "1"}}  # of others the time is not read
+    pod = side.pod(containers=[{"name": "c", "image": "i", "resources": wanted}])
     bind(side, pod)
     said = pod_info(side.get(PODS, "p")).bound_at
     assert said >= pod["metadata"]["creationTimestamp"]
