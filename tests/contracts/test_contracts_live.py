@@ -1,9 +1,13 @@
 """The custom resource definitions in a real API server."""
 
+import json
+
 import pytest
 
 from controlplane import wait_until
+from node_agent.progress import Told, pace_of
 from tandem.contracts import crds
+from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
 from tandem.errors import TandemError
 
 pytestmark = [pytest.mark.controlplane]
@@ -138,3 +142,34 @@ def test_kubectl_explain_tells_what_a_field_is(definitions):
         lambda: definitions.kubectl("explain", "gpujob.spec.demand"), "explain answers"
     )
     assert "What the user asked for" in text
+
+
+def test_an_api_server_reads_every_report_that_progress_can_cause_and_no_infinity(definitions):
+    """What a pod tells of itself is in the report of its node, the memory guard's requests too."""
+    node = {"apiVersion": "tandem.gpu/v1alpha1", "kind": "GPUNode", "metadata": {"name": "told"}}
+    definitions.apply(node)
+    most = {"iterations_recorded": 1.0, "active_seconds": 86_400.0, "idle_seconds": 5e-324}
+    uses = [
+        PodUse(
+            uid=f"pod-{number}",
+            iterations_per_second=pace.iterations_per_s,
+            active_seconds=pace.activity[0] if pace.activity else None,
+        )
+        for number, pace in enumerate(
+            pace_of(Told(iterations=iterations, seconds=seconds, **most))
+            for iterations in (0.0, 5e-324, 1e9)
+            for seconds in (1e-3, 86_400.0)
+        )
+    ]
+    gpu = GPU(uuid="GPU-1", index=0, model="A100", memory_bytes=1 << 36, pods=uses)
+    report = GPUNodeStatus(observed_at=NOW, gpus=[gpu]).wire()
+    set_status(definitions, "gpunodes/told", report)
+    text = json.dumps({"status": report})
+    for bad in ("Infinity", "NaN", "1e999"):
+        answer = definitions.http.patch(
+            "/apis/tandem.gpu/v1alpha1/gpunodes/told/status",
+            content=text.replace('"iterationsPerSecond": 0.0', f'"iterationsPerSecond": {bad}'),
+            headers={"Content-Type": "application/merge-patch+json"},
+        )
+        assert bad not in text
+        assert answer.status_code == 400, answer.text
