@@ -20,6 +20,7 @@ import pages
 import values
 
 from controlplane import binaries
+from scheduler_extender.admission.config import DEFAULT_HOST_PATHS
 from tandem.contracts import names
 from tandem.errors import TandemError
 
@@ -92,6 +93,14 @@ def policies() -> str:
     )
     grace = f'{{{{ dig "admission" "max_termination_grace_s" {names.MAX_GRACE_S} {given} | int }}}}'
     source = re.sub(rf"(<= |write ){names.MAX_GRACE_S}\b", rf"\g<1>{grace}", source)
+    source = source.replace(
+        "'refuse' != 'refuse'",
+        f"""'{{{{ dig "admission" "resource_claims" "refuse" {given} }}}}' != 'refuse'""",
+    )
+    paths = " ".join(f'"{path}"' for path in DEFAULT_HOST_PATHS)
+    source = source.replace(
+        "['/*']", f"""{{{{ dig "admission" "host_paths" (list {paths}) {given} | toJson }}}}"""
+    )
     labels = """{{- include "tandem.labels" (dict "root" . "component" "policies") | nindent 4 }}"""
     source = re.sub(r"(?m)^(metadata:\n  name: .+\n)", rf"\g<1>  labels: {labels}\n", source)
     head = "{{- /* Made by helm/generate.py of helm/policies.yaml; change it there. */ -}}\n"

@@ -168,10 +168,15 @@ def refuse_beside_device_plugin(client: KubeClient, node: str) -> None:
     except KubeError as error:
         log.warning("node unknown node=%s error=%r", node, str(error))
         return
-    handed_out = int(capacity.get(names.NVIDIA_RESOURCE, 0))
+    handed_out = sorted(
+        f"{amount} {resource}"
+        for resource, amount in capacity.items()
+        # The API server writes 0 as "0", and large amounts as "1k".
+        if names.is_gpu(resource) and str(amount) != "0"
+    )
     if handed_out:
         raise TandemError(
-            f"Node {node} hands out {handed_out} {names.NVIDIA_RESOURCE} through a device plugin.",
+            f"Node {node} hands out {', '.join(handed_out)} through a device plugin.",
             "Turn it off on this node: with the GPU operator by the label"
             " nvidia.com/gpu.deploy.device-plugin=false, else by the plugin's node selector.",
         )

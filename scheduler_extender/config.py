@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.quotas.config import Quota, once_each
 from tandem.contracts import names

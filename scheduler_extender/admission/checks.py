@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.podshape import Placed, PodShape
 from scheduler_extender.cluster.selectors import excess
 from tandem.contracts import names
@@ -52,7 +53,7 @@ def misuses_scheduler(pod: PodShape, scheduler_name: str, *, at: str = "") -> li
 
 
 def check_pod(
-    pod: PodShape, scheduler_name: str, max_grace_s: int, *, adopt: bool, at: str = ""
+    pod: PodShape, config: AdmissionConfig, *, adopt: bool, at: str = ""
 ) -> tuple[list[FieldError], int]:
     """Check a pod that requests GPUs, or a template of such pods at the field `at`.
 
@@ -62,13 +63,15 @@ def check_pod(
     """
     prefix = f"{at}." if at else ""
     errors, gpu_index, gpus = _check_request(pod, f"{prefix}spec", adopt=adopt)
-    errors += islice(_check_grace(pod, prefix, max_grace_s), MAX_ERRORS - len(errors))
-    rest = _check_rest(pod, scheduler_name, prefix, gpu_index, gpus, fine=not errors)
+    errors += islice(
+        _check_grace(pod, prefix, config.max_termination_grace_s), MAX_ERRORS - len(errors)
+    )
+    rest = _check_rest(pod, config, prefix, gpu_index, gpus, fine=not errors)
     return [*errors, *islice(rest, MAX_ERRORS - len(errors))], gpu_index
 
 
 def _check_rest(
-    pod: PodShape, scheduler_name: str, prefix: str, gpu_index: int, gpus: int, *, fine: bool
+    pod: PodShape, config: AdmissionConfig, prefix: str, gpu_index: int, gpus: int, *, fine: bool
 ) -> Iterator[FieldError]:
     """Yield the errors beside those of the request; `fine`: the request has none."""
     spec = pod.spec
@@ -80,14 +83,14 @@ def _check_rest(
             spec.node_name,
             "the scheduler chooses the node; use nodeSelector or affinity",
         )
-    if spec.scheduler_name not in ("", _DEFAULT_SCHEDULER, scheduler_name):
+    if spec.scheduler_name not in ("", _DEFAULT_SCHEDULER, config.scheduler_name):
         yield FieldError(
             f"{prefix}spec.schedulerName",
             spec.scheduler_name,
-            f"{scheduler_name} schedules {names.RESOURCE}; leave it out",
+            f"{config.scheduler_name} schedules {names.RESOURCE}; leave it out",
         )
     yield from _check_requirements(pod, prefix)
-    yield from check_devices(pod, prefix)
+    yield from check_devices(pod, config, prefix)
     where = f"{prefix}metadata.annotations"
     annotations = pod.metadata.annotations
     if not prefix and pod.gpujob and names.GPU_JOB in annotations:
@@ -216,19 +219,20 @@ def _from_annotation(variable: str, annotation: str) -> dict[str, Any]:
 #
 # The admission policies refuse the same when a pod is created; a Job is refused before it has pods.
 
-_CDI = ("cdi.k8s.io", "nvidia.cdi.k8s.io")
-_TOOLKIT_MOUNT = "nvidia-container-devices"
-#: Devices, the services that give them to containers, the files that configure these services, and
-#: the folders above. A pod that can write one of them can get every GPU of its node. The chart's
-#: policy `tandem-pods` has the same expression.
-_OF_THE_NODE = re.compile(
-    r"/(dev|etc|run|var|var/run|var/lib|usr|boot|root)?$"
-    r"|/(proc|sys)(/|$)"
-    r"|/dev/(nvidia|char|block|dri|vfio|mem|kmem|port)"
-    r"|/(var/)?run/(nvidia|cdi|containerd|crio|docker|k3s|cri-dockerd|systemd|dbus)"
-    r"|/etc/(cdi|nvidia|containerd|crio|docker|kubernetes|systemd|cron|ld\.so)"
-    r"|/var/lib/(kubelet|containerd|containers|docker|rancher)"
+#: The annotations by which container runtimes and their plugins give devices, or mounts of the
+#: node, to containers: CDI, the device injectors of NRI, GKE. A suffix may name a container.
+#: The chart's policy `tandem-devices` has the same expressions.
+_INJECTORS = re.compile(
+    r"(nvidia\.)?cdi\.k8s\.io"
+    r"|(cdi|cdi-devices|devices|mounts)\.(nri\.io|noderesource\.dev)"
+    r"|devices\.gke\.io"
 )
+#: CRI-O's annotation names devices by path, separated by commas. These are no GPUs.
+_CRIO = ("io.kubernetes.cri-o.Devices", "devices.crio.io")
+_HARMLESS_DEVICE = re.compile(
+    r"(/dev/(fuse|kvm|net/tun|vhost-net|infiniband/[A-Za-z0-9_]+)(:[^,]*)?)?"
+)
+_TOOLKIT_MOUNT = "nvidia-container-devices"
 #: Capabilities with which a container leaves its isolation, or changes which devices it may open.
 _CAPABILITIES = frozenset(
     (
@@ -244,12 +248,29 @@ _CAPABILITIES = frozenset(
 )
 
 
-def check_devices(pod: PodShape, prefix: str) -> Iterator[FieldError]:
+def check_devices(pod: PodShape, config: AdmissionConfig, prefix: str) -> Iterator[FieldError]:
     """Yield what a pod, or a template that stands at `prefix`, would take past the scheduler."""
     for name, value in pod.metadata.annotations.items():
-        if name.startswith(_CDI):
+        if _gives_devices(name, value):
             field = annotation_field(name, f"{prefix}metadata.annotations")
-            yield FieldError(field, value, "GPUs are not given by CDI annotations here; remove it")
+            yield FieldError(field, value, "devices are not given by annotations here; remove it")
+    if config.resource_claims == "refuse":
+        for index, claim in enumerate(pod.spec.resource_claims):
+            yield FieldError(
+                f"{prefix}spec.resourceClaims[{index}]",
+                str(claim.get("name", "")),
+                f"a pod that asks for {names.RESOURCE} takes no devices by claims; remove it",
+            )
+    for placed in pod.containers():
+        for name in placed.body.resources.asked():
+            # Of nvidia.com/gpu the check of the request says more.
+            if name != names.NVIDIA_RESOURCE and names.is_gpu(name):
+                section, value = next(iter(placed.body.resources.of(name).items()))
+                yield FieldError(
+                    f"{placed.field(f'{prefix}spec')}.resources.{section}[{name}]",
+                    value,
+                    f"a pod that asks for {names.RESOURCE} takes no GPUs another way",
+                )
     if pod.spec.host_pid:
         yield FieldError(
             f"{prefix}spec.hostPID",
@@ -260,11 +281,12 @@ def check_devices(pod: PodShape, prefix: str) -> Iterator[FieldError]:
         yield from _check_security(placed, f"{placed.field(f'{prefix}spec')}.securityContext")
     for index, volume in enumerate(pod.spec.volumes):
         path = volume.host_path.path if volume.host_path else None
-        if path is not None and _OF_THE_NODE.match("/" + "/".join(_parts(path))):
+        if path is not None and not _may_mount(path, config.host_paths):
             yield FieldError(
                 f"{prefix}spec.volumes[{index}].hostPath.path",
                 path,
-                "a pod with GPUs mounts neither devices of its node nor what hands them out",
+                "a pod with GPUs mounts only what an administrator has allowed of its node "
+                "(admission.host_paths)",
             )
     for placed in pod.containers():
         for index, mount in enumerate(placed.body.volume_mounts):
@@ -274,6 +296,23 @@ def check_devices(pod: PodShape, prefix: str) -> Iterator[FieldError]:
                     mount.mount_path,
                     "GPUs are not chosen by mounts here; remove it",
                 )
+
+
+def _gives_devices(annotation: str, value: str) -> bool:
+    """Say whether an annotation has a runtime give a container devices of its node."""
+    if annotation.startswith(_CRIO):
+        return not all(_HARMLESS_DEVICE.fullmatch(one.strip(" ")) for one in value.split(","))
+    return _INJECTORS.match(annotation) is not None
+
+
+def _may_mount(path: str, allowed: Iterable[str]) -> bool:
+    """Say whether a path of the node is allowed; `/data/*` is /data and all below it."""
+    parts = _parts(path)
+    place = "/" + "/".join(parts)
+    return ".." not in parts and any(
+        place == one.removesuffix("/*") or (one.endswith("/*") and place.startswith(one[:-1]))
+        for one in allowed
+    )
 
 
 def _check_security(placed: Placed, at: str) -> Iterator[FieldError]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from scheduler_extender.admission.checks import (
     check_pod,
@@ -15,6 +13,7 @@ from scheduler_extender.admission.checks import (
     is_ours,
     misuses_scheduler,
 )
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
 from tandem.contracts import names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
@@ -33,25 +32,6 @@ _DEFAULTS = {
     "TF_FORCE_GPU_ALLOW_GROWTH": ("true", "TensorFlow"),
 }
 _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
-
-
-class AdmissionConfig(BaseModel):
-    """What an operator may choose about admission.
-
-    `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
-    runtimeClassName, `none` sets none, `auto` sets it where the cluster has the class.
-    `agent_port`: the port of its node at which a job may tell its progress; 0 gives jobs neither
-    the address nor a token. `max_termination_grace_s`: the most that a pod with GPUs may take to
-    end after its deletion; meanwhile no other job gets its GPUs.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    scheduler_name: str = names.SCHEDULER_NAME
-    priority_class: str = names.PRIORITY_CLASS
-    runtime_class: Literal["auto", "nvidia", "none"] = "auto"
-    agent_port: Annotated[int, Field(ge=0, le=65535)] = names.AGENT_PORT
-    max_termination_grace_s: Annotated[int, Field(ge=1, le=604_800)] = names.MAX_GRACE_S
 
 
 @dataclass(slots=True)
@@ -76,9 +56,7 @@ def admit_pod(
     if not is_ours(pod, adopt=adopt):
         verdict.errors = misuses_scheduler(pod, config.scheduler_name)
         return verdict
-    verdict.errors, gpu_index = check_pod(
-        pod, config.scheduler_name, config.max_termination_grace_s, adopt=adopt
-    )
+    verdict.errors, gpu_index = check_pod(pod, config, adopt=adopt)
     if verdict.errors:
         return verdict
 

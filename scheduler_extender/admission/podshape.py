@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from tandem.contracts.gangs import derived_name
+from tandem.contracts.quantity import parse_quantity
 
 _SECTIONS = ("limits", "requests")
 
@@ -29,6 +30,14 @@ MAX_ENTRIES = 10_000
 
 def _text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
+
+
+def _is_zero(value: str) -> bool:
+    """Say whether a quantity is 0, which charts render and which asks for nothing."""
+    try:
+        return parse_quantity(value) == 0
+    except ValueError:
+        return False
 
 
 def _at_most(most: int) -> BeforeValidator:
@@ -90,9 +99,16 @@ class Resources(_Shape):
     requests: Quantities = Field(default_factory=dict)
 
     def of(self, resource: str) -> dict[str, str]:
-        """Return the amounts of one resource by section, limits first."""
+        """Return the amounts of one resource by section, limits first; none where all are 0."""
         sections = {"limits": self.limits, "requests": self.requests}
-        return {name: sections[name][resource] for name in _SECTIONS if resource in sections[name]}
+        found = {name: sections[name][resource] for name in _SECTIONS if resource in sections[name]}
+        return {} if all(map(_is_zero, found.values())) else found
+
+    def asked(self) -> Iterator[str]:
+        """Yield the resources of which a container asks for more than 0."""
+        for resource in self.limits | self.requests:
+            if self.of(resource):
+                yield resource
 
 
 class Capabilities(_Shape):
@@ -195,6 +211,7 @@ class PodSpec(_Shape):
     init_containers: FewContainers[ContainerShape] = Field(default_factory=list)
     ephemeral_containers: FewContainers[ContainerShape] = Field(default_factory=list)
     volumes: Few[Volume] = Field(default_factory=list)
+    resource_claims: Few[dict[str, Any]] = Field(default_factory=list)
     node_name: str = ""
     scheduler_name: str = ""
     scheduling_gates: Few[dict[str, Any]] = Field(default_factory=list)

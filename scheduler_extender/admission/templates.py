@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from scheduler_extender.admission.checks import check_pod, is_ours, misuses_scheduler
-from scheduler_extender.admission.patch import AdmissionConfig, Verdict, memory_warnings
+from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.patch import Verdict, memory_warnings
 from scheduler_extender.admission.podshape import PodShape
 from tandem.contracts import names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
@@ -80,9 +81,7 @@ def admit_owner(
         if not is_ours(pod, adopt=adopt):
             verdict.errors += misuses_scheduler(pod, config.scheduler_name, at=field)
             continue
-        errors, gpu_index = check_pod(
-            pod, config.scheduler_name, config.max_termination_grace_s, adopt=adopt, at=field
-        )
+        errors, gpu_index = check_pod(pod, config, adopt=adopt, at=field)
         verdict.errors += errors
         if not errors:
             verdict.warnings += memory_warnings(pod, gpu_index, adopt=adopt, at=field)

@@ -19,12 +19,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from scheduler_extender.admission.patch import (
-    NVIDIA_RUNTIME_CLASS,
-    AdmissionConfig,
-    Verdict,
-    admit_pod,
-)
+from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.patch import NVIDIA_RUNTIME_CLASS, Verdict, admit_pod
 from scheduler_extender.admission.podshape import PodShape
 from scheduler_extender.admission.templates import admit_owner, shape_errors
 from tandem.contracts.annotations import MAX_ERRORS, FieldError

@@ -165,7 +165,12 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
         cpu=cpu,
         memory_bytes=memory_bytes,
         fingerprint=next(
-            (_fingerprint(c) for c in spec.get("containers") or () if _asks_for_gpus(c)), ""
+            (
+                _fingerprint(c)
+                for c in spec.get("containers") or ()
+                if gpus_wanted({"containers": [c]})
+            ),
+            "",
         ),
         requires=node_requirements(
             spec.get("nodeSelector") or {},
@@ -249,11 +254,6 @@ def _request(container: Mapping[str, Any], name: str) -> float:
     resources = container.get("resources") or {}
     value = (resources.get("requests") or {}).get(name, (resources.get("limits") or {}).get(name))
     return float(parse_quantity(value)) if value is not None else 0.0
-
-
-def _asks_for_gpus(container: Mapping[str, Any]) -> bool:
-    resources = container.get("resources") or {}
-    return any(names.RESOURCE in (resources.get(part) or {}) for part in ("requests", "limits"))
 
 
 def _fingerprint(container: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ import uvloop
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import Judge, admission_router, namespace_of
 from scheduler_extender.config import Listen, Public, Rotation

@@ -14,7 +14,8 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
-from scheduler_extender.admission.patch import AdmissionConfig, Operation, admit_pod
+from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.patch import Operation, admit_pod
 from scheduler_extender.admission.podshape import PodShape
 from tandem.kube.client import Object
 from tandem.kube.errors import Invalid, KubeError, NotFound

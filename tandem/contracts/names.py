@@ -10,6 +10,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 RESOURCE = f"{GROUP}/gpu"
 #: What stock manifests ask for; ours takes its place in adopted namespaces.
 NVIDIA_RESOURCE = "nvidia.com/gpu"
+#: Whose resources may be GPUs: NVIDIA's device plugin, and claims in the form of a resource.
+_GPU_VENDORS = ("nvidia.com", "deviceclass.resource.kubernetes.io")
 
 SCHEDULER_NAME = "tandem-scheduler"
 LEASE_NAME = "tandem-scheduler"
@@ -113,3 +115,14 @@ LEADER_WORKER_SET_WORKER_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 REPLICA_TYPE_LABEL = "training.kubeflow.org/replica-type"
 JOB_ROLE_LABEL = "training.kubeflow.org/job-role"
+
+
+def is_gpu(resource: str) -> bool:
+    """Say whether a resource of others stands for NVIDIA's GPUs, or for parts of them.
+
+    Such as `nvidia.com/gpu`, `gpu.shared` and `mig-1g.5gb`; network cards of NVIDIA are none.
+    """
+    vendor, _, kind = resource.lower().partition("/")
+    return vendor in _GPU_VENDORS and (
+        "gpu" in kind or kind.startswith(("mig-", "mig.")) or kind.endswith(".shared")
+    )

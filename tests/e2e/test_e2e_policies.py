@@ -53,6 +53,7 @@ CHOSEN = {
 }
 VOID = {"name": VARIABLE, "value": "void"}
 ALL = {"name": VARIABLE, "value": "all"}
+CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
 
 #: Everything that a careless administrator might grant, short of every verb.
 RIGHTS = """
@@ -128,7 +129,7 @@ def admitted(change: Callable[[Object], object] = lambda pod: None) -> Object:
             ],
             "volumes": [
                 {"name": "shm", "hostPath": {"path": "/dev/shm"}},
-                {"name": "data", "hostPath": {"path": "/var/lib/data"}},
+                {"name": "data", "hostPath": {"path": "/data/sets/a"}},
             ],
         },
     }
@@ -186,8 +187,21 @@ def debugs(words: str, policy: str, pod: str, **container: object) -> Attempt:
     return Attempt(words, policy, "PATCH", path, {"spec": {"ephemeralContainers": [added]}})
 
 
-def host_path(path: str) -> Callable[[Object], object]:
-    return lambda pod: pod["spec"]["volumes"].append({"name": "x", "hostPath": {"path": path}})
+def host_path(*paths: str) -> Callable[[Object], object]:
+    return lambda pod: pod["spec"]["volumes"].extend(
+        {"name": f"x{i}", "hostPath": {"path": path}} for i, path in enumerate(paths)
+    )
+
+
+def asks(index: int, **amounts: str) -> Callable[[Object], object]:
+    """Give a container of a pod (0: the one with GPUs, 1: a sidecar) limits of its own."""
+    limits = {f"nvidia.com/{name.replace('_', '.')}": value for name, value in amounts.items()}
+
+    def change(pod: Object) -> None:
+        resources = pod["spec"]["containers"][index].setdefault("resources", {})
+        resources.setdefault("limits", {}).update(limits)
+
+    return change
 
 
 def gates(*left: str) -> Object:
@@ -332,6 +346,30 @@ FORGERIES = [
     creates("the whole node", SHAPE, host_path("/")),
     creates("the toolkit's socket", SHAPE, host_path("/var/run/nvidia-persistenced/socket")),
     creates("the container runtime's socket", SHAPE, host_path("/run/containerd/containerd.sock")),
+    creates("the driver's files", SHAPE, host_path("/usr/local/nvidia")),
+    creates("NRI's socket", SHAPE, host_path("/run/nri/nri.sock")),
+    creates("a folder of programs that the runtime starts", SHAPE, host_path("/opt/cni/bin")),
+    creates("a folder whose name begins as an allowed one", SHAPE, host_path("/database")),
+    creates("devices by a claim", SHAPE, lambda p: p["spec"].update(resourceClaims=CLAIMS)),
+    creates("a GPU of the device plugin", SHAPE, asks(1, gpu="1")),
+    creates("a shared GPU of the device plugin", SHAPE, asks(1, gpu_shared="1k")),
+    creates("a part of a GPU", SHAPE, asks(0, **{"mig-1g_5gb": "1"})),
+    creates("a GPU of the DRA driver", SHAPE, lambda p: p["spec"]["containers"][1].update(
+        resources={"limits": {"deviceclass.resource.kubernetes.io/gpu.nvidia.com": "1"}})),
+    *(
+        Attempt(f"{name} annotation", DEVICES, "POST", PODS, plain() | {"metadata": {
+            "name": "plain", "annotations": {name: "- {path: /dev/nvidia0, type: c}"}}})
+        for name in ("devices.nri.io/container.web", "mounts.nri.io/pod", "cdi-devices.nri.io",
+                     "devices.noderesource.dev/pod", "devices.gke.io/container.web",
+                     "io.kubernetes.cri-o.Devices", "io.kubernetes.cri-o.Devices/web",
+                     "devices.crio.io/web")
+    ),
+    annotates("devices of CRI-O on a waiting pod", DEVICES, "gated",
+              {"io.kubernetes.cri-o.Devices": "/dev/fuse,/dev/nvidia0:/dev/fuse:rwm"}),
+    annotates("devices of NRI on a pod of others", DEVICES, "web",
+              {"devices.nri.io": "- {path: /dev/nvidia0, type: c, major: 195, minor: 0}"}),
+    binds("devices of NRI by a binding", DEVICES, {"cdi-devices.nri.io/pod": "- nvidia.com/gpu=0"},
+          BINDINGS),
     Attempt("mount that names GPUs", DEVICES, "POST", PODS, plain(
         containers=[{"name": "web", "image": "web:1", "volumeMounts": [
             {"name": "null", "mountPath": "/var/run//nvidia-container-devices/all"}]}],
@@ -379,6 +417,20 @@ RIGHTFUL = [
     Attempt("a pod that asks for nothing of ours", "", "POST", PODS, plain(
         containers=[{"name": "web", "image": "web:1", "securityContext": {"privileged": True}}],
         nodeName="n0", volumes=[{"name": "dev", "hostPath": {"path": "/dev"}}])),
+    creates("zeros in a sidecar, and beside our GPUs", "", lambda p: (
+        asks(0, gpu="0", gpu_shared="0")(p),
+        p["spec"]["containers"][1].update(resources={
+            "limits": {names.RESOURCE: "0", "nvidia.com/gpu": "0"},
+            "requests": {names.RESOURCE: "0"}}),
+        p["spec"]["initContainers"][0].update(resources={"limits": {names.RESOURCE: "0k"}}))),
+    Attempt("a launcher that renders zeros", "", "POST", PODS, plain(containers=[{
+        "name": "launcher", "image": "mpi:1",
+        "resources": {"limits": {names.RESOURCE: "0", "nvidia.com/gpu": 0}}}])),
+    Attempt("claims of a pod of others", "", "POST", PODS, plain(resourceClaims=CLAIMS)),
+    Attempt("a device of CRI-O that is no GPU", "", "POST", PODS, plain() | {"metadata": {
+        "name": "plain", "annotations": {"io.kubernetes.cri-o.Devices": "/dev/fuse, /dev/kvm"}}}),
+    creates("folders of data", "", host_path("/mnt/data", "//srv/./a/", "/etc/localtime")),
+    creates("many folders of data", "", host_path(*(f"/data/{i}" for i in range(200)))),
     annotates("an annotation of the owner's", "", "gated", {"example.com/note": "changed"}),
     Attempt("a gate of others removed", "", "PATCH", f"{PODS}/gated", gates(names.SCHEDULING_GATE)),
     debugs("a debug container", "", "bound", env=[VOID]),

@@ -1,11 +1,19 @@
 """What the agent keeps of a pod."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from node_agent.kubepods import KubePods, pod_info, predicted_memory, trim
+from node_agent.kubepods import (
+    KubePods,
+    pod_info,
+    predicted_memory,
+    refuse_beside_device_plugin,
+    trim,
+)
 from tandem.contracts import names
+from tandem.errors import TandemError
 from tandem.kube.errors import NotFound, Unavailable
 from tandem.kube.reflector import EventType
 
@@ -135,3 +143,24 @@ def test_a_pod_keeps_its_prediction_where_its_gpujob_cannot_be_read(error, told,
     assert ("prediction unknown" in caplog.text) is told, (
         "the agent warns where the API server fails, and not where the GPUJob was deleted"
     )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "shown"),
+    [
+        ({"nvidia.com/gpu": "8"}, "8 nvidia.com/gpu"),
+        ({"nvidia.com/gpu": "1k"}, "1k nvidia.com/gpu"),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "7"}, "7 nvidia.com/mig-1g.5gb"),
+        ({"nvidia.com/gpu.shared": "40"}, "40 nvidia.com/gpu.shared"),
+        ({"nvidia.com/gpu": "0", "nvidia.com/hostdev": "4", "cpu": "8"}, ""),
+        ({}, ""),
+    ],
+)
+def test_each_resource_of_gpus_of_a_device_plugin_is_seen(capacity, shown):
+    client = SimpleNamespace(get=lambda *_: {"status": {"capacity": capacity}})
+    if not shown:
+        refuse_beside_device_plugin(client, "n0")
+        return
+    with pytest.raises(TandemError) as refusal:
+        refuse_beside_device_plugin(client, "n0")
+    assert f"hands out {shown} through" in refusal.value.message

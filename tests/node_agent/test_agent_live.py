@@ -141,13 +141,27 @@ def test_daemon_set_is_valid(control_plane, installed):
 def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed):
     refuse_beside_device_plugin(client, "agent-a")
     refuse_beside_device_plugin(client, "no-such-node")
-    patch = '{"status": {"capacity": {"nvidia.com/gpu": "8"}}}'
     node = ("patch", "node", "agent-b", "--subresource=status", "--type=merge", "-p")
-    control_plane.kubectl(*node, patch)
-    with pytest.raises(TandemError, match="hands out 8") as refusal:
+
+    def offer(amounts):
+        control_plane.kubectl(*node, json.dumps({"status": {"capacity": amounts}}))
+
+    for resource, amount in (
+        ("nvidia.com/gpu", "8"),
+        ("nvidia.com/gpu", "1k"),
+        ("nvidia.com/gpu.shared", "1000"),
+        ("nvidia.com/mig-1g.5gb", "7"),
+    ):
+        offer({resource: amount, "nvidia.com/hostdev": "4"})
+        shown = f"hands out {amount.replace('000', 'k')} {resource} through"
+        with pytest.raises(TandemError, match=shown) as refusal:
+            refuse_beside_device_plugin(client, "agent-b")
+        assert "device-plugin=false" in refusal.value.hint
+        # A plugin that has gone leaves zeros.
+        offer({resource: "0"})
         refuse_beside_device_plugin(client, "agent-b")
-    assert "device-plugin=false" in refusal.value.hint
-    control_plane.kubectl(*node, patch.replace('"8"', "null"))
+    gone = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb")
+    offer(dict.fromkeys((*gone, "nvidia.com/hostdev")))
 
 
 def test_agent_may_not_evict_or_write_nodes(client):

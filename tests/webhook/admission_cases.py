@@ -4,7 +4,7 @@ import base64
 import copy
 import json
 
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.webhook import AdmissionRequest, judge, review_response
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from scheduler_extender.admission import podshape
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.webhook import MAX_PARTS, admission_router
 from scheduler_extender.cluster.selectors import MAX_NODE_REQUIREMENTS
 from tandem.contracts import annotations, names

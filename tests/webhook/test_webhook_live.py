@@ -14,7 +14,7 @@ from scheduler_extender.admission.certificates import (
     SECRET_NAME,
     install_authority,
 )
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import admission_router, has_nvidia_runtime_class
 from scheduler_extender.config import Rotation
@@ -199,9 +199,44 @@ def test_other_workloads_do_not_depend_on_us(control_plane, team, webhook):
         with pytest.raises(TandemError, match="webhook"):
             apply(control_plane, team, training_job("ours", container(gpus="1")))
         apply(control_plane, team, training_job("theirs", container()))
+        # 0 asks for nothing, as everywhere in Kubernetes.
+        apply(control_plane, team, training_job("zeros", container(gpus=0), container("b", "0")))
     finally:
         hostage.extend(kept)
-    wait_until(lambda: pods_of(control_plane, team, "theirs"), "their pod is made")
+    for name in ("theirs", "zeros"):
+        (made,) = wait_until(lambda n=name: pods_of(control_plane, team, n), "their pod is made")
+        assert made["spec"]["schedulerName"] == "default-scheduler"
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_containers_that_render_zeros_stay_beside_the_one_with_the_gpus(
+    control_plane, team, adopt
+):
+    if adopt:
+        control_plane.kubectl("label", "namespace", team, "tandem.gpu/adopt=true")
+    zeros = {"limits": {names.RESOURCE: 0, names.NVIDIA_RESOURCE: "0"}}
+    body = training_job("mixed", container("launcher", resources=zeros), container("main", gpus="1"))
+    apply(control_plane, team, body)
+    (made,) = wait_until(lambda: pods_of(control_plane, team, "mixed"), "a pod is made")
+    launcher, main = made["spec"]["containers"]
+    assert made["spec"]["schedulerName"] == "tandem-scheduler"
+    assert launcher["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert launcher["resources"]["limits"] == dict.fromkeys(
+        (names.RESOURCE, names.NVIDIA_RESOURCE), "0"
+    )
+    assert main["resources"]["limits"] == {names.RESOURCE: "1"}
+
+
+def test_devices_by_claims_or_annotations_are_refused_at_apply(control_plane, team):
+    body = training_job("claims", container(gpus="1"))
+    template = body["spec"]["template"]
+    template["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "gpus"}]
+    template["metadata"]["annotations"] = {"devices.nri.io/container.main": "- path: /dev/nvidia0"}
+    with pytest.raises(TandemError) as caught:
+        apply(control_plane, team, body)
+    message = str(caught.value)
+    assert "spec.template.spec.resourceClaims[0]" in message
+    assert "spec.template.metadata.annotations[devices.nri.io/container.main]" in message
 
 
 def test_a_cron_job_and_a_deployment_are_told_as_well(control_plane, team):

@@ -2,8 +2,9 @@
 
 import pytest
 from admission_cases import admit, ask, container, fields, job, pod
+from pydantic import ValidationError
 
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from tandem import progress
 from tandem.contracts import names
 
@@ -214,9 +215,36 @@ def host_path(path):
     return {"name": "of-the-node", "hostPath": {"path": path}}
 
 
-def test_other_folders_of_the_node_may_be_mounted():
-    volumes = [host_path(path) for path in ("/dev/shm", "/var/lib/data", "/mnt", "/runs")]
-    assert not ask(pod(volumes=volumes)).errors
+@pytest.mark.parametrize(
+    "path",
+    ["/dev/shm", "/data", "/data/", "//data/./sets/1", "/mnt/data", "/mnt/disks/ssd0", "/scratch",
+     "/srv/checkpoints/a", "/etc/localtime", "/dev/infiniband/uverbs0"],
+)  # fmt: skip
+def test_folders_of_data_of_the_node_may_be_mounted(path):
+    assert not ask(pod(volumes=[host_path(path)])).errors
+
+
+def test_an_operator_chooses_what_may_be_mounted_of_a_node():
+    config = AdmissionConfig(host_paths=("/opt/tools", "/var/lib/team/*"))
+
+    def refused(path):
+        return fields(ask(pod(volumes=[host_path(path)]), config=config))
+
+    for path in ("/opt/tools", "/var/lib/team", "/var/lib/team/a/b"):
+        assert refused(path) == [], path
+    for path in ("/opt/tools/a", "/opt", "/var/lib", "/var/lib/teams", "/data",
+                 "/var/lib/team/../kubelet"):  # fmt: skip
+        assert refused(path) == ["spec.volumes[0].hostPath.path"], path
+    everything = AdmissionConfig(host_paths=("/*",))
+    assert not ask(pod(volumes=[host_path("/"), host_path("/opt/x")]), config=everything).errors
+
+
+@pytest.mark.parametrize(
+    "path", ["data", "/", "", "/a/", "/a//b", "/a/../b", "/a/*/b", '/a"', "/."]
+)
+def test_a_path_that_the_policy_would_not_compare_is_refused(path):
+    with pytest.raises(ValidationError):
+        AdmissionConfig(host_paths=(path,))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +261,7 @@ def test_other_folders_of_the_node_may_be_mounted():
             "only an ordinary container",
         ),
         (
-            pod(container(gpus="0")),
+            pod(container(gpus="65")),
             "spec.containers[0].resources.limits[tandem.gpu/gpu]",
             "from 1 to 64",
         ),
@@ -289,13 +317,13 @@ def test_other_folders_of_the_node_may_be_mounted():
         (
             pod(volumes=[{"name": "x", "emptyDir": {}}, host_path("//dev/./nvidia0")]),
             "spec.volumes[1].hostPath.path",
-            "devices of its node",
+            "an administrator has allowed",
         ),
-        (pod(volumes=[host_path("/")]), "spec.volumes[0].hostPath.path", "devices of its node"),
+        (pod(volumes=[host_path("/")]), "spec.volumes[0].hostPath.path", "admission.host_paths"),
         (
             pod(volumes=[host_path("/var/run/nvidia-persistenced/socket")]),
             "spec.volumes[0].hostPath.path",
-            "what hands them out",
+            "an administrator has allowed",
         ),
         (
             pod(
@@ -313,7 +341,7 @@ def test_other_folders_of_the_node_may_be_mounted():
         (
             pod(annotations={"cdi.k8s.io/gpu": "nvidia.com/gpu=all"}),
             "metadata.annotations[cdi.k8s.io/gpu]",
-            "CDI",
+            "devices are not given by annotations",
         ),
         (pod(nodeName="n0"), "spec.nodeName", "scheduler chooses"),
         (pod(schedulerName="volcano"), "spec.schedulerName", "tandem-scheduler"),
@@ -403,19 +431,107 @@ def test_each_capability_with_which_a_container_reaches_devices_is_refused(capab
 
 @pytest.mark.parametrize(
     "name",
-    ["cdi.k8s.io", "cdi.k8s.io/gpu", "cdi.k8s.io/vendor_gpu", "nvidia.cdi.k8s.io/container.main"],
-)
+    ["cdi.k8s.io", "cdi.k8s.io/gpu", "cdi.k8s.io/vendor_gpu", "nvidia.cdi.k8s.io/container.main",
+     "devices.nri.io", "devices.nri.io/pod", "devices.nri.io/container.main", "mounts.nri.io/pod",
+     "cdi-devices.nri.io/container.main", "cdi.nri.io/pod", "devices.noderesource.dev/pod",
+     "cdi-devices.noderesource.dev", "devices.gke.io/container.main", "io.kubernetes.cri-o.Devices",
+     "io.kubernetes.cri-o.Devices/main", "devices.crio.io", "devices.crio.io/main"],
+)  # fmt: skip
 @pytest.mark.parametrize("gpus", [{"annotations": {}}, {"annotations": {names.MEMORY: "1Gi"}}])
-def test_gpus_are_not_taken_by_cdi_annotations(name, gpus):
+def test_gpus_are_not_taken_by_annotations(name, gpus):
     notes = gpus["annotations"] | {name: "nvidia.com/gpu=all"}
     verdict = ask(pod(annotations=notes))
     assert fields(verdict) == [f"metadata.annotations[{name}]"]
     assert verdict.errors[0].value == "nvidia.com/gpu=all"
+    assert fields(ask(job(pod(annotations=notes)))) == [
+        f"spec.template.metadata.annotations[{name}]"
+    ]
 
 
-def test_annotations_of_others_that_only_resemble_cdi_are_let_through():
-    notes = {"example.com/cdi.k8s.io": "x", "sidecar.istio.io/inject": "false"}
+@pytest.mark.parametrize(
+    ("devices", "fine"),
+    [("", True), ("/dev/fuse", True), ("/dev/fuse:/dev/fuse:rwm, /dev/net/tun", True),
+     ("/dev/nvidia0", False), ("/dev/fuse,/dev/nvidia0:/dev/fuse", False),
+     ("/dev/fuse/../nvidia0", False), ("/dev/char/195:0", False), (" " * 200_000 + "!", False)],
+    ids=range(8),
+)  # fmt: skip
+def test_devices_of_cri_o_that_are_no_gpus_are_let_through(devices, fine):
+    verdict = ask(pod(annotations={"io.kubernetes.cri-o.Devices": devices}))
+    assert (verdict.errors == []) is fine
+
+
+def test_annotations_of_others_that_only_resemble_those_are_let_through():
+    notes = {"example.com/cdi.k8s.io": "x", "sidecar.istio.io/inject": "false",
+             "net-devices.nri.io/pod": "eth1", "io.kubernetes.cri-o.ShmSize": "1Gi"}  # fmt: skip
     assert not ask(pod(annotations=notes)).errors
+
+
+@pytest.mark.parametrize(
+    "resource",
+    ["nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-1g.5gb.shared",
+     "nvidia.com/a100.shared", "nvidia.com/gpumem",
+     "deviceclass.resource.kubernetes.io/gpu.nvidia.com",
+     "deviceclass.resource.kubernetes.io/mig.nvidia.com"],
+)  # fmt: skip
+@pytest.mark.parametrize("section", ["limits", "requests"])
+def test_gpus_are_not_taken_by_another_resource(resource, section):
+    body = pod(container("other", resources={section: {resource: "1"}}), container(gpus="1"))
+    assert fields(ask(body)) == [f"spec.containers[0].resources.{section}[{resource}]"]
+    init = pod(initContainers=[container("other", resources={section: {resource: "1"}})])
+    assert fields(ask(init)) == [f"spec.initContainers[0].resources.{section}[{resource}]"]
+    none = pod(container("other", resources={section: {resource: "0"}}), container(gpus="1"))
+    assert ask(none).errors == []
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mlnxnics", "rdma/hca"])
+def test_network_cards_may_be_asked_for(resource):
+    assert (
+        ask(pod(container("other", gpus="1", resource=resource), container(gpus="1"))).errors == []
+    )
+
+
+def test_devices_are_not_taken_by_claims_unless_an_operator_allows_it():
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    body = pod(resourceClaims=claims)
+    assert fields(ask(body)) == ["spec.resourceClaims[0]"]
+    assert fields(ask(job(body))) == ["spec.template.spec.resourceClaims[0]"]
+    assert ask(body, config=AdmissionConfig(resource_claims="allow")).errors == []
+    assert ask(pod(container(), resourceClaims=claims)).errors == [], "no pod of ours"
+
+
+@pytest.mark.parametrize("zero", ["0", 0, "0k", "0.0"])
+@pytest.mark.parametrize("resource", [names.RESOURCE, names.NVIDIA_RESOURCE])
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("sections", [("limits",), ("limits", "requests"), ("requests",)])
+def test_a_count_of_0_asks_for_nothing(zero, resource, adopt, sections):
+    nothing = container("launcher", resources={name: {resource: zero} for name in sections})
+    launcher = pod(nothing)
+    verdict = ask(launcher, adopt=adopt)
+    assert (verdict.errors, verdict.patch) == ([], [])
+    assert ask(job(launcher), adopt=adopt).errors == []
+    for body in (
+        pod(nothing, container(gpus="1")),
+        pod(container(gpus="1"), nothing),
+        pod(initContainers=[nothing]),
+    ):
+        spec = admit(body, adopt=adopt)["spec"]
+        of_each = {c["name"]: c for c in spec["containers"] + spec.get("initContainers", [])}
+        assert of_each["launcher"]["resources"] == nothing["resources"]
+        assert of_each["launcher"]["env"] == [VOID]
+        assert of_each["main"]["env"][0] == DEVICES
+    sidecar = pod(nothing, schedulerName="tandem-scheduler")
+    assert fields(ask(sidecar, adopt=adopt)) == ["spec.schedulerName"]
+
+
+@pytest.mark.parametrize("ours", [names.RESOURCE, names.NVIDIA_RESOURCE])
+def test_a_count_of_0_beside_the_other_resource_of_the_same_container(ours):
+    (other,) = {names.RESOURCE, names.NVIDIA_RESOURCE} - {ours}
+    amounts = {ours: "2", other: "0"}
+    body = pod(container(resources={"limits": dict(amounts), "requests": dict(amounts)}))
+    resources = admit(body, adopt=True)["spec"]["containers"][0]["resources"]
+    for section in ("limits", "requests"):
+        assert resources[section][names.RESOURCE] == "2"
+        assert resources[section].get(names.NVIDIA_RESOURCE, "0") == "0"
 
 
 @pytest.mark.parametrize(
@@ -467,7 +583,7 @@ def test_what_no_pod_with_gpus_may_is_nothing_to_a_pod_without():
         ("1", True),
         ("64", True),
         ("65", False),
-        ("0", False),
+        ("1k", False),
         ("-1", False),
         ("1e0", True),
         ("1.5", False),
@@ -503,7 +619,10 @@ def test_a_pod_with_gpus_does_not_share_the_processes_of_its_node():
         "/etc/docker/daemon.json", "/etc/kubernetes/manifests", "/etc/systemd/system",
         "/etc/cron.d", "/etc/ld.so.preload", "/var/lib/kubelet", "/var/lib/kubelet/pods",
         "/var/lib/kubelet/device-plugins/kubelet.sock", "/var/lib/containerd",
-        "/var/lib/containers", "/var/lib/docker", "/var/lib/rancher/k3s",
+        "/var/lib/containers", "/var/lib/docker", "/var/lib/rancher/k3s", "/usr/local/nvidia",
+        "/run/k0s", "/run/nri", "/var/lib/k0s", "/opt/cni/bin", "/opt/nri/plugins", "/usr/bin",
+        "/home/kubernetes/bin", "/mnt/stateful_partition", "/lib/modules", "/var/log", "/tmp",
+        "/data/../etc", "/database",
     ],
 )  # fmt: skip
 def test_other_ways_to_the_node_s_devices_are_refused(path):

@@ -1,0 +1,53 @@
+"""What an operator may choose about admission."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.contracts import names
+
+#: Folders of data, what makes shared memory and RDMA work, and files that hold no secrets. The
+#: chart's policy `tandem-pods` has the same list where an operator chooses none.
+DEFAULT_HOST_PATHS = (
+    *(f"/{name}/*" for name in ("cache", "checkpoints", "data", "datasets", "models", "scratch")),
+    *(f"/{name}/*" for name in ("gpfs", "lustre", "nfs", "raid", "srv")),
+    *(f"/mnt/{name}/*" for name in ("cache", "checkpoints", "data", "datasets", "disks", "models")),
+    *(f"/mnt/{name}/*" for name in ("nfs", "scratch")),
+    "/dev/hugepages",
+    "/dev/infiniband/*",
+    "/dev/shm",  # noqa: S108 - a path that pods may mount
+    "/etc/localtime",
+    "/usr/share/zoneinfo/*",
+)
+#: A path as the API server compares it: no empty part, no `.` or `..`.
+HostPathPattern = Annotated[
+    str,
+    Field(
+        pattern=r"^(/([A-Za-z0-9_@+-][A-Za-z0-9._@+-]*|\.[A-Za-z0-9_@+-]+))*(/\*)?$", min_length=2
+    ),
+]
+
+
+class AdmissionConfig(BaseModel):
+    """What an operator may choose about admission.
+
+    `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
+    runtimeClassName, `none` sets none, `auto` sets it where the cluster has the class.
+    `agent_port`: the port of its node at which a job may tell its progress; 0 gives jobs neither
+    the address nor a token. `max_termination_grace_s`: the most that a pod with GPUs may take to
+    end after its deletion; meanwhile no other job gets its GPUs. `host_paths`: what pods with GPUs
+    may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
+    `resource_claims`: whether pods with GPUs may name ResourceClaims, which Tandem cannot look into.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scheduler_name: str = names.SCHEDULER_NAME
+    priority_class: str = names.PRIORITY_CLASS
+    runtime_class: Literal["auto", "nvidia", "none"] = "auto"
+    agent_port: Annotated[int, Field(ge=0, le=65535)] = names.AGENT_PORT
+    max_termination_grace_s: Annotated[int, Field(ge=1, le=604_800)] = names.MAX_GRACE_S
+    host_paths: tuple[HostPathPattern, ...] = DEFAULT_HOST_PATHS
+    resource_claims: Literal["refuse", "allow"] = "refuse"
