@@ -17,8 +17,8 @@ from node_agent.app import Agent, stamp
 from node_agent.config import REMOVED, AgentSettings
 from node_agent.kubepods import KubePods, refuse_beside_device_plugin
 from node_agent.monitor import Monitor
-from node_agent.progress import TokenReviewer
 from node_agent.publish import gpu_node
+from node_agent.tokens import TokenReviewer
 from node_agent.writers import HttpWriter, KubeWriter
 from tandem.cli.output import print_json
 from tandem.errors import TandemError, UsageError
@@ -104,7 +104,7 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
     client = KubeClient.load(options.kubeconfig)
     refuse_beside_device_plugin(client, settings.node)
     pods = KubePods(client, settings.node)
-    return Agent(settings, KubeWriter(client), listen, pods, TokenReviewer(client))
+    return Agent(settings, KubeWriter(client), listen, pods, TokenReviewer(client, pods))
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -15,9 +15,10 @@ from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from node_agent.pods import PodDirectory
-from node_agent.progress import Progress, TokenReviewer
+from node_agent.progress import Progress
 from node_agent.publish import NodeWriter, Publisher, Rhythm, WriteError
 from node_agent.server import AgentServer
+from node_agent.tokens import TokenReviewer
 from tandem.contracts.resources import GPUNodeStatus
 
 log = logging.getLogger(__name__)

@@ -82,6 +82,10 @@ class Pods(dict[str, PodInfo]):
         """Return the pod."""
         return self.get(uid)
 
+    def at(self, _address: str) -> str | None:
+        """Return None: these pods have no addresses."""
+        return None
+
 
 class Check:
     """The monitor on the first GPU, with made-up pods for the processes that it starts."""

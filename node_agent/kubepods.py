@@ -35,8 +35,17 @@ def trim(pod: Object, _known: Object | None = None) -> Object:
         "metadata": {key: metadata[key] for key in kept if key in metadata}
         | {"ownerReferences": owners},
         "spec": {"schedulerName": spec.get("schedulerName", ""), "asksForGpus": _asks(spec)},
-        "status": {"ended": _ended(pod)},
+        "status": {"ended": _ended(pod), "addresses": _addresses(pod)},
     }
+
+
+def _addresses(pod: Object) -> list[str]:
+    """Return the addresses that the pod alone has: not the node's, and none once it has ended."""
+    status = pod.get("status") or {}
+    shared = (pod.get("spec") or {}).get("hostNetwork")
+    if shared or status.get("phase") in ("Succeeded", "Failed"):
+        return []
+    return [one["ip"] for one in status.get("podIPs") or [] if one.get("ip")]
 
 
 def _asks(spec: Object) -> bool:
@@ -100,6 +109,7 @@ class KubePods:
     def __init__(self, client: KubeClient, node: str) -> None:
         self._client = client
         self._pods: dict[str, PodInfo] = {}
+        self._addresses: dict[str, str] = {}
         self._reflector = Reflector(
             client, PODS, self._take, selector=Selector(fields=f"spec.nodeName={node}"), trim=trim
         )
@@ -117,11 +127,18 @@ class KubePods:
         """Return the pod, or None while it is unknown."""
         return self._pods.get(uid)
 
+    def at(self, address: str) -> str | None:
+        """Return the UID of the pod whose address this is, or None."""
+        return self._addresses.get(address)
+
     def _take(self, kind: EventType, pod: Object) -> None:
         uid = pod["metadata"]["uid"]
+        for address in [each for each, owner in self._addresses.items() if owner == uid]:
+            del self._addresses[address]
         if kind is EventType.DELETED:
             self._pods.pop(uid, None)
             return
+        self._addresses |= dict.fromkeys(pod["status"]["addresses"], uid)
         before = self._pods.get(uid)
         info = pod_info(pod, before.predicted_memory if before else None)
         self._pods[uid] = replace(info, predicted_memory=self._predicted(info))

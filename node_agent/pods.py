@@ -54,3 +54,7 @@ class PodDirectory(Protocol):
     def find(self, uid: str) -> PodInfo | None:
         """Return the pod, or None while it is unknown."""
         ...
+
+    def at(self, address: str) -> str | None:
+        """Return the UID of the pod whose address this is; None for one of no pod or of several."""
+        ...

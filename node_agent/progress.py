@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from tandem.contracts import names
-from tandem.kube.client import KubeClient
+from node_agent.tokens import TokenReviewer
 from tandem.kube.errors import KubeError
-from tandem.kube.resource import Resource
 
 log = logging.getLogger(__name__)
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", False)
-POD_UID = "authentication.kubernetes.io/pod-uid"
-
-#: A token is asked about again after this; a refused one as well, so that it costs little.
-TRUST_S = 300.0
-MAX_TOKENS = 1024
-#: New tokens are reviewed at this rate: whoever floods us with them does not flood the API server.
-REVIEW_EVERY_S = 0.1
 #: A rate that is older says nothing any more.
 FRESH_S = 60.0
 
@@ -70,44 +59,6 @@ def pace_of(told: Told) -> Pace:
     return Pace(round(min(told.iterations / told.seconds, HIGHEST_RATE), 4), activity)
 
 
-class TokenReviewer:
-    """Asks the API server, and remembers the answers for a while."""
-
-    def __init__(self, client: KubeClient) -> None:
-        self._client = client
-        self._lock = threading.Lock()
-        self._known: dict[bytes, tuple[float, str | None]] = {}
-        self._reviewed_s = float("-inf")
-
-    def pod_uid(self, token: str) -> str | None:
-        """Return the UID of the pod that `token` is bound to, if it is meant for agents.
-
-        Raises:
-            KubeError: it cannot be told now.
-        """
-        key = hashlib.sha256(token.encode()).digest()
-        now = time.monotonic()
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None and now - known[0] < TRUST_S:
-                return known[1]
-            if now - self._reviewed_s < REVIEW_EVERY_S:
-                return None
-            self._reviewed_s = now
-        review = {"metadata": {}, "spec": {"token": token, "audiences": [names.AGENT_AUDIENCE]}}
-        status: dict[str, Any] = self._client.create(TOKEN_REVIEWS, review).get("status") or {}
-        uids = ((status.get("user") or {}).get("extra") or {}).get(POD_UID) or [None]
-        valid = status.get("authenticated") and names.AGENT_AUDIENCE in (
-            status.get("audiences") or ()
-        )
-        uid = uids[0] if valid else None
-        with self._lock:
-            if len(self._known) >= MAX_TOKENS:
-                self._known.clear()
-            self._known[key] = (now, uid)
-        return uid
-
-
 class Progress:
     """Iterations per second of the pods that tell them. Any thread may call."""
 
@@ -116,12 +67,12 @@ class Progress:
         self._lock = threading.Lock()
         self._paces: dict[str, tuple[float, Pace]] = {}
 
-    def take(self, token: str, told: Told) -> bool:
-        """Take what a pod tells; return whether its token is one of a pod."""
+    def take(self, token: str, told: Told, address: str = "") -> bool:
+        """Take what a pod at `address` tells; return whether its token is one of a pod."""
         uid = None
         if self._authenticator is not None and token:
             try:
-                uid = self._authenticator.pod_uid(token)
+                uid = self._authenticator.pod_uid(token, address)
             except KubeError as error:
                 log.warning("token not reviewed error=%r", str(error))
         if uid is None:

@@ -169,7 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, f"The body is not understood: {why}.", hint)
             return
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        if self.progress.take(token if scheme.lower() == "bearer" else "", told):
+        token = token if scheme.lower() == "bearer" else ""
+        if self.progress.take(token, told, self.client_address[0]):
             self._answer(HTTPStatus.OK, b"{}", "application/json")
         else:
             hint = (

@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -150,7 +150,7 @@ class Reviews:
 
     async def _review(self, token: str) -> Caller | None:
         spec: dict[str, Any] = {"token": token}
-        if self._audience and self._audience in _audiences(token):
+        if self._audience and self._audience in unverified_audiences(unverified_claims(token)):
             spec["audiences"] = [self._audience]
         review = await self._create(TOKEN_REVIEWS, spec)
         status: dict[str, Any] = review.get("status") or {}
@@ -234,16 +234,21 @@ class _Kept(Generic[_Answer]):
         return answer
 
 
-def _audiences(token: str) -> list[str]:
-    """Return for whom a token says that it is meant; unverified, it only chooses the question."""
-    parts = token.split(".")
+def unverified_claims(token: str) -> dict[str, Any]:
+    """Return what a token (a JWT) claims; {} for anything else. It only chooses the question."""
+    parts = token.split(".", 3)
     if len(parts) != 3:
-        return []
+        return {}
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     except (ValueError, binascii.Error, RecursionError):
-        return []
-    found = claims.get("aud") if isinstance(claims, dict) else None
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+def unverified_audiences(claims: Mapping[str, Any]) -> list[str]:
+    """Return for whom a token claims to be meant."""
+    found = claims.get("aud")
     if isinstance(found, str):
         return [found]
     return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []

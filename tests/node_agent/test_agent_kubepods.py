@@ -46,7 +46,7 @@ def test_only_what_is_used_is_kept():
             "ownerReferences": [OWNER],
         },
         "spec": {"schedulerName": names.SCHEDULER_NAME, "asksForGpus": True},
-        "status": {"ended": []},
+        "status": {"ended": [], "addresses": []},
     }  # fmt: skip
 
 

@@ -12,9 +12,9 @@ import yaml
 
 from controlplane import manifests, wait_until
 from node_agent.kubepods import KubePods, refuse_beside_device_plugin
-from node_agent.progress import TokenReviewer
 from node_agent.publish import WriteError, gpu_node
 from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environment
+from node_agent.tokens import TokenReviewer
 from node_agent.writers import KubeWriter
 from tandem.contracts import names
 from tandem.contracts.resources import GPU, GPUNodeStatus
@@ -244,18 +244,35 @@ def test_token_of_a_pod_says_which_pod_it_is(control_plane, namespace, client):
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "train", "namespace": namespace},
-            "spec": {"nodeName": "agent-a", "containers": [{"name": "main", "image": "x"}]},
+            "spec": {
+                "nodeName": "agent-a",
+                "schedulerName": names.SCHEDULER_NAME,
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "x",
+                        "resources": {"limits": {names.RESOURCE: "1"}},
+                    }
+                ],
+            },
         }
     )
     uid = control_plane.get("pod", "train", "-n", namespace)["metadata"]["uid"]
+    pods = KubePods(client, "agent-a")
+    pods.start()
+    wait_until(lambda: pods.find(uid), "the pod is known")
     create = ("create", "token", "default", "-n", namespace, "--bound-object-kind=Pod")
     bound = (*create, "--bound-object-name=train", f"--bound-object-uid={uid}")
     ours = control_plane.kubectl(*bound, "--audience=tandem-agent").strip()
     others = control_plane.kubectl(*bound, "--audience=something-else").strip()
-    reviewer = TokenReviewer(client)
-    wait_until(lambda: reviewer.pod_uid(ours) == uid, "the token is reviewed")
-    assert TokenReviewer(client).pod_uid(others) is None
-    assert TokenReviewer(client).pod_uid("nonsense") is None
+    reviewer = TokenReviewer(client, pods)
+    assert reviewer.pod_uid(ours, "10.0.0.1") == uid
+    assert reviewer.pod_uid(others, "10.0.0.1") is None
+    assert reviewer.pod_uid("nonsense", "10.0.0.1") is None
+    head, claims, _ = ours.split(".")
+    forged = f"{head}.{claims}.{'A' * 300}"
+    assert TokenReviewer(client, pods).pod_uid(forged, "10.0.0.1") is None
+    pods.stop()
 
 
 @pytest.fixture

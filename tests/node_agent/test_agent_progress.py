@@ -12,11 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from node_agent import progress
 from node_agent.config import AgentSettings
-from node_agent.progress import Pace, Progress, TokenReviewer, Told
+from node_agent.progress import Pace, Progress, Told
 from node_agent.publish import gpu_node
 from node_agent.server import AgentServer
 from node_agent.tenant import Tenant
-from tandem.contracts import names
 from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
 from tandem.kube.errors import Unavailable
 from tandem.kube.jsontext import encoded
@@ -27,12 +26,12 @@ TOKENS = {"token-of-a": "uid-a", "token-of-b": "uid-b"}
 
 
 class Authenticator:
-    def pod_uid(self, token):
+    def pod_uid(self, token, address):
         return TOKENS.get(token)
 
 
 class Away:
-    def pod_uid(self, token):
+    def pod_uid(self, token, address):
         raise Unavailable(0, "away")
 
 
@@ -140,43 +139,6 @@ def test_rate_that_is_old_is_forgotten(served, monkeypatch):
     assert taken.paces() == {}
 
 
-class CountingApi:
-    """Reviews every token as one of pod `uid-TOKEN`, and counts."""
-
-    def __init__(self):
-        self.reviews = 0
-
-    def create(self, resource, body):
-        self.reviews += 1
-        extra = {progress.POD_UID: [f"uid-{body['spec']['token']}"]}
-        return {
-            "status": {
-                "authenticated": True,
-                "audiences": [names.AGENT_AUDIENCE],
-                "user": {"extra": extra},
-            }
-        }
-
-
-def test_token_is_reviewed_once(monkeypatch):
-    api = CountingApi()
-    reviewer = TokenReviewer(api)
-    assert [reviewer.pod_uid("a") for _ in range(5)] == ["uid-a"] * 5
-    assert api.reviews == 1
-    monkeypatch.setattr(progress, "TRUST_S", -1)
-    monkeypatch.setattr(progress, "REVIEW_EVERY_S", 0)
-    reviewer.pod_uid("a")
-    assert api.reviews == 2
-
-
-def test_flood_of_new_tokens_does_not_reach_the_api_server(monkeypatch):
-    monkeypatch.setattr(progress, "REVIEW_EVERY_S", 3600)
-    api = CountingApi()
-    reviewer = TokenReviewer(api)
-    assert sum(reviewer.pod_uid(str(i)) is not None for i in range(2000)) == 1
-    assert api.reviews == 1
-
-
 @pytest.fixture
 def helper(monkeypatch):
     """A fresh `tandem.progress`, as in a process of its own."""
@@ -204,8 +166,8 @@ def arrival(helper, served, monkeypatch, tmp_path):
         arrived = threading.Event()
         original = taken.take
 
-        def take(token, told):
-            done = original(token, told)
+        def take(token, told, address):
+            done = original(token, told, address)
             if awaited(told):
                 arrived.set()
             return done

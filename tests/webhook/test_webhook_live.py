@@ -209,13 +209,13 @@ def test_other_workloads_do_not_depend_on_us(control_plane, team, webhook):
 
 
 @pytest.mark.parametrize("adopt", [False, True])
-def test_containers_that_render_zeros_stay_beside_the_one_with_the_gpus(
-    control_plane, team, adopt
-):
+def test_containers_that_render_zeros_stay_beside_the_one_with_the_gpus(control_plane, team, adopt):
     if adopt:
         control_plane.kubectl("label", "namespace", team, "tandem.gpu/adopt=true")
     zeros = {"limits": {names.RESOURCE: 0, names.NVIDIA_RESOURCE: "0"}}
-    body = training_job("mixed", container("launcher", resources=zeros), container("main", gpus="1"))
+    body = training_job(
+        "mixed", container("launcher", resources=zeros), container("main", gpus="1")
+    )
     apply(control_plane, team, body)
     (made,) = wait_until(lambda: pods_of(control_plane, team, "mixed"), "a pod is made")
     launcher, main = made["spec"]["containers"]

@@ -96,7 +96,7 @@ class NodeFacts:
     labels: dict[str, str]
     ready: bool
     taints: tuple[str, ...]
-    handed_out: dict[str, str]
+    handed_out: dict[str, int]
     handlers: tuple[str, ...] | None
 
 
@@ -250,9 +250,9 @@ def _node(item: Object) -> NodeFacts:
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     handlers = status.get("runtimeHandlers")
     handed_out = {
-        key: str(value)  # such as 1k
+        key: number
         for key, value in (status.get("capacity") or {}).items()
-        if names.is_gpu(key) and str(value) != "0"
+        if names.is_gpu(key) and (number := _whole(value))
     }
     return NodeFacts(
         item["metadata"]["name"],
