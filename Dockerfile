@@ -69,11 +69,12 @@ RUN python -m predictor --help > /dev/null
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8090/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "predictor"]
 
-# Runs as root with hostPID: it reads /proc of other users' processes to attribute GPU memory.
+# Runs with hostPID and a user of its own: it reads the cgroups of other users' processes to attribute
+# GPU memory, which every user may, and can signal none of them.
 FROM base AS agent
 COPY --from=build-agent /opt/tandem /opt/tandem
 RUN python -m node_agent --help > /dev/null
-USER 0:0
+USER 59405:59405
 HEALTHCHECK CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9405/healthz', timeout=3)"]
 ENTRYPOINT ["python", "-m", "node_agent"]
 

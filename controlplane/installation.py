@@ -237,6 +237,8 @@ class Installation:
                 "--config", str(path),
                 "--kubeconfig", str(self.agent_account(node)),
                 "--listen", f"127.0.0.1:{port}",
+                # An earlier version reads pods from the API server.
+                *([] if self._environment else ["--extender", self.extender_address]),
             ],
             env={**self._environment, **env},
         )  # fmt: skip
@@ -246,6 +248,11 @@ class Installation:
             f"the agent of {node} has reported",
         )
         return process
+
+    @property
+    def extender_address(self) -> str:
+        """Where agents ask the extender, by a name in its certificate."""
+        return f"https://localhost:{self._ports['public']}"
 
     def agent_url(self, node: str) -> str:
         """Address of an agent's /healthz and /metrics."""

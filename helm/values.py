@@ -111,6 +111,7 @@ class _Agent(_Placed):
     namespace: Name
     create_namespace: bool
     runtime_class_name: NameOrNone
+    run_as_user: Annotated[int, Field(ge=0, le=2**31 - 1)]
     port: Annotated[int, Field(ge=1, le=65535)]
     progress: bool
     max_unavailable: Annotated[int, Field(ge=1)] | Annotated[str, Field(pattern=r"^\d{1,3}%$")]

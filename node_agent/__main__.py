@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from node_agent.app import Agent, stamp
 from node_agent.config import REMOVED, AgentSettings
-from node_agent.kubepods import KubePods, refuse_beside_device_plugin
+from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.extenderpods import Extender, ExtenderPods
 from node_agent.monitor import Monitor
 from node_agent.publish import gpu_node
 from node_agent.tokens import TokenReviewer
@@ -40,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--kubeconfig", type=Path, help="default: the pod's service account")
     where.add_argument("--report-url", help="report to this URL instead of an API server")
     where.add_argument("--once", action="store_true", help="print one report as JSON, and end")
+    p.add_argument("--extender", help="https address of the extender, which knows the node's pods")
+    p.add_argument("--extender-token", type=Path, help="default: the token for the API server")
     p.add_argument("--interval", type=float, help="seconds between full readings")
     p.add_argument("--shares", type=int, help="jobs that may share a GPU")
     p.add_argument("--proc", type=Path, help="the host's /proc")
@@ -103,7 +106,12 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
         return Agent(settings, HttpWriter(options.report_url), listen)
     client = KubeClient.load(options.kubeconfig)
     refuse_beside_device_plugin(client, settings.node)
-    pods = KubePods(client, settings.node)
+    if not options.extender:
+        return Agent(settings, KubeWriter(client), listen)
+    file = options.extender_token
+    # Read each time, since kubelet renews it.
+    token = client.bearer_token if file is None else lambda: file.read_text().strip()
+    pods = ExtenderPods(Extender(options.extender, client, token))
     return Agent(settings, KubeWriter(client), listen, pods, TokenReviewer(client, pods))
 
 

@@ -108,6 +108,8 @@ class Monitor:
                 )
         except NvmlGoneError as error:
             self._lose_nvml(now_s, str(error))
+        if full and self._pods:
+            self._pods.look_for(self._unsettled(self._pods))
         self._guard(stamp)
         if full:
             for board in self.boards.values():
@@ -244,6 +246,12 @@ class Monitor:
             board.xids[code] += 1
             fatal = board.quarantine.xid(now_s, code)
             log.warning("xid uuid=%s code=%d quarantined=%s", uuid, code, fatal)
+
+    def _unsettled(self, pods: PodDirectory) -> set[str]:
+        """Return the pods that are unknown, and those that have left a GPU, perhaps by failing."""
+        holding = {tenant.uid for board in self.boards.values() for tenant in board.holders()}
+        seen = {uid for board in self.boards.values() for uid in board.tenants}
+        return (seen - holding) | {uid for uid in holding if pods.find(uid) is None}
 
     # --- memory guard -------------------------------------------------------------------------
 

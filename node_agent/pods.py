@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,13 +19,12 @@ class ContainerEnd:
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """What the API server knows of a pod on this node.
+    """What the extender knows of a pod on this node.
 
-    `job` names its GPUJob; `ours` is false for a pod that asks for no GPU of ours or has another
-    scheduler: a GPU that it uses was taken past Tandem. `assigned` are the UUIDs that it was given,
-    None where that is not known; `predicted_memory` is the bound on
-    its memory per GPU in bytes, None where nothing was predicted. `ends` are the last ends of its
-    containers that were not asked for.
+    `job` names its GPUJob; `ours` is false for a pod that asks for no GPU of ours: a GPU that it
+    uses was taken past Tandem. `assigned` are the UUIDs that it was given, None where that is not
+    known; `predicted_memory` is the memory per GPU in bytes for which it was given its place, None
+    where nothing was predicted. `ends` are the last ends of its containers that were not asked for.
     """
 
     namespace: str
@@ -57,4 +57,8 @@ class PodDirectory(Protocol):
 
     def at(self, address: str) -> str | None:
         """Return the UID of the pod whose address this is; None for one of no pod or of several."""
+        ...
+
+    def look_for(self, uids: Iterable[str]) -> None:
+        """Ask about these pods soon: they are unknown, or something has happened to them."""
         ...

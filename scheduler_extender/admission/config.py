@@ -39,7 +39,7 @@ class AdmissionConfig(BaseModel):
     the address nor a token. `max_termination_grace_s`: the most that a pod with GPUs may take to
     end after its deletion; meanwhile no other job gets its GPUs. `host_paths`: what pods with GPUs
     may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
-    `resource_claims`: whether pods with GPUs may name ResourceClaims, which Tandem cannot look into.
+    `resource_claims`: whether they may name ResourceClaims, which Tandem cannot look into.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -63,6 +63,10 @@ class PodInfo:
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
     requires: NodeRequirements = ANYWHERE
+    #: Those of its own, where it asks for GPUs of ours.
+    addresses: tuple[str, ...] = ()
+    #: Of its containers that ended and were not asked to: name, exit code, when, reason.
+    ends: tuple[tuple[str, int, str, str], ...] = ()
     fingerprint: str = ""  # of the container that asks for GPUs: image, command and resources
 
     @property
@@ -164,6 +168,8 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
         gpus=gpus,
         cpu=cpu,
         memory_bytes=memory_bytes,
+        addresses=tuple(_addresses(spec, status)),
+        ends=tuple(_ends(status)) if "deletionTimestamp" not in metadata else (),
         fingerprint=next(
             (
                 _fingerprint(c)
@@ -213,6 +219,26 @@ def gpus_wanted(spec: Mapping[str, Any]) -> int:
         if asked:
             wanted += int(parse_quantity(asked))
     return min(wanted, MAX_INTEGER)  # the sum of several may be more than a GPUJob can state
+
+
+def _addresses(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the addresses that a pod alone has: not the node's, and none once it has ended."""
+    if not spec.get("hostNetwork") and status.get("phase") not in _TERMINAL:
+        yield from (one["ip"] for one in status.get("podIPs") or () if one.get("ip"))
+
+
+def _ends(status: Mapping[str, Any]) -> Iterator[tuple[str, int, str, str]]:
+    """Yield the last end of each container that has ended."""
+    for container in status.get("containerStatuses") or ():
+        states = [container.get(key) or {} for key in ("state", "lastState")]
+        ended = next((state["terminated"] for state in states if state.get("terminated")), None)
+        if ended and ended.get("finishedAt"):
+            yield (
+                container["name"],
+                int(ended.get("exitCode") or 0),
+                ended["finishedAt"],
+                ended.get("reason") or "",
+            )
 
 
 def _kept(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from scheduler_extender.serving.frontman import FrontProcess
 from scheduler_extender.serving.gate import KEEP_ALIVE_S
 from scheduler_extender.serving.limits import Limited
 from scheduler_extender.serving.memory_api import memory_router
+from scheduler_extender.serving.nodepods import node_pods_router
 from scheduler_extender.serving.process import collector_spared, give_way_soon, keep_freed_memory
 from scheduler_extender.serving.readers import Readers, everybody
 from scheduler_extender.serving.routes import Straight, verbs_router
@@ -157,6 +158,7 @@ def inner_app(service: Service) -> FastAPI:
     app = FastAPI(title="Tandem, within", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(health_router(service.feed, service.metrics))
     app.include_router(read_router(service.state, service.config.profile.pipeline(), everybody))
+    app.include_router(node_pods_router(service.node_pods))
     app.include_router(inner_router(service.changes, service.predictor, service.traffic))
     return app
 

@@ -42,7 +42,7 @@ from scheduler_extender.serving.fair import BusyError, FairWorker
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile
 from scheduler_extender.serving.limits import Limited, client_name
 from scheduler_extender.serving.process import return_freed_memory
-from scheduler_extender.serving.readers import Readers
+from scheduler_extender.serving.readers import Agents, Readers
 from scheduler_extender.serving.status.publisher import Publisher
 from scheduler_extender.serving.status.routes import status_router
 from scheduler_extender.serving.status.sources import (
@@ -173,7 +173,7 @@ def front_app(
     )
     app.include_router(_health(line))
     readers = Readers(api, audience=API_AUDIENCE)
-    app.include_router(_handed_on(readers, extender))
+    app.include_router(_handed_on(readers, Agents(api), extender))
     app.include_router(
         status_router(
             Publisher(remote_changes(extender)),
@@ -213,14 +213,16 @@ def health(path: str, line: Line) -> tuple[int, bytes]:
     return 200, b'{"status":"ok"}'
 
 
-def _handed_on(readers: Readers, extender: httpx.AsyncClient) -> APIRouter:
+def _handed_on(readers: Readers, agents: Agents, extender: httpx.AsyncClient) -> APIRouter:
     """Return the routes that the extender answers; callers of /v1 are checked here."""
     router = APIRouter(tags=["read-only"])
     turns = asyncio.Semaphore(_READS_AT_ONCE)
     metrics: list[Any] = [0.0, b"", ""]
     metrics_turn = asyncio.Lock()
 
-    async def read(path: str, query: bytes) -> Response:
+    agents_turns = asyncio.Semaphore(_READS_AT_ONCE)
+
+    async def read(path: str, query: bytes, turns: asyncio.Semaphore = turns) -> Response:
         content = bytearray()
         url = path + (f"?{query.decode('ascii', 'replace')}" if query else "")
         try:
@@ -259,6 +261,12 @@ def _handed_on(readers: Readers, extender: httpx.AsyncClient) -> APIRouter:
         # Only the namespace that was checked: a query may name several.
         query = httpx.QueryParams({"namespace": namespace} if namespace is not None else {})
         return await read("/v1/jobs", str(query).encode())
+
+    @router.get("/v1/node-pods")
+    async def node_pods(request: Request) -> Response:
+        """List the pods of the node of the agent that asks, without their environment."""
+        query = httpx.QueryParams({"node": await agents.node(request)})
+        return await read("/v1/node-pods", str(query).encode(), agents_turns)
 
     @router.get("/v1/explain/{namespace}/{pod}")
     async def explain(request: Request, namespace: str, pod: str) -> Response:

@@ -28,6 +28,7 @@ from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
+from scheduler_extender.serving.nodepods import NodePods
 from scheduler_extender.serving.process import thread_pool
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.traffic import Traffic
@@ -69,6 +70,7 @@ class Service:
     metrics: Metrics
     changes: Changes
     predictor: HttpPredictor
+    node_pods: NodePods
     runtime_class: list[bool] = field(default_factory=lambda: [False])
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -102,6 +104,7 @@ async def running(
         placements=learned.placements,
         clock=clock,
     )
+    node_pods = NodePods(state)
     metrics = Metrics()
     feed = Feed(state, on_slice=metrics.slices.observe)
     loop = asyncio.get_running_loop()
@@ -131,7 +134,9 @@ async def running(
         lambda: controller.accounts.figures(),
         lambda: controller.terminations.overdue(),
     )
-    service = Service(config, api, state, feed, verbs, binder, metrics, changes, predictor)
+    service = Service(
+        config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods
+    )
     hostname = config.leader.hostname or socket.gethostname()
 
     def term_changed() -> None:

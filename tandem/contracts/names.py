@@ -90,6 +90,8 @@ PREDICTOR_AUDIENCE = "tandem-predictor"
 API_SERVICE = "tandem-api"
 #: The audience of a token that is worth something at the read-only API alone.
 API_AUDIENCE = "tandem-api"
+#: What the API server says of a token that is bound to a pod, in the extra fields of its user.
+NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"  # noqa: S105 - a field's name
 #: Its token shows all that is to be read: it is for those who may make one.
 READER_ACCOUNT = "tandem-reader"
 #: What a stream through the API server's proxy is upgraded to: TLS, to the extender itself.

@@ -88,15 +88,20 @@ class Reviews:
     """
 
     def __init__(
-        self, api: ClusterApi, *, audience: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        api: ClusterApi,
+        *,
+        audience: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        most_kept: int | None = None,
     ) -> None:
         self._api = api
         self._audience = audience
         self._clock = clock
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="review")
-        self._callers: _Kept[Caller] = _Kept(clock)
+        self._callers: _Kept[Caller] = _Kept(clock, most_kept)
         self._strangers: _Kept[bool] = _Kept(clock)
-        self._rights: _Kept[bool] = _Kept(clock)
+        self._rights: _Kept[bool] = _Kept(clock, most_kept)
         self._unknown = _UNKNOWN_AT_ONCE  # reviews of unknown tokens that may be made at once
         self._unknown_at_s = clock()
 
@@ -191,8 +196,9 @@ class Reviews:
 class _Kept(Generic[_Answer]):
     """Answers by key, for a minute; each is asked for once at a time."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], most: int | None = None) -> None:
         self._clock = clock
+        self._most = most or MOST_KEPT
         self._answers: OrderedDict[Hashable, tuple[float, _Answer]] = OrderedDict()
         self._asking: dict[Hashable, asyncio.Task[_Answer | None]] = {}
 
@@ -212,7 +218,7 @@ class _Kept(Generic[_Answer]):
         """Keep an answer."""
         self._answers[key] = (self._clock() + KEPT_S, answer)
         self._answers.move_to_end(key)
-        while len(self._answers) > MOST_KEPT:
+        while len(self._answers) > self._most:
             self._answers.popitem(last=False)
 
     def drop(self, key: Hashable) -> None:

@@ -47,6 +47,27 @@ class Answer:
         return json.loads(self.body)
 
 
+def trusting_webhook(client: KubeClient) -> ssl.SSLContext:
+    """Return what trusts the webhook's authority, as the API server knows it, and no other.
+
+    Raises:
+        KubeError: the API server does not say.
+        TandemError: it does not know the authority.
+    """
+    try:
+        found = client.get(MUTATING_WEBHOOKS, "tandem")
+        bundle = base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_verify_locations(cadata=bundle.decode("ascii"))
+    except (LookupError, TypeError, ValueError, binascii.Error, ssl.SSLError) as error:
+        raise TandemError(
+            "the API server does not know the certificate of Tandem's webhook",
+            "`tandem doctor` says why",
+        ) from error
+    return context
+
+
 class Tunnel:
     """GET requests to the extender's read-only API, each on a connection of its own.
 
@@ -114,18 +135,7 @@ class Tunnel:
     def _tls(self) -> ssl.SSLContext:
         """Return what trusts the webhook's authority, as the API server knows it, and no other."""
         if self._context is None:
-            try:
-                found = self._client.get(MUTATING_WEBHOOKS, "tandem")
-                bundle = base64.b64decode(found["webhooks"][0]["clientConfig"]["caBundle"])
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.minimum_version = ssl.TLSVersion.TLSv1_2
-                context.load_verify_locations(cadata=bundle.decode("ascii"))
-            except (LookupError, TypeError, ValueError, binascii.Error, ssl.SSLError) as error:
-                raise TandemError(
-                    "the API server does not know the certificate of Tandem's webhook",
-                    "`tandem doctor` says why",
-                ) from error
-            self._context = context
+            self._context = trusting_webhook(self._client)
         return self._context
 
     def _bearer(self) -> str:

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.serving.memory_api import admission, memory_router, patched
 from tandem.contracts import names
 from tandem.demo.kubelet import visible_device

@@ -38,8 +38,11 @@ JOBS = f"{CUSTOM}/namespaces/tenant/gpujobs"
 PROFILES = f"{CUSTOM}/namespaces/tenant/modelprofiles"
 NODES = f"{CUSTOM}/gpunodes"
 
-ASSIGNMENTS, SHAPE, NAME, DEVICES, RESOURCES, OWN_NODE = (
+JOBS_OF_BATCH = "/apis/batch/v1/namespaces/tenant/jobs"
+
+ASSIGNMENTS, WRITES, SHAPE, NAME, DEVICES, RESOURCES, OWN_NODE = (
     "tandem-assignments",
+    "tandem-scheduler-writes",
     "tandem-pods",
     "tandem-scheduler-name",
     "tandem-devices",
@@ -64,6 +67,7 @@ rules:
   - apiGroups: [""]
     resources: [pods, pods/status, pods/binding, bindings, pods/ephemeralcontainers, pods/resize]
     verbs: &most [get, list, watch, create, update, patch, delete]
+  - {apiGroups: [batch], resources: [jobs], verbs: *most}
   - {apiGroups: [tandem.gpu], resources: ["*"], verbs: *most}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -73,6 +77,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: careless
 subjects:
   - {apiGroup: rbac.authorization.k8s.io, kind: User, name: tenant}
   - {kind: ServiceAccount, namespace: tandem-system, name: tandem-predictor}
+  - {kind: ServiceAccount, namespace: tandem-system, name: tandem-scheduler}
   - {kind: ServiceAccount, namespace: tandem-agents, name: tandem-agent}
 """
 
@@ -87,10 +92,11 @@ class Attempt:
     path: str
     body: object
     who: str = "tenant"
+    patch: str = "merge"
 
     def refusal(self, client: KubeClient) -> str:
         """Make the request, without effect; return the API server's words if it refuses."""
-        kinds = {"PATCH": "application/merge-patch+json"}
+        kinds = {"PATCH": f"application/{self.patch}-patch+json"}
         try:
             client.request(
                 self.method,
@@ -191,6 +197,20 @@ def host_path(*paths: str) -> Callable[[Object], object]:
     return lambda pod: pod["spec"]["volumes"].extend(
         {"name": f"x{i}", "hostPath": {"path": path}} for i, path in enumerate(paths)
     )
+
+
+def schedules(words: str, path: str, body: Object, policy: str = WRITES) -> Attempt:
+    """Return a change by our scheduler's own account."""
+    return Attempt(words, policy, "PATCH", path, body, "scheduler")
+
+
+def spec_of(**spec: object) -> Object:
+    return {"spec": spec}
+
+
+def annotated(**annotations: str | None) -> Object:
+    names_ = {f"tandem.gpu/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return {"metadata": {"annotations": names_}}
 
 
 def asks(index: int, **amounts: str) -> Callable[[Object], object]:
@@ -387,6 +407,40 @@ FORGERIES = [
            securityContext={"privileged": True}),
     debugs("debug container with a capability of administrators", DEVICES, "bound", env=[VOID],
            securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
+    # A stolen token of our scheduler.
+    schedules("a user's annotation by the scheduler", f"{PODS}/gated", annotated(memory="1Gi")),
+    schedules("a user's annotation removed by it", f"{PODS}/gated", annotated(memory=None)),
+    schedules("an annotation of others by it", f"{PODS}/gated",
+              {"metadata": {"annotations": {"example.com/note": "x"}}}),
+    schedules("a label by it", f"{PODS}/gated", {"metadata": {"labels": {"app": "theirs"}}}),
+    schedules("a finalizer by it", f"{PODS}/gated",
+              {"metadata": {"finalizers": ["example.com/keep"]}}),
+    schedules("an owner by it", f"{PODS}/gated", {"metadata": {"ownerReferences": [
+        {"apiVersion": "v1", "kind": "Node", "name": "n0", "uid": "u"}]}}),
+    schedules("a gate of others removed by it", f"{PODS}/gated", gates()),
+    Attempt("an image by it", WRITES, "PATCH", f"{PODS}/web",
+            spec_of(containers=[{"name": "web", "image": "other:1"}]), "scheduler",
+            "strategic-merge"),
+    schedules("a node selector by it", f"{PODS}/gated", spec_of(nodeSelector={"a": "b"})),
+    schedules("a toleration by it", f"{PODS}/gated", spec_of(tolerations=[
+        *({"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute",
+           "tolerationSeconds": 300} for key in ("not-ready", "unreachable")),
+        {"key": "theirs", "operator": "Exists"}])),
+    schedules("a deadline by it", f"{PODS}/web", spec_of(activeDeadlineSeconds=1)),
+    schedules("an annotation through the status by it", f"{PODS}/bound/status",
+              {"metadata": {"annotations": {"example.com/note": "x"}}}),
+    schedules("a debug container by it", f"{PODS}/web/ephemeralcontainers", spec_of(
+        ephemeralContainers=[{"name": "debug", "image": "debug:1"}])),
+    Attempt("a pod by it", WRITES, "POST", PODS, admitted(), "scheduler"),
+    Attempt("an annotation of others with a binding by it", WRITES, "POST", BINDINGS, {
+        "apiVersion": "v1", "kind": "Binding",
+        "metadata": {"name": "open", "namespace": "tenant",
+                     "annotations": {"example.com/note": "x"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}, "scheduler"),
+    schedules("a Job's size by it", f"{JOBS_OF_BATCH}/steps", spec_of(parallelism=5)),
+    schedules("a Job's image by it", f"{JOBS_OF_BATCH}/steps", spec_of(template={
+        "metadata": {"labels": {"app": "x"}}})),
+    schedules("a Job's annotation by it", f"{JOBS_OF_BATCH}/steps", annotated(memory="1Gi")),
     # Our records.
     Attempt("GPUJob of one's own", RESOURCES, "POST", JOBS, gpu_job("mine")),
     Attempt("attained service forgotten", RESOURCES, "PATCH", f"{JOBS}/known/status", ATTAINED),
@@ -441,6 +495,17 @@ RIGHTFUL = [
     Attempt("a gate removed by the queue", "", "PATCH", f"{PODS}/gated",
             gates("example.com/data") | {"metadata": {"annotations": {"tandem.gpu/wake": "1"}}},
             "scheduler"),
+    schedules("an epoch, by label and annotation", f"{PODS}/gated",
+              {"metadata": {"labels": {"tandem.gpu/epoch": "e"},
+                            "annotations": {"tandem.gpu/epoch": "e"}}}, ""),
+    schedules("a condition by kube-scheduler", f"{PODS}/open/status", {"status": {"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}}, ""),
+    schedules("a Job suspended", f"{JOBS_OF_BATCH}/steps", spec_of(suspend=False), ""),
+    Attempt("a binding by the queue", "", "POST", f"{PODS}/open/binding", {
+        "apiVersion": "v1", "kind": "Binding",
+        "metadata": {"name": "open", "namespace": "tenant",
+                     "annotations": MINE | {"tandem.gpu/placed-with": "{}"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}, "scheduler"),
     Attempt("a GPUJob by the queue", "", "POST", JOBS, gpu_job("new"), "scheduler"),
     Attempt("a GPUJob's status by the queue", "", "PATCH", f"{JOBS}/known/status", ATTAINED,
             "scheduler"),
@@ -489,7 +554,7 @@ def callers(
         account = "/api/v1/namespaces/tenant/serviceaccounts/default"
         wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
         _populate(clients)
-        for policy in (ASSIGNMENTS, SHAPE, NAME, DEVICES, RESOURCES, OWN_NODE):
+        for policy in (ASSIGNMENTS, WRITES, SHAPE, NAME, DEVICES, RESOURCES, OWN_NODE):
             first = next(each for each in FORGERIES if each.policy == policy)
             wait_until(lambda a=first: a.refusal(clients[a.who]), f"{policy} is in force")
         yield clients
@@ -514,6 +579,9 @@ def _populate(clients: dict[str, KubeClient]) -> None:
     web = plain(nodeName="n0")
     web["metadata"] = {"name": "web"}
     admin.request("POST", PODS, body=web)
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "c:1"}]}}
+    steps = {"metadata": {"name": "steps"}, "spec": {"suspend": True, "template": template}}
+    admin.request("POST", JOBS_OF_BATCH, body={"apiVersion": "batch/v1", "kind": "Job", **steps})
     scheduler.request("POST", JOBS, body=gpu_job("known"))
     clients["agent"].request("POST", NODES, body=gpu_node("n0"))
     admin.request("POST", NODES, body=gpu_node("n1"))

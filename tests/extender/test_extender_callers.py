@@ -11,7 +11,7 @@ from extender_builders import gpu_node, node, pod
 from fastapi import FastAPI, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from scheduler_extender.admission.patch import AdmissionConfig
+from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.webhook import admission_router
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.api import read_router

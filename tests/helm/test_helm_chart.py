@@ -162,7 +162,6 @@ def test_everything_but_the_agent_meets_pod_security_restricted(rendered: list[O
     agent = judged.pop("tandem-agent")
     assert agent == [
         "hostPID",
-        "runAsNonRoot: agent",
         "hostPort: agent",
     ]
     ours = ("tandem-scheduler", "tandem-predictor", "tandem-retraining", "tandem-test")
@@ -278,9 +277,10 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
     roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
     rules = [rule for role in roles for rule in role["rules"]]
     assert not [rule for rule in rules if "secrets" in rule["resources"]]
-    # Readers know the extender by the authority in it; nobody writes it.
+    # Readers and agents know the extender by the authority in it; nobody writes it.
     assert [r["verbs"] for r in rules if "mutatingwebhookconfigurations" in r["resources"]] == [
-        ["get"]
+        ["get"],
+        ["get"],
     ]
 
     own = render(*with_it, "--set", "webhook.certManager.issuerRef.name=ours")

@@ -15,7 +15,6 @@ from controlplane import charttools
 #: What kube-score asks for and we do not do, each with the reason.
 ACCEPTED = {
     "container-image-pull-policy": "IfNotPresent, for images by version or digest",
-    "container-security-context-user-group-id": "the agent is root, without a capability",
     "container-ephemeral-storage-request-and-limit": "nothing is written but to sized volumes",
     "container-resources": "no limit of CPU: throttling would cost the verbs their latency",
     "deployment-replicas": "the predictor may be away: no job waits for it; attached, one acts",

@@ -19,10 +19,15 @@ def stamp(driver):
 
 
 class Pods(dict):
-    """A directory of pods by UID."""
+    """A directory of pods by UID; `wanted` are those that were looked for last."""
+
+    wanted = frozenset()
 
     def find(self, uid):
         return self.get(uid)
+
+    def look_for(self, uids):
+        self.wanted = frozenset(uids)
 
 
 class Node:

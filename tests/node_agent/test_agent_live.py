@@ -6,22 +6,25 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 import yaml
 
 from controlplane import manifests, wait_until
-from node_agent.kubepods import KubePods, refuse_beside_device_plugin
+from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.extenderpods import ExtenderPods
 from node_agent.publish import WriteError, gpu_node
 from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environment
 from node_agent.tokens import TokenReviewer
 from node_agent.writers import KubeWriter
 from tandem.contracts import names
+from tandem.contracts.nodepods import NodePod, NodePodList
 from tandem.contracts.resources import GPU, GPUNodeStatus
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import Forbidden
-from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
+from tandem.kube.resource import GPU_NODES, NODES
 
 pytestmark = pytest.mark.controlplane
 
@@ -165,77 +168,76 @@ def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed)
 
 
 def test_agent_may_not_evict_or_write_nodes(client):
-    pod = client.get(PODS, "agent-on-agent-b", names.AGENT_NAMESPACE)
     with pytest.raises(Forbidden):
-        client.evict(names.AGENT_NAMESPACE, "agent-on-agent-b", uid=pod["metadata"]["uid"])
+        client.evict(names.AGENT_NAMESPACE, "agent-on-agent-b", uid="u")
     with pytest.raises(Forbidden):
         client.patch(NODES, "agent-a", {"metadata": {"labels": {"x": "y"}}})
 
 
-def test_pods_of_the_node_with_what_was_predicted_for_them(control_plane, namespace, client):
-    admin = KubeClient.load(control_plane.kubeconfig())
-    load = {
-        "utilisationPercent": 50, "utilisationP95Percent": 60, "memoryBaseBytes": GIB,
-        "memoryPeakExtraBytes": 0, "peakProbability": 0, "memoryP95Bytes": 3 * GIB,
-        "utilisationSource": "formula", "memorySource": "formula",
-        "modelVersion": "", "outOfDistribution": False, "featureHash": "",
-    }  # fmt: skip
-    job = {
-        "metadata": {"name": "gang-g", "namespace": namespace},
-        "spec": {
-            "workload": {"apiVersion": "v1", "kind": "Pod", "name": "ours", "uid": "u"},
-            "demand": {"gpusPerPod": 1},
-        },
-    }
-    admin.create(GPU_JOBS, job, namespace)
-    admin.patch(
-        GPU_JOBS,
-        "gang-g",
-        {"status": {"phase": "Running", "load": load}},
-        namespace,
-        subresource="status",
-    )
-    admin.close()
-    for name, scheduler, node in (
-        ("ours", names.SCHEDULER_NAME, "agent-a"),
-        ("theirs", "default-scheduler", "agent-a"),
-        ("elsewhere", names.SCHEDULER_NAME, "agent-b"),
-    ):
-        control_plane.apply(
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/pods",
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dagent-a",
+        f"/api/v1/namespaces/{names.AGENT_NAMESPACE}/pods",
+        f"/api/v1/namespaces/{names.AGENT_NAMESPACE}/pods/agent-on-agent-a",
+        "/api/v1/secrets",
+        f"/apis/{names.API_VERSION}/gpujobs",
+        f"/apis/{names.API_VERSION}/namespaces/default/gpujobs/job-x",
+        "/api/v1/nodes",
+        "/api/v1/nodes/agent-a/proxy/pods",
+    ],
+)
+def test_agent_may_read_no_pods_and_no_jobs(client, path):
+    path, _, query = path.partition("?")
+    with pytest.raises(Forbidden):
+        client.request("GET", path, dict(parse_qsl(query)))
+
+
+def test_field_selectors_bind_no_service_account(control_plane, installed, client):
+    """Why agents ask the extender: RBAC lets an account list all pods or none (decision 37)."""
+    control_plane.apply(
+        [
             {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": name,
-                    "namespace": namespace,
-                    "annotations": {names.GANG: "g"},
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRole",
+                "metadata": {"name": "lists-pods"},
+                "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}],
+            },
+            {
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRoleBinding",
+                "metadata": {"name": "lists-pods"},
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "ClusterRole",
+                    "name": "lists-pods",
                 },
-                "spec": {
-                    "nodeName": node,
-                    "schedulerName": scheduler,
-                    "containers": [
-                        {
-                            "name": "main",
-                            "image": "x",
-                            "resources": {"limits": {names.RESOURCE: "1"}},
-                        }
-                    ],
-                },
-            }
-        )
-    uids = {
-        name: control_plane.get("pod", name, "-n", namespace)["metadata"]["uid"]
-        for name in ("ours", "theirs", "elsewhere")
-    }
-    pods = KubePods(client, "agent-a")
-    pods.start()
-    wait_until(lambda: pods.find(uids["theirs"]) and pods.find(uids["ours"]), "the pods are known")
-    ours, theirs = pods.find(uids["ours"]), pods.find(uids["theirs"])
-    assert (ours.namespace, ours.name, ours.job, ours.ours) == (namespace, "ours", "gang-g", True)
-    assert ours.predicted_memory == 3 * GIB
-    assert (theirs.ours, theirs.predicted_memory) == (False, None)
-    assert pods.find(uids["elsewhere"]) is None
-    pods.stop()
+                "subjects": [
+                    {
+                        "kind": "ServiceAccount",
+                        "name": "tandem-agent",
+                        "namespace": names.AGENT_NAMESPACE,
+                    }
+                ],
+            },
+        ]
+    )
+
+    def listed(**query):
+        try:
+            found = client.request("GET", "/api/v1/pods", query)["items"]
+        except Forbidden:
+            return set()
+        return {each["metadata"]["name"] for each in found}
+
+    try:
+        own = {"agent-on-agent-a"}
+        wait_until(lambda: own <= listed(fieldSelector="spec.nodeName=agent-a"), "the right holds")
+        assert "agent-on-agent-b" in listed(fieldSelector="spec.nodeName=agent-b")
+        assert {"agent-on-agent-a", "agent-on-agent-b"} <= listed()
+    finally:
+        control_plane.kubectl("delete", "clusterrole,clusterrolebinding", "lists-pods")
 
 
 def test_token_of_a_pod_says_which_pod_it_is(control_plane, namespace, client):
@@ -244,23 +246,13 @@ def test_token_of_a_pod_says_which_pod_it_is(control_plane, namespace, client):
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "train", "namespace": namespace},
-            "spec": {
-                "nodeName": "agent-a",
-                "schedulerName": names.SCHEDULER_NAME,
-                "containers": [
-                    {
-                        "name": "main",
-                        "image": "x",
-                        "resources": {"limits": {names.RESOURCE: "1"}},
-                    }
-                ],
-            },
+            "spec": {"nodeName": "agent-a", "containers": [{"name": "main", "image": "x"}]},
         }
     )
     uid = control_plane.get("pod", "train", "-n", namespace)["metadata"]["uid"]
-    pods = KubePods(client, "agent-a")
-    pods.start()
-    wait_until(lambda: pods.find(uid), "the pod is known")
+    told = NodePod(namespace=namespace, name="train", uid=uid, ours=True)
+    pods = ExtenderPods(lambda: NodePodList(pods=[told]).model_dump_json().encode())
+    pods.refresh()
     create = ("create", "token", "default", "-n", namespace, "--bound-object-kind=Pod")
     bound = (*create, "--bound-object-name=train", f"--bound-object-uid={uid}")
     ours = control_plane.kubectl(*bound, "--audience=tandem-agent").strip()
@@ -272,7 +264,6 @@ def test_token_of_a_pod_says_which_pod_it_is(control_plane, namespace, client):
     head, claims, _ = ours.split(".")
     forged = f"{head}.{claims}.{'A' * 300}"
     assert TokenReviewer(client, pods).pod_uid(forged, "10.0.0.1") is None
-    pods.stop()
 
 
 @pytest.fixture
@@ -302,35 +293,13 @@ def reported(plane):
     return gpus[0] if gpus else {"pods": [], "health": ""}
 
 
-def test_agent_process_reports_names_and_health(control_plane, namespace, agent, tmp_path, proc):
-    control_plane.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                "name": "train",
-                "namespace": namespace,
-                "annotations": {names.VISIBLE_DEVICES: "GPU-a"},
-            },
-            "spec": {
-                "nodeName": "agent-a",
-                "schedulerName": names.SCHEDULER_NAME,
-                "containers": [
-                    {
-                        "name": "main",
-                        "image": "x",
-                        "resources": {"limits": {names.RESOURCE: "1"}},
-                    }
-                ],
-            },
-        }
-    )
-    uid = control_plane.get("pod", "train", "-n", namespace)["metadata"]["uid"]
+def test_agent_process_reports_pods_and_health(control_plane, agent, tmp_path, proc):
+    uid = "00000000-1111-2222-3333-000000000007"
     state = StubState(gpus=[StubGpu("GPU-a")], processes=[StubProcess(0, 7, 4 * GIB, sm=50)])
     proc.add(7, uid)
     agent(state)
     wait_until(
-        lambda: [use["pod"] for use in reported(control_plane)["pods"]] == ["train"],
+        lambda: [use["uid"] for use in reported(control_plane)["pods"]] == [uid],
         "the pod is reported",
     )
     assert (reported(control_plane)["health"], reported(control_plane)["shares"]) == ("Healthy", 2)

@@ -24,6 +24,9 @@ class Pods(dict):
     def find(self, uid):
         return self.get(uid)
 
+    def look_for(self, uids):
+        pass
+
 
 @pytest.fixture
 def registry(driver, proc):

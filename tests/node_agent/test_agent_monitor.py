@@ -7,11 +7,11 @@ import pynvml
 import pytest
 from agent_node import GIB, Pods, stamp, uid
 
-from node_agent.kubepods import pod_info, trim
+from node_agent.extenderpods import pod_info
 from node_agent.pods import ContainerEnd, PodInfo
 from node_agent.progress import Pace
 from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
-from tandem.contracts import names
+from tandem.contracts.nodepods import NodePod
 
 
 def test_a_pod_and_a_process_of_nobody(node, driver, proc):
@@ -45,15 +45,26 @@ def test_pod_of_our_scheduler_that_asks_for_no_gpu_is_foreign_and_its_memory_ded
 ):
     driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
     proc.add(7, uid(1))
-    metadata = {"name": "idle", "namespace": "ns", "uid": uid(1), "resourceVersion": "1"}
-    spec = {"schedulerName": names.SCHEDULER_NAME, "containers": [{"name": "main"}]}
-    info = pod_info(trim({"metadata": metadata, "spec": spec}))
+    info = pod_info(NodePod(namespace="ns", name="idle", uid=uid(1)))
     status = node(Pods({uid(1): info})).run(2)
     gpu = status.gpus[0]
     assert [(use.pod, use.foreign) for use in gpu.pods] == [("idle", True)]
     assert (gpu.memory_foreign_bytes, gpu.shares) == (4 * GIB, 1)
     # It was given nothing, so no assignment was ignored either.
     assert {c.type: c for c in status.conditions}["AssignmentHonoured"].status == "True"
+
+
+def test_unknown_pods_and_those_that_left_are_looked_for(node, driver, proc):
+    driver.state.processes = [StubProcess(0, n, GIB) for n in (1, 2, 3)]
+    for n in (1, 2, 3):
+        proc.add(n, uid(n))
+    pods = Pods({uid(n): PodInfo("ns", f"pod-{n}") for n in (1, 2)})
+    one = node(pods)
+    one.run(2)
+    assert pods.wanted == {uid(3)}
+    driver.state.processes = driver.state.processes[1:]
+    one.run(2)
+    assert pods.wanted == {uid(1), uid(3)}, "the first may have failed"
 
 
 def test_foreign_memory_that_is_hidden_is_what_ours_leave(node, driver, proc):

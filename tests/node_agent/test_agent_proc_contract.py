@@ -16,6 +16,8 @@ from node_agent.attribution import Attribution, parse_cgroup
 from node_agent.stub import FakeProc
 
 UID = "11111111-2222-3333-4444-555555555555"
+#: The user that the chart gives the agent.
+AGENT = 59405
 #: Where a cgroup may be made: the tree of v2, or that of a controller of v1.
 CGROUPS = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup/systemd")]
 
@@ -148,3 +150,28 @@ def test_the_kernel_shows_the_path_of_a_cgroup_as_the_double_does(tmp_path: Path
 
 def test_this_process_is_in_the_proc_that_the_agent_reads_by_default() -> None:
     assert int(Attribution()._started(os.getpid())) > 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+def test_the_agent_s_user_finds_the_container_of_a_process_of_another_one() -> None:
+    """What every user may read of a process is enough, and no signal comes through."""
+    kernel = Kernel()
+    try:
+        pid = kernel.start()
+        code = (
+            "import os\n"
+            "from node_agent.attribution import Attribution\n"
+            f"os.setgroups([]); os.setgid({AGENT}); os.setuid({AGENT})\n"
+            "a = Attribution()\n"
+            f"a.container({pid}); a.container(1); int(a._started({pid}))\n"
+            "try:\n"
+            f"    os.kill({pid}, 0)\n"
+            "except PermissionError:\n"
+            "    print('read, not signalled')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "read, not signalled\n", done.stderr
+    finally:
+        kernel.close()

@@ -7,13 +7,11 @@ import json
 import pytest
 
 from node_agent import tokens
-from node_agent.kubepods import KubePods, trim
 from node_agent.pods import PodInfo
 from node_agent.progress import Progress, Told
 from node_agent.tokens import TokenReviewer
 from tandem.contracts import names
 from tandem.kube.errors import Unavailable
-from tandem.kube.reflector import EventType
 
 
 def token(uid, serial=0, audience=names.AGENT_AUDIENCE):
@@ -182,26 +180,3 @@ def test_the_pace_of_a_pod_is_taken_from_its_own_address_alone():
     assert not progress.take(token("a"), told, "10.0.0.1")
     assert progress.take(token("a"), told, "10.0.0.0")
     assert progress.paces().keys() == {"a"}
-
-
-def pod(uid, phase="Running", **spec):
-    return trim({
-        "metadata": {"name": uid, "namespace": "team", "uid": uid, "resourceVersion": "1"},
-        "spec": {"schedulerName": "default-scheduler", **spec},
-        "status": {"phase": phase, "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]},
-    })  # fmt: skip
-
-
-def test_addresses_of_pods_are_known_while_they_run():
-    pods = KubePods(None, "n0")
-    pods._take(EventType.ADDED, pod("a", "Pending"))
-    assert (pods.at("10.0.0.1"), pods.at("fd00::1"), pods.at("10.0.0.2")) == ("a", "a", None)
-    pods._take(EventType.MODIFIED, pod("a", "Succeeded"))
-    assert pods.at("10.0.0.1") is None
-    pods._take(EventType.ADDED, pod("b"))
-    pods._take(EventType.DELETED, pod("a", "Succeeded"))
-    assert pods.at("10.0.0.1") == "b", "an address is given out again"
-    pods._take(EventType.DELETED, pod("b"))
-    assert pods.at("10.0.0.1") is None
-    pods._take(EventType.ADDED, pod("c", hostNetwork=True))
-    assert pods.at("10.0.0.1") is None, "that is the node's"
