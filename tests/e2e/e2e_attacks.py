@@ -16,134 +16,21 @@ import ssl
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-
-Object = dict[str, Any]
-
-#: A pod has an address of its own; this one is neither the API server's nor a service's.
-ADDRESS = "127.0.0.2"
-GPU = "tandem.gpu/gpu"
-SCHEDULER = "tandem-scheduler"
-#: All annotations of an object may have this many bytes; the epoch stamp needs some of them.
-ANNOTATIONS_MAX_BYTES = 256 * 1024
-KEPT = 20  # objects that one attack leaves in the cluster at a time
-
-
-def pod(name: str, gpus: int = 1, **spec: Any) -> Object:
-    limits = {"limits": {GPU: gpus}} if gpus else {}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "restartPolicy": "Never",
-            "containers": [{"name": "c", "image": "i:1", "resources": limits}],
-            **spec,
-        },
-    }
-
-
-def job(name: str, pods: int = 1, gpus: int = 1, **annotations: str) -> Object:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "completions": pods,
-            "parallelism": pods,
-            "completionMode": "Indexed" if pods > 1 else "NonIndexed",
-            "template": {
-                "metadata": {"annotations": {f"tandem.gpu/{k}": v for k, v in annotations.items()}},
-                "spec": pod("", gpus)["spec"],
-            },
-        },
-    }
-
-
-def review(of: Object) -> Object:
-    """Return what the API server sends to the webhook at the creation of an object."""
-    request = {
-        "uid": "00000000-0000-0000-0000-000000000000",
-        "operation": "CREATE",
-        "namespace": "mallory",
-        "object": of,
-    }
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-
-
-@dataclass
-class Tenant:
-    """The attacker's credentials, the addresses that it can reach, and what it has left behind."""
-
-    api: str
-    ca: str
-    token: str
-    namespace: str
-    public: str
-    predictor: str
-    agent: str
-    seed: int
-    steps: Counter[str] = field(default_factory=Counter)
-    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        headers = {"authorization": f"Bearer {self.token}"}
-        context = ssl.create_default_context(cafile=self.ca)
-        self.http = httpx.Client(
-            base_url=self.api, verify=context, headers=headers, timeout=30, trust_env=False
-        )
-        # The certificate of the public port is Tandem's own; the attacker does not check it.
-        transport = httpx.HTTPTransport(verify=False, local_address=ADDRESS)
-        self.open = httpx.Client(transport=transport, timeout=15, trust_env=False)
-        self._left: dict[str, deque[str]] = {}
-        self._count = 0
-        self._lock = threading.Lock()
-
-    def name(self, attack: str) -> str:
-        with self._lock:
-            self._count += 1
-            return f"{attack}-{self._count}"
-
-    def answered(self, attack: str, status: int) -> int:
-        with self._lock:
-            self.answers[attack, status] += 1
-        return status
-
-    def create(self, attack: str, kind: str, body: Object, kept: int = KEPT) -> bool:
-        """Create an object of `kind` ("pods" or "jobs"); delete the oldest above `kept`."""
-        base = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
-        path = f"{base}/namespaces/{self.namespace}/{kind}"
-        status = self.answered(attack, self.http.post(path, json=body).status_code)
-        if status != 201:
-            return False
-        left = self._left.setdefault(attack, deque())
-        left.append(f"{path}/{body['metadata']['name']}")
-        while len(left) > kept:
-            self.http.delete(left.popleft(), params={"propagationPolicy": "Background"})
-        return True
-
-    def patch(self, attack: str, name: str, change: Object | list[Object]) -> int:
-        kind = "json-patch" if isinstance(change, list) else "merge-patch"
-        answer = self.http.patch(
-            f"/api/v1/namespaces/{self.namespace}/pods/{name}",
-            content=json.dumps(change),
-            headers={"content-type": f"application/{kind}+json"},
-        )
-        return self.answered(attack, answer.status_code)
-
-    def send(self, attack: str, method: str, url: str, **options: Any) -> None:
-        """Send a request to one of Tandem's own ports."""
-        try:
-            self.answered(attack, self.open.request(method, url, **options).status_code)
-        except httpx.HTTPError:
-            self.answered(attack, 0)  # the connection was closed
+from e2e_lasting_attacks import LASTING
+from e2e_tenant import (
+    ADDRESS,
+    ANNOTATIONS_MAX_BYTES,
+    SCHEDULER,
+    Attack,
+    Tenant,
+    job,
+    pod,
+    review,
+)
 
 
 def no_room_for_a_stamp(tenant: Tenant) -> None:
@@ -327,14 +214,6 @@ def forged_log_lines(tenant: Tenant) -> None:
     tenant.send("forged_log_lines", "POST", f"{tenant.public}/mutate", json=body)
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A step, and the pause after it in seconds."""
-
-    step: Callable[[Tenant], None]
-    pause_s: float
-
-
 ATTACKS = (
     Attack(no_room_for_a_stamp, 2.0),
     Attack(full_annotations_with_gpu, 2.0),
@@ -355,6 +234,7 @@ ATTACKS = (
     Attack(relabelled_without_gpu, 1.0),
     Attack(groups_without_a_name, 2.0),
     Attack(forged_log_lines, 1.0),
+    *LASTING,
 )
 
 
@@ -373,6 +253,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("api", "ca", "token-file", "namespace", "public", "predictor", "agent"):
         parser.add_argument(f"--{name}", required=True)
+    for name in ("node-token-file", "kubelet-token-file"):
+        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--only", nargs="*", help="names of attacks; all if absent")
@@ -380,7 +262,8 @@ def main() -> int:
     random.seed(given.seed)
     tenant = Tenant(
         given.api, given.ca, Path(given.token_file).read_text(), given.namespace, given.public,
-        given.predictor, given.agent, given.seed,
+        given.predictor, given.agent, given.seed, Path(given.node_token_file).read_text(),
+        Path(given.kubelet_token_file).read_text(),
     )  # fmt: skip
     over = threading.Event()
     chosen = [one for one in ATTACKS if not given.only or one.step.__name__ in given.only]

@@ -19,8 +19,10 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from e2e_attacks import ATTACKS
 from e2e_cluster import TandemCluster, job
+from e2e_lasting_attacks import LEAKED, STOLEN
 from e2e_pairs import answers, shipped_probes
 from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,21 +39,25 @@ pytestmark = [
 ]
 
 FLOOD_S = times(30, 600)
-GPUS, CAP = 4, 1
+#: The attacker may hold two of five GPUs. Its long job has one all the time. The other one is for
+#: the jobs of its attacks; before the flood, a second long job has it.
+GPUS, CAP = 5, 2
 BETWEEN_JOBS_S, JOB_S = 3.0, 6.0  # three GPUs two thirds busy: some jobs wait for a GPU
 EXCLUSIVE = {"tandem.gpu/exclusive": "true"}
+RESIDENTS = ("resident", "second")
 #: Limits of the chart (helm/tandem/values.yaml) in MiB, by process.
 CHART_MIB = {"extender": 4096, "predictor": 3072, "agent-n0": 256, "tandem-scheduler": 1024}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
-    """Four GPUs; the attacker may hold one of them."""
+    """Five GPUs, of which the attacker may hold two, and a node that was taken over."""
     absent = binaries.missing()
     if absent:
         pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
     settings = {"queue": {"quotas": [{"namespace": "mallory", "max_gpus": CAP}]}}
-    with ControlPlane.start(nodes=[Node("n0", cpu=256, pods=2000)]) as plane:
+    stolen = Node(STOLEN, taints=("stolen:NoSchedule",))
+    with ControlPlane.start(nodes=[Node("n0", cpu=256, pods=2000), stolen]) as plane:
         cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))
         cluster.start(gpus_per_node=GPUS, nodes=("n0",), settings=settings)
         cluster.namespace("honest")
@@ -60,10 +66,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]
             "create", "rolebinding", "edit", "-n", "mallory", "--clusterrole=edit",
             "--serviceaccount=mallory:default",
         )  # fmt: skip
-        # Before the flood and during it, one GPU is the attacker's.
-        cluster.apply_job("mallory", job("resident", annotations=EXCLUSIVE))
-        cluster.running("mallory", "resident")
+        plane.apply(kubelet("mallory"))
+        for resident in RESIDENTS:
+            cluster.apply_job("mallory", job(resident, annotations=EXCLUSIVE))
+            cluster.running("mallory", resident)
         yield cluster
+
+
+def kubelet(namespace: str) -> list[dict[str, Any]]:
+    """An account that writes what a kubelet would of the attacker's containers."""
+    group, where = "rbac.authorization.k8s.io", {"name": "kubelet", "namespace": namespace}
+    rules = [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}]
+    subject = {"kind": "ServiceAccount", "name": "kubelet", "namespace": namespace}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": where},
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": where, "rules": rules},
+        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": where,
+         "roleRef": {"apiGroup": group, "kind": "Role", "name": "kubelet"}, "subjects": [subject]},
+    ]  # fmt: skip
 
 
 class Probes:
@@ -179,8 +199,13 @@ def lag_p99_s(before: dict[float, float], after: dict[float, float]) -> float:
 
 def attack(cluster: TandemCluster, seconds: float) -> subprocess.Popen[str]:
     plane = cluster.plane
-    token = plane.folder / "mallory.token"
+    token, node_token, kubelet_token = (
+        plane.folder / f"{name}.token" for name in ("mallory", "node", "kubelet")
+    )
     token.write_text(plane.service_account_token("mallory", "default"))
+    kubelet_token.write_text(plane.service_account_token("mallory", "kubelet"))
+    agent = yaml.safe_load(cluster.installation.agent_account(STOLEN).read_text())
+    node_token.write_text(agent["users"][0]["user"]["token"])
     script = Path(__file__).with_name("e2e_attacks.py")
     installation = cluster.installation
     seed = random.Random(f"{SEED}-attacks").randrange(2**31)
@@ -188,6 +213,7 @@ def attack(cluster: TandemCluster, seconds: float) -> subprocess.Popen[str]:
         sys.executable, script, "--api", plane.url, "--ca", plane.ca_file, "--token-file", token,
         "--namespace", "mallory", "--public", installation.public_url,
         "--predictor", installation.predictor_url, "--agent", installation.agent_url("n0"),
+        "--node-token-file", node_token, "--kubelet-token-file", kubelet_token,
         "--seconds", seconds, "--seed", seed,
     ]  # fmt: skip
     return subprocess.Popen([str(one) for one in command], stdout=subprocess.PIPE, text=True)
@@ -198,6 +224,7 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
     pids = {name: process.pid for name, process in services.items()}
     quiet = waits(cluster, "quiet", FLOOD_S)
     before = lag_counts(cluster)
+    cluster.plane.kubectl("delete", "job", "-n", "mallory", RESIDENTS[1])
     attacker = attack(cluster, FLOOD_S + 5)
     try:
         with (
@@ -206,6 +233,7 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
             Peaks(services) as memory,
         ):
             time.sleep(5)  # the flood is there when the honest stream begins
+            cluster.push("honest", "squeezenet")
             flooded = waits(cluster, "flooded", FLOOD_S)
         output, _ = attacker.communicate(timeout=120)
     finally:
@@ -222,6 +250,7 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
     assert all(peaks.values())
     # Every attack was carried out.
     assert {one.step.__name__ for one in ATTACKS} == {n for n, a in attacks.items() if a["steps"]}
+    assert not [name for name, each in attacks.items() if str(LEAKED) in each["answers"]]
     assert len(flooded) == len(quiet)
     assert {name: process.pid for name, process in services.items()} == pids
     assert all(process.running for process in services.values())
