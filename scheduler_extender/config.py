@@ -173,6 +173,11 @@ class ExtenderConfig(Section):
     max_jobs_per_gpu: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None, description="none: as many as the profile says"
     )
+    interference_bound: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="the most that a job may be slowed down by its neighbours, as predicted: 1 is"
+        " twice the time; none: as the profile says",
+    )
     stale_after_s: Seconds = 150.0
     predictor_url: str | None = None
     predictor_token_file: Path | None = None
@@ -187,6 +192,23 @@ class ExtenderConfig(Section):
     def shares(self) -> int:
         """How many jobs a GPU takes at most."""
         return self.max_jobs_per_gpu or self.profile.max_jobs_per_gpu
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, values: object) -> object:
+        """Write the bound on interference into the profile, the one place that decisions read."""
+        if not isinstance(values, dict) or values.get("interference_bound") is None:
+            return values
+        profile = Profile.model_validate(_by_name(values.get("profile", "tandem")))
+        kinds = [constraint.kind for constraint in profile.constraints]
+        if "interference" not in kinds:
+            raise ValueError(
+                f"interference_bound: profile {profile.name} has no constraint interference"
+            )
+        constraints = [constraint.model_dump() for constraint in profile.constraints]
+        constraints[kinds.index("interference")]["max_interference"] = values["interference_bound"]
+        bounded = profile.model_dump() | {"constraints": constraints}
+        return values | {"profile": Profile.model_validate(bounded)}
 
     @model_validator(mode="after")
     def _can_be_honoured(self) -> Self:

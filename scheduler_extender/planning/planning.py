@@ -205,6 +205,17 @@ class _Round:
 
     # --- what came out ------------------------------------------------------------------------
 
+    def _in_order(self) -> list[int]:
+        """Return all rows in the order in which they were tried; those at the front come first."""
+        inputs, dispatch = self._inputs, self._profile.dispatch
+        ranked: list[int] = inputs.ranked.tolist()
+        if not dispatch.weighs_pairs:
+            return ranked
+        front = [i for i in ranked if inputs.keys[i] in self._q.front]
+        at_front = set(front)
+        rest = dispatch.in_order(inputs.board, inputs.ranked).tolist()
+        return [*front, *(i for i in rest if i not in at_front)]
+
     def answer(self, pipeline: Pipeline) -> Answer:
         """Return the decisions in terms of gangs and pods."""
         inputs, needs = self._inputs, self._needs()
@@ -214,7 +225,7 @@ class _Round:
         answer = Answer(explaining.why, explaining.summary)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
-        for index in inputs.ranked.tolist():
+        for index in self._in_order():
             start = inputs.starts[index]
             if start is None:
                 continue

@@ -346,6 +346,10 @@ class Controller:
             log.exception("part of a cycle failed part=%s", what)
             self.work.failures += 1
 
+    def waiting_by_queue(self) -> dict[int, int]:
+        """Return how many jobs wait in each queue of the order, 0 first."""
+        return self.queue_state.waiting_by_queue(self._clock())
+
     def waits(self) -> tuple[float, float]:
         """Return the longest wait in seconds, of all that wait and of those that were preempted."""
         now = self._clock()

@@ -73,6 +73,14 @@ class _OfQueue(Collector):
         for phase in Phase:
             phases.add_metric([phase.value], tally[phase])
         yield phases
+        waiting = GaugeMetricFamily(
+            "tandem_queue_waiting_jobs",
+            "GPUJobs that wait, by the queue of the profile's order, 0 first.",
+            labels=["queue"],
+        )
+        for queue, count in controller.waiting_by_queue().items():
+            waiting.add_metric([str(queue)], count)
+        yield waiting
         longest, starving = controller.waits()
         yield GaugeMetricFamily(
             "tandem_queue_longest_wait_seconds",

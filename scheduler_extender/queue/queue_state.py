@@ -325,6 +325,15 @@ class QueueState:
         entry = self.of.get(key)
         return None if entry is None else self.order.queue_of(entry.service(now_s))
 
+    def waiting_by_queue(self, now_s: float) -> dict[int, int]:
+        """Return how many gangs wait in each queue, 0 first; nothing where the order has none."""
+        if self.order.queue_of(0.0) is None:
+            return {}
+        rows = [entry.row for entry in self.of.values() if not entry.placed]
+        last = self.order.queue_of(float("inf")) or 0
+        queues = self.order.queues_of(self._service(now_s)[rows])
+        return dict(enumerate(np.bincount(queues, minlength=last + 1).tolist()))
+
     def settle(self, asked: Collection[Key], coming: Iterable[Key]) -> None:
         """Let the order note who has a place after a round, as the round has decided.
 
@@ -386,6 +395,7 @@ class QueueState:
             memory_gib=column["memory_gib"],
             peak_probability=column["peak_probability"],
             interference_class=column["interference_class"].astype(np.int64),
+            queue=self.order.queues_of(service),
         )
 
     def _service(self, now_s: float) -> Floats:

@@ -108,6 +108,7 @@ class Board:
     changed: Bools = field(init=False)  # (gpus,) where jobs came or went since a dispatcher looked
     untried: Bools = field(init=False)  # (gpus,) likewise, since preempting there was looked at
     seen_rate: Floats = field(init=False)  # (jobs,) worth when a dispatcher looked; NaN: not yet
+    seen_queue: Ints = field(init=False)  # (jobs,) queue when a dispatcher looked
     rate: Floats = field(init=False)  # (jobs,) worth now of those it looks at
     # (jobs,) speed of running jobs as a share of that on the fewest nodes: 1 where not spread
     spread_speed: Floats = field(init=False)
@@ -124,6 +125,7 @@ class Board:
         self.changed = np.ones(len(self.gpus), dtype=np.bool_)
         self.untried = self.changed.copy()
         self.seen_rate = np.full(len(self.jobs), np.nan)
+        self.seen_queue = np.zeros(len(self.jobs), dtype=np.int64)
         self.rate = np.zeros(len(self.jobs))
         self.spread_speed = np.ones(len(self.jobs))
         self.on_gpus = np.zeros(len(self.jobs), dtype=np.bool_)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tandem.policy.adjust.learn import Learn
 from tandem.policy.adjust.migrate import Migrate
@@ -98,6 +98,16 @@ class Profile(BaseModel):
     gather: AnyGather = BestScored()
     adjust: AnyAdjuster | None = None
     max_jobs_per_gpu: Annotated[int, Field(ge=1)] = 2  # shares that a simulated GPU offers
+
+    @model_validator(mode="after")
+    def _worth_is_known(self) -> Self:
+        worth = self.order.kind == "queues" and self.order.within == "worth"
+        if worth and not self.dispatch.weighs_pairs:
+            raise ValueError(
+                f"order.within: worth is what a dispatch of kind share says, not"
+                f" {self.dispatch.kind}; choose list, first_start or gittins"
+            )
+        return self
 
     def pipeline(self) -> Pipeline:
         """Return the pipeline of this profile."""

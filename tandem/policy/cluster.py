@@ -41,7 +41,7 @@ class GpuArrays:
     memory_peak_sum_gib: Floats  # (gpus,) what the peaks of all residents add together
     none_in_peak: Floats  # (gpus,) probability
     one_in_peak: Floats  # (gpus,) probability
-    peaks_measured: Bools  # (gpus,) the peak probability of every resident is measured
+    peaks_measured: Bools  # (gpus,) of every resident, and each saves its work when evicted
     guarded: Bools  # (gpus,) an agent evicts a worker before memory runs over
     gpu_utilisation: Floats  # (gpus,) sum over residents, percent; may exceed 100
     jobs: Ints  # (gpus,) residents
@@ -148,7 +148,7 @@ def add_worker(
         extra[row] = max(extra[row], job.memory_peak_extra_gib)
         extras[row] += job.memory_peak_extra_gib
         utilisation[row] += job.gpu_utilisation
-        if not job.peak_measured:
+        if not job.peaks_may_meet:
             columns["peaks_measured"][row] = False
         if job.exclusive:
             columns["exclusive"][row] = True

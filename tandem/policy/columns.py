@@ -24,7 +24,7 @@ class Demands:
     memory_peak_extra_gib: Floats
     memory_peak_gib: Floats
     peak_probability: Floats
-    peak_measured: Bools
+    peaks_may_meet: Bools
     gpu_utilisation: Floats
     exclusive: Bools
 
@@ -34,7 +34,7 @@ _READ = {
     "base_gib": ("memory_base_gib", np.float64),
     "extra_gib": ("memory_peak_extra_gib", np.float64),
     "peak_probability": ("peak_probability", np.float64),
-    "peak_measured": ("peak_measured", np.bool_),
+    "peaks_may_meet": ("peaks_may_meet", np.bool_),
     "gpu_utilisation": ("gpu_utilisation", np.float64),
     "spread_slowdown": ("spread_slowdown", np.float64),
     "exclusive": ("exclusive", np.bool_),
@@ -64,7 +64,7 @@ class JobColumns:
     base_gib: Floats
     extra_gib: Floats
     peak_probability: Floats
-    peak_measured: Bools
+    peaks_may_meet: Bools
     gpu_utilisation: Floats
     spread_slowdown: Floats
     exclusive: Bools
@@ -164,7 +164,7 @@ class JobColumns:
             memory_peak_extra_gib=extra,
             memory_peak_gib=base + extra,
             peak_probability=self.peak_probability[rows, None],
-            peak_measured=self.peak_measured[rows, None],
+            peaks_may_meet=self.peaks_may_meet[rows, None],
             gpu_utilisation=self.gpu_utilisation[rows, None],
             exclusive=self.exclusive[rows, None],
         )

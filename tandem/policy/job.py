@@ -100,6 +100,11 @@ class Job:
         return self.id.rpartition("/")[0]
 
     @property
+    def peaks_may_meet(self) -> bool:
+        """True where its peaks are measured, and an eviction by the memory guard costs little."""
+        return self.peak_measured and self.checkpointable
+
+    @property
     def gpus(self) -> int:
         """GPUs (shares of different ones) that the whole gang takes."""
         return self.pods * self.gpus_per_pod
@@ -142,7 +147,7 @@ class Job:
         """All that decides where the job may go: equal demands get equal answers."""
         return (
             self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
-            self.peak_probability, self.peak_measured, self.gpu_utilisation, self.active_share,
+            self.peak_probability, self.peaks_may_meet, self.gpu_utilisation, self.active_share,
             self.exclusive, self.skewed,
             self.spread_slowdown, self.interference_class, self.sub_batches, self.iteration,
             self.experience, self.where,

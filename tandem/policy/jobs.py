@@ -39,6 +39,7 @@ class JobArrays:
     memory_gib: Floats  # (jobs,) predicted peak, of one worker
     peak_probability: Floats  # (jobs,) predicted chance of being in the memory peak
     interference_class: Ints  # (jobs,) row of the table of predictions
+    queue: Ints  # (jobs,) queue of the order, 0 first; 0 where the order has none
 
     def __len__(self) -> int:
         return len(self.gpus)
@@ -66,6 +67,7 @@ class JobArrays:
             memory_gib=np.array([job.memory_peak_gib for job in jobs]),
             peak_probability=np.array([job.peak_probability for job in jobs]),
             interference_class=np.array([job.interference_class for job in jobs], dtype=np.int64),
+            queue=np.zeros(count, dtype=np.int64),
         )
 
     def attained_gpu_s(self, rows: Ints, now_s: float) -> Floats:

@@ -105,6 +105,12 @@ class Pipeline:
             allowed &= mask
         return allowed
 
+    def scores_each(self, jobs: Sequence[Job], gpus: GpuArrays) -> Floats:
+        """Return the score of each of `gpus` for each of `jobs`, (jobs, gpus) in [0, 1]."""
+        if not self.scorers:
+            return np.zeros((len(jobs), len(gpus)))
+        return np.stack([self.score(job, gpus) for job in jobs])
+
     def elsewhere(self) -> tuple[Mapping[int, Bools], Mapping[int, Ints]]:
         """Return what keeps jobs off GPUs besides the constraints, by `Job.where`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,6 +13,9 @@ from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from tandem.policy.board import Board
 
 
 class Policy(BaseModel):
@@ -23,7 +26,7 @@ class Policy(BaseModel):
     has_figures: ClassVar[bool] = False
 
     def compiled(self) -> Mapping[str, float] | None:
-        """Of a constraint: the fields of a compiled cycle that stand for it; None: none do."""
+        """Of a constraint or scorer: what of a compiled cycle stands for it; None: nothing."""
         return None
 
 
@@ -44,6 +47,10 @@ class Dispatch(Policy):
     def least_speed(self) -> float:
         """The part of its speed that each job of a pair keeps at least, in [0, 1]."""
         return 0.0
+
+    def in_order(self, board: Board, ranked: Ints) -> Ints:
+        """Return the jobs `ranked` in the order in which they were tried on the board."""
+        return ranked
 
 
 class OrderState(Protocol):
@@ -145,4 +152,8 @@ class Scorer(Protocol):
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
         """Return (gpus,) in [0, 1], higher is better."""
+        ...
+
+    def compiled(self) -> Mapping[str, float] | None:
+        """Return the fields of a compiled cycle that stand for this scorer; None: none do."""
         ...

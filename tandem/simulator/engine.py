@@ -169,7 +169,7 @@ class Engine:
         """Take in what runs already, and when those that were preempted are to be promoted."""
         arrays, begun = self._arrays, self._begun
         for job, rows in begun.rows_of.items():
-            self._state.add(job, float(arrays.service_at_since[job]))
+            self._add(job)
             self._board.place(job, np.array(rows, dtype=np.int64))
             self._progress.begin(job, rows)
         self._progress.refresh({row for rows in begun.rows_of.values() for row in rows})
@@ -186,7 +186,7 @@ class Engine:
     def _handle(self, kind: Kind, index: int) -> bool:
         """Handle one event; say whether the jobs or the room have changed."""
         if kind is Kind.ARRIVE:
-            self._state.add(index, float(self._arrays.service_at_since[index]))
+            self._add(index)
             self._waiting += 1
         elif kind is Kind.ROUND:
             return False
@@ -204,12 +204,20 @@ class Engine:
         elif kind is Kind.BEGIN:
             self._progress.go(index)
         elif kind is Kind.CROSS:
-            self._state.cross(index, self._progress.cross(index))
+            service = self._progress.cross(index)
+            self._state.cross(index, service)
+            self._arrays.queue[index] = self._order.queue_of(service) or 0
         else:
             self._arrays.service_at_since[index] = 0.0
+            self._arrays.queue[index] = 0
             self._arrays.waiting_since_s[index] = self._board.now_s
             self._state.promote(index, self._arrays.running)
         return True
+
+    def _add(self, index: int) -> None:
+        service = float(self._arrays.service_at_since[index])
+        self._state.add(index, service)
+        self._arrays.queue[index] = self._order.queue_of(service) or 0
 
     def _end(self, index: int) -> None:
         left = self._progress.end(index)

@@ -17,12 +17,16 @@ from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
 from tandem.policy.compiled.cycle import compiled_cycle
 from tandem.policy.compiled.front import front
-from tandem.policy.constraints.interference import Utilisation
+from tandem.policy.constraints.interference import Interference, Utilisation
+from tandem.policy.constraints.memory import MemoryCollision
 from tandem.policy.dispatch.preempt import front_in_python
 from tandem.policy.dispatch.share import Share
+from tandem.policy.equations.horus import GTX_1080, RTX_2080
 from tandem.policy.job import UNKNOWN, Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.scorers.horus_cost import HorusCost
+from tandem.policy.scorers.sharing import InUseFirst
 from tandem.policy.units import Bools, Ints
 
 CLASSES = 7
@@ -39,7 +43,7 @@ DISPATCHES = (
         move_cost_s=1.0,
         move_below_speed=1.0,
     ),
-    Share(turn_share=0.5, move_cost_s=1.0, demands_tried=2),
+    Share(turn_share=0.5, move_cost_s=1.0, demands_tried=2, equal_worth=0.3),
     Share(best_pair=False, locality=False, turn_share=None),
     Share(preempt_factor=None, move_cost_s=None),
 )
@@ -107,7 +111,7 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
     jobs = random_jobs(rng, count, pods_of=pods_of)
     empty = GpuArrays.empty(
         np.arange(rows) // 4,
-        np.full(rows, 16.0),
+        rng.choice([16.0, 16.0, 24.0], rows),
         shares=int(rng.integers(1, slots + 1)),
         slots=slots,
     )
@@ -116,13 +120,26 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
         guarded=rng.random(rows) < 0.5,
         healthy=rng.random(rows) < 0.9,
         fresh=rng.random(rows) < 0.9,
+        over_commit=np.array([GTX_1080, RTX_2080])[rng.integers(2, size=rows)],
     )  # fmt: skip
     board = Board.of(jobs, JobArrays.of(jobs), gpus)
+    board.arrays.queue[:] = rng.integers(int(rng.choice([1, 2, 4])), size=count)
     # Nodes without GPUs come after those with some, as in a cluster where an agent never reported.
     nodes = {where: rng.random(-(-rows // 4) + 2) < 0.6 for where in (1, 3)}
     apart = {where: rng.integers(count, size=where) for where in (2, 3)}
-    more = (Utilisation(),) if rng.random() < 0.3 else ()
-    pipeline = Elsewhere((*CONSTRAINTS, *more), nodes=nodes, apart=apart)
+    strict = rng.random() < 0.2
+    bound = Interference(max_interference=float(rng.choice([0.3, 0.6, 1.0])))
+    rest = tuple(
+        MemoryCollision(strict=True) if each.kind == "memory_collision" and strict else each
+        for each in CONSTRAINTS
+        if each.kind != bound.kind
+    )
+    more = [each for each in (Utilisation(), bound) if rng.random() < 0.4]
+    scorers = [HorusCost(), HorusCost(weight=3.0, memory_weight=0.2), InUseFirst()]
+    chosen = [each for each in scorers if rng.random() < 0.5]
+    if len(chosen) > 1 and chosen[0].kind == chosen[1].kind:
+        del chosen[1]
+    pipeline = Elsewhere((*rest, *more), tuple(chosen), nodes=nodes, apart=apart)
     fits = Pipeline(CONSTRAINTS)
     for index in rng.permutation(count)[: count // 2].tolist():
         allowed = np.flatnonzero(fits.allowed(jobs[index], board.gpus))
@@ -150,7 +167,8 @@ def states(board: Board) -> dict[str, Any]:
     running = sorted(board.rows_of)
     return {
         **{name: board.columns[name] for name in LOAD_COLUMNS},
-        "rate": board.rate, "seen_rate": board.seen_rate, "on_gpus": board.on_gpus,
+        "rate": board.rate, "seen_rate": board.seen_rate,
+        "seen_queue": board.seen_queue, "on_gpus": board.on_gpus,
         "changed": board.changed, "untried": board.untried,
         "predicted_speed": board.predicted_speed[[j for j in running if j not in board.stale]],
         "spread_speed": board.spread_speed[running], "stale": sorted(board.stale),
@@ -219,6 +237,7 @@ def assert_same_cycles(seed: int, dispatch: Share, board: Board, pipeline: Pipel
             running = isinstance(action, Start)
             board.arrays.running[action.job] = running
             board.arrays.since_s[action.job] = board.now_s
+        board.arrays.queue[rng.random(len(board.jobs)) < 0.1] += 1
         board.now_s += float(rng.exponential(2000.0))
         for job in list(board.rows_of):
             if rng.random() < 0.2:
@@ -242,7 +261,9 @@ def test_a_board_that_is_too_crowded_is_left_to_python() -> None:
 def test_constraints_without_a_compiled_form_are_left_to_python(name: str) -> None:
     board, _ = random_board(4, slots=2, pods_of=1)
     pipeline = load_profile(name).pipeline()
-    has_form = all(constraint.compiled() is not None for constraint in pipeline.constraints)
+    has_form = all(
+        policy.compiled() is not None for policy in (*pipeline.constraints, *pipeline.scorers)
+    )
     assert (compiled_cycle(board, pipeline) is not None) == has_form
 
 

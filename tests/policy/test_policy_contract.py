@@ -116,15 +116,15 @@ def mixed() -> GpuArrays:
 OPTIONS = {
     "shares": [{}, {"at_most": 1}],
     "peak_fits": [{}, {"opportunistic": True}],
-    "memory_collision": [{}, {"max_collision_probability": 0.0}],
+    "memory_collision": [{}, {"max_collision_probability": 0.0}, {"strict": True}],
 }
 
 
 @pytest.mark.parametrize("kind", kinds(AnyConstraint))
 def test_a_constraint_says_of_many_jobs_at_once_what_it_says_of_each(kind: type) -> None:
     asked = [
-        *JOBS, job(2, exclusive=True), job(3, peak_measured=True), job(5, memory_base_gib=15.5),
-        job(6, memory_base_gib=30.0),
+        *JOBS, job(2, exclusive=True), job(3, peak_measured=True, checkpointable=True),
+        job(5, memory_base_gib=15.5), job(6, memory_base_gib=30.0),
     ]  # fmt: skip
     gpus = mixed()
     demands = JobColumns(asked).demands(np.arange(len(asked)))

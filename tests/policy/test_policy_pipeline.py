@@ -165,22 +165,23 @@ def test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision(profile:
 
 
 @pytest.mark.parametrize(
-    ("measured", "resident_measured", "guarded", "allowed"),
+    ("measured", "resident_measured", "saves", "guarded", "allowed"),
     [
-        (True, True, True, True), (False, True, True, False), (True, False, True, False),
-        (True, True, False, False),
+        (True, True, True, True, True), (False, True, True, True, False),
+        (True, False, True, True, False), (True, True, False, True, False),
+        (True, True, True, False, False),
     ],
 )  # fmt: skip
-def test_one_peak_suffices_where_peaks_are_measured_and_the_memory_is_guarded(
-    measured: bool, resident_measured: bool, guarded: bool, allowed: bool
+def test_one_peak_suffices_where_peaks_are_measured_and_an_eviction_costs_little(
+    measured: bool, resident_measured: bool, saves: bool, guarded: bool, allowed: bool
 ) -> None:
     # 30 + 20 beside 20 + 20 on 80 GiB: 70 with one peak, 90 with both; p = 0.2 each, 0.04 together.
     gpus = GpuArrays.empty(np.array([0]), np.array([80.0]))
     gpus = replace(gpus, guarded=np.array([guarded]))
     first = Job(id="a", memory_base_gib=30, memory_peak_extra_gib=20, peak_probability=0.2,
-                peak_measured=resident_measured)  # fmt: skip
+                peak_measured=resident_measured, checkpointable=saves)  # fmt: skip
     second = Job(id="b", memory_base_gib=20, memory_peak_extra_gib=20, peak_probability=0.2,
-                 peak_measured=measured)  # fmt: skip
+                 peak_measured=measured, checkpointable=True)  # fmt: skip
     pipeline = load_profile("tandem").pipeline()
     assert bool(pipeline.allowed(second, gpus.with_job(first, [0]))[0]) is allowed
     # A third job's peak has no room.

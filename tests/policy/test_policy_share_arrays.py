@@ -47,6 +47,7 @@ def a_board(seed: int, shares: int, running: int = JOBS // 2) -> Board:
         )
     gpus = GpuArrays.empty(np.arange(ROWS) // 2, np.full(ROWS, 16.0), shares=shares)
     board = Board.of(jobs, JobArrays.of(jobs), gpus)
+    board.arrays.queue[:] = rng.integers(0, 1 + seed % 3, JOBS)
     for index in range(running):
         allowed = np.flatnonzero(PIPELINE.allowed(jobs[index], board.gpus))
         if len(allowed) >= jobs[index].gpus:
@@ -57,8 +58,10 @@ def a_board(seed: int, shares: int, running: int = JOBS // 2) -> Board:
     return board
 
 
-def a_valuation(board: Board) -> Valuation:
-    return Valuation(board, board.rate, PIPELINE, shares=True, min_speed=0.0)
+def a_valuation(board: Board, equal_worth: float = 0.0) -> Valuation:
+    return Valuation(
+        board, board.rate, PIPELINE, shares=True, min_speed=0.0, equal_worth=equal_worth
+    )
 
 
 def slowdown(board: Board, job: int, row: int, residents: list[int]) -> float:
@@ -151,8 +154,8 @@ def test_a_start_renews_what_it_changes_and_nothing_else(
         return
 
 
-def filled_one_by_one(board: Board) -> list[tuple[int, tuple[int, ...]]]:
-    """Start jobs, greatest gain per GPU first, each place worked out anew before each start.
+def filled_one_by_one(board: Board, equal_worth: float) -> list[tuple[int, tuple[int, ...]]]:
+    """Start jobs, queue by queue, greatest gain per GPU first, places worked out anew each time.
 
     It ends where nobody else gains anything, though a start may have changed that.
     """
@@ -161,17 +164,18 @@ def filled_one_by_one(board: Board) -> list[tuple[int, tuple[int, ...]]]:
     rows = valuation.open_rows()
     waiting = [j for j in range(JOBS) if j not in board.rows_of and board.jobs[j].gpus <= len(rows)]
     while waiting:
-        valuation = a_valuation(board)
-        ahead: tuple[float, int, list[int]] = (0.0, 0, [])
+        valuation = a_valuation(board, equal_worth)
+        ahead: tuple[float, float, int, list[int]] = (-np.inf, 0.0, 0, [])
         gain_somewhere = set()
         for job in waiting:
             offers = valuation.offers(np.array([job]), rows)
             if (offers.gains(np.array([0]), np.arange(len(rows))) > 0).any():
                 gain_somewhere.add(job)
-            place, gain = offers.best(0)
-            if place is not None and gain / len(place) > ahead[0]:
-                ahead = (gain / len(place), job, place.tolist())
-        _, job, found = ahead
+            place, gain = offers.best(0, score=PIPELINE.score(board.jobs[job], board.gpus)[rows])
+            queue = -float(board.arrays.queue[job])
+            if place is not None and (queue, gain / len(place)) > ahead[:2]:
+                ahead = (queue, gain / len(place), job, place.tolist())
+        *_, job, found = ahead
         if not found:
             break
         board.start(job, np.array(found))
@@ -184,14 +188,15 @@ def filled_one_by_one(board: Board) -> list[tuple[int, tuple[int, ...]]]:
 
 @boards
 @settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("equal_worth", [0.0, 0.2])
 def test_free_shares_go_to_the_same_jobs_as_when_all_is_worked_out_anew(
-    seed: int, shares: int
+    seed: int, shares: int, equal_worth: float
 ) -> None:
     board, other = a_board(seed, shares, running=3), a_board(seed, shares, running=3)
     waiting = np.array([j for j in range(JOBS) if j not in board.rows_of])
-    waiting = waiting[np.argsort(-board.rate[waiting], kind="stable")]
-    started = fill(a_valuation(board), waiting, most=JOBS, best_pair=True)
-    expected = filled_one_by_one(other)
+    waiting = waiting[np.lexsort((-board.rate[waiting], board.arrays.queue[waiting]))]
+    started = fill(a_valuation(board, equal_worth), waiting, most=JOBS, best_pair=True)
+    expected = filled_one_by_one(other, equal_worth)
     assert sorted(waiting[started].tolist()) == sorted(job for job, _ in expected)
     for job, rows in expected:
         assert tuple(sorted(board.rows_of[job].tolist())) == rows

@@ -72,7 +72,7 @@ static void add_worker(Cycle *c, i64 job, i64 row) {
     }
     c->memory_peak_sum_gib[row] += c->extra_gib[job];
     c->gpu_utilisation[row] += c->utilisation[job];
-    if (!c->peak_measured[job]) c->peaks_measured[row] = 0;
+    if (!c->peaks_may_meet[job]) c->peaks_measured[row] = 0;
     if (c->never_shares[job]) c->exclusive[row] = 1;
     i64 slot = c->count[row] < c->slots - 1 ? c->count[row] : c->slots - 1;
     if (c->known[job]) {
@@ -202,7 +202,7 @@ static void without(const Cycle *c, Place *p, const u8 *keep) {
         if (c->extra_gib[job] > p->extra) p->extra = c->extra_gib[job];
         p->peak_sum += c->extra_gib[job];
         p->utilisation += c->utilisation[job];
-        if (!c->peak_measured[job]) p->measured = 0;
+        if (!c->peaks_may_meet[job]) p->measured = 0;
         if (c->never_shares[job]) p->exclusive = 1;
         p->one = p->one * (1 - chance) + p->none * chance;
         p->none *= 1 - chance;

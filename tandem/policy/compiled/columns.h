@@ -33,6 +33,7 @@ typedef struct {
     const i64 *shares;
     u8 *exclusive;
     const u8 *healthy, *fresh;
+    const double *over_commit; /* (gpus, 3) */
     /* (gpus, slots) */
     i64 *residents, *resident_class;
     double *resident_slowdown;
@@ -41,9 +42,10 @@ typedef struct {
     const double *arrived_s;
     const u8 *running;
     const double *since_s, *attained_at_since, *service_at_since;
+    const i64 *queue;
     /* (jobs,), as in JobColumns */
     const double *base_gib, *extra_gib, *peak_probability;
-    const u8 *peak_measured;
+    const u8 *peaks_may_meet;
     const double *utilisation, *spread_slowdown;
     const u8 *never_shares, *checkpointable, *known;
     const i64 *wanted, *per_pod, *demand, *table, *job_class;
@@ -53,7 +55,9 @@ typedef struct {
     double *predicted_speed, *spread_speed; /* (jobs,) */
     u8 *on_gpus, *changed, *untried;        /* (jobs,), (gpus,), (gpus,) */
     u8 *touched;                            /* (gpus,) where jobs came or went in this cycle */
-    double *seen_rate, *rate;               /* (jobs,) */
+    double *seen_rate;                      /* (jobs,) */
+    i64 *seen_queue;                        /* (jobs,) */
+    double *rate;                           /* (jobs,) */
     const i64 *pool, *pool_at, *held;       /* rows of a job: held[job] of them at pool[pool_at] */
     const i64 *stale, *pinned;
     i64 stale_count, pinned_count;
@@ -72,12 +76,14 @@ typedef struct {
     const double *bounds_s, *width_s, *tail;          /* (BINS + 1,), (BINS,), (BINS,) */
     /* Parameters of the dispatch; NaN for none */
     double scale_s, prior_jobs, size_prior_jobs, novel, aging, gang_weight, preempt_factor, turn_share;
-    double move_cost_s, move_below_speed, min_speed, min_gain;
+    double move_cost_s, move_below_speed, min_speed, min_gain, equal_worth;
     i64 shares_gpus, locality, best_pair, demands_tried;
     /* Constraints: 1 where the pipeline has them; bounds are infinite where it has none */
     i64 needs_healthy, needs_fresh, needs_shares, at_most, needs_exclusive, needs_memory;
-    i64 peaks_fit, peaks_opportunistic;
-    double max_collision_probability, max_utilisation;
+    i64 peaks_fit, peaks_opportunistic, strict_collision;
+    double max_collision_probability, max_utilisation, max_interference;
+    /* Scorers: weights as shares of their sum, 0 where the pipeline has none */
+    double horus_weight, horus_memory_weight, horus_utilisation_weight, in_use_weight;
     /* Answer: actions as (kind, job, count of rows, rows...) */
     i64 *actions;
     i64 actions_room, actions_used;

@@ -11,6 +11,7 @@ import numpy as np
 from tandem.policy.compiled.library import library
 from tandem.policy.equations.worth import bins_of
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.ports import Constraint, Scorer
 from tandem.policy.units import Bools, Ints
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _UNBOUNDED = {
     "at_most": _ANY,
     "max_collision_probability": np.inf,
     "max_utilisation": np.inf,
+    "max_interference": np.inf,
 }
 _NOTHING_NEW, _UNSUPPORTED = 1, -1  # answers of share.c
 _ROOM = 16  # actions kept for one cycle, in workers of the whole cluster
@@ -30,35 +32,39 @@ _ROOM = 16  # actions kept for one cycle, in workers of the whole cluster
 _GPU_COLUMNS = (
     "node", "memory_capacity_gib", "memory_base_gib", "memory_peak_extra_gib",
     "memory_peak_sum_gib", "none_in_peak", "one_in_peak", "peaks_measured", "guarded",
-    "gpu_utilisation", "jobs", "shares", "exclusive", "healthy", "fresh", "residents",
-    "resident_class", "resident_slowdown",
+    "gpu_utilisation", "jobs", "shares", "exclusive", "healthy", "fresh", "over_commit",
+    "residents", "resident_class", "resident_slowdown",
 )  # fmt: skip
-_ARRAYS = ("gpus", "arrived_s", "running", "since_s", "attained_at_since", "service_at_since")
+_ARRAYS = (
+    "gpus", "arrived_s", "running", "since_s", "attained_at_since", "service_at_since", "queue",
+)  # fmt: skip
 _LOADS = (
-    "base_gib", "extra_gib", "peak_probability", "peak_measured", "gpu_utilisation",
+    "base_gib", "extra_gib", "peak_probability", "peaks_may_meet", "gpu_utilisation",
     "spread_slowdown", "exclusive", "checkpointable", "known", "gpus", "gpus_per_pod", "demand",
     "table", "interference_class",
 )  # fmt: skip
 _BOARD = (
     "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "touched", "seen_rate",
-    "rate", "pool", "pool_at", "held",
+    "seen_queue", "rate", "pool", "pool_at", "held",
 )  # fmt: skip
 #: Of which type columns are; all others are of float64.
 _INTS = {
     "gpu_node", "gpu_jobs", "gpu_shares", "gpu_residents", "gpu_resident_class", "array_gpus",
-    "load_gpus", "load_gpus_per_pod", "load_demand", "load_table", "load_interference_class",
+    "array_queue", "board_seen_queue", "load_gpus", "load_gpus_per_pod", "load_demand",
+    "load_table", "load_interference_class",
     "board_pool", "board_pool_at", "board_held", "board_stale", "board_pinned", "order_ranked",
     "where_mask_of", "where_apart_of", "where_apart_at", "where_apart", "history_gpus",
     "answer_actions",
 }  # fmt: skip
 _BOOLS = {
     "gpu_peaks_measured", "gpu_guarded", "gpu_exclusive", "gpu_healthy", "gpu_fresh",
-    "array_running", "load_peak_measured", "load_exclusive", "load_checkpointable", "load_known",
+    "array_running", "load_peaks_may_meet", "load_exclusive", "load_checkpointable", "load_known",
     "board_on_gpus", "board_changed", "board_untried", "board_touched", "where_masks",
 }  # fmt: skip
 _PARAMETERS = (
     "scale_s", "prior_jobs", "size_prior_jobs", "novel", "aging", "gang_weight",
     "preempt_factor", "turn_share", "move_cost_s", "move_below_speed", "min_speed", "min_gain",
+    "equal_worth",
 )  # fmt: skip
 _FLAGS = ("shares_gpus", "locality", "best_pair", "demands_tried")
 _BOUNDS: dict[str, Any] = {
@@ -70,8 +76,14 @@ _BOUNDS: dict[str, Any] = {
     "needs_memory": ctypes.c_int64,
     "peaks_fit": ctypes.c_int64,
     "peaks_opportunistic": ctypes.c_int64,
+    "strict_collision": ctypes.c_int64,
     "max_collision_probability": ctypes.c_double,
     "max_utilisation": ctypes.c_double,
+    "max_interference": ctypes.c_double,
+    "horus_weight": ctypes.c_double,
+    "horus_memory_weight": ctypes.c_double,
+    "horus_utilisation_weight": ctypes.c_double,
+    "in_use_weight": ctypes.c_double,
 }
 
 
@@ -216,7 +228,8 @@ class CompiledCycle:
         for name in _LOADS:
             self._point(f"load_{name}", getattr(loads, name))
         for name in (
-            "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "seen_rate", "rate",
+            "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "seen_rate",
+            "seen_queue", "rate",
         ):  # fmt: skip
             self._point(f"board_{name}", getattr(board, name))
         self._point("board_pool_at", pool.at)
@@ -255,13 +268,21 @@ class CompiledCycle:
 
 
 def _bounds_of(pipeline: Pipeline) -> dict[str, float] | None:
-    """Return the fields that the constraints set; None where one of them has no compiled form."""
+    """Return the fields that constraints and scorers set; None where one has no compiled form.
+
+    Weights of scorers are shares of their sum.
+    """
     found: dict[str, float] = {}
-    for constraint in pipeline.constraints:
-        fields = constraint.compiled()
+    total = sum(scorer.weight for scorer in pipeline.scorers)
+    policies: list[Constraint | Scorer] = [*pipeline.constraints, *pipeline.scorers]
+    for policy in policies:
+        fields = policy.compiled()
         if fields is None or found.keys() & fields.keys():
             return None
         found |= fields
+    for weight in ("horus_weight", "in_use_weight"):
+        if weight in found:
+            found[weight] /= total
     return found
 
 

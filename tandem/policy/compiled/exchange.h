@@ -103,7 +103,7 @@ static int replace_one(Run *r, i64 job, i64 at, const Queue *q, i64 *victim) {
     refresh(r);
     for (i64 i = 0; i < r->active_count; i++) {
         i64 one = r->active[i];
-        if (!s->may_stop[one] || !(c->rate[one] <= bound)) continue;
+        if (!s->may_stop[one] || c->queue[one] < c->queue[job] || !(c->rate[one] <= bound)) continue;
         if (c->size[one] > 1 && !repays(q, at, c->size[one], value_of(c, one), NAN)) continue;
         victims[n++] = one;
     }

@@ -1,4 +1,4 @@
-/* Free shares go to the waiting jobs that gain most there: dispatch/fill.py. */
+/* Free shares go, queue by queue, to the waiting jobs that gain most: dispatch/fill.py. */
 #ifndef TANDEM_FILL_H
 #define TANDEM_FILL_H
 
@@ -8,14 +8,17 @@ static const double ROUNDED_UP = 1 + 1e-9; /* as _ROUNDED_UP */
 
 typedef struct {
     Run *r;
+    int scores;                            /* whether the profile has scorers */
     i64 heads, rows;                       /* heads: one job of each demand */
     i64 *job;                              /* (heads,) */
     i64 *row, *at;                         /* (rows,) of the board, and back: (gpus,), -1 elsewhere */
     double *gain, *speed, *loss, *slowed;  /* (heads, rows) */
+    double *score;                         /* (heads, rows) where the head may and should be */
     u8 *allowed;                           /* (heads, rows) */
     double *present, *worth;               /* (rows,) */
     double *key;                           /* (heads,) what goes first */
     i64 *best_at;                          /* (heads,) of `row`, for jobs of one GPU; -1: nowhere */
+    i64 *top;                              /* (heads,) likewise, where the job gains most */
     u8 *open, *rough, *dropped;            /* (heads,) gangs whose key is a bound; a rough one */
     i64 **place;                           /* (heads,) rows of a gang */
     i64 *place_count;
@@ -63,6 +66,7 @@ static void look_at(Places *o, i64 at) {
             o->worth[at] = found.worth;
         }
         o->gain[k] = gain_of(c, o->job[h], &found);
+        if (found.allowed && o->scores) o->score[k] = score_of(c, o->job[h], o->row[at]);
     }
 }
 
@@ -91,12 +95,23 @@ static double key_of(const Places *o, i64 h, double gain) {
 }
 
 static void find_single(Places *o, i64 h) {
-    const double *gain = o->gain + h * o->rows;
+    const double *gain = o->gain + h * o->rows, *score = o->score + h * o->rows;
     i64 best = 0;
     for (i64 at = 1; at < o->rows; at++) {
         if (gain[at] > gain[best]) best = at;
     }
     int any = gain[best] > 0;
+    o->top[h] = best;
+    if (any && o->scores) { /* among places of equal worth */
+        double least = (1 - o->r->c->equal_worth) * gain[best];
+        best = -1;
+        for (i64 at = 0; at < o->rows; at++) {
+            if (!(gain[at] >= least)) continue;
+            int ahead = best < 0 || score[at] > score[best] ||
+                        (score[at] == score[best] && gain[at] > gain[best]);
+            if (ahead) best = at;
+        }
+    }
     o->best_at[h] = any ? best : -1;
     o->key[h] = any ? key_of(o, h, gain[best]) : -INFINITY;
 }
@@ -124,7 +139,7 @@ static void find_gang(Places *o, i64 h) {
     for (i64 at = 0; at < o->rows; at++) {
         i64 k = h * o->rows + at;
         if (o->gain[k] > -INFINITY) {
-            Candidate one = {o->row[at], o->speed[k], o->loss[k]};
+            Candidate one = {o->row[at], o->speed[k], o->loss[k], o->scores ? o->score[k] : 0};
             a[n++] = one;
         }
     }
@@ -146,18 +161,26 @@ static void bound_gangs(Places *o) {
     }
 }
 
-/* Return the head that goes first, of equals the first job of the board; -1: none gains. */
+/* Return the head that goes first: of the first queue in which one gains, of equals the first job of
+ * the board; -1: none gains. */
 static i64 first_head(Places *o) {
+    const i64 *queue = o->r->c->queue;
     for (;;) {
         double most = -INFINITY;
+        i64 first = 0;
         for (i64 h = 0; h < o->heads; h++) {
-            if (o->key[h] > most) most = o->key[h];
+            if (o->key[h] == -INFINITY) continue;
+            i64 of = queue[o->job[h]];
+            if (most == -INFINITY || of < first || (of == first && o->key[h] > most)) {
+                most = o->key[h];
+                first = of;
+            }
         }
         if (most == -INFINITY) return -1;
         int undecided = 0;
         i64 best = -1;
         for (i64 h = 0; h < o->heads; h++) {
-            if (o->key[h] != most) continue;
+            if (o->key[h] != most || queue[o->job[h]] != first) continue;
             if (o->open[h]) {
                 undecided = 1;
             } else if (best < 0 || o->job[h] < o->job[best]) {
@@ -166,7 +189,7 @@ static i64 first_head(Places *o) {
         }
         if (!undecided) return best;
         for (i64 h = 0; h < o->heads; h++) {
-            if (!o->open[h] || o->key[h] != most) continue;
+            if (!o->open[h] || o->key[h] != most || queue[o->job[h]] != first) continue;
             if (o->rough[h] && o->r->c->best_pair) {
                 tighten(o, h);
             } else {
@@ -204,8 +227,10 @@ static void renew(Places *o, i64 front, i64 job) {
             if (gain > most) most = gain;
         }
         if (c->wanted[o->job[h]] == 1) {
-            int again = h == front || most > o->key[h] ||
-                        (o->best_at[h] >= 0 && changed[o->best_at[h]]);
+            i64 there = o->best_at[h];
+            double now = there >= 0 ? o->gain[h * o->rows + o->top[h]] : 0;
+            int again = h == front || most > (o->scores ? 1 - c->equal_worth : 1) * now ||
+                        (there >= 0 && (changed[there] || changed[o->top[h]]));
             if (again) find_single(o, h);
         } else if (!o->open[h]) {
             int may_change = h == front || most > -INFINITY;
@@ -271,11 +296,14 @@ static void fill(Run *r, const i64 *waiting, i64 count, u8 *started) {
     o.speed = TAKE(s, double, all);
     o.loss = TAKE(s, double, all);
     o.slowed = TAKE(s, double, all);
+    o.scores = c->horus_weight > 0 || c->in_use_weight > 0;
+    o.score = TAKE(s, double, o.scores ? all : 1);
     o.allowed = TAKE(s, u8, all);
     o.present = TAKE(s, double, o.rows);
     o.worth = TAKE(s, double, o.rows);
     o.key = TAKE(s, double, o.heads);
     o.best_at = TAKE(s, i64, o.heads);
+    o.top = TAKE(s, i64, o.heads);
     o.open = TAKE(s, u8, o.heads);
     o.rough = TAKE(s, u8, o.heads);
     o.dropped = TAKE(s, u8, o.heads);

@@ -7,6 +7,7 @@
 static int is_before(const Candidate *a, const Candidate *b) {
     if (a->loss != b->loss) return a->loss < b->loss;
     if (a->speed != b->speed) return a->speed > b->speed;
+    if (a->score != b->score) return a->score > b->score;
     return a->row < b->row;
 }
 

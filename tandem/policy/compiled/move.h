@@ -54,12 +54,12 @@ static i64 best_move(Run *r, i64 job, i64 *chosen, double *gain) {
             chosen[0] = row;
             found = 1;
         }
-        Candidate one = {row, o.speed, o.loss};
+        Candidate one = {row, o.speed, o.loss, 0};
         a[n++] = one;
     }
     if (wanted > 1) {
         for (i64 i = 0; i < count; i++) {
-            Candidate one = {own[i], 1 / (1 + slowdown_at(c, job, own[i], -1)), loss[i]};
+            Candidate one = {own[i], 1 / (1 + slowdown_at(c, job, own[i], -1)), loss[i], 0};
             a[n++] = one;
         }
         found = best_place(r, job, a, n, chosen, &most);

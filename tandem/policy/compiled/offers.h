@@ -5,6 +5,20 @@
 
 #include "board.h"
 
+/* As `Interference`: whether one of those at `p`, or `job`, would be slowed down beyond the bound. */
+static int interferes(const Cycle *c, i64 job, const Place *p) {
+    if (!c->known[job]) return 0;
+    const double *own = c->own + c->table[job] * c->classes;
+    const double *caused = c->caused + c->table[job] * c->classes;
+    double mine = 0;
+    for (i64 k = 0; k < c->slots; k++) {
+        mine += own[p->kind[k]];
+        if (p->there[k] < 0) continue;
+        if (!(p->slowdown[k] + caused[p->kind[k]] <= c->max_interference)) return 1;
+    }
+    return !(mine <= c->max_interference);
+}
+
 /* Whether the constraints allow one more worker of `job` at `p`. */
 static int allows(const Cycle *c, i64 job, const Place *p) {
     i64 row = p->row;
@@ -28,19 +42,38 @@ static int allows(const Cycle *c, i64 job, const Place *p) {
     double one_peak = p->base + base + largest;
     double all_peaks = p->base + p->peak_sum + (base + extra);
     if (c->needs_memory && !(one_peak <= capacity)) return 0;
-    if (c->max_collision_probability < INFINITY && !(all_peaks <= capacity)) {
+    if (c->max_collision_probability < INFINITY && (c->strict_collision || !(all_peaks <= capacity))) {
         double chance = c->peak_probability[job], none = p->none * (1 - chance);
         double collision = 1 - none - (p->one * (1 - chance) + p->none * chance);
         if (!((collision > 0 ? collision : 0) <= c->max_collision_probability)) return 0;
     }
     if (c->peaks_fit && p->count > 0) {
-        int known = c->peaks_opportunistic && c->guarded[row] && p->measured && c->peak_measured[job];
+        int known = c->peaks_opportunistic && c->guarded[row] && p->measured && c->peaks_may_meet[job];
         if (!((known ? one_peak : all_peaks) <= capacity)) return 0;
     }
     if (c->max_utilisation < INFINITY && p->count > 0) {
         if (!(p->utilisation + c->utilisation[job] <= c->max_utilisation)) return 0;
     }
-    return 1;
+    return !(c->max_interference < INFINITY && p->count > 0 && interferes(c, job, p));
+}
+
+/* As scorers/horus_cost.py and sharing.py: what they say of one more worker of `job` on `row`. */
+static double score_of(const Cycle *c, i64 job, i64 row) {
+    double score = 0;
+    if (c->horus_weight > 0) {
+        double capacity = c->memory_capacity_gib[row] > 1e-9 ? c->memory_capacity_gib[row] : 1e-9;
+        double all_peaks = c->memory_base_gib[row] + c->memory_peak_sum_gib[row] +
+                           (c->base_gib[job] + c->extra_gib[job]);
+        const double *curve = c->over_commit + 3 * row;
+        double at_100 = curve[0] + curve[1] * 100 + curve[2] * 10000;
+        double x = c->gpu_utilisation[row] + c->utilisation[job];
+        double ratio = x > 100 ? curve[0] + curve[1] * x + curve[2] * x * x : 1 + (at_100 - 1) * x / 100;
+        double cost = c->horus_memory_weight * (all_peaks / capacity) +
+                      c->horus_utilisation_weight * ratio;
+        score += 1 / (1 + cost) * c->horus_weight;
+    }
+    if (c->in_use_weight > 0 && c->count[row] > 0) score += c->in_use_weight;
+    return score;
 }
 
 /* As one entry of `Offers`. */

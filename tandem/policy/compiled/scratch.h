@@ -6,7 +6,7 @@
 
 typedef struct {
     i64 row;
-    double speed, loss;
+    double speed, loss, score;
 } Candidate;
 
 /* What is on a GPU, or would be: the columns of one row. `now` is the speed of each resident. */

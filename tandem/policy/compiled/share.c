@@ -102,16 +102,18 @@ static i64 turns_of(Run *r, const double *run_s, i64 *turns) {
     return found;
 }
 
-/* Sort jobs by rate, highest first; of equals the earlier ones, as numpy's stable argsort does. */
-static void sort_by_rate(Run *r, i64 *jobs, u8 *fresh, i64 count) {
+/* Sort jobs by queue, then by rate, highest first; of equals the earlier ones, as numpy's stable
+ * lexsort does. */
+static void sort_in_order(Run *r, i64 *jobs, u8 *fresh, i64 count) {
     Mark m = mark_of(r->s);
     Candidate *a = TAKE(r->s, Candidate, count);
     i64 *old = TAKE(r->s, i64, count);
     u8 *was = TAKE(r->s, u8, count);
     for (i64 i = 0; i < count; i++) {
         a[i].row = i;
-        a[i].speed = 0;
-        a[i].loss = -r->c->rate[jobs[i]];
+        a[i].speed = r->c->rate[jobs[i]];
+        a[i].loss = (double)r->c->queue[jobs[i]];
+        a[i].score = 0;
     }
     memcpy(old, jobs, (size_t)count * sizeof *old);
     memcpy(was, fresh, (size_t)count);
@@ -202,8 +204,11 @@ static int cycle(Run *r) {
         rate /= (double)c->size[job];
         c->rate[job] = rate;
         double seen = c->seen_rate[job];
-        moved[i] = !(fabs(rate - seen) <= NOTABLE * seen);
-        if (moved[i]) c->seen_rate[job] = rate;
+        moved[i] = !(fabs(rate - seen) <= NOTABLE * seen) || c->queue[job] != c->seen_queue[job];
+        if (moved[i]) {
+            c->seen_rate[job] = rate;
+            c->seen_queue[job] = c->queue[job];
+        }
     }
     i64 *turns = TAKE(s, i64, n), turn_count = turns_of(r, run_s, turns);
     u8 *changed = TAKE(s, u8, c->gpus), *came_or_went = TAKE(s, u8, c->gpus);
@@ -244,7 +249,7 @@ static int cycle(Run *r) {
         }
         add_to(changed, c->changed, c->gpus);
     }
-    sort_by_rate(r, waiting, fresh, waits);
+    sort_in_order(r, waiting, fresh, waits);
     int room_changed = 0;
     for (i64 row = 0; row < c->gpus && !room_changed; row++) {
         room_changed = changed[row] && c->count[row] < most_jobs(c, row);

@@ -118,7 +118,8 @@ static double swap_gain(const Swaps *w, i64 gang, i64 row, int exact, u8 *leaves
         double rest = w->recovered[at] / (double)size + worth / factor;
         double cost = (yields * speed - (double)(size - used) * rest) / (double)used;
         there_of[k] = there >= 0;
-        leaving[k] = w->stays[at] ? INFINITY : cost;
+        int stays = w->stays[at] || (there >= 0 && c->queue[there] < c->queue[gang]);
+        leaving[k] = stays ? INFINITY : cost;
         sum += leaving[k];
         double own = 1 / (1 + own_of[kind]);
         double theirs = 1 / (1 + caused_of[kind]) * w->spread[at];

@@ -119,7 +119,7 @@ static i64 best_without(Run *r, i64 job, i64 *chosen) {
             }
             continue;
         }
-        Candidate one = {row, o.speed, o.loss};
+        Candidate one = {row, o.speed, o.loss, 0};
         a[n++] = one;
     }
     if (wanted > 1) found = best_place(r, job, a, n, chosen, &most);

@@ -17,12 +17,16 @@ from tandem.policy.units import Bools, Floats
 # Paper: [OJPP] Eq. (6), (7), (13) | bound on the slowdown on a device | test:
 #   tests/policy/test_policy_ojpp.py
 #   test_i_greedy_opens_a_gpu_rather_than_pass_the_bound_on_interference | live: yes |
-#   deviation: slowdowns of three or more are added
+#   ablation: interference | deviation: slowdowns of three or more are added; the bound of
+#   `tandem` is its own
 class Interference(Policy):
     """The largest predicted slowdown on the GPU stays within a bound. Source: [OJPP] Eq. (6), (7).
 
-    Among three or more it is the sum of the pairwise ones (ours). Where nothing is predicted at
-    all, nothing is refused: memory and utilisation must do.
+    The bound is on each job on the GPU, the newcomer and those that are there: 1 is twice the time.
+    The slowdown is the one that a cycle plans with, which is an upper one where a pair is unlike
+    those that were measured (docs/decisions/0023). Among three or more it is the sum of the
+    pairwise ones (ours). Where nothing is predicted at all, nothing is refused: memory and
+    utilisation must do.
     """
 
     has_figures: ClassVar[bool] = True
@@ -36,6 +40,10 @@ class Interference(Policy):
 
     def each(self, jobs: Demands, gpus: GpuArrays) -> None:
         """One job at a time: the answer depends on tables of the job's own."""
+
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this constraint."""
+        return {"max_interference": self.max_interference}
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""

@@ -55,13 +55,15 @@ class MemoryCollision(Policy):
     """A bounded chance that two memory peaks fall together and memory runs over.
 
     Where all peaks fit together there is nothing that a collision could run over, so no chance of
-    one refuses the GPU. Source: [OJPP] Eq. (4), (5). Differs: the paper bounds the chance also
-    where the peaks fit together.
+    one refuses the GPU; with `strict`, the chance is bounded there as well, as in the paper.
+
+    Source: [OJPP] Eq. (4), (5). Differs: without `strict`, where the peaks fit together.
     """
 
     has_figures: ClassVar[bool] = True
     kind: Literal["memory_collision"] = "memory_collision"
     max_collision_probability: Annotated[float, Field(ge=0, le=1)] = 0.1
+    strict: bool = False
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where the chance stays within the bound, or every peak fits."""
@@ -73,7 +75,8 @@ class MemoryCollision(Policy):
 
     def compiled(self) -> dict[str, float]:
         """Return the fields of a compiled cycle that stand for this constraint."""
-        return {"max_collision_probability": self.max_collision_probability}
+        bound = self.max_collision_probability
+        return {"max_collision_probability": bound, "strict_collision": self.strict}
 
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
@@ -85,6 +88,8 @@ class MemoryCollision(Policy):
 
     def _within(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         within: Bools = self._probability(job, gpus) <= self.max_collision_probability
+        if self.strict:
+            return within
         fits: Bools = all_peaks_gib(job, gpus) <= gpus.memory_capacity_gib
         return within | fits
 
@@ -99,13 +104,14 @@ def all_peaks_gib(job: Job | Demands, gpus: GpuArrays) -> Floats:
 
 # Paper: [Horus] Eq. (5); [Xonar] III-B | memory of all jobs on a GPU within its capacity, peaks
 #   included | test: tests/policy/test_policy_horus.py
-#   test_memory_is_summed_with_all_peaks_and_not_with_one | live: yes | deviation: a job that
-#   has the GPU alone is allowed
+#   test_memory_is_summed_with_all_peaks_and_not_with_one | live: yes | ablation: all peaks |
+#   deviation: a job that has the GPU alone is allowed
 class PeakFits(Policy):
     """Room for the peaks of all: memory cannot run over whatever falls together.
 
-    With `opportunistic`, room for one peak suffices where the peaks of all are measured and an
-    agent guards the GPU's memory ([OJPP] Eq. 3); `memory_collision` bounds the chance of two.
+    With `opportunistic`, room for one peak suffices where the peaks of all are measured, an agent
+    guards the GPU's memory, and all save their work when they are evicted ([OJPP] Eq. 3);
+    `memory_collision` bounds the chance of two peaks.
 
     Source: [Xonar] III-B, which pairs jobs only where both peaks fit; [Horus] Eq. (5), whose
     estimate of a job's memory is its peak. Differs: a job that has the GPU alone is allowed also
@@ -144,7 +150,7 @@ class PeakFits(Policy):
         needed = all_peaks_gib(job, gpus)
         if not self.opportunistic:
             return needed
-        known = gpus.guarded & gpus.peaks_measured & job.peak_measured
+        known = gpus.guarded & gpus.peaks_measured & job.peaks_may_meet
         one_peak = memory_needed_gib(
             gpus.memory_base_gib,
             gpus.memory_peak_extra_gib,

@@ -20,10 +20,11 @@ def replace_some(
 ) -> Ints:
     """Preempt running jobs for waiting ones worth `factor` times as much; return who started.
 
-    `waiting` is in order of worth, `may_stop` (jobs,) says who may be preempted; a demand for which
-    no place was found is not tried again.
+    `waiting` is in order: by queue, then by worth. No job of an earlier queue is preempted for one
+    of a later queue. `may_stop` (jobs,) says who may be preempted; a demand for which no place was
+    found is not tried again.
     """
-    rate, loads = valuation.rate, valuation.loads
+    rate, loads, of_queue = valuation.rate, valuation.loads, valuation.board.arrays.queue
     if not may_stop.any():
         return np.zeros(0, dtype=np.int64)
     may_stop = may_stop.copy()
@@ -42,7 +43,8 @@ def replace_some(
         if len(refused) > most:
             break
         if loads.gpus[job] == 1:
-            victims = np.flatnonzero(may_stop & (rate <= rate[job] / factor))
+            lower = of_queue >= of_queue[job]
+            victims = np.flatnonzero(may_stop & lower & (rate <= rate[job] / factor))
             gone = _replace_one(valuation, job, _by_value(valuation, victims), queue)
         else:
             if swaps is None:

@@ -1,21 +1,23 @@
-"""Free shares go to the waiting jobs that gain most there."""
+"""Free shares go, queue by queue, to the waiting jobs that gain most there."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tandem.policy.dispatch.valuation import Offers, Valuation
+from tandem.policy.dispatch.valuation import Offers, Valuation, best_scored
 from tandem.policy.units import Bools, Ints
 
 _ROUNDED_UP = 1 + 1e-9  # so that a bound is none the less one for what is rounded
 
 
 def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> Bools:
-    """Start jobs, greatest gain per GPU first; return which of `waiting` were started.
+    """Start jobs, queue by queue, greatest gain per GPU first; return which of `waiting` were.
 
-    `waiting` is in order of worth. Of jobs with the same demand only the first is looked at, and
-    at most `most` demands. Without `best_pair`, the order is that of worth. A start can only lower
-    the gains of others, so only those are worked out anew whose place it has changed.
+    `waiting` is in order: by queue, then by worth. Of jobs with the same demand only the first is
+    looked at, and at most `most` demands. Without `best_pair`, each queue goes in order of worth.
+    Among places of equal worth (`Valuation.equal_worth`) the scorers of the profile decide. A start
+    can only lower the gains of others, so only those are worked out anew whose place it has
+    changed.
     """
     started = np.zeros(len(waiting), dtype=np.bool_)
     rows = valuation.open_rows()
@@ -57,7 +59,8 @@ def fill(valuation: Valuation, waiting: Ints, *, most: int, best_pair: bool) -> 
 class _Places:
     """Where each job of the offers gains most: `of`, rows or None.
 
-    What a worker of each job gains is kept for every GPU. A job of one GPU is where that is most.
+    What a worker of each job gains, and the score of the place, are kept for every GPU. A job of
+    one GPU is where the score is best of the places where it gains about as much as it can.
     The slowest worker of a gang sets the speed of all, so the mean of its best GPUs is a bound on
     what it gains on each. Its place is looked for once the bound comes first, and again when a GPU
     has changed that it is on or may be on.
@@ -69,7 +72,11 @@ class _Places:
         self._single = offers.wanted == 1
         self._every = np.arange(len(offers.jobs))
         self._gains = offers.gains(self._every, np.arange(len(offers.rows)))
+        self._scores = offers.scores(np.arange(len(offers.rows)))
+        self._least = offers.valuation.least_of_best
+        self._queue = offers.valuation.board.arrays.queue[offers.jobs]
         self._at = np.zeros(len(self._every), dtype=np.int64)  # of `offers.rows`; -1: nowhere
+        self._top = self._at.copy()  # where it gains most
         self.of: list[Ints | None] = [None] * len(self._every)
         self._keys = np.full(len(self._every), -np.inf)  # what goes first
         self._open = ~self._single  # gangs whose key is a bound as yet
@@ -80,7 +87,12 @@ class _Places:
     def first(self) -> int:
         """Return the job that goes first; of equals, the first one of the board."""
         while True:
-            ahead = np.flatnonzero(self._keys == self._keys.max())
+            some = self._keys > -np.inf
+            if some.any():
+                some &= self._queue == self._queue[some].min()
+            else:
+                some[:] = True
+            ahead = np.flatnonzero(some & (self._keys == self._keys[some].max()))
             undecided = ahead[self._open[ahead]]
             if not len(undecided):
                 return int(ahead[np.argmin(self._offers.jobs[ahead])])
@@ -107,9 +119,14 @@ class _Places:
         at = np.flatnonzero(changed)
         new = offers.gains(self._every, at)
         self._gains[:, at] = new
+        self._scores[:, at] = offers.scores(at)
+        self._queue[front] = offers.valuation.board.arrays.queue[offers.jobs[front]]
         self._gains[front] = offers.gains(self._every[[front]], np.arange(len(offers.rows)))[0]
         most = new.max(axis=1, initial=-np.inf)
-        again = ((self._at >= 0) & changed[self._at]) | (most > self._keys)
+        top = np.where(self._at >= 0, self._gains[self._every, self._top], 0.0)
+        again = ((self._at >= 0) & (changed[self._at] | changed[self._top])) | (
+            most > self._least * top
+        )
         again[front] = True
         self._find_singles(np.flatnonzero(again & self._single))
         for gang in np.flatnonzero(~self._single & ~self._open).tolist():
@@ -138,7 +155,9 @@ class _Places:
         self._rough[gang] = False
 
     def _find_gang(self, gang: int) -> None:
-        self.of[gang], gain = self._offers.best(gang, may=self._gains[gang] > -np.inf)
+        self.of[gang], gain = self._offers.best(
+            gang, may=self._gains[gang] > -np.inf, score=self._scores[gang]
+        )
         self._keys[gang] = -np.inf if self.of[gang] is None else self._key(gang, gain)
         self._open[gang] = False
 
@@ -149,9 +168,10 @@ class _Places:
 
     def _find_singles(self, singles: Ints) -> None:
         gains = self._gains[singles]
-        at = gains.argmax(axis=1)
+        at = best_scored(gains, self._scores[singles], self._least)
         most = gains[np.arange(len(singles)), at]
         self._at[singles] = np.where(most > 0, at, -1)
+        self._top[singles] = gains.argmax(axis=1)
         for i, found, gain in zip(singles.tolist(), at.tolist(), most.tolist(), strict=True):
             self.of[i] = self._offers.rows[found : found + 1] if gain > 0 else None
             self._keys[i] = self._key(i, gain) if gain > 0 else -np.inf

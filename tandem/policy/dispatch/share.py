@@ -30,14 +30,17 @@ Positive = Annotated[float, Field(gt=0)]
 class Share(Dispatch):
     """Fill the free shares, preempt only for what is worth far more, and repair bad pairs.
 
-    A job's worth is its expected rate of completion given the time that it has run ([Tiresias]'
-    Gittins index, learned from all jobs that were served), per GPU, and more the longer ago it
-    arrived and the larger the part of all GPUs that it takes. Joining a neighbour gains the
-    newcomer's worth at its predicted speed and costs the neighbour's slowdown. A job joins others
-    only where that beats one after the other: Theorem 1 of [SJF-BSBF] with rates in place of known
-    remaining times; and only for a gain of `min_gain`, since the best of many predictions is too
-    good on average. A gang on more nodes than it needs runs slower, as predicted of it ([Tiresias]
-    3.3). In each round, which looks only at what has changed since the last one:
+    Jobs are tried in the order of the profile: queue by queue ([Tiresias] 3.2.3), and in each queue
+    by worth. No job is preempted for one of a later queue. A job's worth is its expected rate of
+    completion given the time that it has run ([Tiresias]' Gittins index, learned from all jobs that
+    were served), per GPU, and more the longer ago it arrived and the larger the part of all GPUs
+    that it takes. Joining a neighbour gains the newcomer's worth at its predicted speed and costs
+    the neighbour's slowdown. A job joins others only where that beats one after the other: Theorem
+    1 of [SJF-BSBF] with rates in place of known remaining times; and only for a gain of `min_gain`,
+    since the best of many predictions is too good on average. Gains that differ by less than the
+    part `equal_worth` are as good as each other: among such places the scorers of the profile
+    decide. A gang on more nodes than it needs runs slower, as predicted of it ([Tiresias] 3.3). In
+    each round, which looks only at what has changed since the last one:
 
     1. free shares go to the waiting jobs that gain most per GPU there (share before preempting);
     2. jobs whose turn it is take the place of those worth least: `turn_share` of the cluster serves
@@ -65,6 +68,7 @@ class Share(Dispatch):
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this
     min_gain: Annotated[float, Field(ge=0, le=1)] = 0.1  # of a GPU's speed, by sharing it
+    equal_worth: Annotated[float, Field(ge=0, lt=1)] = 0.02  # gains that are as good as each other
     share: bool = True  # false: whole GPUs only
     locality: bool = True  # false: where the workers of a gang are has no price
     learn: bool = True  # false: least attained service
@@ -76,8 +80,12 @@ class Share(Dispatch):
         """The part of its speed that each job of a pair keeps at least, in [0, 1]."""
         return self.min_speed
 
+    def in_order(self, board: Board, ranked: Ints) -> Ints:
+        """Return the jobs `ranked` in their order: by queue, then by what each is worth."""
+        return ranked[np.lexsort((-board.rate[ranked], board.arrays.queue[ranked]))]
+
     def __call__(self, board: Board, ranked: Ints, pipeline: Pipeline, blocks: bool) -> None:
-        """Act on all jobs, `ranked`; the order says only when to look again."""
+        """Act on all jobs, `ranked`, queue by queue, by what each is worth inside a queue."""
         compiled = compiled_cycle(board, pipeline)
         if compiled is None or not compiled.share(self, board, ranked):
             self.in_python(board, ranked, pipeline)
@@ -102,6 +110,7 @@ class Share(Dispatch):
             size_prior_jobs=self.size_prior_jobs,
             novel=self.novel,
         )
+        queue = board.arrays.queue[ranked]
         age_s = board.now_s - board.arrays.arrived_s[ranked]
         worth = with_age(index, age_s, self.aging)
         part = size / max(1, len(board.gpus))
@@ -110,7 +119,9 @@ class Share(Dispatch):
         # Who is worth about as much as when it was last looked at has not changed.
         seen = board.seen_rate[ranked]
         moved = ~(np.abs(rate[ranked] - seen) <= _NOTABLE * seen)
+        moved |= queue != board.seen_queue[ranked]
         board.seen_rate[ranked[moved]] = rate[ranked[moved]]
+        board.seen_queue[ranked[moved]] = queue[moved]
         came_or_went = board.changed.copy()
         changed = self._changed(board, ranked[moved & running])
         fresh = moved & ~running
@@ -119,7 +130,7 @@ class Share(Dispatch):
         valuation = Valuation(
             board, rate, pipeline,
             shares=self.share, min_speed=self.min_speed, min_gain=self.min_gain,
-            locality=self.locality,
+            equal_worth=self.equal_worth, locality=self.locality,
         )  # fmt: skip
         may_stop = board.on_gpus & board.loads.checkpointable
         may_stop[list(board.pinned)] = False
@@ -129,8 +140,8 @@ class Share(Dispatch):
             changed |= board.changed
         waiting = ranked[~running]
         fresh = fresh[~running]
-        in_order = np.argsort(-rate[waiting], kind="stable")
-        waiting, fresh = waiting[in_order], fresh[in_order]
+        order = np.lexsort((-rate[waiting], board.arrays.queue[waiting]))
+        waiting, fresh = waiting[order], fresh[order]
         if not changed[valuation.open_rows()].any():
             tried = np.flatnonzero(fresh)
         else:

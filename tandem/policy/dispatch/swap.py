@@ -16,7 +16,8 @@ class Swaps:
     """What each GPU could yield more with a worker of a waiting gang in place of residents.
 
     Each GPU is taken for itself: the gang's worker is alone there, or next to one of the residents.
-    A gang then takes the GPUs on which its yield exceeds `factor` times the loss by most. Of a
+    A gang then takes the GPUs on which its yield exceeds `factor` times the loss by most. No
+    resident of an earlier queue than the gang's leaves. Of a
     victim that is a gang, it is assumed to take as many GPUs as it can use; the others yield to the
     next jobs in the order what they would yield to it. The mean speed of its workers counts in
     place of the least. The estimate says which gangs are worth a trial, and with which victims; the
@@ -41,6 +42,7 @@ class Swaps:
         self._yields = self._rate * self._size  # at solo speed
         self._spread = np.broadcast_to(valuation.spread_speed(residents), residents.shape)
         self._stays = there & ~may_stop[residents]
+        self._of_queue = np.where(there, board.arrays.queue[residents], 0)
         self._full = board.gpus.jobs >= valuation.most
         # On how many GPUs a resident has neighbours, and what they would yield more without it.
         self._crowded = np.ones(residents.shape, dtype=np.int64)
@@ -95,6 +97,7 @@ class Swaps:
         loads, classes = valuation.loads, valuation.board.gpus.resident_class
         table, wanted = loads.table[gangs], loads.gpus[gangs][:, None]
         worth = valuation.rate[gangs][:, None]
+        queue = valuation.board.arrays.queue[gangs][:, None]
         leaving: list[Floats] = []  # cost where the resident of a slot leaves
         staying: list[Floats] = []  # cost where it becomes the neighbour
         speeds: list[Floats] = []  # of the gang's worker next to it
@@ -104,7 +107,10 @@ class Swaps:
             used = np.minimum(size, wanted)
             rest = self._recovered[:, slot] / size + worth / self._factor
             cost = (yields * speed - (size - used) * rest) / used
-            leaving.append(np.where(self._stays[:, slot], np.inf, cost))
+            stays = self._stays[:, slot] | (
+                self._there[:, slot] & (self._of_queue[:, slot] < queue)
+            )
+            leaving.append(np.where(stays, np.inf, cost))
             own = 1 / (1 + loads.own[table][:, classes_there])
             theirs = 1 / (1 + loads.caused[table][:, classes_there]) * self._spread[:, slot]
             lost = yields * (speed - theirs)

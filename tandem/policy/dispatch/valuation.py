@@ -35,6 +35,7 @@ class Valuation:
         shares: bool,
         min_speed: float,
         min_gain: float = 0.0,
+        equal_worth: float = 0.0,
         locality: bool = True,
     ) -> None:
         self.board = board
@@ -42,6 +43,8 @@ class Valuation:
         self.loads: JobColumns = board.loads
         self.pipeline = pipeline
         self.min_speed, self.min_gain = min_speed, min_gain
+        # Places that gain at least this part of the best are of equal worth: the scorers decide.
+        self.least_of_best = 1 - equal_worth if pipeline.scorers else 1.0
         self.locality = locality
         # (gpus,) jobs at most
         self.most = board.gpus.shares if shares else np.minimum(board.gpus.shares, 1)
@@ -334,6 +337,12 @@ class Offers:
             )  # fmt: skip
         return np.where(may, rate * speed - loss, -np.inf)
 
+    def scores(self, at: Ints) -> Floats:
+        """Return what the profile's scorers say of the GPUs `at` for each job, (jobs, at)."""
+        valuation = self.valuation
+        gpus = valuation.board.gpus.take(self.rows[at])
+        return valuation.pipeline.scores_each(self._job_list, gpus)
+
     def worthwhile(self, index: int, speed: Floats | float) -> Bools:
         """Return (gpus,) where job `index`, at `speed`, had better share than take turns."""
         better: Bools = (self.present == 0) | shares_well(
@@ -349,12 +358,15 @@ class Offers:
         more_speed: Floats | None = None,
         more_loss: Floats | None = None,
         may: Bools | None = None,
+        score: Floats | None = None,
     ) -> tuple[Ints | None, float]:
         """Return the rows where job `index` gains most, and the gain; None where it gains nothing.
 
         For a gang: for each speed that it could run at, the cheapest rows that allow it, and where
         being spread has a price also those of the fewest nodes. `more` (places,) are rows besides,
         with what it would do there. `may` (gpus,) are those where it may and should be, if known.
+        With `score` (gpus,), the best scored of the places of equal worth is taken; for a gang,
+        those that cost as much at the same speed are of equal worth.
         """
         if may is None:
             may = self.allowed[index]
@@ -362,6 +374,7 @@ class Offers:
                 may = may & self.worthwhile(index, self.speed[index])
         at = np.flatnonzero(may)
         rows, speed, loss = self.rows[at], self.speed[index, at], self.loss[index, at]
+        marks = np.zeros(len(at)) if score is None else score[at]
         wanted, rate = int(self.wanted[index]), float(self.rate[index])
         if wanted == 1:
             if not len(at):
@@ -369,7 +382,8 @@ class Offers:
             gains = rate * speed - loss
             if more is not None:
                 gains[rows == more[0]] = -np.inf  # where it is already
-            found = int(np.argmax(gains))
+            least = 1.0 if score is None else self.valuation.least_of_best
+            found = int(best_scored(gains[None], marks[None], least)[0])
             gain = float(gains[found])
             return (rows[found : found + 1], gain) if gain > 0 else (None, 0.0)
         if more is not None and more_speed is not None and more_loss is not None:
@@ -379,17 +393,18 @@ class Offers:
             rows = np.concatenate((rows[other], more))
             speed = np.concatenate((speed[other], more_speed))
             loss = np.concatenate((loss[other], more_loss))
+            marks = np.zeros(len(rows))
         if len(rows) < wanted:
             return None, 0.0
         valuation, job = self.valuation, int(self.jobs[index])
         candidates = np.arange(len(rows))
         if valuation.loads.gpus_per_pod[job] == 1:
             candidates = cheap_enough(speed, loss, wanted)
-        some = candidates[_cheapest_first(rows, speed, loss, candidates)]
+        some = candidates[_cheapest_first(rows, speed, loss, marks, candidates)]
         chosen, most = self._best_gang(index, rows[some], speed[some], loss[some])
         if chosen is None or valuation.speed_at(job, chosen) == 1.0:
             return chosen, most
-        in_order = _cheapest_first(rows, speed, loss, np.arange(len(rows)))
+        in_order = _cheapest_first(rows, speed, loss, marks, np.arange(len(rows)))
         rows, speed, loss = rows[in_order], speed[in_order], loss[in_order]
         # Spread, it earns less; the revenue is what the gain and the losses add up to.
         cost = float(loss[np.isin(rows, chosen)].sum())
@@ -477,9 +492,22 @@ def cheap_enough(speed: Floats, loss: Floats, wanted: int) -> Ints:
     return np.flatnonzero(loss <= dearest)
 
 
-def _cheapest_first(rows: Ints, speed: Floats, loss: Floats, some: Ints) -> Ints:
-    """Return the order of `some` places: the cheapest first, of those the fastest."""
-    return np.lexsort((rows[some], -speed[some], loss[some]))
+def best_scored(gains: Floats, scores: Floats, least: float) -> Ints:
+    """Return the best scored place of each job among those of equal worth, (jobs,).
+
+    Those are the places where it gains at least the part `least` of the most; of equal scores, the
+    one where it gains most. Shapes: `gains` and `scores` (jobs, places).
+    """
+    near = gains >= least * gains.max(axis=1)[:, None]
+    marks = np.where(near, scores, -np.inf)
+    best = marks == marks.max(axis=1)[:, None]
+    found: Ints = np.where(best, gains, -np.inf).argmax(axis=1)
+    return found
+
+
+def _cheapest_first(rows: Ints, speed: Floats, loss: Floats, score: Floats, some: Ints) -> Ints:
+    """Return the order of `some` places: the cheapest first, the fastest, the best scored."""
+    return np.lexsort((rows[some], -score[some], -speed[some], loss[some]))
 
 
 def with_rows(gpus: GpuArrays, at: Bools, some: GpuArrays) -> GpuArrays:
@@ -502,7 +530,7 @@ def without(gpus: GpuArrays, loads: JobColumns, keep: Bools) -> GpuArrays:
         "memory_base_gib": base.sum(axis=1),
         "memory_peak_extra_gib": extra.max(axis=1),
         "memory_peak_sum_gib": extra.sum(axis=1),
-        "peaks_measured": (~keep | loads.peak_measured[residents]).all(axis=1),
+        "peaks_measured": (~keep | loads.peaks_may_meet[residents]).all(axis=1),
         "gpu_utilisation": np.where(keep, loads.gpu_utilisation[residents], 0.0).sum(axis=1),
         "exclusive": (keep & loads.exclusive[residents]).any(axis=1),
         "jobs": gpus.jobs - ((gpus.residents >= 0) & ~keep).sum(axis=1),

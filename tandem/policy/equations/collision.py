@@ -10,8 +10,8 @@ from tandem.policy.units import Floats
 # Paper: [OJPP] Eq. (3), (12) | room for every base and one peak | test:
 #   tests/queue/test_queue_measured.py
 #   test_two_jobs_share_by_one_peak_where_both_were_measured_and_the_agent_guards | live: yes |
-#   deviation: in `tandem` only where agents have measured the peaks of all and guard the memory
-#   (`guard.mode: evict`); elsewhere all peaks count
+#   ablation: one peak | deviation: in `tandem` only where agents have measured the peaks of all
+#   and guard the memory (`guard.mode: evict`), and all save checkpoints; elsewhere all peaks count
 def memory_needed_gib(
     base_gib: Floats,
     peak_extra_gib: Floats,
@@ -32,7 +32,8 @@ def memory_needed_gib(
 
 
 # Paper: [OJPP] Eq. (4) | chance that peaks collide | test:
-#   tests/policy/test_policy_equations.py test_ojpp_worked_numbers | live: yes
+#   tests/policy/test_policy_equations.py test_ojpp_worked_numbers | live: yes |
+#   ablation: collision
 def collision_probability(none_in_peak: Floats, one_in_peak: Floats, p: Floats | float) -> Floats:
     """Return the chance that two or more of the residents and one more job are in their peak.
 

@@ -100,7 +100,7 @@ def slowdown_over_commit(
 
 # Paper: [Horus] Eq. (7), (8), (10) | cost of a GPU for a job | test:
 #   tests/policy/test_policy_equations.py test_cost_agrees_with_its_two_branches | live: yes |
-#   deviation: in `tandem` it orders only the nodes that the plan did not choose
+#   ablation: horus cost | deviation: in `tandem` it decides among places of equal worth
 def placement_cost(
     memory_share_after: Floats,
     total_utilisation_after: Floats,

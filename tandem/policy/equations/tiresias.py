@@ -80,8 +80,8 @@ def tensor_skew(largest_tensor_bytes: Floats, model_bytes: Floats) -> Floats:
 
 # Paper: [Tiresias] 3.3, Fig. 3 | what a spread gang loses, as a price | test:
 #   tests/simulator/test_simulator_spread.py
-#   test_a_gang_takes_the_empty_node_and_not_the_rests_of_two | live: yes | deviation: ours: the
-#   paper decides by PACKLIMIT alone
+#   test_a_gang_takes_the_empty_node_and_not_the_rests_of_two | live: yes | ablation: spread |
+#   deviation: ours: the paper decides by PACKLIMIT alone
 def spread_price(skew: Floats, gpus: Ints | int) -> Floats:
     """Return the slowdown that is expected of a gang on more nodes than it needs, per job.
 

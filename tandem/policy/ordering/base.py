@@ -50,6 +50,10 @@ class KeyOrder(Policy):
         """Return the queue of a service, 0 first; None where the order has no queues."""
         return None
 
+    def queues_of(self, service_gpu_s: Floats) -> Ints:
+        """Return the queue of each service, (jobs,), 0 first; 0 where the order has no queues."""
+        return np.zeros(len(service_gpu_s), dtype=np.int64)
+
     def promote_after_s(self, executed_s: float) -> float:
         """Return how long a preempted job waits before its service counts as 0; infinite: never."""
         return float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -13,20 +14,22 @@ from pydantic import Field, model_validator
 from tandem.policy.equations.gittins import fixed_quantum_index
 from tandem.policy.equations.tiresias import promotion_wait_s, queue_level
 from tandem.policy.jobs import History, JobArrays
-from tandem.policy.ordering.base import KeyOrder
+from tandem.policy.ordering.base import ActiveSet, KeyOrder
 from tandem.policy.ports import OrderState
 from tandem.policy.units import Bools, Floats, Ints
 
 
 # Paper: [Tiresias] 3.2.3 | discretised 2D-LAS: K queues, FIFO by start time inside each | test:
 #   tests/simulator/test_simulator_orderings.py
-#   test_inside_a_queue_the_job_that_started_first_goes_first | live: yes
+#   test_inside_a_queue_the_job_that_started_first_goes_first | live: yes | ablation: queues
 class Queues(KeyOrder):
     """K queues; a job is demoted when its service crosses a threshold.
 
     Inside a queue: `first_start` is the paper's Tiresias-L, FIFO by the time at which a job first
     ran; jobs that never ran come last, by arrival. `gittins` is its Tiresias-G, by the index whose
-    quantum is the queue's upper bound, the last queue FIFO by first start. `list` is ours: arrivals
+    quantum is the queue's upper bound, the last queue FIFO by first start. `worth` is ours: by what
+    the dispatch says that a job is worth (`share`: a Gittins index that is learned), which needs a
+    dispatch that says so. `list` is ours: arrivals
     and demotions are appended, and after each round a stable partition puts running jobs before
     waiting ones; a promoted job goes before the waiting ones of the first queue.
 
@@ -35,7 +38,8 @@ class Queues(KeyOrder):
 
     kind: Literal["queues"] = "queues"
     thresholds_gpu_s: Annotated[tuple[float, ...], Field(min_length=1)] = (3200.0,)
-    within: Literal["list", "first_start", "gittins"] = "list"
+    within: Literal["list", "first_start", "gittins", "worth"] = "list"
+    renewed_gpu_s: Annotated[float, Field(gt=0)] = 500.0
     promote_knob: Annotated[float, Field(gt=0)] | None = None
     starve_limit_s: Annotated[float, Field(ge=0)] = 0.0
 
@@ -50,14 +54,29 @@ class Queues(KeyOrder):
         return queue_level(np.asarray(service_gpu_s), np.array(self.thresholds_gpu_s))
 
     def next_level_gpu_s(self, service_gpu_s: float) -> float:
-        """Return the next threshold; infinite in the last queue."""
+        """Return the next threshold; infinite in the last queue.
+
+        `within: worth`: a job's worth, and by that its place, is looked at again when its service
+        reaches `renewed_gpu_s`, and each time that it has doubled since.
+        """
         queue = self.queue_of(service_gpu_s)
         ends = self.thresholds_gpu_s
-        return ends[queue] if queue < len(ends) else float("inf")
+        end = ends[queue] if queue < len(ends) else float("inf")
+        if self.within != "worth":
+            return end
+        renewed = self.renewed_gpu_s
+        if service_gpu_s >= renewed:
+            renewed *= 2.0 ** (1 + math.floor(math.log2(service_gpu_s / renewed)))
+            renewed *= 1.0 if service_gpu_s < renewed else 2.0  # rounding of the logarithm
+        return min(end, renewed)
 
     def queue_of(self, service_gpu_s: float) -> int:
         """Return the queue of a service, 0 first."""
         return bisect_right(self.thresholds_gpu_s, service_gpu_s)
+
+    def queues_of(self, service_gpu_s: Floats) -> Ints:
+        """Return the queue of each service, (jobs,), 0 first."""
+        return self.level(service_gpu_s)
 
     def promote_after_s(self, executed_s: float) -> float:
         """Return how long a preempted job waits before it goes back to the first queue.
@@ -75,7 +94,7 @@ class Queues(KeyOrder):
         """Return queue, then place in it; a list's place is kept by its state, not here."""
         service = jobs.service_gpu_s(rows, now_s)
         level = self.level(service)
-        if self.within == "list":
+        if self.within in ("list", "worth"):
             return (level,)
         if self.within == "first_start" or not len(history.service_gpu_s):
             return (level, jobs.first_started_s[rows])
@@ -96,7 +115,17 @@ class Queues(KeyOrder):
 
     def state(self) -> OrderState:
         """Return lists where the place is a list's, else the plain set."""
+        if self.within == "worth":
+            return Unsorted(self)
         return QueueLists(self) if self.within == "list" else super().state()
+
+
+class Unsorted(ActiveSet):
+    """The jobs as they came: the dispatch puts each queue in order by what its jobs are worth."""
+
+    def rank(self, jobs: JobArrays, now_s: float, history: History) -> Ints:
+        """Return the jobs, by row."""
+        return self._rows
 
 
 class QueueLists:

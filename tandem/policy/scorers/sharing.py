@@ -24,3 +24,7 @@ class InUseFirst(Policy):
     def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
         """Return (gpus,): 1 in use, 0 empty."""
         return (gpus.jobs > 0).astype(float)
+
+    def compiled(self) -> dict[str, float]:
+        """Return the fields of a compiled cycle that stand for this scorer."""
+        return {"in_use_weight": self.weight}
