@@ -56,7 +56,7 @@ def test_would_collide_with_its_neighbours_so_waits_and_names_them() -> None:
     assert isinstance(decision, Waits)
     (refusal,) = decision.refusals
     assert (refusal.constraint, refusal.gpus) == ("memory_collision", ("n0/a", "n1/b"))
-    assert "probability 0.15, bound 0.10" in decision.message
+    assert "probability 0.15, bound 0.05" in decision.message
 
 
 def test_a_chance_of_a_collision_that_equals_its_bound_is_within_it() -> None:
