@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.predictions.features import features
 from benchmarks.predictions.measured import GAVEL
-from predictor.equations import training_step
+from predictor.equations import pair_step, training_step
+from predictor.gpus import find_gpu
 from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
 from predictor.training import compare, table
@@ -32,15 +33,21 @@ _NAME = re.compile(r"(?P<family>[\w-]+)(?: \(batch size (?P<batch>\d+)\))?")
 
 
 def load_of(name: str, gpu_name: str, solo_steps_s: float | None) -> tuple[str, Load]:
-    """Return (family, load) of a workload on a GPU; with its solo rate, if that is known."""
+    """Return (family, load) of a workload on a GPU; with its solo rate, if that is known.
+
+    Without it, its figures are those by which the service prices pairs that were not measured.
+    """
     match = _NAME.fullmatch(name)
     assert match is not None, name
     family = match["family"]
     gpu = find_gpu(gpu_name)
     assert gpu is not None, gpu_name
-    seconds = 1 / solo_steps_s if solo_steps_s else None
     model, _ = GAVEL[family]
-    step = training_step(features()[model], int(match["batch"] or 1), gpu, seconds)
+    graph, batch = features()[model], int(match["batch"] or 1)
+    if solo_steps_s:
+        step = training_step(graph, batch, gpu, 1 / solo_steps_s)
+    else:
+        step = pair_step(graph, batch, gpu)
     return family, Load(
         utilisation_percent=step.utilisation_percent, utilisation_p95_percent=100,
         memory_base_bytes=0, memory_peak_extra_bytes=0, peak_probability=0, memory_p95_bytes=0,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tandem.contracts.prediction import Precision
+from predictor.gpus import GpuType
+from tandem.contracts.prediction import Framework, Precision
 from tandem.contracts.resources import GraphFeatures
 from tandem.gpu_types import GpuType
 
@@ -16,19 +19,43 @@ _PASSES = 3.0
 # Share of a data sheet's rate that frameworks reach on layers of usual size.
 _FLOPS_EFFICIENCY = 0.5
 _BANDWIDTH_EFFICIENCY = 0.7
-# The shortest kernel, and what the host needs to start one from an eager framework.
+# The shortest kernel, and what the host needs to start a further one of a recurrent node.
 _KERNEL_FLOOR_S = 4e-6
-_LAUNCH_S = 10e-6
-# Per iteration the GPU waits for the host at least this long (step of the loop, batch, loss).
-HOST_STALL_S = 1e-3
 # What autocast leaves of activations in bytes: half, but for norms, softmax and losses in 32 bits.
 HALF_ACTIVATIONS = 0.6
+# What a wait for the input leaves at least of the busy share by which pairs are priced.
+_LEAST_LEFT = 0.5
 # How sharply time sharing begins to cost at 100 %.
 _CORNER = 6.0
 # Power of the ratio of two steps by which their jobs share the time, and the largest ratio.
 _TURNS, _LONGEST = 0.2, 1e3
 # Kernels of the optimiser, which works on lists of tensors at a time.
 _OPTIMIZER_KERNELS = 40
+# CPU seconds that the input of one sample takes: a photo of 224 x 224 (decoded, cut, scaled; other
+# sizes by the square root of their pixels), a picture of fewer than 64 x 64 pixels (it lies in
+# memory), any other input, and each of its values.
+_PHOTO_S, _PHOTO_PIXELS = 4e-3, 224 * 224
+_PICTURE_S, _PICTURE_PIXELS = 50e-6, 64 * 64
+_SAMPLE_S, _VALUE_S = 2.5e-6, 0.1e-6
+_IMAGE_RANK, _MOST_CHANNELS = 4, 4
+#: CPUs of a job that does not say how many it asks for: an eighth of a machine of eight GPUs.
+DEFAULT_CPUS = 8.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a training loop needs of its host: to start a kernel, and between two steps."""
+
+    launch_s: float
+    #: The step of the loop, the batch, the loss: meanwhile the GPU waits.
+    stall_s: float
+
+
+#: A framework that starts one operator after the other from Python, and one that runs a graph.
+EAGER, COMPILED = Host(15e-6, 5e-3), Host(10e-6, 1e-3)
+_HOSTS = {
+    Framework.PYTORCH: EAGER, Framework.TENSORFLOW: COMPILED, Framework.JAX: COMPILED, None: EAGER,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +71,37 @@ class Step:
     def utilisation_percent(self) -> float:
         """Share of the time in which the GPU computes."""
         return min(100.0 * self.busy_seconds / self.seconds, 100.0)
+
+
+def host_of(features: GraphFeatures, framework: Framework | None = None) -> Host:
+    """Return what a job's framework needs of its host: as stated, else the graph's exporter's."""
+    return _HOSTS[framework or features.framework]
+
+
+def input_cpus(asked: float | None) -> float:
+    """Return the CPUs that make a job's input: the geometric mean of those asked for and usual.
+
+    What a pod asks for is no limit: it also uses what its node leaves idle.
+    """
+    return math.sqrt((DEFAULT_CPUS if asked is None else asked) * DEFAULT_CPUS)
+
+
+def input_cpu_seconds(features: GraphFeatures) -> float:
+    """Return the CPU time that makes the input of one sample, by the shapes of the graph's inputs.
+
+    Source: ours. Public rates of data loaders: 200 to 300 photos a second and core.
+    """
+    return sum(_of_input(shape, features.graph_batch) for shape in features.input_shapes.values())
+
+
+def _of_input(shape: Sequence[int], samples: int) -> float:
+    if len(shape) == _IMAGE_RANK and min(shape[1:]) > 0 and shape[1] <= _MOST_CHANNELS:
+        pixels = shape[2] * shape[3]
+        if pixels < _PICTURE_PIXELS:
+            return _PICTURE_S
+        return _PHOTO_S * math.sqrt(pixels / _PHOTO_PIXELS)
+    values = math.prod(size for size in shape if size > 0)
+    return _SAMPLE_S + _VALUE_S * values / samples
 
 
 def is_half(features: GraphFeatures) -> bool:
@@ -62,18 +120,25 @@ def training_step(
     gpu: GpuType,
     measured_seconds: float | None = None,
     precision: Precision = Precision.FP32,
+    *,
+    host: Host | None = None,
+    cpus: float = math.inf,
 ) -> Step:
     """Return the training step of a graph on a type of GPU.
 
     Computing takes the longest of three: the FLOPs at the GPU's rate, the bytes at its bandwidth,
     the kernels at their shortest (a roofline with a floor). Meanwhile the host starts one kernel
-    after the other; when that takes longer, the GPU waits for it. Where the step was measured (solo
-    and on such a GPU), its time counts and only the shares are derived.
+    after the other; when that takes longer, the GPU waits for it. `host` is that of the graph's
+    exporter where it is not given. On `cpus` CPUs the input of the next step is made meanwhile;
+    that overlaps, but not without gaps: the time of a step is the root of the sum of both squares.
+    Where the step was measured (solo and on such a GPU), its time counts and only the shares are
+    derived.
     """
+    host = host or host_of(features)
     kernels = _PASSES * features.kernels + _OPTIMIZER_KERNELS
     # A recurrent node has a kernel for each step of its sequence, and one call starts them all.
     calls = _PASSES * min(features.kernels, features.nodes) + _OPTIMIZER_KERNELS
-    launches = calls * _LAUNCH_S + (kernels - calls) * _KERNEL_FLOOR_S
+    launches = calls * host.launch_s + (kernels - calls) * _KERNEL_FLOOR_S
     flops = batch_size * (features.flops + features.elementwise_flops + features.backward_flops)
     # Weights are read once a pass, whatever the batch; the rest of what moves grows with it.
     per_sample = max(features.bytes_moved - features.parameter_bytes, 0.0)
@@ -85,13 +150,43 @@ def training_step(
         moved / (gpu.bandwidth * _BANDWIDTH_EFFICIENCY),
         kernels * _KERNEL_FLOOR_S,
     )
-    seconds = measured_seconds or max(busy, launches) + HOST_STALL_S
+    made = batch_size * input_cpu_seconds(features) / cpus
+    seconds = measured_seconds or math.hypot(max(busy, launches) + host.stall_s, made)
     return Step(
         seconds,
         min(busy, seconds),
         min(flops / rate / seconds, 1.0),
         min(moved / gpu.bandwidth / seconds, 1.0),
     )
+
+
+def pair_step(
+    features: GraphFeatures,
+    batch_size: int,
+    gpu: GpuType,
+    precision: Precision = Precision.FP32,
+    *,
+    host: Host | None = None,
+    cpus: float = DEFAULT_CPUS,
+) -> Step:
+    """Return the step by which pairs are priced of which nothing was measured.
+
+    Two jobs on a GPU also share the host, so that the time in which a job waits for its host is no
+    room for others: of the stall between two steps that of a framework that runs a graph counts,
+    and a wait for the input leaves at least half of the busy share. The time of the step is that
+    without the input: it stands for the length of the kernels.
+
+    Source: ours, from measured pairs (docs/results/predictions.md).
+    """
+    own = host or host_of(features)
+    without = training_step(features, batch_size, gpu, precision=precision, host=own)
+    graph = Host(own.launch_s, COMPILED.stall_s)
+    alone, fed = (
+        training_step(features, batch_size, gpu, precision=precision, host=graph, cpus=count)
+        for count in (math.inf, cpus)
+    )
+    share = alone.busy_seconds / alone.seconds * max(alone.seconds / fed.seconds, _LEAST_LEFT)
+    return replace(without, busy_seconds=share * without.seconds)
 
 
 def time_shared_speed(total_utilisation_percent: ArrayLike) -> NDArray[np.float64]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predictor import spread as intervals
-from predictor.equations import HOST_STALL_S, Step, training_step
+from predictor.equations import Step, host_of, training_step
+from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu, type_name
 from predictor.measured import is_input_bound, measured_step
 from predictor.memory import allocator_of, formula_levels
 from predictor.sources import (
@@ -142,12 +143,13 @@ def _time(question: Question, runs: Sequence[Run], gpu: GpuType) -> tuple[float,
     if run.input_bound:
         return max(busy, run.step.seconds * batch / run.batch), busy
     idle = run.step.seconds - run.step.busy_seconds
+    stall = host_of(features).stall_s
     if idle > _HOST_SHARE * run.step.seconds:
         host = run.step.seconds
     else:
-        host = min(now.seconds - HOST_STALL_S, run.step.seconds)
-        host = host if now.seconds - HOST_STALL_S > now.busy_seconds else 0.0
-    return max(busy + min(idle, HOST_STALL_S), host), busy
+        host = min(now.seconds - stall, run.step.seconds)
+        host = host if now.seconds - stall > now.busy_seconds else 0.0
+    return max(busy + min(idle, stall), host), busy
 
 
 def _peak_bytes(question: Question, runs: Sequence[Run]) -> float:

@@ -37,15 +37,18 @@ _SLOWEST = 1 / 21
 #: time sharing by utilisations from the graph, and by those from a measured time of a step (no
 #: published pairs have measured utilisations); and of a model whose card does not say it.
 #: Derived from measured pairs on two types of GPU: docs/results/predictions.md.
-PREDICTED_SPREAD = 0.55
+PREDICTED_SPREAD = 0.48
 MEASURED_SPREAD = 0.54
 _MODEL_SPREAD = 0.40
 #: The same of the sum of both speeds: the two sides of a pair do not both come off worst.
 PREDICTED_TOTAL_SPREAD = 0.30
 MEASURED_TOTAL_SPREAD = 0.37
-#: Power of time-shared speed where a utilisation is predicted: predicted utilisations saturate, so
-#: that the loss they predict is on average twice the loss that is measured.
-PREDICTED_SLOPE = 0.5
+#: The same that 90 % stay below: by it a cycle plans pairs of which nothing was measured.
+PLANNED_TOTAL_SPREAD = 0.208
+MEASURED_PLANNED_SPREAD = 0.21
+#: Power of time-shared speed where a busy share is predicted: predicted shares saturate, so that
+#: the loss they predict is on average one and a half times the loss that is measured.
+PREDICTED_SLOPE = 0.65
 
 #: The columns of `pair_features`; `job` is the one whose speed is asked, `partner` the other.
 PAIR_FEATURES = (
@@ -72,22 +75,16 @@ class TimeSharing:
 
     def speeds(self, job: Load, partners: Sequence[Load], gpu_model: str | None) -> Floats:
         """Return (partners, 2): the speeds of the job and of each partner, in (0, 1]."""
-        speed = time_shared_speed(
-            np.array([job.utilisation_percent + p.utilisation_percent for p in partners])
-        )
+        own, *others = (_basis(load) for load in (job, *partners))
+        speed = time_shared_speed(np.array([own[0] + other[0] for other in others]))
         speed = np.where(both_measured(job, partners), speed, speed**PREDICTED_SLOPE)
         shift = self.experience.shift(gpu_model)
         equal = np.clip(speed * math.exp(shift), _SLOWEST, 1.0)
         # A step whose time is not known is taken to be as long as the other.
-        steps = [
-            (job.iteration_s, partner.iteration_s)
-            if job.iteration_s and partner.iteration_s
-            else (1.0, 1.0)
-            for partner in partners
-        ]
-        own, other = np.array(steps, dtype=np.float64).reshape(-1, 2).T
+        steps = [(own[3], other[3]) if own[3] and other[3] else (1.0, 1.0) for other in others]
+        mine, theirs = np.array(steps, dtype=np.float64).reshape(-1, 2).T
         known = self._effects(job, partners, gpu_model)
-        return np.clip(taken_turns(equal, own, other) * np.exp(known), _SLOWEST, 1.0)
+        return np.clip(taken_turns(equal, mine, theirs) * np.exp(known), _SLOWEST, 1.0)
 
     def _effects(self, job: Load, partners: Sequence[Load], gpu_model: str | None) -> Floats:
         """Return (partners, 2): log factors by what the models of both have shown there."""
@@ -179,6 +176,7 @@ class Interference:
         width = self._formula.experience.width(request.gpu_model, MEASURED_SPREAD)
         spread = width * np.where(measured, MEASURED_SPREAD, PREDICTED_SPREAD)
         total_spread = width * np.where(measured, MEASURED_TOTAL_SPREAD, PREDICTED_TOTAL_SPREAD)
+        planned = width * np.where(measured, MEASURED_PLANNED_SPREAD, PLANNED_TOTAL_SPREAD)
         in_domain = np.zeros(count, dtype=np.bool_)
         learned = self._learned
         if learned is not None and learned.covers(gpu, [job])[0]:
@@ -186,10 +184,11 @@ class Interference:
             at = np.flatnonzero(in_domain)
             if len(at):
                 speed[at] = learned.speeds(job, [candidates[i] for i in at], gpu)
-                spread[at] = total_spread[at] = learned.spread
+                spread[at] = total_spread[at] = planned[at] = learned.spread
         slowdown = 1 / speed - 1
         bound = np.exp(spread)[:, None] / speed - 1
-        total = speed.sum(axis=1) * np.exp(-total_spread)
+        total = speed.sum(axis=1)
+        least, likely = total * np.exp(-total_spread), total * np.exp(-planned)
         outside = ~(in_domain | measured)
         by_model = learned is not None and (bool(in_domain.all()) if count else True)
         # All pairs in one call: to make them one by one costs half as much as the model.
@@ -199,11 +198,11 @@ class Interference:
                     {
                         "job_slowdown": own, "partner_slowdown": caused,
                         "job_slowdown_p95": own_p95, "partner_slowdown_p95": caused_p95,
-                        "total_speed_p5": both, "out_of_distribution": unseen,
+                        "total_speed_p5": p5, "total_speed_p10": p10, "out_of_distribution": unseen,
                     }
-                    for (own, caused), (own_p95, caused_p95), both, unseen in zip(
-                        slowdown.tolist(), bound.tolist(), total.tolist(), outside.tolist(),
-                        strict=True,
+                    for (own, caused), (own_p95, caused_p95), p5, p10, unseen in zip(
+                        slowdown.tolist(), bound.tolist(), least.tolist(), likely.tolist(),
+                        outside.tolist(), strict=True,
                     )
                 ],
                 "source": Source.MODEL if by_model else Source.FORMULA,
@@ -231,6 +230,17 @@ def _measured(load: Load) -> bool:
     return load.utilisation_source is Source.OBSERVED
 
 
+def _basis(load: Load) -> tuple[float, float | None, float | None, float | None]:
+    """Return busy share (percent), shares of FLOP rate and bandwidth, time of a step (s).
+
+    They are those of the load's pairs, where it has them and its utilisation was not measured.
+    """
+    pair = load.pair
+    if pair is None or _measured(load):
+        return load.utilisation_percent, load.compute_share, load.bandwidth_share, load.iteration_s
+    return pair.busy_percent, pair.compute_share, pair.bandwidth_share, pair.step_s
+
+
 def pair_features(jobs: Floats, partners: Floats, gpu: GpuType | None) -> Floats:
     """Return the rows of PAIR_FEATURES, (pairs, columns), from the `load_features` of both sides.
 
@@ -250,18 +260,12 @@ def pair_features(jobs: Floats, partners: Floats, gpu: GpuType | None) -> Floats
 
 
 def has_shares(load: Load) -> bool:
-    """Whether a load says what the job takes of a GPU's rates."""
-    return None not in (load.iteration_s, load.compute_share, load.bandwidth_share)
+    """Return whether a load says what the job takes of a GPU's rates."""
+    return None not in _basis(load)
 
 
 def load_features(loads: Sequence[Load]) -> Floats:
-    """Return (loads, 4): utilisation, shares of FLOP rate and bandwidth, log of the step's time."""
-    features = np.array(
-        [
-            (load.utilisation_percent, load.compute_share, load.bandwidth_share, load.iteration_s)
-            for load in loads
-        ],
-        dtype=np.float64,
-    ).reshape(-1, 4)
+    """Return (loads, 4): busy share, shares of FLOP rate and bandwidth, log of the step's time."""
+    features = np.array([_basis(load) for load in loads], dtype=np.float64).reshape(-1, 4)
     features[:, 3] = np.log10(features[:, 3])
     return features

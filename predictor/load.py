@@ -2,7 +2,8 @@
 
 The first source that answers counts, in this order: what was observed of the configuration, what
 follows from other runs of the model, a learned model, the formula, what the user declared, the
-whole GPU. Learned estimates come in from outside: none is shipped.
+whole GPU. Learned estimates come in from outside: `load_model.open_predictor` adds those of the
+model that ships, which corrects the formula's memory, utilisation and time of a step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from predictor.equations import Step
 from predictor.extrapolation import VERSION as EXTRAPOLATED
 from predictor.extrapolation import extrapolated_memory, extrapolated_utilisation
 from predictor.memory import Setup
@@ -35,8 +37,7 @@ from predictor.sources import (
 )
 from predictor.spread import interval
 from tandem.contracts.prediction import Precision, Prediction, PredictRequest
-from tandem.contracts.resources import GraphFeatures, Load, Observation, Source
-from tandem.gpu_types import find_gpu, type_name
+from tandem.contracts.resources import GraphFeatures, Load, Observation, PairLoad, Source
 
 _MAX_BYTES = 2**62  # the sum of two still fits 64 bits
 #: By what bounds grow where a size or a cost in the graph is assumed. Not measured: twice the side
@@ -103,7 +104,7 @@ class Predictor:
             parts.append("without a batch size the model's graph says nothing of either")
         if Source.FORMULA in (memory.source, utilisation.source):
             parts.append("not measured, so the bounds are wide")
-        step = utilisation.step
+        step, pair = utilisation.step, utilisation.pair
         versions = dict.fromkeys(v for v in (memory.version, utilisation.version) if v)
         load = Load(
             utilisation_percent=utilisation.mean,
@@ -125,6 +126,7 @@ class Predictor:
             peaks_measured=memory.peaks_measured,
             active_s=seen.active_seconds if seen else None,
             idle_s=seen.idle_seconds if seen else None,
+            pair=_pair_load(pair) if pair else None,
         )
         explanation = "; ".join(parts) + "."
         return Prediction(
@@ -134,6 +136,15 @@ class Predictor:
             utilisation_interval_percent=interval(utilisation.mean, utilisation.spread, 100.0),
             iteration_interval_s=interval(step.seconds, utilisation.step_spread) if step else None,
         )
+
+
+def _pair_load(step: Step) -> PairLoad:
+    return PairLoad(
+        busy_percent=step.utilisation_percent,
+        step_s=step.seconds,
+        compute_share=step.compute_share,
+        bandwidth_share=step.bandwidth_share,
+    )
 
 
 def _trains_as_observed(request: PredictRequest) -> bool:
@@ -187,6 +198,7 @@ def _question(
             parallelism=request.parallelism,
             workers=request.workers,
             gradient_checkpointing=request.gradient_checkpointing,
+            cpus=request.cpus,
         ),
     )
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from predictor.equations import Step, training_step
+from predictor.equations import COMPILED, Step, input_cpu_seconds, training_step
+from predictor.gpus import UNKNOWN_GPU
 from predictor.memory import Levels, formula_levels
-from predictor.sources import Question
+from predictor.sources import Question, question_step
 from tandem.contracts.prediction import Optimizer
 from tandem.contracts.resources import GraphFeatures
 from tandem.gpu_types import UNKNOWN_GPU
@@ -23,6 +24,8 @@ _ASKED = (
     "optimizer_copies",
 )  # fmt: skip
 _FORMULA = ("log_memory", "log_busy_s", "log_step_s", "log_utilisation", "compute_share")
+#: What sets the pace outside of the GPU: the host, and the input of a sample on the CPUs asked for.
+_OUTSIDE = ("log_launch_s", "log_stall_s", "log_decode_s", "log_cpus", "input_per_busy")
 _GPU = ("gpu_log_flops", "gpu_log_bandwidth", "gpu_log_memory")
 
 #: Operators of [Horus] Table 3 and their like, by what they do; columns are shares of all nodes.
@@ -38,6 +41,8 @@ _GROUPS = {
     "pooling": ("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"),
     "moving": ("Reshape", "Transpose", "Concat", "Split", "Slice", "Gather", "Pad", "Flatten"),
 }  # fmt: skip
+#: Beyond this the input sets the pace, however long it takes.
+_MOST_INPUT = 20.0
 _GROUP_OF = {op: group for group, ops in _GROUPS.items() for op in ops}
 
 LOAD_FEATURES = (
@@ -45,6 +50,7 @@ LOAD_FEATURES = (
     *(f"{group}_share" for group in _GROUPS),
     *_GPU,
     *(f"formula_{name}" for name in _FORMULA),
+    *_OUTSIDE,
 )
 #: Those that must lie within what was trained on, or the answer is out of distribution.
 SUPPORTED = tuple(name for name in _ASKED if name.startswith("log_"))
@@ -60,8 +66,11 @@ class Known:
     step: Step
 
 
-def known(question: Question) -> Known | None:
-    """Return what there is to learn from or to predict from; None without graph or batch."""
+def known(question: Question, *, first: bool = False) -> Known | None:
+    """Return what there is to learn from or to predict from; None without graph or batch.
+
+    `first` takes the first formula of steps, over which models of earlier versions were trained.
+    """
     features, batch = question.features, question.batch_size
     if features is None or batch is None:
         return None
@@ -69,7 +78,12 @@ def known(question: Question) -> Known | None:
     # An optimiser that nobody named is taken for one of many copies: memory must be safe.
     optimizer = question.setup.optimizer or Optimizer.ADAM
     levels = formula_levels(features, batch, question.setup)
-    step = training_step(features, batch, gpu, precision=precision)
+    host, cpus = question.host, question.cpus
+    step = question_step(question)
+    if first:
+        step = training_step(features, batch, gpu, precision=precision, host=COMPILED)
+    assert step is not None
+    decode_s = input_cpu_seconds(features)
     flops = batch * (features.flops + features.backward_flops)
     moved = max(batch * features.bytes_moved, 1.0)
     columns = [
@@ -96,6 +110,11 @@ def known(question: Question) -> Known | None:
         math.log10(step.seconds),
         math.log10(max(step.utilisation_percent, 1e-3)),
         step.compute_share,
+        math.log10(host.launch_s),
+        math.log10(host.stall_s),
+        math.log10(decode_s + 1e-6),
+        math.log10(cpus),
+        min(batch * decode_s / cpus / step.busy_seconds, _MOST_INPUT),
     ]
     return Known(features, columns, levels, step)
 

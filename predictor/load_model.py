@@ -1,10 +1,11 @@
 """A learned load: what XGBoost learned to correct of the formula, with bounds that were tested.
 
-Memory and iteration predict log(measured) - log(formula), utilisation predicts the logit of the
-share. Bounds and intervals are the estimate times factors that held on families left out of
-training. The model answers on the types of GPU on which it beat the formula on such families; on
-every other type the formula answers. On its types, a graph or a size unlike those that it was
-trained on (its domain) is left to the formula as well, and the answer is flagged.
+Each part (memory, utilisation, the time of a step) predicts log(measured) - log(formula). How much
+of that corrects the formula was chosen on what training did not see: for each type of GPU that was
+trained on by families left out, for all others by types left out. Where that was no better than the
+formula, it counts for nothing. Bounds and intervals are the estimate times factors that held on the
+same. A graph or a size unlike those that were trained on (the domain) is left to the formula, and
+the answer is flagged.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from predictor import spread
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
+from predictor.gpus import UNKNOWN_GPU
+from predictor.interference import Floats
 from predictor.load import Predictor
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known
 from predictor.sources import (
@@ -42,8 +44,13 @@ log = logging.getLogger(__name__)
 #: The name of its artifacts, and of their models.
 KIND = "load"
 MEMORY, UTILISATION, ITERATION = "memory", "utilisation", "iteration"
+#: In the place of a type of GPU: all that were not trained on.
+ELSEWHERE = "elsewhere"
 #: A formula that is corrected by more than this (a factor of 20) was wrong, or the model is.
 _MAX_CORRECTION = 3.0
+#: Shares within which odds are reckoned, percent: above the second the formula says "busy", and no
+#: more.
+_LEAST_PERCENT, _MOST_FORMULA = 0.5, 90.0
 #: Beyond the range that was trained on by more than this factor (log10) is out of distribution.
 _RANGE_MARGIN = 0.15
 #: As is a graph of which more nodes than this share are of kinds that training never saw.
@@ -61,10 +68,18 @@ class LoadDetails(BaseModel):
     offsets: dict[str, float]
     #: log of the factor of the 90 % interval, by part; that of the bound where a card has none.
     spreads: dict[str, float] = {}
+    #: The same on types of GPU that were not trained on.
+    offsets_elsewhere: dict[str, float] = {}
+    spreads_elsewhere: dict[str, float] = {}
     #: Types of GPU on which each part answers; all that were trained on where a card has none.
     types: dict[str, list[str]] = {}
-    #: What the part of utilisation learned: the share's logit, or what to correct of the formula.
-    utilisation: Literal["share", "residual"] = "residual"
+    #: By part and type of GPU, or `ELSEWHERE`: how much of what was learned corrects the formula.
+    #: Where a card has none, all of it on the types on which the part answers.
+    weights: dict[str, dict[str, float]] = {}
+    #: Over which formula it was learned; a card of before has none.
+    formula: str = ""
+    #: What the part of utilisation learned; `learned_percent` has the meaning of each.
+    utilisation: Literal["odds", "share", "residual"] = "residual"
     #: Lowest and highest of each of SUPPORTED, in their order.
     low: list[float]
     high: list[float]
@@ -77,7 +92,7 @@ class LearnedLoad:
     """The sources that a trained model adds before the formula: `memory` and `utilisation`."""
 
     def __init__(self, parts: dict[str, bytes], card: Card) -> None:
-        if card.features != list(LOAD_FEATURES):
+        if not set(card.features) <= set(LOAD_FEATURES):
             raise ArtifactError(
                 f"The load model {card.version} was trained on other features.",
                 "Train it again with this version of Tandem.",
@@ -90,20 +105,23 @@ class LearnedLoad:
         self._parts = {name: Trees(model) for name, model in in_json(parts).items()}
         self._range = np.array([self._details.low, self._details.high])
         self._supported = [LOAD_FEATURES.index(name) for name in SUPPORTED]
+        # An earlier version had fewer columns, and another formula.
+        self._columns = [LOAD_FEATURES.index(name) for name in card.features]
+        self._first = not self._details.formula
 
     def memory(self, question: Question) -> Memory | None:
         """Predict memory; passes without a graph, a batch size, or a model of memory."""
-        asked = known(question)
+        asked = known(question, first=self._first)
         if asked is None or MEMORY not in self._parts:
             return None
-        if not self._answers(MEMORY, question):
+        if not self._weight(MEMORY, question):
             return _elsewhere(formula_memory(question))
         if strange := self._strange(asked):
             return _outside(formula_memory(question), strange)
         formula = asked.levels.fixed + asked.levels.varying
-        total = formula * math.exp(self._correction(MEMORY, asked))
-        p95 = total * math.exp(max(self._details.offsets[MEMORY], 0.0))
-        why = "memory as learned from measured profiles"
+        total = formula * math.exp(self._correction(MEMORY, asked, question))
+        p95 = total * math.exp(max(self._offset(MEMORY, question), 0.0))
+        why = f"memory as learned from measured profiles{self._how_much(MEMORY, question)}"
         capacity = question.gpu_memory_bytes
         if capacity is not None and total > capacity:
             why += f": {gib(total)}, more than the GPU's {gib(capacity)}, so all of it"
@@ -117,55 +135,87 @@ class LearnedLoad:
             Source.MODEL,
             why,
             self.version,
-            spread=self._spread(MEMORY),
+            spread=self._spread(MEMORY, question),
         )
 
     def utilisation(self, question: Question) -> Utilisation | None:
         """Predict utilisation and the step's time; passes as `memory` does."""
-        asked = known(question)
+        asked = known(question, first=self._first)
         if asked is None or UTILISATION not in self._parts:
             return None
-        if not self._answers(UTILISATION, question):
-            return _elsewhere(formula_utilisation(question))
+        formula = formula_utilisation(question)
+        busy, timed = (self._weight(part, question) for part in (UTILISATION, ITERATION))
+        if not busy and not timed:
+            return _elsewhere(formula)
         if strange := self._strange(asked):
-            return _outside(formula_utilisation(question), strange)
-        if self._details.utilisation == "share":
-            mean = float(share_percent(self._learned(UTILISATION, asked)))
-        else:
-            correction = math.exp(self._correction(UTILISATION, asked))
-            mean = (asked.step.utilisation_percent + 1) * correction - 1
-        mean = min(max(mean, 0.0), 100.0)
-        p95 = min((mean + 1) * math.exp(max(self._details.offsets[UTILISATION], 0.0)) - 1, 100.0)
-        step, step_spread = asked.step, spread.STEP
-        if ITERATION in self._parts and self._answers(ITERATION, question):
-            step_spread = self._spread(ITERATION)
+            return _outside(formula, strange)
+        assert formula is not None
+        if timed:
             assert question.batch_size is not None
-            seconds = step.seconds * math.exp(self._correction(ITERATION, asked))
+            seconds = asked.step.seconds * math.exp(self._correction(ITERATION, asked, question))
             gpu = question.gpu or UNKNOWN_GPU
             step = training_step(
                 asked.features, question.batch_size, gpu, seconds, question.precision
             )
-        why = "utilisation as learned from measured profiles"
-        return Utilisation(
-            mean, p95, Source.MODEL, why, self.version, step=step,
-            spread=self._spread(UTILISATION), step_spread=step_spread,
+            formula = replace(formula, step=step, step_spread=self._spread(ITERATION, question))
+        if not busy:
+            return formula
+        mean = float(
+            learned_percent(
+                asked.step.utilisation_percent, self._learned(UTILISATION, asked), busy,
+                self._details.utilisation,
+            )
         )  # fmt: skip
+        offset = max(self._offset(UTILISATION, question), 0.0)
+        return replace(
+            formula,
+            mean=mean,
+            p95=min((mean + 1) * math.exp(offset) - 1, 100.0),
+            source=Source.MODEL,
+            why=(
+                "utilisation as learned from measured profiles"
+                f"{self._how_much(UTILISATION, question)}"
+            ),
+            version=self.version,
+            spread=self._spread(UTILISATION, question),
+        )
 
     def _learned(self, part: str, asked: Known) -> float:
-        row = np.array([asked.columns], dtype=np.float32)
+        row = np.array([asked.columns], dtype=np.float32)[:, self._columns]
         return float(self._parts[part].predict(row)[0])
 
-    def _correction(self, part: str, asked: Known) -> float:
-        return min(max(self._learned(part, asked), -_MAX_CORRECTION), _MAX_CORRECTION)
+    def _correction(self, part: str, asked: Known, question: Question) -> float:
+        learned = min(max(self._learned(part, asked), -_MAX_CORRECTION), _MAX_CORRECTION)
+        return self._weight(part, question) * learned
 
-    def _spread(self, part: str) -> float:
+    def _weight(self, part: str, question: Question) -> float:
+        """Return how much of what a part learned counts on the type of GPU of the question."""
+        details, gpu = self._details, question.gpu
+        if gpu is None or part not in self._parts:
+            return 0.0
+        if part in details.weights:
+            weights = details.weights[part]
+            return weights.get(gpu.name, weights.get(ELSEWHERE, 0.0))
+        return 1.0 if gpu.name in details.types.get(part, details.gpus) else 0.0
+
+    def _how_much(self, part: str, question: Question) -> str:
+        weight = self._weight(part, question)
+        return "" if weight == 1 else f", of which {weight:.0%} corrects the formula"
+
+    def _trained_on(self, part: str, question: Question) -> bool:
+        weights = self._details.weights.get(part)
+        return weights is None or (question.gpu is not None and question.gpu.name in weights)
+
+    def _offset(self, part: str, question: Question) -> float:
         details = self._details
-        return max(details.spreads.get(part, details.offsets[part]), 0.0)
+        here = self._trained_on(part, question)
+        return details.offsets[part] if here else details.offsets_elsewhere[part]
 
-    def _answers(self, part: str, question: Question) -> bool:
-        """Whether a part answers on the type of GPU of the question."""
-        types = self._details.types.get(part, self._details.gpus)
-        return question.gpu is not None and question.gpu.name in types
+    def _spread(self, part: str, question: Question) -> float:
+        details = self._details
+        if not self._trained_on(part, question):
+            return max(details.spreads_elsewhere[part], 0.0)
+        return max(details.spreads.get(part, details.offsets[part]), 0.0)
 
     def _strange(self, asked: Known) -> str:
         """Return what was never seen in training, or nothing."""
@@ -186,9 +236,30 @@ class LearnedLoad:
         return ""
 
 
-def share_percent(logit: ArrayLike) -> NDArray[np.float64]:
-    """Return the share of which a logit was learned, percent."""
-    return 100 / (1 + np.exp(-np.asarray(logit, dtype=np.float64)))
+def share_logit(percent: ArrayLike, most: float = _MOST_FORMULA) -> Floats:
+    """Return log(share / (1 - share)); the share is cut at half a percent and at `most`."""
+    share = np.clip(np.asarray(percent, dtype=np.float64), _LEAST_PERCENT, most) / 100
+    return np.asarray(np.log(share / (1 - share)))
+
+
+def learned_percent(formula: ArrayLike, learned: ArrayLike, weight: ArrayLike, kind: str) -> Floats:
+    """Return utilisation by the formula, corrected by as much as `weight` of what was learned.
+
+    The estimate lies between the formula and the model, `weight` of the way on a logarithmic scale.
+    Of `odds` the model learned the logarithm over those of the formula, which saturates: they count
+    as at most 9 to 1. Models of earlier versions learned the share (`share`) or a factor of it.
+    """
+    percent, what = np.asarray(formula, dtype=np.float64), np.asarray(learned, dtype=np.float64)
+    match kind:
+        case "odds":
+            model = 100 / (1 + np.exp(-(share_logit(percent) + what)))
+        case "share":
+            model = 100 / (1 + np.exp(-what))
+        case _:
+            bounded = np.clip(what, -_MAX_CORRECTION, _MAX_CORRECTION)
+            model = np.maximum((percent + 1) * np.exp(bounded) - 1, 0.0)
+    way = np.asarray(weight) * (np.log(model + 1) - np.log(percent + 1))
+    return np.asarray(np.clip((percent + 1) * np.exp(way) - 1, 0.0, 100.0))
 
 
 def _elsewhere(formula: _Estimate | None) -> _Estimate | None:

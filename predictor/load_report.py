@@ -86,7 +86,9 @@ def markdown(card: dict[str, Any], parts: list[str]) -> str:
             "",
             f"## {target}",
             "",
-            f"It answers on {', '.join(details['types'][target])}; the formula on other types.",
+            "What corrects the formula of what was learned: "
+            + ", ".join(f"{name} {w:.0%}" for name, w in details["weights"][target].items())
+            + ".",
             "",
             f"{figures['rows']} profiles; above the upper bound: "
             f"{figures['under_predicted']:.1%}; the bound is on average "

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +18,30 @@ from predictor.interference import Floats
 from predictor.load_evaluation import (
     FORMULA,
     PUBLISHED,
+    SEED,
     TARGETS,
+    TIE,
     LoadTable,
     bound_offset,
     bounded,
     corrected,
     cross_bounds,
+    fit,
     held_out,
+    held_out_corrections,
     learners,
     load_table,
     log_of,
     published_learner,
     rmsle,
+    types_of,
+    weigh,
 )
 from predictor.load_features import LOAD_FEATURES, SUPPORTED
-from predictor.load_model import KIND, UTILISATION
+from predictor.load_model import ELSEWHERE, KIND, UTILISATION
 from predictor.load_report import held_out_figures, markdown, scatter
 from predictor.profiles import Origin, Profile
+from predictor.sources import FORMULA_VERSION
 from predictor.spread import conformal
 from predictor.trees import in_json, stored
 from tandem.errors import TandemError
@@ -42,12 +49,11 @@ from tandem.gpu_types import type_name
 
 MIN_PROFILES = 60
 MIN_FAMILIES = 8
-#: Profiles and families of a type of GPU below which the formula answers there.
+#: Profiles and families of a type of GPU below which it is like any other type.
 MIN_OF_TYPE = 10
 MIN_FAMILIES_OF_TYPE = 4
 #: Held-out rows below which an older model is not compared on them.
 _MIN_COMPARED = 10
-_TIE = 1.02
 
 
 def train_load(
@@ -56,11 +62,11 @@ def train_load(
 ) -> Card:  # fmt: skip
     """Train on all profiles and publish what beats the formula, and the model that serves.
 
-    Each of memory, utilisation and iteration time counts by itself, and answers on those types of
-    GPU on which it is better than the formula on held-out families, but not on `not_on`. A part
-    that is better on no type is left out. Raises TandemError when all are, when the model that
-    serves is better, when there is too little data, or when the data was made up. `about` is
-    written to the card.
+    Each of memory, utilisation and iteration time counts by itself. How much of it corrects the
+    formula on a type of GPU `weigh` says, by held-out families and types; on `not_on` it is
+    nothing. A part that corrects nothing on any type is left out. Raises TandemError when all are,
+    when the model that serves is better, when there is too little data, or when the data was made
+    up. `about` is written to the card.
     """
     _check_data(profiles, allow_synthetic=allow_synthetic)
     table = load_table(profiles)
@@ -72,14 +78,23 @@ def train_load(
             continue
         measured, formula = table.measured[target][rows], table.formula[target][rows]
         errors.setdefault(FORMULA, {})[target] = rmsle(measured, formula)
-        predicted = {
-            name: held_out(table, target, make, rows) for name, make in learners(target).items()
-        }
-        for name, each in predicted.items():
-            errors.setdefault(name, {})[target] = rmsle(measured, each)
-        types = _better_on(table, target, rows, predicted[PUBLISHED], not_on)
-        if types:
-            trained[target] = _Part(types, _in_all_rows(predicted[PUBLISHED], rows, len(profiles)))
+        for name, make in learners(target).items():
+            if name != PUBLISHED:
+                each = held_out(table, target, make, rows)
+                errors.setdefault(name, {})[target] = rmsle(measured, each)
+        make_ours = published_learner(target)
+        corrections = (
+            held_out_corrections(table, target, make_ours, rows),
+            held_out_corrections(table, target, make_ours, rows, types_too=True),
+        )
+        found = weigh(table, target, rows, corrections, _enough_in(table, rows), not_on)
+        errors.setdefault(PUBLISHED, {})[target] = rmsle(measured, found.inside)
+        if any(found.weights.values()):
+            trained[target] = _Part(
+                found.weights,
+                _in_all_rows(found.inside, rows, len(profiles)),
+                _in_all_rows(found.outside, rows, len(profiles)),
+            )
     if not trained:
         raise TandemError(
             "On families that were left out, the trained model is no better than the formula, "
@@ -96,7 +111,7 @@ def train_load(
         calibrated[target], plots[target] = _calibrated(table, target, part)
         learner: Any = published_learner(target)()
         rows = table.rows(target)
-        learner.fit(table.columns[rows], table.learned(target)[rows])
+        fit(learner, table.columns[rows], table.learned(target)[rows], table.balance(rows))
         parts |= stored(target, learner.get_booster())
     card = {
         "features": list(LOAD_FEATURES),
@@ -107,9 +122,17 @@ def train_load(
         "chosen": PUBLISHED,
         "details": _details(profiles, table)
         | {"types": {target: part.types for target, part in trained.items()}}
+        | {"weights": {target: part.weights for target, part in trained.items()}}
         | {
             name: {target: figures[name] for target, figures in calibrated.items()}
-            for name in ("offsets", "spreads", "held_out")
+            for name in (
+                "offsets",
+                "spreads",
+                "held_out",
+                "offsets_elsewhere",
+                "spreads_elsewhere",
+                "elsewhere",
+            )
         }
         | dict(about or {}),
     }
@@ -119,13 +142,20 @@ def train_load(
 
 @dataclass(frozen=True)
 class _Part:
-    """A figure that the model predicts: on which types of GPU it answers, and what it says there.
+    """A figure that the model corrects: by how much, and what it says of what it did not see.
 
-    `held_out` (profiles,) is predicted of each profile without its family, NaN where not measured.
+    `held_out` (profiles,) is predicted of each profile without its family, `elsewhere` without its
+    type of GPU too; NaN where not measured.
     """
 
-    types: list[str]
+    weights: dict[str, float]
     held_out: Floats
+    elsewhere: Floats
+
+    @property
+    def types(self) -> list[str]:
+        """The types of GPU that were trained on and on which it corrects the formula."""
+        return sorted(name for name, w in self.weights.items() if w and name != ELSEWHERE)
 
 
 def _in_all_rows(figures: Floats, rows: NDArray[np.intp], count: int) -> Floats:
@@ -134,27 +164,11 @@ def _in_all_rows(figures: Floats, rows: NDArray[np.intp], count: int) -> Floats:
     return found
 
 
-def _better_on(
-    table: LoadTable, target: str, rows: NDArray[np.intp], ours: Floats, not_on: Collection[str]
-) -> list[str]:
-    """Return the types of GPU on which held-out families are predicted better than by the formula.
-
-    A type with few profiles or families says nothing of the next family.
-    """
-    measured, formula = table.measured[target][rows], table.formula[target][rows]
-    types, better = _types(table)[rows], []
-    for name in sorted(set(types.tolist()) - set(not_on)):
-        of = types == name
-        enough = (
-            of.sum() >= MIN_OF_TYPE and len(set(table.family[rows][of])) >= MIN_FAMILIES_OF_TYPE
-        )
-        if enough and rmsle(measured[of], ours[of]) < rmsle(measured[of], formula[of]):
-            better.append(name)
-    return better
-
-
-def _types(table: LoadTable) -> NDArray[np.str_]:
-    return np.array([type_name(gpu) for gpu in table.gpu])
+def _enough_in(table: LoadTable, rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], bool]:
+    """Return whether some of the rows are enough to say anything of the next family."""
+    return lambda of: bool(
+        of.sum() >= MIN_OF_TYPE and len(set(table.family[rows][of])) >= MIN_FAMILIES_OF_TYPE
+    )
 
 
 def _calibrated(
@@ -162,10 +176,21 @@ def _calibrated(
 ) -> tuple[dict[str, Any], tuple[Floats, Floats, Floats]]:
     """Return offset, spread and figures of a part, and what its plot shows.
 
-    All are of the types on which it answers, and of families that were left out.
+    All are of families that were left out, on the types on which it corrects the formula; those
+    `elsewhere` of families and types that were left out.
     """
-    rows = np.flatnonzero(np.isfinite(part.held_out) & np.isin(_types(table), part.types))
-    measured, ours, family = table.measured[target][rows], part.held_out[rows], table.family[rows]
+    every = np.flatnonzero(np.isfinite(part.held_out))
+    here = every[np.isin(types_of(table)[every], part.types)] if part.types else every
+    found, plot = _bounds(table, target, here, part.held_out[here])
+    other, _ = _bounds(table, target, every, part.elsewhere[every])
+    found |= {f"{name}_elsewhere": other[name] for name in ("offsets", "spreads")}
+    return found | {"elsewhere": other["held_out"]}, plot
+
+
+def _bounds(
+    table: LoadTable, target: str, rows: NDArray[np.intp], ours: Floats
+) -> tuple[dict[str, Any], tuple[Floats, Floats, Floats]]:
+    measured, family = table.measured[target][rows], table.family[rows]
     upper = table.utilisation_p95[rows] if target == UTILISATION else measured
     scores = log_of(target, upper) - log_of(target, ours)
     bounds = bounded(target, ours, cross_bounds(scores, family))
@@ -191,7 +216,9 @@ def _details(profiles: Sequence[Profile], table: LoadTable) -> dict[str, Any]:
     supported = table.columns[:, [LOAD_FEATURES.index(name) for name in SUPPORTED]]
     gpus = {q.gpu.name for q in (p.question() for p in profiles) if q.gpu is not None}
     return {
-        "utilisation": "share",
+        "utilisation": "odds",
+        "formula": FORMULA_VERSION,
+        "seed": SEED,
         "low": supported.min(axis=0).round(4).tolist(),
         "high": supported.max(axis=0).round(4).tolist(),
         "operators": sorted({op for p in profiles for op in p.features.op_counts}),
@@ -250,15 +277,15 @@ def _check_against_serving(
             booster = xgboost.Booster({"nthread": 1})
             booster.load_model(bytearray(model))
             learned = booster.inplace_predict(table.columns[compared].astype(np.float32))
-            share = card.details.get("utilisation") == "share"
-            old = corrected(target, table.formula[target][compared], learned, share=share)
+            kind = str(card.details.get("utilisation", "residual"))
+            old = corrected(target, table.formula[target][compared], learned, kind=kind)
             theirs = rmsle(measured[compared], old)
             new = rmsle(measured[compared], ours[compared])
             where = f"{len(compared)} profiles of families that it was not trained on"
         else:
             theirs, new = card.errors[PUBLISHED][target], errors[PUBLISHED][target]
             where = "the families that each was tested on"
-        if new > _TIE * theirs:
+        if new > TIE * theirs:
             raise TandemError(
                 f"The model that serves ({card.version}) predicts {target} better (RMSLE "
                 f"{theirs:.3f} against {new:.3f}, on {where}), so the new one was not published.",

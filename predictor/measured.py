@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from predictor.equations import HOST_STALL_S, Step, training_step
+from predictor.equations import Step, host_of, training_step
+from predictor.gpus import GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation
 from tandem.gpu_types import GpuType
@@ -57,5 +58,5 @@ def is_input_bound(
     """Whether the GPU waits for something that the graph does not explain: the input pipeline."""
     formula = training_step(features, batch, gpu, precision=precision)
     idle = step.seconds - step.busy_seconds
-    explained = max(formula.seconds - formula.busy_seconds, HOST_STALL_S)
+    explained = max(formula.seconds - formula.busy_seconds, host_of(features).stall_s)
     return idle > _INPUT_SHARE * step.seconds and idle > _INPUT_FACTOR * explained

@@ -84,6 +84,8 @@ class Setup:
     parallelism: Parallelism | None = None
     workers: int = 1
     gradient_checkpointing: bool = False
+    #: For each GPU.
+    cpus: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from predictor import spread
-from predictor.equations import Step, training_step, two_levels
+from predictor.equations import (
+    Host,
+    Step,
+    host_of,
+    input_cpus,
+    pair_step,
+    training_step,
+    two_levels,
+)
+from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
 from predictor.measured import is_input_bound, measured_step
 from predictor.memory import Setup, formula_levels
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation, Source
 from tandem.gpu_types import GIB, UNKNOWN_GPU, GpuType
 
-FORMULA_VERSION = "formula/2"
+FORMULA_VERSION = "formula/3"
 
 # What was seen is near what will be seen; a tenth more for data that differ.
 OBSERVED_MEMORY_P95_FACTOR = 1.1
@@ -45,6 +54,17 @@ class Question:
     def precision(self) -> Precision:
         """The precision that the job computes in."""
         return self.setup.precision
+
+    @property
+    def cpus(self) -> float:
+        """The CPUs that make a worker's input."""
+        return input_cpus(self.setup.cpus)
+
+    @property
+    def host(self) -> Host:
+        """What the job's framework needs of its host; needs a graph."""
+        assert self.features is not None
+        return host_of(self.features, self.setup.framework)
 
 
 @dataclass(frozen=True)
@@ -85,6 +105,8 @@ class Utilisation:
     step: Step | None = None
     spread: float | None = None
     step_spread: float | None = None
+    #: The step by which pairs are priced of which nothing was measured.
+    pair: Step | None = None
 
 
 MemorySource = Callable[[Question], Memory | None]
@@ -167,7 +189,7 @@ def formula_memory(question: Question) -> Memory | None:
 
 def formula_utilisation(question: Question) -> Utilisation | None:
     """Estimate utilisation by the roofline and launch overhead; passes without graph or batch."""
-    step = _step(question)
+    step = question_step(question)
     if step is None:
         return None
     mean = step.utilisation_percent
@@ -181,6 +203,7 @@ def formula_utilisation(question: Question) -> Utilisation | None:
         step,
         spread.UTILISATION,
         spread.STEP,
+        question_pair_step(question),
     )
 
 
@@ -221,11 +244,24 @@ def whole_utilisation(question: Question) -> Utilisation:
     )
 
 
-def _step(question: Question) -> Step | None:
+def question_step(question: Question) -> Step | None:
+    """Return the step by the formula; None without a graph or a batch size."""
     if question.features is None or question.batch_size is None:
         return None
-    gpu = question.gpu or UNKNOWN_GPU
-    return training_step(question.features, question.batch_size, gpu, precision=question.precision)
+    return training_step(
+        question.features, question.batch_size, question.gpu or UNKNOWN_GPU,
+        precision=question.precision, host=question.host, cpus=question.cpus,
+    )  # fmt: skip
+
+
+def question_pair_step(question: Question) -> Step | None:
+    """Return the step by which pairs of the job are priced; None as `question_step`."""
+    if question.features is None or question.batch_size is None:
+        return None
+    return pair_step(
+        question.features, question.batch_size, question.gpu or UNKNOWN_GPU, question.precision,
+        host=question.host, cpus=question.cpus,
+    )  # fmt: skip
 
 
 def _unsure(question: Question) -> bool:

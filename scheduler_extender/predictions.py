@@ -166,6 +166,7 @@ class HttpPredictor:
             parallelism=demand.parallelism,
             workers=demand.gang_size * demand.gpus_per_pod,
             gradient_checkpointing=demand.gradient_checkpointing,
+            cpus=demand.cpus,
             gpu_model=gpu.model if gpu else None,
             gpu_memory_bytes=gpu.memory_bytes if gpu else None,
             declared_memory_bytes=demand.declared_memory_bytes,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.predictions import fallbacks, loads, pairs, shipped, training, utilisation
+from benchmarks.predictions import fallbacks, first, loads, pairs, shipped, training, utilisation
 from benchmarks.predictions.loads import Row
 from benchmarks.predictions.measured import Measured, measured, unused
 from predictor import spread
@@ -318,7 +318,8 @@ def main() -> None:
         _memory_section(every, plots),
         _utilisation_section(every, plots),
         "### A trained model\n\n" + utilisation.section(utilisation.shares(every, blind)),
-        shipped.section(every, matrix),
+        shipped.section(every),
+        first.section(matrix),
         _step_section(every, plots),
         _interval_section(figures),
         _blind_section(blind),

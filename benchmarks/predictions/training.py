@@ -21,10 +21,6 @@ _WHAT = {
 }
 
 
-#: What is learned of a target.
-_LEARNED = {UTILISATION: "of the share", ITERATION: "on the formula's residual"}
-
-
 def data_table(rows: Sequence[Measured]) -> str:
     """Return a line for each source."""
     counts = Counter(row.source for row in rows)
@@ -42,7 +38,7 @@ def _learned(rows: Sequence[Measured], target: str, scale: float) -> str:
         predicted = np.maximum(held_out(table, target, make, at), 1e-9)
         ratio = np.abs(np.log(predicted * scale) - real)
         lines.append(
-            f"| {name} {_LEARNED[target]}, families left out | {len(at)} | "
+            f"| {name} on the formula's residual, families left out | {len(at)} | "
             f"{np.sqrt((ratio**2).mean()):.2f} | {(ratio <= np.log(1.5)).mean():.0%} | - |"
         )
     return "\n".join(lines)

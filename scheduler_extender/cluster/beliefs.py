@@ -142,6 +142,7 @@ class Beliefs:
                 "iteration_s": iteration_s,
                 "compute_share": compute,
                 "bandwidth_share": bandwidth,
+                "pair": None,
             }
         )
         as_run = replace(job, sub_batches=(), gpu_utilisation=part.gpu_utilisation)

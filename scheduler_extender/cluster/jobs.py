@@ -72,6 +72,7 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
             "utilisation_percent": busy,
             "utilisation_p95_percent": max(busy, min(load.utilisation_p95_percent, 100.0)),
             "utilisation_source": Source.OBSERVED,
+            "pair": None,
         }
     changes |= _time_as_measured(load, status)
     return load.model_copy(update=changes) if changes else load
@@ -92,6 +93,7 @@ def _time_as_measured(load: Load, status: GPUJobStatus) -> dict[str, object]:
         return {}
     compute, bandwidth = (min((share or 0.0) / slower, 1.0) for share in shares)
     return {
+        "pair": None,
         "iteration_s": load.iteration_s * slower,
         "compute_share": compute,
         "bandwidth_share": bandwidth,

@@ -65,6 +65,8 @@ def create(
     except AnnotationError as error:
         # The webhook refuses these; a pod that came past it waits, and its owner reads why.
         return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
+    if pod.cpu > 0:
+        demand = demand.model_copy(update={"cpus": pod.cpu / max(pod.gpus, 1)})
     if workload.kind in ENDLESS:
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(

@@ -65,8 +65,9 @@ class PairSlowdown(Message):
     `*_slowdown` is the estimate. `*_slowdown_p95` is the upper bound that 95 % of pairs of unseen
     model families stay below; it is absent in answers of earlier versions of the predictor.
     `total_speed_p5` is the lower bound of the sum of both speeds, which 95 % of such pairs exceed:
-    the two do not both come off worst. `out_of_distribution` means that no model was trained on
-    such a pair and that at least one of the two loads was never measured.
+    the two do not both come off worst. 90 % of them exceed `total_speed_p10`. `out_of_distribution`
+    means that no model was trained on such a pair and that at least one of the two loads was never
+    measured.
     """
 
     job_slowdown: AnySlowdown
@@ -74,6 +75,7 @@ class PairSlowdown(Message):
     job_slowdown_p95: AnySlowdown | None = None
     partner_slowdown_p95: AnySlowdown | None = None
     total_speed_p5: Annotated[float, Field(gt=0, le=2)] | None = None
+    total_speed_p10: Annotated[float, Field(gt=0, le=2)] | None = None
     out_of_distribution: bool = False
 
     @property
@@ -82,13 +84,15 @@ class PairSlowdown(Message):
 
         Of a pair out of distribution the bounds count, because its estimate may be wrong in either
         direction; of every other pair the estimates count. What sharing is worth is the sum of both
-        speeds, so both are slowed down until they add up to its lower bound.
+        speeds, so both are slowed down until they add up to its lower bound: that of nine in ten
+        pairs, where an answer has it.
         """
         if not self.out_of_distribution:
             return self.job_slowdown, self.partner_slowdown
-        if self.total_speed_p5 is not None:
+        least = self.total_speed_p5 if self.total_speed_p10 is None else self.total_speed_p10
+        if least is not None:
             total = 1 / (1 + self.job_slowdown) + 1 / (1 + self.partner_slowdown)
-            slower = max(total / self.total_speed_p5, 1.0)
+            slower = max(total / least, 1.0)
             return slower * (1 + self.job_slowdown) - 1, slower * (1 + self.partner_slowdown) - 1
         bounds = self.job_slowdown_p95, self.partner_slowdown_p95
         job, partner = (0.0 if bound is None else bound for bound in bounds)
@@ -119,6 +123,7 @@ class PredictRequest(Message):
     bound. `framework` is that of the graph's producer where nothing is said. `parallelism` divides
     weights and states among `workers` GPUs. What was observed of the model answers only requests
     that state none of precision, sequence length, optimizer, parallelism, gradient checkpointing.
+    `cpus` is what the job asks for, for each GPU: they make its input.
     With `candidates` the answer also has how the job and each of them would slow one another down.
     """
 
@@ -133,7 +138,8 @@ class PredictRequest(Message):
     parallelism: Parallelism | None = None
     workers: Annotated[int, Field(ge=1, le=2**20)] = 1
     gradient_checkpointing: bool = False
-    gpu_model: Label | None = None
+    cpus: Annotated[float, Field(gt=0, le=2**20)] | None = None
+    gpu_model: str | None = None
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None
     declared_utilisation_percent: Percent | None = None

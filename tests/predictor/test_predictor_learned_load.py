@@ -26,7 +26,7 @@ from predictor.load_evaluation import (
     published_learner,
     xgboost_learner,
 )
-from predictor.load_features import LOAD_FEATURES, SUPPORTED, known
+from predictor.load_features import _OUTSIDE, LOAD_FEATURES, SUPPORTED, known
 from predictor.load_model import KIND, LearnedLoad, open_load
 from predictor.load_training import train_load
 from predictor.profiles import Origin, read_profiles
@@ -328,19 +328,30 @@ def test_a_part_answers_only_where_it_beats_the_formula(tmp_path, only_xgboost):
 
 
 @pytest.mark.slow
-def test_a_model_of_an_earlier_version_serves(tmp_path):
-    """Its card says nothing of types; its utilisation is a factor on the formula."""
-    table = load_table(synthetic_profiles())
-    learner = xgboost_learner()
-    learner.fit(table.columns, np.log(table.measured["utilisation"] + 1)
-                - np.log(table.formula["utilisation"] + 1))  # fmt: skip
+@pytest.mark.parametrize("kind", ["residual", "share"])
+def test_a_model_of_an_earlier_version_serves(tmp_path, kind):
+    """Its card says nothing of types, weights and the formula, and it has fewer columns.
+
+    It learned over the first formula of steps, the share or a factor on the formula.
+    """
+    profiles = synthetic_profiles()
+    before = [n for n in LOAD_FEATURES if n not in _OUTSIDE]
+    asked = [known(p.question(), first=True) for p in profiles]
+    columns = np.array([a.columns for a in asked])[:, : len(before)]
+    formula = np.array([a.step.utilisation_percent for a in asked])
+    measured = np.array([p.utilisation_percent for p in profiles])
+    learned = np.log((measured + 1) / (formula + 1))
+    if kind == "share":
+        learned = np.log(measured / (100 - measured))
+    learner = xgboost_learner(names=before)
+    learner.fit(columns, learned)
     details = {
         "offsets": {"utilisation": 0.2}, "low": [-99.0] * len(SUPPORTED),
         "high": [99.0] * len(SUPPORTED), "operators": ["Conv", "Relu", "MatMul"],
-        "gpus": ["V100"], "families": [],
+        "gpus": ["V100"], "families": [], "utilisation": kind,
     }  # fmt: skip
     card = {
-        "features": list(LOAD_FEATURES), "trained_on": {}, "errors": {}, "chosen": "xgboost",
+        "features": before, "trained_on": {}, "errors": {}, "chosen": "xgboost",
         "details": details,
     }  # fmt: skip
     Artifacts(tmp_path).publish(KIND, stored("utilisation", learner.get_booster()), card)
@@ -348,6 +359,24 @@ def test_a_model_of_an_earlier_version_serves(tmp_path):
     load = ask(open_load(tmp_path), profile).load
     assert load.utilisation_source is Source.MODEL
     assert load.utilisation_percent == pytest.approx(profile.utilisation_percent, rel=0.15)
+    elsewhere = ask(open_load(tmp_path), profile, gpu_model="NVIDIA A30").load
+    assert elsewhere.utilisation_source is Source.FORMULA
+
+
+@pytest.mark.slow
+def test_a_type_that_was_not_trained_on_is_corrected_by_what_helps_on_types_left_out(
+    tmp_path, only_xgboost
+):
+    given = synthetic_profiles()
+    other = [p.model_copy(update={"gpu_model": "NVIDIA A100-SXM4-40GB"}) for p in given[::2]]
+    card = train_load([*given, *other], Artifacts(tmp_path), allow_synthetic=True)
+    for part, weights in card.details["weights"].items():
+        assert set(weights) == {"A100", "H200", "V100", "elsewhere"}, part
+        assert 0 <= weights["elsewhere"] <= 0.5
+    if weight := card.details["weights"]["memory"]["elsewhere"]:
+        answer = ask(open_load(tmp_path), given[0], gpu_model="NVIDIA A30")
+        assert answer.load.memory_source is Source.MODEL
+        assert f"{weight:.0%}" in answer.explanation
 
 
 def convolutions() -> bytes:

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from predictor_graphs import REFERENCE, light, measured_matrix
 
-from predictor.equations import training_step, two_levels
+from predictor.equations import (
+    COMPILED,
+    input_cpu_seconds,
+    input_cpus,
+    pair_step,
+    training_step,
+    two_levels,
+)
+from predictor.gpus import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
 from predictor.graph.features import extract_features
 from predictor.load import Predictor
 from predictor.observed import add_run
@@ -65,7 +73,8 @@ def test_time_of_a_step_worked(resnet):
     step = training_step(resnet, 32, find_gpu(V100))
     # 32 x (8.18 + 0.04 + 16.40) GFLOP at half of 15.7 TFLOP/s.
     assert step.busy_seconds == pytest.approx(32 * 24.61e9 / (0.5 * 15.7e12), rel=0.01)
-    assert step.seconds == pytest.approx(step.busy_seconds + 1e-3)
+    # An eager loop needs 5 ms between two steps.
+    assert step.seconds == pytest.approx(step.busy_seconds + 5e-3)
     assert step.compute_share == pytest.approx(0.5, rel=0.02)
     assert 0 < step.bandwidth_share < 0.7
 
@@ -74,7 +83,63 @@ def test_small_batches_wait_for_the_host(resnet):
     step = training_step(resnet, 1, find_gpu("NVIDIA H100 80GB HBM3"))
     kernels = 3 * resnet.kernels + 40
     assert step.busy_seconds == pytest.approx(kernels * 4e-6)
-    assert step.seconds == pytest.approx(kernels * 10e-6 + 1e-3)
+    assert step.seconds == pytest.approx(kernels * 15e-6 + 5e-3)
+    compiled = training_step(resnet, 1, find_gpu("NVIDIA H100 80GB HBM3"), host=COMPILED)
+    assert compiled.seconds == pytest.approx(kernels * 10e-6 + 1e-3)
+
+
+def test_input_of_photos_worked(resnet):
+    """4 ms of a CPU for a photo of 224 x 224; a pod that asks for 2 CPUs is taken to use 4."""
+    assert input_cpu_seconds(resnet) == pytest.approx(4e-3)
+    assert (input_cpus(None), input_cpus(2.0), input_cpus(8.0)) == pytest.approx((8.0, 4.0, 8.0))
+    alone = training_step(resnet, 32, find_gpu(V100))
+    fed = training_step(resnet, 32, find_gpu(V100), cpus=4.0)
+    assert fed.seconds == pytest.approx((alone.seconds**2 + (32 * 4e-3 / 4) ** 2) ** 0.5)
+    assert fed.busy_seconds == alone.busy_seconds
+
+
+@pytest.mark.parametrize(
+    ("shape", "samples", "seconds"),
+    [
+        ([1, 3, 448, 448], 1, 8e-3),  # four times the pixels, twice the time
+        ([1, 3, 32, 32], 1, 50e-6),
+        ([1, 512], 1, 2.5e-6 + 512 * 0.1e-6),
+        ([4, 512], 4, 2.5e-6 + 512 * 0.1e-6),
+        ([1, 64, 224, 224], 1, 2.5e-6 + 64 * 224 * 224 * 0.1e-6),  # no picture
+        ([1], 1, 2.6e-6),
+        ([], 1, 2.6e-6),
+    ],
+)
+def test_input_by_kind_of_data(resnet, shape, samples, seconds):
+    graph = resnet.model_copy(update={"input_shapes": {"x": shape}, "graph_batch": samples})
+    assert input_cpu_seconds(graph) == pytest.approx(seconds)
+
+
+def test_fewer_cpus_leave_the_gpu_idle_and_more_are_never_slower(resnet):
+    said = [
+        predict(resnet, batch_size=32, gpu_model=V100, cpus=cpus).load.utilisation_percent
+        for cpus in (0.25, 1, 4, 16, 64)
+    ]
+    assert said == sorted(said)
+    assert said[0] < 30
+    assert said[-1] > 90
+
+
+def test_pairs_are_priced_by_a_busy_share_of_their_own(resnet):
+    """Of a wait for the input at least half of the busy share stays: the host is shared as well."""
+    gpu = find_gpu(V100)
+    starved = pair_step(resnet, 32, gpu, cpus=0.01)
+    fed = pair_step(resnet, 32, gpu, cpus=1e6)
+    assert fed.utilisation_percent == pytest.approx(
+        training_step(resnet, 32, gpu, host=COMPILED).utilisation_percent, rel=0.001
+    )
+    assert starved.utilisation_percent == pytest.approx(fed.utilisation_percent / 2, rel=0.001)
+    assert starved.seconds == fed.seconds == training_step(resnet, 32, gpu).seconds
+    load = predict(resnet, batch_size=32, gpu_model=V100).load
+    assert load.pair.step_s == fed.seconds
+    assert load.pair.busy_percent != load.utilisation_percent
+    declared = predict(gpu_model=V100, declared_utilisation_percent=50.0).load
+    assert declared.pair is None
 
 
 def test_the_steps_of_a_recurrent_node_are_started_by_one_call(resnet):
@@ -180,7 +245,7 @@ def test_declared_values_count_without_a_model():
 def test_the_formula_comes_before_what_was_declared(resnet):
     answer = predict(resnet, batch_size=32, gpu_model=V100, declared_utilisation_percent=5)
     assert answer.load.utilisation_source is answer.load.memory_source is Source.FORMULA
-    assert answer.load.model_version == "formula/2"
+    assert answer.load.model_version == "formula/3"
     assert not answer.load.out_of_distribution
     assert "not measured, so the bounds are wide" in answer.explanation
 

@@ -126,8 +126,10 @@ def test_partners_ranked_by_time_sharing_are_better_than_random_on_every_type(me
     for gpu in np.unique(rows.gpu):
         own = rows.of(rows.gpu == gpu)
         speed = in_turns(own, time_shared_speed(own.total) ** slope)
-        assert spearman(speed, own.speed) > 0.49
-        assert best_of(own, speed) > (0.5 if measured_solo else 0.2)
+        assert spearman(speed, own.speed) > (0.49 if measured_solo else 0.65)
+        assert best_of(own, speed) > 0.5
+        # Mean absolute errors were 0.133 and 0.131 by the busy share of the utilisation.
+        assert measured_solo or np.abs(speed - own.speed).mean() < 0.13
         assert coverage(own, speed) > 0.9
         assert coverage(*in_total(own, speed)) > 0.9
 

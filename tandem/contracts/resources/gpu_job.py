@@ -48,7 +48,10 @@ class WorkloadRef(Message):
 
 
 class Demand(Message):
-    """What the user asked for and declared, per pod of the gang; from the annotations."""
+    """What the user asked for and declared, per pod of the gang; from the annotations.
+
+    `cpus` is what the pod asks for, for each of its GPUs; absent where it asks for none.
+    """
 
     gpus_per_pod: Positive
     gang_size: Positive = 1
@@ -66,6 +69,7 @@ class Demand(Message):
     exclusive: bool = False
     checkpoint: bool = False
     accumulation: bool = False
+    cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @property
     def training_setup(self) -> tuple[str, ...]:
@@ -76,6 +80,20 @@ class Demand(Message):
         said = (self.precision, self.optimizer, self.sequence_length, self.parallelism)
         stated = [str(value) for value in said if value is not None]
         return (*stated, *(["checkpointing"] if self.gradient_checkpointing else []))
+
+
+class PairLoad(Message):
+    """What pairs of a job are priced by where nothing of it was measured.
+
+    `busy_percent` is the share of the GPU's time that it leaves to nobody. It is not its
+    utilisation: two jobs on a GPU share the host as well, so that not all of the time in which one
+    waits for the host is room for the other. `step_s` is the time of a step without its input.
+    """
+
+    busy_percent: Percent
+    step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    compute_share: Probability
+    bandwidth_share: Probability
 
 
 class Load(Message):
@@ -91,7 +109,8 @@ class Load(Message):
     of runs, and not assumed. `active_s` and `idle_s` are measured of runs that had their GPU alone:
     for how long a phase with kernels lasts, and for how long one without ([Xonar] III-A).
     `message_bytes` is what a worker of a gang exchanges with the others each iteration. `gpu_model`
-    is the type of GPU of which the figures are.
+    is the type of GPU of which the figures are. `pair` is what pairs are priced by where nothing
+    was measured; without it, and once something was, the figures of the load itself.
     """
 
     utilisation_percent: Percent
@@ -112,8 +131,9 @@ class Load(Message):
     message_bytes: Annotated[Bytes | None, Measured] = None
     gpu_model: Label = ""
     peaks_measured: bool = False
-    active_s: Annotated[PhaseSeconds | None, Measured] = None
-    idle_s: Annotated[PhaseSeconds | None, Measured] = None
+    active_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    pair: PairLoad | None = None
 
 
 class SubBatch(Message):
