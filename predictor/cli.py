@@ -185,6 +185,10 @@ def predict(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Activations are computed anew.")
     ] = False,
+    cpus: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=2**20, help="CPUs that it asks for, for each GPU. [8]"),
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Declared peak memory per GPU, such as 12Gi.")
     ] = None,
@@ -214,6 +218,7 @@ def predict(
         parallelism=parallelism,
         workers=workers,
         gradient_checkpointing=gradient_checkpointing,
+        cpus=cpus,
         gpu_model=gpu,
         gpu_memory_bytes=_bytes("--gpu-memory", gpu_memory),
         declared_memory_bytes=_bytes("--memory", memory),

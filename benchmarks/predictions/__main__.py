@@ -47,8 +47,8 @@ not known well enough. A linear fit of what `salus` measured on weights and acti
 families left out.
 """
 _UTILISATION_NOTE = """All rows are of an A100. The bars are 0.50 from the graph and 0.35 after one
-measured run. The lines of the share are learned from these rows alone; the model that ships is
-learned from more (below).
+measured run. The lines of the formula's residual are learned from these rows alone; the model that
+ships is learned from more (below).
 """
 _BLIND_NOTE = """`alnair`: ten configurations of Keras' ResNet-50 and MobileNet on a P100, to
 which nothing was adjusted. The size of the images (32) and the optimiser
@@ -317,7 +317,7 @@ def main() -> None:
         _HEAD + training.data_table(every),
         _memory_section(every, plots),
         _utilisation_section(every, plots),
-        "### A trained model\n\n" + utilisation.section(utilisation.shares(every, blind)),
+        "### Other ways to learn it\n\n" + utilisation.section(utilisation.shares(every, blind)),
         shipped.section(every),
         first.section(matrix),
         _step_section(every, plots),

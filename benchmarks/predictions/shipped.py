@@ -10,6 +10,7 @@ the formula's busy time over it.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def memory_of_process(row: Measured) -> int | None:
     return round(row.memory_bytes * ratio)
 
 
-_NOTE = """### What ships, by type of GPU
+_NOTE = """## What ships, by type of GPU
 
 One XGBoost model (`python -m benchmarks.predictions.shipped DATA`) has learned what to correct of
 the formula; *weight* is how much of that corrects it on a type. *Families*: each configuration is
@@ -217,10 +218,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--profiles", type=Path, help="write what is learned from there")
     options = parser.parse_args()
-    every = loads.known(measured(options.data))
+    rows = profiles(learned_from(loads.known(measured(options.data))))
+    if options.profiles:
+        options.profiles.write_text("".join(json.dumps(row.wire()) + "\n" for row in rows))
     card = train_load(
-        profiles(learned_from(every)),
+        rows,
         Artifacts(options.out),
         about={"sources": SOURCES},
     )

@@ -135,7 +135,7 @@ METHODS: dict[str, _Method] = {
     "Horus' learner, on its Table 3": partial(
         _learned, make=_horus, of=_TABLE_3, residual=False
     ),
-    "model: XGBoost, monotone": partial(
+    "XGBoost of the share, monotone": partial(
         _learned, make=_MONOTONE, of=LOAD_FEATURES, residual=False
     ),
     "XGBoost, monotone, on the formula's residual": partial(
@@ -181,9 +181,9 @@ _SETS = {
     "pollux": "pollux (T4), derived",
     "salus": "salus (P100), derived",
 }
-_NOTE = """A model of utilisation was trained on all of these data, and each figure is of families,
-or types of GPU, that it did not see. `alnair` was never trained on. **Derived**: the formula's busy
-time over the measured time of a step. Input-bound jobs are left out. RMS of log(predicted /
+_NOTE = """Ways to learn utilisation from all of these data; each figure is of families,
+or types of GPU, that a model did not see. `alnair` was never trained on. **Derived**: the formula's
+busy time over the measured time of a step. Input-bound jobs are left out. RMS of log(predicted /
 measured), shares of 0.1 % at least; seed 0.
 """
 
@@ -227,4 +227,4 @@ def _verdict(errors: dict[tuple[str, str], list[float]]) -> str:
         if min(better.values()) == len(_SETS):
             always.append(name)
     which = f"Always better: {', '.join(always)}." if always else "None is always better."
-    return "\n".join([*lines, "", f"{which} What ships answers by type of GPU:"])
+    return "\n".join([*lines, "", f"{which} What ships corrects the formula in part:"])
