@@ -67,7 +67,9 @@ def test_the_time_of_a_step_on_another_type_of_gpu_follows_from_a_measured_one(c
         rows, lambda row: row.step_s, lambda load: (load.iteration_s or 1.0,) * 2, same_gpu=False
     )
     assert len(again) == len(rows)
-    assert loads.errors(again)["log_error"] < loads.errors(loads.steps(rows))["log_error"] / 2
+    # Half of what the first formula of steps was off by, from the graph: 0.51 to 0.59.
+    assert loads.errors(again)["log_error"] < 0.25
+    assert loads.errors(loads.steps(rows))["log_error"] < 0.45
 
 
 def test_memory_of_tensorflow_jobs_from_the_graph(configurations):

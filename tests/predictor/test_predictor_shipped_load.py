@@ -103,19 +103,21 @@ def test_half_of_the_pairs_that_gain_may_share_before_anything_was_measured(gpu)
     assert not shared.may_share.all()
 
 
-@pytest.mark.parametrize("gpu", ["v100", "p100"])
-def test_half_of_the_measured_pairs_that_gain_may_share_and_few_are_harmed(gpu):
+def test_half_of_the_measured_pairs_that_gain_may_share_and_few_are_harmed():
     """Priced from the graphs alone, as on a type that no model of pairs knows.
 
-    The bound: nine of ten run at least as fast together as they are planned with.
+    The bound: nine of ten, of both types, run at least as fast together as they are planned with.
     """
     pairs = measured_pairs(measured_matrix(), measured_solo=False)
-    shared = first.gavel_pairs([pair for pair in pairs if pair.gpu_model == gpu])
-    may = shared.may_share
-    assert may[shared.gain].mean() >= 0.5
-    assert (shared.true_total[may] < 1.1).mean() < 0.02
-    assert (shared.true_total[may] < 1.0).mean() == 0
-    assert (shared.true_total >= shared.planned_total).mean() > 0.85
+    kept = []
+    for gpu in ("v100", "p100"):
+        shared = first.gavel_pairs([pair for pair in pairs if pair.gpu_model == gpu])
+        may = shared.may_share
+        assert may[shared.gain].mean() >= 0.5, gpu
+        assert (shared.true_total[may] < 1.1).mean() < 0.02, gpu
+        assert (shared.true_total[may] < 1.0).mean() == 0, gpu
+        kept += (shared.true_total >= shared.planned_total).tolist()
+    assert sum(kept) / len(kept) > 0.88
 
 
 @pytest.mark.parametrize("damage", ["sha256", "missing", "card"])
