@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.predictions.features import features
 from benchmarks.predictions.measured import GAVEL
 from predictor.equations import pair_step, training_step
-from predictor.gpus import find_gpu
 from predictor.pairs import MeasuredJob, MeasuredPair
 from predictor.selection import Pairs, across_gpus, candidates, choose, mean_absolute_error
 from predictor.training import compare, table

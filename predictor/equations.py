@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from predictor.gpus import GpuType
 from tandem.contracts.prediction import Framework, Precision
 from tandem.contracts.resources import GraphFeatures
 from tandem.gpu_types import GpuType

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from predictor import spread as intervals
 from predictor.equations import Step, host_of, training_step
-from predictor.gpus import UNKNOWN_GPU, GpuType, find_gpu, type_name
 from predictor.measured import is_input_bound, measured_step
 from predictor.memory import allocator_of, formula_levels
 from predictor.sources import (

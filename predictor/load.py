@@ -38,6 +38,7 @@ from predictor.sources import (
 from predictor.spread import interval
 from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, PairLoad, Source
+from tandem.gpu_types import find_gpu, type_name
 
 _MAX_BYTES = 2**62  # the sum of two still fits 64 bits
 #: By what bounds grow where a size or a cost in the graph is assumed. Not measured: twice the side

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from predictor.gpus import type_name
 from predictor.interference import Floats
 from predictor.load_features import LOAD_FEATURES, known
 from predictor.load_model import (
@@ -26,6 +25,7 @@ from predictor.load_model import (
 )
 from predictor.profiles import Profile
 from predictor.selection import Learner
+from tandem.gpu_types import type_name
 
 Strings = NDArray[np.str_]
 TARGETS = (MEMORY, UTILISATION, ITERATION)

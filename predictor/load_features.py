@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 
 from predictor.equations import COMPILED, Step, input_cpu_seconds, training_step
-from predictor.gpus import UNKNOWN_GPU
 from predictor.memory import Levels, formula_levels
 from predictor.sources import Question, question_step
 from tandem.contracts.prediction import Optimizer

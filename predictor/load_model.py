@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from predictor.artifacts import ArtifactError, Card, serving
 from predictor.equations import training_step
-from predictor.gpus import UNKNOWN_GPU
 from predictor.interference import Floats
 from predictor.load import Predictor
 from predictor.load_features import LOAD_FEATURES, SUPPORTED, Known, kind_of, known

@@ -45,7 +45,6 @@ from predictor.sources import FORMULA_VERSION
 from predictor.spread import conformal
 from predictor.trees import in_json, stored
 from tandem.errors import TandemError
-from tandem.gpu_types import type_name
 
 MIN_PROFILES = 60
 MIN_FAMILIES = 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from predictor.equations import Step, host_of, training_step
-from predictor.gpus import GpuType
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation
 from tandem.gpu_types import GpuType

@@ -15,7 +15,6 @@ from predictor.equations import (
     training_step,
     two_levels,
 )
-from predictor.gpus import GIB, UNKNOWN_GPU, GpuType
 from predictor.measured import is_input_bound, measured_step
 from predictor.memory import Setup, formula_levels
 from tandem.contracts.prediction import Precision

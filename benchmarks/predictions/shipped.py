@@ -24,7 +24,6 @@ from benchmarks.predictions.loads import Floats
 from benchmarks.predictions.measured import Measured, measured
 from benchmarks.predictions.utilisation import busy_percent, log_error
 from predictor.artifacts import SHIPPED, Artifacts
-from predictor.gpus import type_name
 from predictor.load_evaluation import (
     LoadTable,
     held_out,
@@ -40,6 +39,7 @@ from predictor.load_training import MIN_FAMILIES_OF_TYPE, train_load
 from predictor.memory import Setup, formula_levels
 from predictor.profiles import Origin, Profile
 from tandem.contracts.prediction import Framework
+from tandem.gpu_types import type_name
 
 #: Below it figures are seconds, whose error of log1p says nothing.
 _SECONDS = 60.0

@@ -139,7 +139,7 @@ class PredictRequest(Message):
     workers: Annotated[int, Field(ge=1, le=2**20)] = 1
     gradient_checkpointing: bool = False
     cpus: Annotated[float, Field(gt=0, le=2**20)] | None = None
-    gpu_model: str | None = None
+    gpu_model: Label | None = None
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None
     declared_utilisation_percent: Percent | None = None

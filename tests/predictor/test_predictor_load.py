@@ -19,7 +19,6 @@ from predictor.equations import (
     training_step,
     two_levels,
 )
-from predictor.gpus import _TABLE, GIB, GPU_TYPES, UNKNOWN_GPU, find_gpu
 from predictor.graph.features import extract_features
 from predictor.load import Predictor
 from predictor.observed import add_run

@@ -69,7 +69,7 @@ class Demand(Message):
     exclusive: bool = False
     checkpoint: bool = False
     accumulation: bool = False
-    cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    cpus: Annotated[Annotated[float, Field(gt=0, le=2**20)] | None, Measured] = None
 
     @property
     def training_setup(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class PairLoad(Message):
     """
 
     busy_percent: Percent
-    step_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    step_s: IterationSeconds
     compute_share: Probability
     bandwidth_share: Probability
 
@@ -131,9 +131,9 @@ class Load(Message):
     message_bytes: Annotated[Bytes | None, Measured] = None
     gpu_model: Label = ""
     peaks_measured: bool = False
-    active_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    idle_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    pair: PairLoad | None = None
+    active_s: Annotated[PhaseSeconds | None, Measured] = None
+    idle_s: Annotated[PhaseSeconds | None, Measured] = None
+    pair: Annotated[PairLoad | None, Measured] = None
 
 
 class SubBatch(Message):
