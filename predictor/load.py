@@ -38,6 +38,7 @@ from predictor.sources import (
 from predictor.spread import interval
 from tandem.contracts.prediction import Precision, Prediction, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load, Observation, PairLoad, Source
+from tandem.contracts.values import LEAST_ITERATION_S, MAX_ITERATION_S
 from tandem.gpu_types import find_gpu, type_name
 
 _MAX_BYTES = 2**62  # the sum of two still fits 64 bits
@@ -139,7 +140,10 @@ class Predictor:
         )
 
 
-def _pair_load(step: Step) -> PairLoad:
+def _pair_load(step: Step) -> PairLoad | None:
+    """Return what pairs are priced by; None where no step takes so long (or so little)."""
+    if not LEAST_ITERATION_S <= step.seconds <= MAX_ITERATION_S:
+        return None
     return PairLoad(
         busy_percent=step.utilisation_percent,
         step_s=step.seconds,

@@ -33,6 +33,7 @@ from scheduler_extender.queue.effects import (
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, Phase, WorkloadRef
+from tandem.contracts.values import LEAST_CPUS, MAX_CPUS
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def create(
         # The webhook refuses these; a pod that came past it waits, and its owner reads why.
         return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
     if pod.cpu > 0:
-        demand = demand.model_copy(update={"cpus": pod.cpu / max(pod.gpus, 1)})
+        cpus = min(max(pod.cpu / max(pod.gpus, 1), LEAST_CPUS), MAX_CPUS)
+        demand = demand.model_copy(update={"cpus": cpus})
     if workload.kind in ENDLESS:
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(

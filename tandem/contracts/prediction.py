@@ -23,7 +23,7 @@ from tandem.contracts.resources import Framework as Framework
 from tandem.contracts.resources import Optimizer as Optimizer
 from tandem.contracts.resources import Parallelism as Parallelism
 from tandem.contracts.resources import Precision as Precision
-from tandem.contracts.values import Figure, Label, Measured, PhaseSeconds, Rate, Reference
+from tandem.contracts.values import Cpus, Figure, Label, Measured, PhaseSeconds, Rate, Reference
 
 #: Kubernetes stores integers in 64 bits; Python reads larger ones without complaint.
 Size = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -138,7 +138,7 @@ class PredictRequest(Message):
     parallelism: Parallelism | None = None
     workers: Annotated[int, Field(ge=1, le=2**20)] = 1
     gradient_checkpointing: bool = False
-    cpus: Annotated[float, Field(gt=0, le=2**20)] | None = None
+    cpus: Cpus | None = None
     gpu_model: Label | None = None
     gpu_memory_bytes: Size | None = None
     declared_memory_bytes: Size | None = None

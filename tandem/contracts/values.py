@@ -85,8 +85,12 @@ Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Figure = Annotated[float, Field(ge=0, le=1e30)]
 #: A phase or an iteration of a job: a day at most.
 PhaseSeconds = Annotated[float, Field(ge=0, le=86_400)]
-IterationSeconds = Annotated[float, Field(ge=1e-9, le=1e9)]
+LEAST_ITERATION_S, MAX_ITERATION_S = 1e-9, 1e9
+IterationSeconds = Annotated[float, Field(ge=LEAST_ITERATION_S, le=MAX_ITERATION_S)]
 Rate = Annotated[float, Field(ge=0, le=1e6), AfterValidator(at_least)]
+#: CPUs for each GPU: at least a thousandth, the smallest part that Kubernetes counts.
+LEAST_CPUS, MAX_CPUS = 1e-3, 2.0**20
+Cpus = Annotated[float, Field(ge=LEAST_CPUS, le=MAX_CPUS)]
 Slowdown = Annotated[float, Field(ge=0, le=1000)]
 
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]

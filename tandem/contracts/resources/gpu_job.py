@@ -22,6 +22,7 @@ from tandem.contracts.values import (
     MAX_PODS,
     Bytes,
     Count,
+    Cpus,
     Figure,
     IterationSeconds,
     Label,
@@ -69,7 +70,7 @@ class Demand(Message):
     exclusive: bool = False
     checkpoint: bool = False
     accumulation: bool = False
-    cpus: Annotated[Annotated[float, Field(gt=0, le=2**20)] | None, Measured] = None
+    cpus: Annotated[Cpus | None, Measured] = None
 
     @property
     def training_setup(self) -> tuple[str, ...]:
