@@ -419,7 +419,7 @@ def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> No
         assert says["memory_capacity"][0]
         assert "GiB" in says["memory_capacity"][1]
         assert says["memory_collision"][0]
-        assert "0.1" in says["memory_collision"][1]  # the bound
+        assert "bound 0.05" in says["memory_collision"][1]
         assert set(here["scores"]) == {"horus_cost", "in_use_first"}
         assert told["prediction"]["memorySource"] == "formula"
         assert told["observed"]["slowdown"]["value"] == 0.6

@@ -71,9 +71,11 @@ class Measured(Training):
         pairs = [PairSlowdown(job_slowdown=0.05, partner_slowdown=0.05) for _ in candidates]
         return InterferenceAnswer(pairs=pairs, source=Source.MODEL)
 
-    def start(self, name: str, kind: str) -> None:
+    def start(self, name: str, kind: str, *, checkpoint: bool = False) -> None:
         self.kinds[name] = kind
         asks = {"tandem.gpu/model": kind, "tandem.gpu/batch-size": "32"}
+        if checkpoint:
+            asks["tandem.gpu/checkpoint"] = "true"
         self.submit(name, annotations=asks)
 
     async def let_pass(self, seconds: float) -> None:
@@ -121,29 +123,30 @@ def levels(peak_probability: float | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("peak_probability", "guarded", "shares"),
+    ("peak_probability", "guarded", "checkpoint", "shares"),
     [
-        (0.1, True, True),
-        (0.1, False, False),  # nobody would see to it that memory does not run over
-        (None, True, False),  # the chance of a peak is assumed
-        (0.5, True, False),  # two peaks would fall together too often
+        (0.1, True, True, True),
+        (0.1, True, False, False),  # an eviction would cost the whole run
+        (0.1, False, True, False),  # no agent acts before the memory is full
+        (None, True, True, False),  # the chance of a peak is assumed
+        (0.5, True, True, False),  # two peaks would fall together too often
     ],
 )
 def test_two_jobs_share_by_one_peak_where_both_were_measured_and_the_agent_guards(
-    peak_probability: float | None, guarded: bool, shares: bool
+    peak_probability: float | None, guarded: bool, checkpoint: bool, shares: bool
 ) -> None:
     """[OJPP] Eq. (3)-(5): both peaks are 99 GiB of 80 with their margin, one is 65 GiB."""
     cluster = Measured("tandem", guarded=guarded, predicted={"m": 40.0})
     cluster.uses["m"] = levels(peak_probability)
 
     async def scenario() -> None:
-        cluster.start("first", "m")
+        cluster.start("first", "m", checkpoint=checkpoint)
         await cluster.let_pass(200)
         assert cluster.running() == {"first"}
         await cluster.end("first")
-        cluster.start("second", "m")
+        cluster.start("second", "m", checkpoint=checkpoint)
         await cluster.let_pass(20)
-        cluster.start("third", "m")
+        cluster.start("third", "m", checkpoint=checkpoint)
         await cluster.let_pass(20)
         assert cluster.running() == ({"second", "third"} if shares else {"second"})
 
@@ -155,11 +158,11 @@ def test_a_job_whose_peak_has_met_another_one_shares_only_where_all_peaks_fit() 
     cluster.uses["m"] = levels(0.1)
 
     async def scenario() -> None:
-        cluster.start("first", "m")
+        cluster.start("first", "m", checkpoint=True)
         await cluster.let_pass(200)
         await cluster.end("first")
         for name in ("second", "third"):
-            cluster.start(name, "m")
+            cluster.start(name, "m", checkpoint=True)
             await cluster.let_pass(20)
         assert cluster.running() == {"second", "third"}
         (pod,) = cluster.pods_of("third")
