@@ -32,6 +32,8 @@ DEVICES = "tandem.gpu/visible-devices"
 #: The shipped model of interference knows this type. On a type that it does not know, a job that
 #: has never been measured shares no GPU (docs/predictor.md).
 BOARD = "Tesla P100-PCIE-16GB"
+#: Twice what the type has: a GPU that reports more is none to the scheduler.
+BOARD_BYTES = 32 << 30
 
 
 class TandemCluster:
@@ -52,7 +54,7 @@ class TandemCluster:
         library = build(self._folder)
         for node in nodes:
             state = self._folder / f"{node}.gpus"
-            boards = [StubGpu(f"GPU-{node}-{i}", name=BOARD) for i in range(gpus_per_node)]
+            boards = [StubGpu(f"GPU-{node}-{i}", name=BOARD, memory=BOARD_BYTES) for i in range(gpus_per_node)]
             StubState(gpus=boards).write(state)
             self.installation.start_agent(node, environment(library, state), {"shares": 3})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from e2e_cluster import BOARD, DEVICES, TandemCluster
+from e2e_cluster import BOARD, BOARD_BYTES, DEVICES, TandemCluster
 
 from controlplane import wait_until
 from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, build, environment
@@ -63,7 +63,7 @@ class Physics:
         self._thread.join()
 
     def _write(self, node: str, processes: list[StubProcess]) -> None:
-        gpus = [StubGpu(uuid, name=BOARD) for uuid in self._gpus[node]]
+        gpus = [StubGpu(uuid, name=BOARD, memory=BOARD_BYTES) for uuid in self._gpus[node]]
         state = StubState(gpus=gpus, processes=processes)
         state.write(self._files[node])
 

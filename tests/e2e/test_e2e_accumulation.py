@@ -17,11 +17,11 @@ pytestmark = [
 
 STEPS = "TANDEM_ACCUMULATION_STEPS"
 #: Half the GPU for some minutes, as far as anybody knows.
-HOLDER = {"tandem.gpu/memory": "40Gi", "tandem.gpu/utilization": "30"}
-#: Three minutes of ResNet-50: 42 GiB at most with the batch as submitted, 22 GiB in two parts.
+HOLDER = {"tandem.gpu/memory": "16Gi", "tandem.gpu/utilization": "30"}
+#: Three minutes of ResNet-50: 21 GiB at most with the batch as submitted, 11 GiB in two parts.
 SPLITS = {
     "tandem.gpu/model": "resnet50",
-    "tandem.gpu/batch-size": "256",
+    "tandem.gpu/batch-size": "128",
     "tandem.gpu/iterations": "1000",
     "tandem.gpu/accumulation": "true",
 }
@@ -29,7 +29,7 @@ SPLITS = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
-    """One GPU of 80 GiB, under the profile that proposes steps."""
+    """One GPU of 32 GiB, under the profile that proposes steps."""
     absent = binaries.missing()
     if absent:
         pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
@@ -60,6 +60,6 @@ def test_a_batch_that_does_not_fit_next_to_another_job_runs_in_parts(
     assert resolved_environment(pod)["train"][STEPS] == "8"
     status = cluster.plane.get("gpujob", "job-splits", "-n", namespace)["status"]
     assert status["plan"]["accumulationSteps"] == 8
-    assert [each["steps"] for each in status["subBatches"]] == [2**k for k in range(1, 9)]
+    assert [each["steps"] for each in status["subBatches"]] == [2**k for k in range(1, 8)]
     assert all(len(pods) == 2 for pods in cluster.holders().values())
     cluster.remove(namespace)

@@ -172,7 +172,7 @@ def test_who_declared_far_too_little_is_the_one_who_leaves(
 ) -> None:
     cluster, gpus = physics
     theirs, mine = tenants
-    gpus.gib["liar"] = 30
+    gpus.gib["liar"] = 12
     gpus.percent["honest"] = 45
     gpus.slowdown["honest", "liar"] = 0.8
     honest = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"} | SAVES
