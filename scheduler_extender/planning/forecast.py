@@ -75,6 +75,8 @@ def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, fl
     The later end is infinite where it lies beyond the horizon; who is not expected to start within
     it is left out.
     """
+    if not len(picture.gpus):  # before the first agent has reported
+        return {}
     rng = np.random.default_rng(picture.seed)
     draws = [_starts(picture, jobs, rng) for _ in range(DRAWS)]
     found = {}

@@ -54,7 +54,10 @@ class TandemCluster:
         library = build(self._folder)
         for node in nodes:
             state = self._folder / f"{node}.gpus"
-            boards = [StubGpu(f"GPU-{node}-{i}", name=BOARD, memory=BOARD_BYTES) for i in range(gpus_per_node)]
+            boards = [
+                StubGpu(f"GPU-{node}-{i}", name=BOARD, memory=BOARD_BYTES)
+                for i in range(gpus_per_node)
+            ]
             StubState(gpus=boards).write(state)
             self.installation.start_agent(node, environment(library, state), {"shares": 3})
 

@@ -123,6 +123,11 @@ def test_who_can_never_run_is_expected_at_no_time() -> None:
     assert found == {"default/b": (100.0, 100.0)}
 
 
+@pytest.mark.parametrize("profile", ["fifo", "tandem"])
+def test_no_job_is_expected_where_there_are_no_gpus(profile: str) -> None:
+    assert not expected(load_profile(profile), 0, [], [job("a"), job("b", 2)])
+
+
 def test_nobody_is_expected_behind_what_does_not_end() -> None:
     assert not expected(
         load_profile("fifo"), 1, [job("notebook")], [job("b")], endless=("default/notebook",)
