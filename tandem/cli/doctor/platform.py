@@ -35,6 +35,7 @@ RIGHTS = {
         ("patch", "", "pods", ""),
         ("create", "", "pods", "binding"),
         ("create", "", "pods", "eviction"),
+        ("delete", "", "pods", ""),
         ("watch", names.GROUP, "gpunodes", ""),
         ("create", names.GROUP, "gpujobs", ""),
         ("update", names.GROUP, "gpujobs", "status"),
@@ -47,7 +48,6 @@ RIGHTS = {
         ("create", "authentication.k8s.io", "tokenreviews", ""),
     ),
     (names.AGENT_NAMESPACE, "tandem-agent"): (
-        ("watch", "", "pods", ""),
         ("create", names.GROUP, "gpunodes", ""),
         ("update", names.GROUP, "gpunodes", "status"),
     ),

@@ -32,6 +32,7 @@ POLICIES = (
     "tandem-pods",
     "tandem-resources",
     "tandem-scheduler-name",
+    "tandem-scheduler-writes",
 )
 #: The extender replaces its certificate 90 days before the end.
 _OVERDUE_DAYS = 30
