@@ -24,6 +24,8 @@ from benchmarks.tables import commit, git, markdown
 
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "docs" / "chaos.json", ROOT / "docs" / "chaos.md"
+#: All files but those that are written here.
+OTHERS = (".", *(f":!{path.relative_to(ROOT)}" for path in (KEPT, PAGE)))
 #: What pytest printed, whole: a file for each suite.
 OUTPUT = ROOT / ".out" / "chaos"
 
@@ -95,7 +97,7 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
     return {
         "suite": suite.name,
         "commit": commit(),
-        "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "changed": bool(git("status", "--porcelain", "--untracked-files=no", "--", *OTHERS)),
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, "
         f"Python {platform.python_version()}",
