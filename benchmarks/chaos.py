@@ -25,7 +25,7 @@ from benchmarks.tables import commit, git, markdown
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "docs" / "chaos.json", ROOT / "docs" / "chaos.md"
 #: All files but those that are written here.
-OTHERS = (".", *(f":!{path.relative_to(ROOT)}" for path in (KEPT, PAGE)))
+OTHERS = (":/", *(f":(top,exclude){path.relative_to(ROOT)}" for path in (KEPT, PAGE)))
 #: What pytest printed, whole: a file for each suite.
 OUTPUT = ROOT / ".out" / "chaos"
 
