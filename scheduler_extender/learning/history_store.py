@@ -38,7 +38,6 @@ _MOST_BYTES = 900 * 1024
 _LEAST_BYTES = 64 * 1024
 #: Up to here it is kept as plain JSON.
 _PLAIN_BYTES = 512 * 1024
-_TOO_LARGE = 413
 _OWN_KEYS = (_KEY, _GPUS_KEY, _NAMESPACES_KEY)
 
 
@@ -160,7 +159,7 @@ class HistoryStore:
             written: bool = await writer.call(write_config_map, writer.api, body)
         except KubeError as error:
             self.failures += 1
-            if isinstance(error, Invalid) or error.status == _TOO_LARGE:
+            if isinstance(error, Invalid):
                 self._most_bytes = max(_LEAST_BYTES, self._most_bytes // 2)
             raise
         return written

@@ -56,7 +56,7 @@ class Forbidden(KubeError):
 
 
 class Invalid(KubeError):
-    """400 or 422: the object is malformed; trying again will not help."""
+    """400, 413 or 422, or etcd's refusal of a size: trying the same object again will not help."""
 
 
 class TooManyRequests(KubeError):
@@ -82,9 +82,14 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     404: NotFound,
     409: Conflict,
     410: Gone,
+    413: Invalid,
     422: Invalid,
     429: TooManyRequests,
 }
+
+
+#: What the API server answers, as a 500, to an object that is larger than etcd or gRPC takes.
+_TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 
 
 def from_status(status: dict[str, Any], http_status: int = 0) -> KubeError:
@@ -92,6 +97,8 @@ def from_status(status: dict[str, Any], http_status: int = 0) -> KubeError:
     code = int(status.get("code") or http_status)
     reason = str(status.get("reason") or "")
     kind = _BY_STATUS.get(code, Unavailable if code >= 500 else KubeError)
+    if code == 500 and any(words in str(status.get("message") or "") for words in _TOO_LARGE):
+        kind = Invalid
     if reason == "AlreadyExists":
         kind = AlreadyExists
     elif reason == "Expired":

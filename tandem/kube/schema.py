@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.contracts.crds import DEFINITIONS
 from tandem.contracts.names import ANNOTATION_BYTES
-from tandem.kube.errors import Invalid, Unavailable
+from tandem.kube.errors import Invalid
 from tandem.kube.jsontext import encoded
 from tandem.kube.resource import CONFIG_MAPS, NAMESPACES, Resource
 
@@ -43,8 +43,8 @@ def check(resource: Resource, item: Object, before: Object | None = None) -> Non
     against a schema again.
 
     Raises:
-        Invalid: it is no JSON, or a name, a label, an annotation or a field is not allowed.
-        Unavailable: it is larger than etcd takes. The API server answers 500, as to a fault.
+        Invalid: it is no JSON, a name, a label, an annotation or a field is not allowed, or it is
+            larger than etcd takes (to which the API server answers 500, as to a fault).
     """
     size = len(encoded(item))
     metadata = item["metadata"]
@@ -57,7 +57,7 @@ def check(resource: Resource, item: Object, before: Object | None = None) -> Non
         words = f'{resource.kind} "{metadata.get("name", "")}" is invalid: {"; ".join(wrong[:10])}'
         raise Invalid(422, words, "Invalid")
     if size > ETCD_BYTES:
-        raise Unavailable(500, "etcdserver: request is too large")
+        raise Invalid(500, "etcdserver: request is too large")
 
 
 def _wrong_names(resource: Resource, metadata: Object) -> Iterator[str]:

@@ -65,7 +65,8 @@ class Api(MemoryCluster):
     """The API server in memory with reviews; `denied` has what callers or accounts may not do."""
 
     def __init__(self) -> None:
-        super().__init__(clock=lambda: NOW_S)
+        self.now_s = NOW_S
+        super().__init__(clock=lambda: self.now_s)
         self.denied: set[tuple[str, str, str]] = set()  # (user or "", verb, resource)
         self.unreadable: set[Resource] = set()
 

@@ -29,6 +29,7 @@ from tandem.kube.resource import (
     MUTATING_WEBHOOKS,
     NAMESPACES,
     NODES,
+    PODS,
     RUNTIME_CLASSES,
     SECRETS,
 )
@@ -165,6 +166,22 @@ def changed_inventory(site: Site) -> None:
     site.change(GPU_NODES, "gpu-0", {"metadata": {"annotations": {names.INVENTORY: known}}})
 
 
+def deletion_overdue(site: Site) -> None:
+    held = {names.VISIBLE_DEVICES: "GPU-0-0"}
+    site.api.now_s = NOW_S - 400
+    for name, its, phase in (
+        ("stuck", held, "Running"),
+        ("without-gpus", {}, "Running"),
+        ("ended", held, "Failed"),
+    ):
+        metadata = {"name": name, "annotations": its, "finalizers": ["team-a/kept"]}
+        spec = {"nodeName": "gpu-1", "terminationGracePeriodSeconds": 30, "containers": []}
+        status = {"phase": phase}
+        body = {"metadata": metadata, "spec": spec, "status": status}
+        site.api.create(PODS, body, "team-a")
+        site.api.delete(PODS, name, "team-a")
+
+
 def no_gpus(site: Site) -> None:
     site.change(GPU_NODES, "gpu-0", {"status": {"gpus": []}})
 
@@ -237,6 +254,7 @@ BROKEN: list[tuple[Callable[[Site], None], str, str, str]] = [
     (quarantined, "GPUs", "gpu-0/GPU-9 (V100) is quarantined: XID 79", "describe gpunode gpu-0"),
     (no_gpus, "GPUs", "gpu-0 reports no GPU", "nvidia-smi"),
     (changed_inventory, "GPUs", "GPU-0-1 is new", "kubectl annotate gpunode gpu-0"),
+    (deletion_overdue, "deletions", "team-a/stuck (up to 400 s)", "describe pod stuck -n team-a"),
     (nvml_gone, "GPUs", "Driver Not Loaded", "nvidia-smi on gpu-0"),
     (predictor_away, "predictor", "0 of 1 replica available", "describe pods"),
     (one_replica_away, "scheduler", "1 of 2 replicas available", "describe pods"),

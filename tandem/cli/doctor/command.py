@@ -40,6 +40,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("agents", nodes.agents),
     ("reports", nodes.reports),
     ("GPUs", nodes.gpus),
+    ("deletions", nodes.deletions),
     ("taints", nodes.taints),
 )
 _STYLES = {

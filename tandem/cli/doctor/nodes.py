@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tandem.cli.doctor.cluster import DAEMON_SETS, Cluster, Report
+from tandem.cli.doctor.cluster import DAEMON_SETS, Cluster, Report, seconds
 from tandem.cli.doctor.findings import Verdict, failed, ok, plural, some, unknown, warning
 from tandem.contracts import names
 from tandem.contracts.inventory import how_to_agree
@@ -14,6 +14,8 @@ from tandem.kube.errors import Forbidden
 from tandem.kube.resource import NAMESPACES, PODS
 
 STALE_S = 150.0
+#: As long as the scheduler waits before it reports a deleted pod with GPUs.
+LEAVES_WITHIN_S = 300.0
 #: Conditions of a GPUNode by which an agent says what the container toolkit does wrong.
 TOOLKIT = ("VariableHonoured", "AssignmentHonoured")
 NVML = ("NvmlAvailable", "AllGpusReadable")
@@ -223,6 +225,46 @@ def _faults(report: Report) -> Iterator[Verdict]:
             )
         elif why:
             yield warning(f"{node}/{uuid} ({model}) is {why}", f"kubectl describe gpunode {node}")
+
+
+def deletions(cluster: Cluster) -> Iterator[Verdict]:
+    """Whether pods hold GPUs though they were deleted long ago."""
+    overdue = [
+        (cluster.server_s - asked_s, where, node)
+        for found in cluster.every(PODS, trim=_deleted)
+        if found is not None
+        for asked_s, where, node in (found,)
+        if cluster.server_s - asked_s >= LEAVES_WITHIN_S
+    ]
+    if not overdue:
+        yield ok("no pod holds GPUs long after its deletion")
+        return
+    longest_s, where, node = max(overdue)
+    namespace, _, name = where.partition("/")
+    yield failed(
+        f"{plural(len(overdue), 'pod')} still hold{'s' if len(overdue) == 1 else ''} GPUs over"
+        f" {LEAVES_WITHIN_S / 60:g} minutes after deletion:"
+        f" {some(where for _, where, _ in overdue)} (up to {_age(longest_s)})",
+        f"kubectl describe pod {name} -n {namespace}; its containers end on {node}: look at the"
+        " kubelet there. If the node is gone for good: kubectl delete node " + node,
+    )
+
+
+def _deleted(pod: Object) -> tuple[float, str, str] | None:
+    """Return when the deletion of a pod with GPUs was asked for, its name and its node."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    ends_s = seconds(metadata.get("deletionTimestamp"))
+    node = (pod.get("spec") or {}).get("nodeName", "")
+    if (
+        ends_s is None
+        or not node
+        or names.VISIBLE_DEVICES not in (metadata.get("annotations") or {})
+    ):
+        return None
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    asked_s = ends_s - (metadata.get("deletionGracePeriodSeconds") or 0)
+    return asked_s, f"{metadata['namespace']}/{metadata['name']}", node
 
 
 def troubled(pod: Object) -> str:
