@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tandem.cli.complete import model_names
+from tandem.cli.complete import model_names, namespaces
 from tandem.cli.output import err, print_json, print_table
+from tandem.cli.reach import (
+    AccountOption,
+    ContextOption,
+    KubeconfigOption,
+    Reader,
+    SystemOption,
+    TokenOption,
+    reader,
+    with_options,
+)
+from tandem.contracts import names
 from tandem.contracts.prediction import (
     Framework,
     ModelList,
@@ -24,54 +37,112 @@ from tandem.contracts.resources import GraphFeatures
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
-    from predictor.client import PredictorClient
     from predictor.sandbox import ParsedModel
 
 _CHUNK_BYTES = 1 << 20
 _GIB = 1024**3
+_MODELS = "/v1/models"
+#: What the predictor takes of a graph (`sandbox.graph_bytes`).
+_GRAPH_BYTES = 32 << 20
+#: A file of this size takes seconds to read.
+_LONG_BYTES = 256 << 20
 
-ServerOption = Annotated[
-    str,
-    typer.Option("--server", envvar="TANDEM_PREDICTOR", help="URL of the predictor service."),
-]
-NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="Kubernetes namespace.")]
-TokenOption = Annotated[
-    str,
+NamespaceOption = Annotated[
+    str | None,
     typer.Option(
-        "--token",
-        envvar="TANDEM_TOKEN",
-        help="Your token of the cluster. [that of your kubeconfig]",
-        show_default=False,
+        "--namespace", "-n", help="Kubernetes namespace. [that of your context]",
+        autocompletion=namespaces,
     ),
-]
+]  # fmt: skip
+ModelArgument = Annotated[str, typer.Argument(help="Its name.", autocompletion=model_names)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_SERVER = "http://127.0.0.1:8090"
+
+
+class Predictor:
+    """The predictor, through the API server of a kubeconfig, or at an address."""
+
+    def __init__(self, server: str, token: str, read: Reader) -> None:
+        self._server, self._token, self._read = server, token, read
+
+    @property
+    def own_namespace(self) -> str:
+        """The namespace of the kubeconfig's context."""
+        return self._read.own_namespace
+
+    def ask(
+        self, method: str, path: str, query: dict[str, str] | None = None, body: object = None
+    ) -> Any:  # noqa: ANN401 - JSON
+        """Return what it answers; `body` is sent as JSON. Raises TandemError."""
+        if not self._server:
+            content = None if body is None else json.dumps(body).encode()
+            return self._read.request(method, path, query, content)
+        return self._direct(method, path, params=query or {}, json=body)
+
+    def push(self, file: Path, query: dict[str, str]) -> Any:  # noqa: ANN401 - JSON
+        """Send a graph. Weights do not leave this machine, except to an address that was named."""
+        size = _size(file)
+        kind = "application/octet-stream"
+        if not self._server:
+            return self._read.request("POST", _MODELS, query, _graph(file, size), kind)
+        headers = {"content-type": kind, "content-length": str(size)}
+        return self._direct("POST", _MODELS, params=query, content=_chunks(file), headers=headers)
+
+    def listed(self, namespace: str | None) -> Any:  # noqa: ANN401 - JSON
+        """Return the models of a namespace; None: of all that the caller may list."""
+        if not self._server:
+            return self._read.of_namespace(_MODELS, namespace)
+        return self._direct("GET", _MODELS, params={"namespace": namespace} if namespace else {})
+
+    def _direct(self, method: str, path: str, **options: object) -> Any:  # noqa: ANN401 - JSON
+        from predictor.client import PredictorClient
+
+        token = self._token or _token_of_kubeconfig(self._server)
+        with PredictorClient(self._server, token) as http:
+            answer = http.request(method, path, **options)
+        return json.loads(answer) if answer else None
+
+
+@contextmanager
+def _predictor(server: str, token: str, **options: Any) -> Iterator[Predictor]:  # noqa: ANN401 - of a Reader
+    with reader(token=token, **options) as read:
+        yield Predictor(server, token, read)
+
+
+def _place(
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    system: SystemOption = names.NAMESPACE,
+    account: AccountOption = "",
+    token: TokenOption = "",
+    server: Annotated[
+        str,
+        typer.Option(
+            "--server", envvar="TANDEM_PREDICTOR",
+            help="URL of the predictor. [through the API server of the kubeconfig]",
+        ),
+    ] = "",
+) -> None:  # fmt: skip
+    """Have the parameters that say where the predictor is."""
+
+
+asks = with_options(_place, _predictor)
 
 app = typer.Typer(help="Push, list, show and delete model graphs.", no_args_is_help=True)
 
 
 @app.command()
+@asks
 def push(
+    predictor: Predictor,
     file: Annotated[Path, typer.Argument(help="ONNX file; its weights are not kept.")],
     name: Annotated[str, typer.Option(help="Name of the model [the file's name].")] = "",
-    namespace: NamespaceOption = "default",
-    server: ServerOption = _SERVER,
-    token: TokenOption = "",
+    namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Push the graph of a model, so that jobs can name it in `tandem.gpu/model`."""
-    with _connect(server, token) as http:
-        answer = http.request(
-            "POST",
-            "/v1/models",
-            params={"name": name or _name_of(file), "namespace": namespace},
-            content=_chunks(file),
-            headers={
-                "content-type": "application/octet-stream",
-                "content-length": str(_size(file)),
-            },
-        )
-    model = ModelSummary.model_validate_json(answer)
+    where = namespace or predictor.own_namespace
+    answer = predictor.push(file, {"name": name or _name_of(file), "namespace": where})
+    model = ModelSummary.model_validate(answer)
     if as_json:
         print_json(model.wire())
     else:
@@ -80,20 +151,20 @@ def push(
 
 
 @app.command("list")
+@asks
 def list_models(
+    predictor: Predictor,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Only this namespace.")
+        str | None,
+        typer.Option(
+            "--namespace", "-n", help="Only this namespace. [all that you may list]",
+            autocompletion=namespaces,
+        ),
     ] = None,
-    server: ServerOption = _SERVER,
-    token: TokenOption = "",
     as_json: JsonOption = False,
-) -> None:
+) -> None:  # fmt: skip
     """List the models of a namespace, or of all."""
-    with _connect(server, token) as http:
-        answer = http.request(
-            "GET", "/v1/models", params={"namespace": namespace} if namespace else {}
-        )
-    models = ModelList.model_validate_json(answer)
+    models = ModelList.model_validate(predictor.listed(namespace))
     if as_json:
         print_json(models.wire()["models"])
         return
@@ -116,18 +187,17 @@ def list_models(
 
 
 @app.command()
+@asks
 def show(
-    name: str,
-    namespace: NamespaceOption = "default",
-    server: ServerOption = _SERVER,
-    token: TokenOption = "",
+    predictor: Predictor,
+    name: ModelArgument,
+    namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the features of one model."""
-    with _connect(server, token) as http:
-        model = ModelSummary.model_validate_json(
-            http.request("GET", f"/v1/models/{_path(namespace)}/{_path(name)}")
-        )
+    where = namespace or predictor.own_namespace
+    answer = predictor.ask("GET", f"{_MODELS}/{_path(where)}/{_path(name)}")
+    model = ModelSummary.model_validate(answer)
     if as_json:
         print_json(model.wire())
     else:
@@ -135,19 +205,29 @@ def show(
 
 
 @app.command()
+@asks
 def delete(
-    name: str,
-    namespace: NamespaceOption = "default",
-    server: ServerOption = _SERVER,
-    token: TokenOption = "",
+    predictor: Predictor,
+    name: ModelArgument,
+    namespace: NamespaceOption = None,
 ) -> None:
     """Forget a model. Jobs that name it then count as unknown."""
-    with _connect(server, token) as http:
-        http.request("DELETE", f"/v1/models/{_path(namespace)}/{_path(name)}")
-    err.print(f"Deleted {name} of namespace {namespace}.")
+    where = namespace or predictor.own_namespace
+    predictor.ask("DELETE", f"{_MODELS}/{_path(where)}/{_path(name)}")
+    err.print(f"Deleted {name} of namespace {where}.")
 
 
+def _gpu_names(incomplete: str) -> list[str]:
+    """Return the types of GPU whose figures are known, for the shell's completion."""
+    from tandem.gpu_types import GPU_TYPES
+
+    names = sorted(each.name for each in GPU_TYPES)
+    return [name for name in names if name.startswith(incomplete.upper())]
+
+
+@asks
 def predict(
+    predictor: Predictor,
     file: Annotated[
         Path | None, typer.Argument(help="ONNX file, read on this machine without a server.")
     ] = None,
@@ -195,9 +275,7 @@ def predict(
     utilization: Annotated[
         float | None, typer.Option(min=0, max=100, help="Declared mean utilisation, percent.")
     ] = None,
-    namespace: NamespaceOption = "default",
-    server: ServerOption = _SERVER,
-    token: TokenOption = "",
+    namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict what a training job would use of a GPU.
@@ -207,7 +285,7 @@ def predict(
     if file is not None and model is not None:
         raise UsageError("Give a FILE or --model, not both.")
     request = PredictRequest(
-        namespace=namespace,
+        namespace=namespace or ("default" if model is None else predictor.own_namespace),
         model=model or (_name_of(file) if file else None),
         batch_size=batch_size,
         accumulation_steps=accumulation_steps,
@@ -227,10 +305,8 @@ def predict(
     if file is not None:
         prediction = _predict_here(file, request)
     else:
-        with _connect(server, token) as http:
-            prediction = Prediction.model_validate_json(
-                http.request("POST", "/v1/predict", json=request.wire())
-            )
+        answer = predictor.ask("POST", "/v1/predict", body=request.wire())
+        prediction = Prediction.model_validate(answer)
     if as_json:
         print_json(prediction.wire())
     else:
@@ -277,12 +353,6 @@ def _print_prediction(prediction: Prediction) -> None:
         err.print("This job is unlike those that the prediction is known to hold for.")
 
 
-def _connect(server: str, token: str) -> PredictorClient:
-    from predictor.client import PredictorClient
-
-    return PredictorClient(server, token or _token_of_kubeconfig(server))
-
-
 def _token_of_kubeconfig(server: str) -> str:
     """Return the user's token where it stays secret on its way."""
     from tandem.errors import TandemError
@@ -316,6 +386,21 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}.") from None
+
+
+def _graph(file: Path, size: int) -> bytes:
+    """Return a file without its weights; raises GraphError."""
+    from rich.progress import Progress
+
+    from predictor.graph.skim import Skimmer
+
+    skimmer = Skimmer(_GRAPH_BYTES)
+    with Progress(console=err, transient=True, disable=size < _LONG_BYTES) as progress:
+        task = progress.add_task(f"Reading {file.name}", total=size)
+        for chunk in _chunks(file):
+            skimmer.feed(chunk)
+            progress.advance(task, len(chunk))
+    return skimmer.finish()
 
 
 def _chunks(file: Path) -> Iterator[bytes]:
@@ -353,14 +438,6 @@ def _bytes(option: str, quantity: str | None) -> int | None:
     return declared
 
 
-def _gpu_names(incomplete: str) -> list[str]:
-    """Return the types of GPU whose figures are known, for the shell's completion."""
-    from tandem.gpu_types import GPU_TYPES
-
-    names = sorted(each.name for each in GPU_TYPES)
-    return [name for name in names if name.startswith(incomplete.upper())]
-
-
 def _gib(number_of_bytes: float) -> str:
     return f"{number_of_bytes / _GIB:.1f} GiB"
 
@@ -392,6 +469,6 @@ def _print_features(model: ModelSummary) -> None:
             ("opset", features.opset),
             ("inputs", ", ".join(f"{k} {v}" for k, v in features.input_shapes.items())),
             *_assumptions(features),
-            ("file", f"{model.file_bytes / 2**20:,.1f} MiB, sha256 {model.file_sha256[:12]}"),
+            ("pushed", f"{model.file_bytes / 2**20:,.1f} MiB, sha256 {model.file_sha256[:12]}"),
         ),
     )

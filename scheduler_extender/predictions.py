@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -37,7 +36,6 @@ SLOW_S = 1.0
 OPEN_AFTER = 3
 PROBE_EVERY_S = 5.0
 AGAIN_S = 30.0  # pairs that the predictor did not price
-_TOKEN_KEPT_S = 60.0
 
 
 def without_predictor(demand: Demand, why: str) -> Prediction:
@@ -264,19 +262,6 @@ class HttpPredictor:
         self._circuit.stop()
         if self._client is not None:
             await self._client.aclose()
-
-
-def token_of_file(path: Path) -> Callable[[], str]:
-    """Return a reader of a token that kubelet renews; read at most once a minute."""
-    kept: tuple[float, str] = (float("-inf"), "")
-
-    def token() -> str:
-        nonlocal kept
-        if time.monotonic() - kept[0] > _TOKEN_KEPT_S:
-            kept = time.monotonic(), path.read_text().strip()
-        return kept[1]
-
-    return token
 
 
 @dataclass(eq=False)

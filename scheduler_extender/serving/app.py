@@ -171,6 +171,8 @@ def _front(service: Service, path: str) -> FrontProcess:
         public=config.public,
         probes=config.probes,
         tunnel=config.tunnel,
+        predictor_url=config.predictor_url,
+        predictor_token_file=config.predictor_token_file,
         certificate=config.certificate,
         admission=config.admission,
         log_level=config.log_level,

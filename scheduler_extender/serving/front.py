@@ -37,10 +37,12 @@ from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import Judge, admission_router, namespace_of
 from scheduler_extender.config import Listen, Public, Rotation
+from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.serving import tunnel
 from scheduler_extender.serving.fair import BusyError, FairWorker
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile
 from scheduler_extender.serving.limits import Limited, client_name
+from scheduler_extender.serving.models import Predictor, models_app
 from scheduler_extender.serving.process import return_freed_memory
 from scheduler_extender.serving.readers import Agents, Readers
 from scheduler_extender.serving.status.publisher import Publisher
@@ -72,6 +74,8 @@ _MEMORY_BYTES = 640 * 2**20
 _METRICS_KEPT_S = 1.0
 _READ_BYTES = 64 * 2**20
 _READS_AT_ONCE = 2
+#: A graph waits for its turn and is parsed before the predictor answers.
+_PREDICTOR_S = 50.0
 _BIND_WITHIN_S = 5.0
 _BACKLOG = 1024
 #: What is under way when the extender ends may come to its end.
@@ -88,6 +92,8 @@ class FrontConfig(BaseModel):
     public: Public
     probes: Listen | None
     tunnel: Listen | None = None
+    predictor_url: str | None = None
+    predictor_token_file: Path | None = None
     certificate: Rotation
     admission: AdmissionConfig
     log_level: str
@@ -338,6 +344,7 @@ async def serve(config: FrontConfig, line: Line) -> None:
     async with (
         _tls(config, api, line) as tls,
         httpx.AsyncClient(transport=transport, base_url="http://extender", timeout=30) as extender,
+        _predictor(config) as predictor,
     ):
         app = front_app(config, line, api, extender)
         settings = uvicorn.Config(
@@ -362,8 +369,11 @@ async def serve(config: FrontConfig, line: Line) -> None:
             threading.Thread(target=run, name="probes", daemon=True).start()
         gates = [Gate(await _bound(config.public), PUBLIC_LIMITS, make, lambda: tls.context)]
         if config.tunnel is not None:
+            readers = Readers(api, audience=API_AUDIENCE)
+            token = predictor_token(config.predictor_url, config.predictor_token_file, api)
+            models = models_app(readers, Predictor(predictor, token))
             reads = uvicorn.Config(
-                tunnel.reads_only(app),
+                tunnel.narrowed(app, models),
                 http="httptools",
                 access_log=False,
                 log_config=None,
@@ -389,6 +399,18 @@ async def serve(config: FrontConfig, line: Line) -> None:
         until = time.monotonic() + ENDS_S
         while server.server_state.connections and time.monotonic() < until:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def _predictor(config: FrontConfig) -> AsyncIterator[httpx.AsyncClient | None]:
+    """Give a client of the predictor, None where the extender has none."""
+    if config.predictor_url is None:
+        yield None
+        return
+    async with httpx.AsyncClient(
+        base_url=config.predictor_url, timeout=_PREDICTOR_S, limits=httpx.Limits(max_connections=24)
+    ) as client:
+        yield client
 
 
 async def _bound(listen: Listen) -> socket.socket:

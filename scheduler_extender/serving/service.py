@@ -22,7 +22,8 @@ from scheduler_extender.cluster.writes import PARALLEL_WRITES
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.leader import Fence, LeaseWatch
 from scheduler_extender.learning.learned_state import LearnedState, believing
-from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, token_of_file
+from scheduler_extender.predictions import HttpPredictor, PredictorMetrics
+from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.queue.controller import Connection, Controller, Settings
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.quotas import adopted
@@ -36,7 +37,6 @@ from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
 from tandem.contracts import names
 from tandem.kube.client import KubeClient, Object
-from tandem.kube.credentials import stays_secret
 from tandem.kube.errors import KubeError
 from tandem.kube.events import EventRecorder
 from tandem.kube.memory import MemoryCluster
@@ -126,7 +126,7 @@ async def running(
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
     predictor = HttpPredictor(
         config.predictor_url,
-        token=_predictor_token(config, api),
+        token=predictor_token(config.predictor_url, config.predictor_token_file, api),
         metrics=PredictorMetrics(metrics.registry),
     )
     changes = Changes(
@@ -209,17 +209,6 @@ async def running(
         threads.shutdown(wait=False, cancel_futures=True)
         await predictor.aclose()
         api.close()
-
-
-def _predictor_token(config: ExtenderConfig, api: KubeClient | MemoryCluster) -> Callable[[], str]:
-    """Return by what the predictor knows us: a token for it alone.
-
-    Without one, the token for the API server, where nobody else can read it on its way.
-    """
-    if config.predictor_token_file is not None:
-        return token_of_file(config.predictor_token_file)
-    secret = config.predictor_url is not None and stays_secret(config.predictor_url)
-    return api.bearer_token if secret and isinstance(api, KubeClient) else lambda: ""
 
 
 def _start_feed(feed: Feed, api: KubeClient | MemoryCluster) -> list[Reflector]:

@@ -1,4 +1,4 @@
-"""The port that the API server's proxy leads to: streams for TLS, and only reads within them.
+"""The port that the API server's proxy leads to: streams for TLS; reads and models within them.
 
 The API server does not check our certificate, so nothing confidential may come before the caller
 has. A connection therefore begins in plain text with a request to upgrade it, and goes on with TLS
@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler_extender.serving.gate import Entry, Limits, Turnstile
+from scheduler_extender.serving.models import PATHS
 from tandem.contracts.names import UPGRADE
 from tandem.contracts.prediction import ErrorBody
 
@@ -136,20 +137,23 @@ class _Early(asyncio.Protocol):
         self.lost = True
 
 
-def reads_only(app: ASGIApp) -> ASGIApp:
-    """Return an application that answers reads under /v1 and nothing else.
+def narrowed(reads: ASGIApp, models: ASGIApp) -> ASGIApp:
+    """Return an application that answers reads under /v1, models and predictions, no more.
 
     Reviews would be counted as those of the API server itself.
     """
 
-    async def narrowed(scope: Scope, receive: Receive, send: Send) -> None:
+    async def chosen(scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        reads = scope["method"] == "GET" and scope["path"].startswith("/v1/")
-        body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-        if reads and not body:
-            await app(scope, receive, send)
+        path = scope["path"]
+        if any(path == each or path.startswith(f"{each}/") for each in PATHS):
+            await models(scope, receive, send)
             return
-        error = ErrorBody(error="only reads under /v1 are answered here")
+        body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        if scope["method"] == "GET" and path.startswith("/v1/") and not body:
+            await reads(scope, receive, send)
+            return
+        error = ErrorBody(error="only reads under /v1 and models are answered here")
         await JSONResponse(error.wire(), 404, headers={"connection": "close"})(scope, receive, send)
 
-    return narrowed
+    return chosen

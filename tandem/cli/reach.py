@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from time import monotonic, sleep
@@ -36,6 +37,18 @@ ContextOption = Annotated[
 ]
 SystemOption = Annotated[
     str, typer.Option("--tandem-namespace", help="The namespace of Tandem's services.")
+]
+AccountOption = Annotated[
+    str,
+    typer.Option(
+        "--account",
+        envvar="TANDEM_ACCOUNT",
+        help="Ask as this service account, NAMESPACE/NAME, of which you may make a token.",
+    ),
+]
+TokenOption = Annotated[
+    str,
+    typer.Option("--token", envvar="TANDEM_TOKEN", help="A token. [that of the kubeconfig]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -86,26 +99,41 @@ class Reader:
         return Tunnel(self.client, self._system, self._account, self._token)
 
     def get(self, path: str, query: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
-        """Return what /v1 answers.
+        """Return what /v1 answers; raises as `request` does."""
+        return self.request("GET", path, query)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: bytes | None = None,
+        kind: str = "application/json",
+    ) -> Any:  # noqa: ANN401 - JSON
+        """Return what is answered to a request, None for an answer without a body.
 
         Raises:
-            RefusedError: it answers that the caller may not read this.
+            RefusedError: it answers that the caller may not do this.
+            MissingError: there is no such object.
             TandemError: there is no such answer; the hint says what to do.
         """
-        answer = self._answer(path, query or {})
+        answer = self._answer(method, path, query or {}, body, kind)
+        if answer.status == 204:
+            return None
         try:
-            body = answer.json()
+            found = answer.json()
         except ValueError as error:
             raise TandemError(f"{path}: the answer is no JSON", "see `tandem doctor`") from error
-        if answer.status == 200:
-            return body
-        said = body if isinstance(body, dict) else {}
+        if answer.status in (200, 201):
+            return found
+        said = found if isinstance(found, dict) else {}
         words = str(said.get("error") or said.get("detail") or f"HTTP {answer.status}")
         if answer.status == 401:
             raise TandemError(words, "log in again, or give another token with --token")
         if answer.status == 403:
+            role = "view" if method == "GET" else "edit"
             raise RefusedError(
-                words, "ask for the role `view` in the namespace, or name another: -n"
+                words, f"ask for the role `{role}` in the namespace, or name another: -n"
             )
         if answer.status == 404 and said.get("detail") == "Not Found":
             raise TandemError(
@@ -115,13 +143,15 @@ class Reader:
         hint = said.get("hint") or ("try again soon" if answer.status == 503 else "")
         raise MissingError(words, hint) if answer.status == 404 else TandemError(words, str(hint))
 
-    def _answer(self, path: str, query: dict[str, str]) -> Answer:
+    def _answer(
+        self, method: str, path: str, query: dict[str, str], body: bytes | None, kind: str
+    ) -> Answer:
         if self._server:
-            return self._direct(path, query)
+            return self._direct(method, path, query, body, kind)
         from tandem.kube.errors import Forbidden, KubeError, NotFound
 
         try:
-            return self._tunnel.get(path, query)
+            return self._tunnel.ask(method, path, query, body, kind)
         except Forbidden as error:
             if error.status == 401:
                 raise TandemError(
@@ -141,7 +171,9 @@ class Reader:
                 f"no answer from Tandem: {error.message}", "`tandem doctor` says what is wrong"
             ) from error
 
-    def _direct(self, path: str, query: dict[str, str]) -> Answer:
+    def _direct(
+        self, method: str, path: str, query: dict[str, str], body: bytes | None, kind: str
+    ) -> Answer:
         import httpx
 
         from tandem.kube.tunnel import Answer
@@ -154,11 +186,13 @@ class Reader:
                 f"{self._ca_file}: {error}", "give a PEM file with --ca-file"
             ) from error
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        if body is not None:
+            headers["content-type"] = kind
         try:
             with httpx.Client(
                 base_url=self._server, verify=context, timeout=_TIMEOUT_S, headers=headers
             ) as client:
-                answer = client.get(path, params=query)
+                answer = client.request(method, path, params=query, content=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise TandemError(
                 f"no usable answer from {self._server}: {error}",
@@ -211,35 +245,34 @@ def reads(command: Callable[..., None]) -> Callable[..., None]:
     return reads_once(watched)
 
 
-def reads_once(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options of a `Reader`, which `command` takes first."""
+def with_options(
+    added: Callable[..., None], made_of: Callable[..., AbstractContextManager[Any]]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the parameters of `added` to a command.
 
-    def connected(
-        *args: Any,  # noqa: ANN401 - those of the command
-        server: str,
-        ca_file: Path | None,
-        token: str,
-        account: str,
-        kubeconfig: Path | None,
-        context: str | None,
-        system: str,
-        **kwargs: Any,  # noqa: ANN401 - those of the command
-    ) -> None:
-        read = Reader(
-            server=server,
-            ca_file=ca_file,
-            token=token,
-            account=account,
-            kubeconfig=kubeconfig,
-            context=context,
-            system=system,
-        )
-        command(read, *args, **kwargs)
-        if read.fell_back_to:
-            err.print(f"Namespace {read.fell_back_to}; name another with -n.", highlight=False)
+    The command takes first what `made_of` makes of them.
+    """
+    names_added = tuple(inspect.signature(added).parameters)
 
-    _sign(connected, command, _connection, skip=1)
-    return connected
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def connected(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - those of the command
+            options = {name: kwargs.pop(name) for name in names_added}
+            with made_of(**options) as first:
+                command(first, *args, **kwargs)
+
+        _sign(connected, command, added, skip=1)
+        return connected
+
+    return decorate
+
+
+@contextmanager
+def reader(**options: Any) -> Iterator[Reader]:  # noqa: ANN401 - those of a Reader
+    """Give a `Reader`; say afterwards where it looked, if it was not where it was asked to."""
+    read = Reader(**options)
+    yield read
+    if read.fell_back_to:
+        err.print(f"Namespace {read.fell_back_to}; name another with -n.", highlight=False)
 
 
 def _sign(
@@ -272,19 +305,8 @@ def _connection(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     system: SystemOption = names.NAMESPACE,
-    account: Annotated[
-        str,
-        typer.Option(
-            "--account", envvar="TANDEM_ACCOUNT",
-            help="Ask as this service account, NAMESPACE/NAME, of which you may make a token.",
-        ),
-    ] = "",
-    token: Annotated[
-        str,
-        typer.Option(
-            "--token", envvar="TANDEM_TOKEN", help="A token. [that of the kubeconfig]",
-        ),
-    ] = "",
+    account: AccountOption = "",
+    token: TokenOption = "",
     server: Annotated[
         str,
         typer.Option(
@@ -298,6 +320,10 @@ def _connection(
     ] = None,
 ) -> None:  # fmt: skip
     """Have the parameters of a `Reader`."""
+
+
+#: Decorates a command that takes a `Reader` first; adds the options of one.
+reads_once = with_options(_connection, reader)
 
 
 def repeated(show: Callable[[], None], interval_s: float) -> None:

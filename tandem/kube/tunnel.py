@@ -69,7 +69,7 @@ def trusting_webhook(client: KubeClient) -> ssl.SSLContext:
 
 
 class Tunnel:
-    """GET requests to the extender's read-only API, each on a connection of its own.
+    """Requests to what the extender answers to users, each on a connection of its own.
 
     `account` is (namespace, name) of a service account in whose name to ask; by default the
     kubeconfig's own token is sent, and where it has none, a token of the account `tandem-reader`
@@ -91,42 +91,55 @@ class Tunnel:
         self._minted = ""
 
     def get(self, path: str, query: dict[str, str] | None = None) -> Answer:
-        """Return the answer to a GET of `path`.
+        """Return the answer to a GET of `path`; raises as `ask` does."""
+        return self.ask("GET", path, query)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: bytes | None = None,
+        kind: str = "application/json",
+    ) -> Answer:
+        """Return the answer to a request; `kind` is the media type of its body.
 
         Raises:
             KubeError: the API server refused, or the service does not answer.
             TandemError: the service cannot be trusted, or the caller has nothing to show it.
         """
         target = path + (f"?{urlencode(query)}" if query else "")
-        answer = self._ask(target)
+        answer = self._ask(method, target, body, kind)
         if answer.status == 401 and self._minted:  # it has ended meanwhile
             self._minted = ""
-            answer = self._ask(target)
+            answer = self._ask(method, target, body, kind)
         return answer
 
-    def _ask(self, target: str) -> Answer:
+    def _ask(self, method: str, target: str, body: bytes | None, kind: str) -> Answer:
         headers = {"Accept": "application/json", "Authorization": f"Bearer {self._bearer()}"}
+        if body is not None:
+            headers["Content-Type"] = kind
         stream = self._open()
         connection = http.client.HTTPConnection(self._server_name)
         try:
             # `SSLTransport` has what http.client needs of a socket.
             connection.sock = SSLTransport(stream, self._tls(), self._server_name)
-            connection.request("GET", target, headers=headers)
+            connection.request(method, target, body, headers)
             answer = connection.getresponse()
-            body = answer.read(_LARGEST_ANSWER + 1)
+            content = answer.read(_LARGEST_ANSWER + 1)
         except ssl.SSLCertVerificationError as error:
             raise TandemError(
                 f"the service behind {API_SERVICE} is not trusted: {error.verify_message}",
                 "nothing was sent to it; `tandem doctor` says what is wrong with the certificate",
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise unreachable(f"GET {target}: {error!r}", maybe_done=True) from error
+            raise unreachable(f"{method} {target}: {error!r}", maybe_done=True) from error
         finally:
             connection.close()
             stream.close()
-        if len(body) > _LARGEST_ANSWER:
+        if len(content) > _LARGEST_ANSWER:
             raise TandemError("the answer is too large", "ask for one namespace (-n), or one node")
-        return Answer(answer.status, body)
+        return Answer(answer.status, content)
 
     @property
     def _server_name(self) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import onnx
 import pytest
 from cli_live import Forwarder, Live
 from click.testing import Result
@@ -122,6 +123,59 @@ def test_tokens_for_the_read_only_api_alone_show_the_events_of_a_job(live: Live,
         wait_until(lambda: "SuccessfulCreate" in reasons(), "the Job's event is there")
     other = Tunnel(client, account=("default", "default"))
     assert other.get(f"/v1/status/jobs/{team}/job-train/events").status == 403
+
+
+def test_models_are_pushed_and_asked_about_with_the_kubeconfig_alone(
+    live: Live, team: str, tmp_path: Path
+) -> None:
+    """The commands of the README, as a tenant that may edit one namespace."""
+    graph = Path(onnx.__file__).parent / "backend/test/data/light/light_resnet50.onnx"
+    file = tmp_path / "resnet50.onnx"
+    file.write_bytes(graph.read_bytes())
+    tenant = live.account(team, "editor", "edit")
+
+    def done(*args: str) -> str:
+        answer = run(tenant, *args)
+        assert answer.exit_code == 0, answer.exception
+        return answer.stdout
+
+    pushed = json.loads(done("model", "push", str(file), "-n", team, "--json"))
+    assert (pushed["namespace"], pushed["name"]) == (team, "resnet50")
+    assert 25e6 < pushed["features"]["parameters"] < 26e6
+    stored = live.plane.get("modelprofiles", "resnet50", "-n", team)
+    assert stored["spec"]["fileBytes"] == pushed["fileBytes"]
+    assert "resnet50" in done("model", "list", "-n", team)
+    asked = json.loads(done("model", "show", "resnet50", "-n", team, "--json"))
+    assert asked["features"] == pushed["features"]
+    options = ("--batch-size", "32", "--gpu", "Tesla V100-SXM2-16GB", "--json")
+    there = json.loads(done("predict", "--model", "resnet50", "-n", team, *options))
+    here = json.loads(done("predict", str(file), *options))
+    assert there["load"] == here["load"]
+    # Another namespace's models are none of the tenant's; one that may view changes none.
+    for refused in (
+        ("model", "push", str(file), "-n", "default"),
+        ("model", "show", "resnet50", "-n", "default"),
+        ("predict", "--model", "resnet50", "-n", "default"),
+    ):
+        answer = run(tenant, *refused)
+        assert isinstance(answer.exception, TandemError)
+        assert "in default" in answer.exception.message
+        assert "role" in answer.exception.hint
+    viewer = live.account(team, "viewer")
+    assert "resnet50" in run(viewer, "model", "list", "-n", team).stdout
+    answer = run(viewer, "model", "delete", "resnet50", "-n", team)
+    assert isinstance(answer.exception, TandemError)
+    assert "you may not delete modelprofiles" in answer.exception.message
+    done("model", "delete", "resnet50", "-n", team)
+    answer = run(tenant, "model", "show", "resnet50", "-n", team)
+    assert isinstance(answer.exception, TandemError)
+    assert "no model 'resnet50'" in answer.exception.message
+    # An administrator with a certificate reads; to push takes an account of the namespace.
+    answer = run(live.plane.kubeconfig(), "model", "push", str(file), "-n", team)
+    assert isinstance(answer.exception, TandemError)
+    own = ("--account", f"{team}/editor")
+    answer = run(live.plane.kubeconfig(), "model", "push", str(file), "-n", team, *own)
+    assert answer.exit_code == 0, answer.exception
 
 
 @pytest.fixture

@@ -40,11 +40,21 @@ class Service:
         monkeypatch.setattr(Reader, "client", None)
         monkeypatch.setattr(Reader, "own_namespace", "team-a")
 
-        def get(_: Tunnel, path: str, query: dict[str, str] | None = None) -> Answer:
+        self.sent: list[tuple[str, bytes | None]] = []
+
+        def ask(
+            _: Tunnel,
+            method: str,
+            path: str,
+            query: dict[str, str] | None = None,
+            body: bytes | None = None,
+            kind: str = "",
+        ) -> Answer:
             self.asked.append((path, dict(query or {})))
+            self.sent.append((method, body))
             return self.answers(path, dict(query or {}))
 
-        monkeypatch.setattr(Tunnel, "get", get)
+        monkeypatch.setattr(Tunnel, "ask", ask)
         for name in ("TANDEM_SERVER", "TANDEM_TOKEN", "TANDEM_ACCOUNT", "TANDEM_CA_FILE"):
             monkeypatch.delenv(name, raising=False)
 

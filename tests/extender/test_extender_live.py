@@ -222,7 +222,7 @@ def test_label_patches_of_a_pod_without_gpus_reach_neither_the_words_nor_the_loo
             assert applied == []
             await asyncio.to_thread(tenant.delete, PODS, "cpu", namespace, uid=uid)
             async with asyncio.timeout(60):
-                # The garbage collection of pods may end the pod first, which is an event of its own.
+                # Garbage collection may end the pod first, which is an event of its own.
                 while True not in applied:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.05)
             assert uid not in service.state.nodes.uses()

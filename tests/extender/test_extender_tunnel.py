@@ -89,9 +89,17 @@ class Site:
         async def other() -> dict:
             return {"reached": True}
 
+        models = FastAPI()
+
+        @models.post("/v1/models")
+        async def push(request: Request) -> dict:
+            self.shown.append(request.headers.get("authorization", ""))
+            return {"bytes": len(await request.body()), "query": dict(request.query_params)}
+
         settings = uvicorn.Config(
-            tunnel.reads_only(app), http="httptools", log_config=None, lifespan="off", ws="none"
-        )
+            tunnel.narrowed(app, models),
+            http="httptools", log_config=None, lifespan="off", ws="none",
+        )  # fmt: skip
         settings.load()
         server = uvicorn.Server(settings)
 
@@ -268,7 +276,11 @@ async def asked(method: str, path: str, headers: list[tuple[bytes, bytes]]) -> i
         said.append(message)
 
     scope = {"type": "http", "method": method, "path": path, "headers": headers}
-    await tunnel.reads_only(app)(scope, None, send)
+
+    async def models(scope, receive, send):
+        await send({"type": "http.response.start", "status": 201})
+
+    await tunnel.narrowed(app, models)(scope, None, send)
     return said[0]["status"]
 
 
@@ -286,6 +298,36 @@ def test_bodies_and_other_methods_are_refused(
     method: str, headers: list[tuple[bytes, bytes]], status: int
 ) -> None:
     assert asyncio.run(asked(method, "/v1/jobs", headers)) == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/models", 201),
+        ("DELETE", "/v1/models/team-a/m", 201),
+        ("POST", "/v1/predict", 201),
+        ("POST", "/v1/predict:batch", 404),
+        ("POST", "/v1/feedback", 404),
+        ("POST", "/v1/interference", 404),
+        ("POST", "/v1/modelsx", 404),
+    ],
+)
+def test_models_and_predictions_are_answered_and_no_more_of_the_predictor(
+    method: str, path: str, status: int
+) -> None:
+    headers = [(b"content-length", b"5")]
+    assert asyncio.run(asked(method, path, headers)) == status
+
+
+def test_a_body_comes_through_whole(site: Site) -> None:
+    body = bytes(3 << 20)
+    query = {"name": "m", "namespace": "team-a"}
+    answer = Tunnel(site.client()).ask(
+        "POST", "/v1/models", query, body, "application/octet-stream"
+    )
+    assert answer.json() == {"bytes": len(body), "query": query}
+    assert site.shown == ["Bearer ada-token"]
+    assert b"ada-token" not in site.carried
 
 
 GOOD = b"GET /tunnel HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: tandem-tls\r\n\r\n"

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from queue_builders import load, raw_pod, settled
 from test_queue_controller import Cluster, run
 
-from scheduler_extender import predictions
+from scheduler_extender import predictions, predictor_token
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics, without_predictor
 from scheduler_extender.queue import load_prediction
 from tandem.contracts.prediction import Prediction
@@ -192,12 +192,12 @@ def test_the_token_is_read_anew_when_kubelet_has_renewed_it(
     path, now = tmp_path / "token", [0.0]
     path.write_text("first\n")
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: 0.0)
-    monkeypatch.setattr(predictions, "time", clock)
+    monkeypatch.setattr(predictor_token, "time", clock)
     service = Service()
     service.does = "answer"
 
     async def scenario() -> None:
-        token = predictions.token_of_file(path)
+        token = predictor_token.token_of_file(path)
         predictor = HttpPredictor("http://predictor", token=token, transport=service)
         await predictor.predict("ns", DEMAND, None)
         path.write_text("second\n")
