@@ -39,8 +39,8 @@ class PredictorClient:
         except (httpx.TransportError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise TandemError(
                 f"The predictor at {self._url} cannot be reached: {error}",
-                "Give its URL with --server or TANDEM_PREDICTOR; in a cluster: "
-                "kubectl -n tandem-system port-forward svc/tandem-predictor 8090.",
+                "Give its URL with --server or TANDEM_PREDICTOR; without one, the API server of "
+                "your kubeconfig leads to it.",
             ) from None
         if answer.is_success:
             return answer.content

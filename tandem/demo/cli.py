@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import tempfile
@@ -126,7 +127,16 @@ def _addresses(page: str) -> Iterator[str]:
 
     yield f"Status page: {page}"
     server = page.removesuffix("/status/")
-    yield f"In another terminal: tandem why resnet50-final -n {NAMESPACE} --server {server}"
+    command = _command(Path(sys.argv[0]))
+    yield f"In another terminal: {command} why resnet50-final -n {NAMESPACE} --server {server}"
+
+
+def _command(called: Path) -> str:
+    """Return how `tandem` is called from the present folder; it may not be on the PATH."""
+    if shutil.which("tandem") or called.name != "tandem":
+        return "tandem"
+    path = called.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _say(line: str) -> None:

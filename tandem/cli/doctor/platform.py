@@ -39,6 +39,7 @@ RIGHTS = {
         ("watch", names.GROUP, "gpunodes", ""),
         ("create", names.GROUP, "gpujobs", ""),
         ("update", names.GROUP, "gpujobs", "status"),
+        ("create", names.GROUP, "modelprofiles", ""),
         ("create", "authentication.k8s.io", "tokenreviews", ""),
         ("create", "authorization.k8s.io", "subjectaccessreviews", ""),
     ),
