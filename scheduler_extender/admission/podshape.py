@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from tandem.contracts.gangs import derived_name
-from tandem.contracts.quantity import parse_quantity
+from tandem.contracts.quantity import is_zero
 
 _SECTIONS = ("limits", "requests")
 
@@ -29,15 +29,9 @@ MAX_ENTRIES = 10_000
 
 
 def _text(value: object) -> object:
+    if value is None:  # as a chart renders an empty value; the API server reads it as 0
+        return "0"
     return str(value) if isinstance(value, int | float) else value
-
-
-def _is_zero(value: str) -> bool:
-    """Say whether a quantity is 0, which charts render and which asks for nothing."""
-    try:
-        return parse_quantity(value) == 0
-    except ValueError:
-        return False
 
 
 def _at_most(most: int) -> BeforeValidator:
@@ -59,6 +53,8 @@ def _texts(value: object) -> object:
     pydantic would name all of them, each with a copy of its path.
     """
     if isinstance(value, dict):
+        if None in value.values():  # the API server reads null as an empty text
+            value = {key: "" if each is None else each for key, each in value.items()}
         wrong = next((key for key, each in value.items() if not isinstance(each, str)), None)
         if wrong is not None:
             raise PydanticCustomError("text", "{key} must be a string", {"key": str(wrong)[:64]})
@@ -102,7 +98,7 @@ class Resources(_Shape):
         """Return the amounts of one resource by section, limits first; none where all are 0."""
         sections = {"limits": self.limits, "requests": self.requests}
         found = {name: sections[name][resource] for name in _SECTIONS if resource in sections[name]}
-        return {} if all(map(_is_zero, found.values())) else found
+        return {} if all(map(is_zero, found.values())) else found
 
     def asked(self) -> Iterator[str]:
         """Yield the resources of which a container asks for more than 0."""

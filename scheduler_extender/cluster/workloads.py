@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler_extender.cluster.pods import PodInfo
 from tandem.contracts import gangs, names
+from tandem.contracts.quantity import is_zero
 from tandem.contracts.resources import WorkloadRef
 from tandem.contracts.values import MAX_INTEGER
 from tandem.kube.resource import JOBS, Resource
@@ -51,7 +52,7 @@ _NO_ROLES: Roles = {}
 def _asks_for_gpus(template: Raw | None, resource: str = names.RESOURCE) -> bool:
     containers = ((template or {}).get("spec") or {}).get("containers") or ()
     limits = (((each.get("resources") or {}).get("limits")) or {} for each in containers)
-    return any(str(each.get(resource) or "0") != "0" for each in limits)
+    return any(not is_zero(each.get(resource)) for each in limits)
 
 
 def _gpus_of(templates: Mapping[str, Raw | None]) -> Callable[[str], bool]:

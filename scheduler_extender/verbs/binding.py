@@ -123,10 +123,10 @@ class Binder:
             for _ in range(_ATTEMPTS):
                 if record is None or record.uid != uid:
                     return "the pod is gone"
-                if not record.ours:
-                    return f"the pod asks for no {names.RESOURCE}: it is not Tandem's to bind"
                 if record.pod.node_name:
                     return _already_bound(record.pod, node)
+                if not record.ours:
+                    return await self._bind_without_gpus(record.pod, node)
                 await self._lead_soon()
                 why = self._refusal(record.pod)
                 if why:
@@ -145,6 +145,18 @@ class Binder:
         except KubeError as error:
             return f"the API server refused: {error}"
         return "the pod keeps changing or the API server does not answer; trying again later"
+
+    async def _bind_without_gpus(self, pod: PodInfo, node: str) -> str:
+        """Bind a pod that names the resource and asks for 0 of it, as kube-scheduler would.
+
+        kube-scheduler leaves the Binding of each pod that names the resource to the extender. Such
+        a pod holds no GPU, so nothing is reserved, and who leads does not matter.
+        """
+        try:
+            await self._call(self._api.bind, pod.namespace, pod.name, node, uid=pod.uid)
+        except Conflict:
+            return "the pod has changed or is bound: trying again"
+        return ""
 
     async def may_follow(self) -> bool:
         """Say whether a Binding may follow on a question that is asked now.

@@ -34,3 +34,17 @@ def parse_quantity(text: str | int | float) -> Decimal:
     if exponent is not None:
         return Decimal(number).scaleb(int(exponent))
     return Decimal(number) * _FACTORS[suffix or ""]
+
+
+def is_zero(quantity: object) -> bool:
+    """Say whether a quantity asks for nothing: 0 in any spelling, or no value at all.
+
+    Custom resources keep what their authors wrote, such as `0.0`, `0Gi` or an empty value. The
+    API server reads them so once a pod is made of them.
+    """
+    if quantity is None or quantity == "":
+        return True
+    try:
+        return parse_quantity(str(quantity)) == 0
+    except ValueError:
+        return False

@@ -175,11 +175,33 @@ async def test_no_gpu_is_a_reason_in_words_and_leaves_nothing_reserved() -> None
 
 
 @scenario
-async def test_a_pod_without_gpus_is_not_ours_to_bind() -> None:
+async def test_a_pod_that_asks_for_0_gpus_is_bound_without_any() -> None:
+    """kube-scheduler asks about each pod that names the resource, whatever its amount."""
     bench = Bench()
     bench.state.upsert("gpunodes", gpu_node("n0", "a"))
-    assert "asks for no tandem.gpu/gpu" in await bench.bind(bench.create("web", 0))
-    assert bench.assigned("web") == (None, None)
+    web = bench.create("web", 0)
+    assert await bench.bind(web) == ""
+    assert bench.assigned("web") == ("n0", None)
+    assert bench.cluster.sent == [{"uid": web["metadata"]["uid"]}], "none of our annotations"
+    assert bench.state.ledger.held(web["metadata"]["uid"]) is None
+    assert await bench.bind(web) == ""
+    assert await bench.bind(web, "n1") == "the pod is bound to n0 already"
+    assert bench.cluster.binds == 1
+
+
+@pytest.mark.parametrize("fault", [answer_lost, request_lost, refused])
+def test_a_pod_without_gpus_whose_binding_fails_is_asked_about_again(
+    fault: Callable[[Callable[[], None]], None],
+) -> None:
+    async def story() -> None:
+        bench = Bench()
+        web = bench.create("web", 0)
+        bench.cluster.bind_faults = [fault]
+        assert await bench.bind(web) != ""
+        assert await bench.bind(web) == ""
+        assert bench.assigned("web") == ("n0", None)
+
+    scenario(story)()
 
 
 @scenario

@@ -94,6 +94,14 @@ def test_one_scheduler_places_our_jobs_by_the_extender_and_others_as_ever(
         lambda: plane.get("pod", "other", "-n", team)["spec"].get("nodeName"), "the other is placed"
     )
 
+    # kube-scheduler asks the extender to bind each pod that names the resource.
+    nothing = {"name": "main", "image": "zero:1", "resources": {"limits": {names.RESOURCE: 0}}}
+    zero = {"metadata": {"name": "zero", "namespace": team}, "spec": {"containers": [nothing]}}
+    plane.apply({"apiVersion": "v1", "kind": "Pod", **zero})
+    wait_until(
+        lambda: plane.get("pod", "zero", "-n", team)["spec"].get("nodeName"), "0 GPUs are placed"
+    )
+
     def answers(*shows: str) -> bool:
         trust = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         if shows:

@@ -9,6 +9,7 @@ from queue_builders import pod, raw_pod
 from test_queue_controller import Cluster, run
 
 from scheduler_extender.cluster.workloads import KINDS, gang_size
+from tandem.contracts import names
 from tandem.kube.resource import JOBS, PODS
 
 GPU: dict[str, Any] = {"spec": {"containers": [{"resources": {"limits": {"tandem.gpu/gpu": 1}}}]}}
@@ -86,6 +87,27 @@ def replicated(name: str, template: dict, pods: int = 1, **more: Any) -> dict[st
 )
 def test_roles_that_ask_for_no_gpus_are_not_counted(kind: str, spec: dict, size: int) -> None:
     assert gang_size(pod("p"), {"kind": kind, "spec": spec}) == size
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, "0", "0.0", "0m", "0k", "0Gi", "0e3", "", None])
+@pytest.mark.parametrize("resource", [names.RESOURCE, names.NVIDIA_RESOURCE])
+def test_a_role_whose_count_is_0_is_not_counted_however_it_is_written(
+    zero: object, resource: str
+) -> None:
+    """Custom resources keep a quantity as its author wrote it."""
+    nothing = {"spec": {"containers": [{"resources": {"limits": {resource: zero}}}]}}
+    gpu = {"spec": {"containers": [{"resources": {"limits": {resource: 1}}}]}}
+    for kind, spec in (
+        ("MPIJob", {"mpiReplicaSpecs": {"Launcher": {"template": nothing},
+                                        "Worker": {"replicas": 2, "template": gpu}}}),
+        ("PyTorchJob", {"pytorchReplicaSpecs": {"Master": {"template": nothing},
+                                                "Worker": {"replicas": 2, "template": gpu}}}),
+        ("JobSet", {"replicatedJobs": [replicated("driver", nothing, 1),
+                                       replicated("worker", gpu, 2)]}),
+        ("LeaderWorkerSet", {"leaderWorkerTemplate": {"size": 3, "leaderTemplate": nothing,
+                                                      "workerTemplate": gpu}}),
+    ):  # fmt: skip
+        assert gang_size(pod("p"), {"kind": kind, "spec": spec}) == 2, kind
 
 
 def test_roles_that_are_created_later_are_not_waited_for() -> None:

@@ -523,6 +523,17 @@ def test_a_count_of_0_asks_for_nothing(zero, resource, adopt, sections):
     assert fields(ask(sidecar, adopt=adopt)) == ["spec.schedulerName"]
 
 
+def test_an_amount_without_a_value_asks_for_nothing():
+    """`nvidia.com/gpu:` as a chart renders an empty value; the API server reads null as 0."""
+    empty = container("other", resources={"limits": {names.RESOURCE: None, "cpu": "2"}})
+    for body in (job(pod(empty)), job(pod(empty, container(gpus="1")))):
+        assert ask(body).errors == []
+    noted = job(pod(annotations={"example.com/note": None}))
+    assert ask(noted).errors == []
+    unset = job(pod(annotations={names.MEMORY: None}))
+    assert fields(ask(unset)) == [f"spec.template.metadata.annotations[{names.MEMORY}]"]
+
+
 @pytest.mark.parametrize("ours", [names.RESOURCE, names.NVIDIA_RESOURCE])
 def test_a_count_of_0_beside_the_other_resource_of_the_same_container(ours):
     (other,) = {names.RESOURCE, names.NVIDIA_RESOURCE} - {ours}
