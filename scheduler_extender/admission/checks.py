@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.podshape import Placed, PodShape
+from scheduler_extender.admission.request import Request, gets_gpus, read_request
 from scheduler_extender.cluster.selectors import excess
 from tandem.contracts import names
 from tandem.contracts.annotations import (
@@ -19,19 +20,9 @@ from tandem.contracts.annotations import (
     check_names,
     parse_demand,
 )
-from tandem.contracts.quantity import parse_quantity
 
-#: More distinct GPUs than any node has: surely a slip.
-MAX_GPUS_PER_POD = 64
 #: What the API server fills in where nobody has chosen a scheduler.
 _DEFAULT_SCHEDULER = "default-scheduler"
-
-
-def is_ours(pod: PodShape, *, adopt: bool) -> bool:
-    """Tell whether a pod is for us; in adopted namespaces NVIDIA's resource counts as well."""
-    return any(
-        placed.body.resources.of(name) for placed in pod.containers() for name in _wanted(adopt)
-    )
 
 
 def misuses_scheduler(pod: PodShape, scheduler_name: str, *, at: str = "") -> list[FieldError]:
@@ -52,31 +43,29 @@ def misuses_scheduler(pod: PodShape, scheduler_name: str, *, at: str = "") -> li
     ]
 
 
-def check_pod(
-    pod: PodShape, config: AdmissionConfig, *, adopt: bool, at: str = ""
-) -> tuple[list[FieldError], int]:
+def check_pod(pod: PodShape, config: AdmissionConfig, *, adopt: bool, at: str = "") -> Request:
     """Check a pod that requests GPUs, or a template of such pods at the field `at`.
 
-    `max_grace_s`: the most that it may take to end after its deletion, in seconds. Returns the
-    first errors, `MAX_ERRORS` at most, and the index of the ordinary container that gets the GPUs
-    (meaningless where there are errors).
+    Returns what it asks for, with the first errors of all sorts, `MAX_ERRORS` at most.
     """
     prefix = f"{at}." if at else ""
-    errors, gpu_index, gpus = _check_request(pod, f"{prefix}spec", adopt=adopt)
+    request = read_request(pod, prefix, adopt=adopt)
+    errors = request.errors
     errors += islice(
         _check_grace(pod, prefix, config.max_termination_grace_s), MAX_ERRORS - len(errors)
     )
-    rest = _check_rest(pod, config, prefix, gpu_index, gpus, fine=not errors)
-    return [*errors, *islice(rest, MAX_ERRORS - len(errors))], gpu_index
+    rest = _check_rest(pod, config, prefix, request, fine=not errors)
+    errors += list(islice(rest, MAX_ERRORS - len(errors)))
+    return request
 
 
 def _check_rest(
-    pod: PodShape, config: AdmissionConfig, prefix: str, gpu_index: int, gpus: int, *, fine: bool
+    pod: PodShape, config: AdmissionConfig, prefix: str, request: Request, *, fine: bool
 ) -> Iterator[FieldError]:
     """Yield the errors beside those of the request; `fine`: the request has none."""
     spec = pod.spec
     if fine:
-        yield from _check_containers(pod, f"{prefix}spec", gpu_index)
+        yield from _check_containers(pod, f"{prefix}spec", request.container)
     if spec.node_name:
         yield FieldError(
             f"{prefix}spec.nodeName",
@@ -98,7 +87,7 @@ def _check_rest(
         annotations = {k: v for k, v in annotations.items() if k != names.GPU_JOB}
     yield from check_names(annotations, where=where)
     try:
-        parse_demand(pod.metadata.annotations, gpus, where=where)
+        parse_demand(pod.metadata.annotations, request.gpus, where=where)
     except AnnotationError as error:
         yield from error.errors
 
@@ -137,61 +126,6 @@ def environment(*, gpu: bool, accumulation: bool) -> list[dict[str, Any]]:
     if accumulation:
         variables.append(_from_annotation(names.ACCUMULATION_STEPS_ENV, names.ACCUMULATION_STEPS))
     return variables
-
-
-def gets_gpus(placed: Placed, gpu_index: int) -> bool:
-    """Tell whether this is the container that the GPUs are for."""
-    return placed.kind == "containers" and placed.index == gpu_index
-
-
-def _wanted(adopt: bool) -> tuple[str, ...]:
-    return (names.RESOURCE, names.NVIDIA_RESOURCE) if adopt else (names.RESOURCE,)
-
-
-def _check_request(
-    pod: PodShape, spec_field: str, *, adopt: bool
-) -> tuple[list[FieldError], int, int]:
-    """Return errors, the index of the container that asks, and for how many GPUs it asks."""
-    errors: list[FieldError] = []
-    index, gpus, asked = 0, 1, False
-    for placed in pod.containers():
-        for name in (names.RESOURCE, names.NVIDIA_RESOURCE):
-            amounts = placed.body.resources.of(name)
-            if not amounts:
-                continue
-            section, value = next(iter(amounts.items()))
-            count = _count(value)
-            if name not in _wanted(adopt):
-                refusal = f"a pod that asks for {names.RESOURCE} takes no GPUs another way"
-            elif placed.kind != "containers":
-                refusal = "only an ordinary container may ask for GPUs"
-            elif asked:
-                refusal = "only one container of a pod may ask for GPUs, and only once"
-            elif section != "limits":
-                refusal = "GPUs are asked for under resources.limits"
-            elif count is None or _count(amounts.get("requests", value)) != count:
-                refusal = (
-                    f"must be a whole number of GPUs from 1 to {MAX_GPUS_PER_POD}, "
-                    "the same in limits and requests"
-                )
-            else:
-                index, gpus, asked = placed.index, count, True
-                continue
-            field = f"{placed.field(spec_field)}.resources.{section}[{name}]"
-            errors.append(FieldError(field, value, refusal))
-            if len(errors) == MAX_ERRORS:
-                return errors, index, gpus
-    return errors, index, gpus
-
-
-def _count(value: str) -> int | None:
-    try:
-        number = parse_quantity(value)
-    except ValueError:
-        return None
-    if number != number.to_integral_value() or not 1 <= number <= MAX_GPUS_PER_POD:
-        return None
-    return int(number)
 
 
 def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> Iterator[FieldError]:
@@ -261,16 +195,6 @@ def check_devices(pod: PodShape, config: AdmissionConfig, prefix: str) -> Iterat
                 str(claim.get("name", "")),
                 f"a pod that asks for {names.RESOURCE} takes no devices by claims; remove it",
             )
-    for placed in pod.containers():
-        for name in placed.body.resources.asked():
-            # Of nvidia.com/gpu the check of the request says more.
-            if name != names.NVIDIA_RESOURCE and names.is_gpu(name):
-                section, value = next(iter(placed.body.resources.of(name).items()))
-                yield FieldError(
-                    f"{placed.field(f'{prefix}spec')}.resources.{section}[{name}]",
-                    value,
-                    f"a pod that asks for {names.RESOURCE} takes no GPUs another way",
-                )
     if pod.spec.host_pid:
         yield FieldError(
             f"{prefix}spec.hostPID",

@@ -6,15 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler_extender.admission.checks import (
-    check_pod,
-    environment,
-    gets_gpus,
-    is_ours,
-    misuses_scheduler,
-)
+from scheduler_extender.admission.checks import check_pod, environment, misuses_scheduler
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
+from scheduler_extender.admission.request import Request, gets_gpus, is_ours
 from tandem.contracts import names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
 
@@ -56,14 +51,15 @@ def admit_pod(
     if not is_ours(pod, adopt=adopt):
         verdict.errors = misuses_scheduler(pod, config.scheduler_name)
         return verdict
-    verdict.errors, gpu_index = check_pod(pod, config, adopt=adopt)
-    if verdict.errors:
+    request = check_pod(pod, config, adopt=adopt)
+    if request.errors:
+        verdict.errors = request.errors
         return verdict
 
     spec, patch = pod.spec, verdict.patch
-    if adopt:
-        patch += _adoption(pod, gpu_index)
-    patch += _annotations(pod, gpu_index, verdict.warnings, adopt=adopt)
+    verdict.warnings += request.warnings
+    patch += _resources(pod, request)
+    patch += _annotations(pod, request, verdict.warnings)
     if spec.scheduler_name != config.scheduler_name:
         patch.append(_add("/spec/schedulerName", config.scheduler_name))
     if _GATE not in spec.scheduling_gates:
@@ -76,33 +72,37 @@ def admit_pod(
     if wants_class and not spec.runtime_class_name:
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
-    patch += _environments(pod, gpu_index, config.agent_port, adopt=adopt)
-    verdict.warnings += memory_warnings(pod, gpu_index, adopt=adopt)
+    patch += _environments(pod, request, config.agent_port)
+    verdict.warnings += memory_warnings(pod, request)
     return verdict
 
 
-def _adoption(pod: PodShape, gpu_index: int) -> Iterator[Operation]:
-    """Turn NVIDIA's resource into ours."""
-    amounts = pod.spec.containers[gpu_index].resources.of(names.NVIDIA_RESOURCE)
-    for section, value in amounts.items():
-        base = f"/spec/containers/{gpu_index}/resources/{section}"
-        yield {"op": "remove", "path": f"{base}/{_escape(names.NVIDIA_RESOURCE)}"}
-        yield _add(f"{base}/{_escape(names.RESOURCE)}", value)
+def _resources(pod: PodShape, request: Request) -> Iterator[Operation]:
+    """Put our resource in the place of others."""
+    container = pod.spec.containers[request.container]
+    resources, at = container.resources, f"/spec/containers/{request.container}/resources"
+    for section, name in request.taken_out:
+        yield {"op": "remove", "path": f"{at}/{section}/{_escape(name)}"}
+    if resources.of(names.RESOURCE):
+        return
+    amount = str(request.gpus)
+    if "resources" not in container.model_fields_set:
+        yield _add(at, {"limits": {names.RESOURCE: amount}})
+        return
+    if "limits" not in resources.model_fields_set:
+        yield _add(f"{at}/limits", {names.RESOURCE: amount})
+    for section in sorted(resources.model_fields_set & {"limits", "requests"}):
+        yield _add(f"{at}/{section}/{_escape(names.RESOURCE)}", amount)
 
 
-def _annotations(
-    pod: PodShape, gpu_index: int, warnings: list[str], *, adopt: bool
-) -> Iterator[Operation]:
-    """Fix the GPUJob of the pod, and give a stock manifest whole GPUs of its own.
+def _annotations(pod: PodShape, request: Request, warnings: list[str]) -> Iterator[Operation]:
+    """Fix the GPUJob of the pod, and state the terms on which it gets its GPUs.
 
     Another webhook may change its labels before the pod is admitted: the name follows them until
     then, and is fixed afterwards. The API server has not named every pod without an owner yet; the
     name of its GPUJob is written when its gate is removed.
     """
-    present, wanted = pod.metadata.annotations, dict[str, str]()
-    stock = adopt and pod.spec.containers[gpu_index].resources.of(names.NVIDIA_RESOURCE)
-    if stock and not any(name in present for name in names.USER_ANNOTATIONS):
-        wanted[names.EXCLUSIVE] = "true"
+    present, wanted = pod.metadata.annotations, dict(request.annotations)
     if pod.gpujob:
         wanted[names.GPU_JOB] = pod.gpujob
     if names.GPU_JOB in present and present[names.GPU_JOB] != pod.gpujob:
@@ -135,16 +135,14 @@ def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterat
         yield {"op": "remove", "path": "/spec/preemptionPolicy"}
 
 
-def _environments(
-    pod: PodShape, gpu_index: int, agent_port: int, *, adopt: bool
-) -> Iterator[Operation]:
+def _environments(pod: PodShape, request: Request, agent_port: int) -> Iterator[Operation]:
     """Put our variables first, so that the user's own may refer to them."""
     accumulation = pod.metadata.annotations.get(names.ACCUMULATION) == "true"
     for placed in pod.containers():
-        gpu = gets_gpus(placed, gpu_index)
+        gpu = gets_gpus(placed, request.container)
         ours = environment(gpu=gpu, accumulation=accumulation)
         if gpu:
-            ours += _memory_variables(pod, gpu_index, adopt=adopt)
+            ours += _memory_variables(pod, request)
         if gpu and agent_port and _tells_progress(placed, pod.spec):
             ours += _progress_variables(agent_port)
             yield from _token(placed, pod.spec)
@@ -217,44 +215,39 @@ def _token(placed: Placed, spec: PodSpec) -> Iterator[dict[str, Any]]:
 # whatever the job needs. The next job on that GPU then runs out of memory.
 
 
-def _may_share(pod: PodShape, *, adopt: bool) -> bool:
+def _may_share(pod: PodShape, request: Request) -> bool:
     """Say whether the job may ever share a GPU: not where it asks for exclusive GPUs.
 
     Adoption asks for them on behalf of a pod of an adopted namespace without annotations.
     """
-    annotations = pod.metadata.annotations
-    if names.EXCLUSIVE in annotations:
-        return annotations[names.EXCLUSIVE] != "true"
-    stock = adopt and any(
-        each.body.resources.of(names.NVIDIA_RESOURCE) for each in pod.containers()
-    )
-    return not stock or any(name in annotations for name in names.USER_ANNOTATIONS)
+    stated = pod.metadata.annotations.get(names.EXCLUSIVE)
+    return (stated or request.annotations.get(names.EXCLUSIVE)) != "true"
 
 
-def _memory_variables(pod: PodShape, gpu_index: int, *, adopt: bool) -> list[dict[str, str]]:
+def _memory_variables(pod: PodShape, request: Request) -> list[dict[str, str]]:
     """Return the variables for the container with the GPUs; a value of the user's own is kept."""
-    if not _may_share(pod, adopt=adopt):
+    if not _may_share(pod, request):
         return []
-    own = {variable.get("name") for variable in pod.spec.containers[gpu_index].env}
+    own = {variable.get("name") for variable in pod.spec.containers[request.container].env}
     return [
         {"name": name, "value": value} for name, (value, _) in _DEFAULTS.items() if name not in own
     ]
 
 
-def memory_warnings(pod: PodShape, gpu_index: int, *, adopt: bool, at: str = "") -> Iterator[str]:
+def memory_warnings(pod: PodShape, request: Request, *, at: str = "") -> Iterator[str]:
     """Yield what to say to a user whose own value takes the memory of the jobs on the same GPU."""
-    if not _may_share(pod, adopt=adopt):
+    if not _may_share(pod, request):
         return
     prefix = f"{at}." if at else ""
     said = 0
-    for position, variable in enumerate(pod.spec.containers[gpu_index].env):
+    for position, variable in enumerate(pod.spec.containers[request.container].env):
         name = str(variable.get("name"))
         value, framework = _DEFAULTS.get(name, ("", ""))
         if not framework or variable.get("value") == value:
             continue
         given = str(variable["value"])[:_SHOWN] if "value" in variable else "(from elsewhere)"
         yield (
-            f"{prefix}spec.containers[{gpu_index}].env[{position}]: {name}={given} may let "
+            f"{prefix}spec.containers[{request.container}].env[{position}]: {name}={given} may let "
             f"{framework} take most of the GPU's memory at its start, so that jobs that share it "
             f"run out of memory; remove it, or set {names.EXCLUSIVE}"
         )

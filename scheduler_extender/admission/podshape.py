@@ -143,6 +143,7 @@ class Volume(_Shape):
 class ContainerShape(_Shape):
     """A container of any of the three kinds."""
 
+    name: str = ""
     resources: Resources = Resources()
     env: Few[dict[str, Any]] = Field(default_factory=list)
     volume_mounts: Few[VolumeMount] = Field(default_factory=list)

@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from scheduler_extender.admission.checks import check_pod, is_ours, misuses_scheduler
+from scheduler_extender.admission.checks import check_pod, misuses_scheduler
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.patch import Verdict, memory_warnings
 from scheduler_extender.admission.podshape import PodShape
+from scheduler_extender.admission.request import is_ours
 from tandem.contracts import names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
 
@@ -81,10 +82,11 @@ def admit_owner(
         if not is_ours(pod, adopt=adopt):
             verdict.errors += misuses_scheduler(pod, config.scheduler_name, at=field)
             continue
-        errors, gpu_index = check_pod(pod, config, adopt=adopt, at=field)
-        verdict.errors += errors
-        if not errors:
-            verdict.warnings += memory_warnings(pod, gpu_index, adopt=adopt, at=field)
+        request = check_pod(pod, config, adopt=adopt, at=field)
+        verdict.errors += request.errors
+        if not request.errors:
+            verdict.warnings += request.warnings
+            verdict.warnings += memory_warnings(pod, request, at=field)
         if (group, kind) == ("batch", "Job") and before is None and not verdict.errors:
             verdict.patch += _outlive_disruptions(owner["spec"], pod)
     return verdict

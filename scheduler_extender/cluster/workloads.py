@@ -8,7 +8,7 @@ from typing import Any
 
 from scheduler_extender.cluster.pods import PodInfo
 from tandem.contracts import gangs, names
-from tandem.contracts.quantity import is_zero
+from tandem.contracts.fractions import template_asks
 from tandem.contracts.resources import WorkloadRef
 from tandem.contracts.values import MAX_INTEGER
 from tandem.kube.resource import JOBS, Resource
@@ -49,20 +49,23 @@ Roles = Mapping[str, Role]
 _NO_ROLES: Roles = {}
 
 
-def _asks_for_gpus(template: Raw | None, resource: str = names.RESOURCE) -> bool:
-    containers = ((template or {}).get("spec") or {}).get("containers") or ()
-    limits = (((each.get("resources") or {}).get("limits")) or {} for each in containers)
-    return any(not is_zero(each.get(resource)) for each in limits)
+def _asks_for_gpus(template: Raw | None, *, adopted: bool) -> bool:
+    template = template or {}
+    containers = (template.get("spec") or {}).get("containers") or ()
+    limits = [((each.get("resources") or {}).get("limits")) or {} for each in containers]
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    return template_asks(limits, annotations, adopted=adopted)
 
 
 def _gpus_of(templates: Mapping[str, Raw | None]) -> Callable[[str], bool]:
     """Return which roles ask for GPUs, by their templates.
 
-    In namespaces that Tandem adopts, templates name NVIDIA's resource and the pods Tandem's. Where
-    no template names either, pods are changed on their way by others, and each role may.
+    In namespaces that Tandem adopts, templates may ask in other systems' words and their pods in
+    Tandem's. Where no template asks in either, pods are changed on their way by others, and each
+    role may.
     """
-    for resource in (names.RESOURCE, names.NVIDIA_RESOURCE):
-        asking = {role for role, each in templates.items() if _asks_for_gpus(each, resource)}
+    for adopted in (False, True):
+        asking = {role for role, each in templates.items() if _asks_for_gpus(each, adopted=adopted)}
         if asking:
             return asking.__contains__
     return lambda _: True

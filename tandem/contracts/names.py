@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 GROUP = "tandem.gpu"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -10,8 +12,14 @@ API_VERSION = f"{GROUP}/{VERSION}"
 RESOURCE = f"{GROUP}/gpu"
 #: What stock manifests ask for; ours takes its place in adopted namespaces.
 NVIDIA_RESOURCE = "nvidia.com/gpu"
-#: Whose resources may be GPUs: NVIDIA's device plugin, and claims in the form of a resource.
-_GPU_VENDORS = ("nvidia.com", "deviceclass.resource.kubernetes.io")
+#: Resources by which others give out NVIDIA's GPUs or parts of them: NVIDIA's device plugin, HAMi,
+#: claims in the form of a resource, and schedulers with device plugins of their own. The chart's
+#: policy and webhooks have the same expression.
+GPU_RESOURCES = (
+    r"(nvidia[.]com|deviceclass[.]resource[.]kubernetes[.]io)/(.*gpu.*|mig[-.].*|.*[.]shared)"
+    r"|(volcano|koordinator)[.]sh/v?gpu.*|(aliyun|tencent)[.]com/(gpu|vcuda).*"
+)
+_GPU_RESOURCES = re.compile(GPU_RESOURCES)
 
 SCHEDULER_NAME = "tandem-scheduler"
 LEASE_NAME = "tandem-scheduler"
@@ -124,7 +132,4 @@ def is_gpu(resource: str) -> bool:
 
     Such as `nvidia.com/gpu`, `gpu.shared` and `mig-1g.5gb`; network cards of NVIDIA are none.
     """
-    vendor, _, kind = resource.lower().partition("/")
-    return vendor in _GPU_VENDORS and (
-        "gpu" in kind or kind.startswith(("mig-", "mig.")) or kind.endswith(".shared")
-    )
+    return _GPU_RESOURCES.fullmatch(resource.lower()) is not None

@@ -110,6 +110,23 @@ def test_a_role_whose_count_is_0_is_not_counted_however_it_is_written(
         assert gang_size(pod("p"), {"kind": kind, "spec": spec}) == 2, kind
 
 
+@pytest.mark.parametrize(
+    "worker",
+    [
+        {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpumem": "3000"}}}]}},
+        {"spec": {"containers": [{"resources": {"limits": {"volcano.sh/vgpu-number": 1}}}]}},
+        {"metadata": {"annotations": {"gpu-memory": "2000"}}, "spec": {"containers": [{}]}},
+    ],
+)
+def test_roles_that_ask_in_another_system_s_words_are_counted(worker: dict) -> None:
+    replicas = {
+        "Master": {"template": {"spec": {"containers": [{}]}}},
+        "Worker": {"replicas": 3, "template": worker},
+    }
+    job = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": replicas}}
+    assert gang_size(pod("p"), job) == 3
+
+
 def test_roles_that_are_created_later_are_not_waited_for() -> None:
     set_ = {
         "kind": "JobSet",

@@ -1,5 +1,6 @@
 """The webhook in front of a real API server, under the rights that our manifests give."""
 
+import re
 import socket
 import threading
 
@@ -225,6 +226,35 @@ def test_containers_that_render_zeros_stay_beside_the_one_with_the_gpus(control_
         (names.RESOURCE, names.NVIDIA_RESOURCE), "0"
     )
     assert main["resources"]["limits"] == {names.RESOURCE: "1"}
+
+
+def test_parts_of_gpus_in_other_systems_words_are_translated_or_refused(control_plane, team):
+    """Without the number of GPUs, or without any resource: the API server calls us all the same."""
+    control_plane.kubectl("label", "namespace", team, "tandem.gpu/adopt=true")
+    hami = training_job("hami", container(gpus="3000", resource="nvidia.com/gpumem"))
+    kai = training_job("kai", container(), annotations={"gpu-memory": "2000"})
+
+    def adopted(body, name):
+        control_plane.kubectl("delete", "job", name, "-n", team, "--ignore-not-found")
+        apply(control_plane, team, body)
+        (only,) = wait_until(lambda: pods_of(control_plane, team, name), "a pod is made")
+        return only if only["spec"]["schedulerName"] == "tandem-scheduler" else None
+
+    for body, name, memory in ((hami, "hami", "3000Mi"), (kai, "kai", "2000Mi")):
+        # The API server learns of a namespace's label after a while.
+        made = wait_until(lambda b=body, n=name: adopted(b, n), "the namespace is adopted")
+        resources = made["spec"]["containers"][0]["resources"]
+        assert resources["limits"] == resources["requests"] == {names.RESOURCE: "1"}
+        assert made["metadata"]["annotations"][names.MEMORY] == memory
+        assert names.EXCLUSIVE not in made["metadata"]["annotations"]
+    mig = training_job("mig", container(gpus="1", resource="nvidia.com/mig-1g.5gb"))
+    half = training_job("half", container(), annotations={"gpu-fraction": "0.5"})
+    for body, says in ((mig, f"{names.MEMORY}: 5Gi"), (half, f"write {names.RESOURCE}")):
+        with pytest.raises(TandemError, match=re.escape(says)):
+            apply(control_plane, team, body)
+    apply(control_plane, team, training_job("theirs", container()))
+    (only,) = wait_until(lambda: pods_of(control_plane, team, "theirs"), "a pod is made")
+    assert only["spec"]["schedulerName"] == "default-scheduler"
 
 
 def test_devices_by_claims_or_annotations_are_refused_at_apply(control_plane, team):
