@@ -65,6 +65,9 @@ SUITES = (
           ("tests/helm/test_helm_upgrade.py",)),
     Suite("hostile", "malformed and hostile models; a push of 500 MiB",
           ("tests/predictor/test_predictor_hostile.py", "tests/predictor/test_predictor_push.py")),
+    # -s: its progress is shown while it runs.
+    Suite("fuzz", "10,000 mutated inputs at each boundary",
+          ("-s", "tests/fuzz", "tests/contracts/test_contracts_openapi.py")),
     Suite("training", "killed while it learns, and while it stores",
           ("tests/predictor/test_predictor_kill.py",)),
 )  # fmt: skip
@@ -84,13 +87,11 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
         began = time.monotonic()
         several = (f"-n{suite.planes}", "--dist=worksteal") if suite.planes > 1 else ("-n0",)
         command = [sys.executable, "-m", "pytest", *several, "-rs", *suite.tests]
-        answer = subprocess.run(
-            command, cwd=ROOT, env=env, text=True, capture_output=True, check=False
-        )
         OUTPUT.mkdir(parents=True, exist_ok=True)
         printed = OUTPUT / f"{suite.name}.log"
-        printed.write_text(answer.stdout + answer.stderr)
-        print(f"{_outcome(answer.stdout)}: {printed}", flush=True)
+        status = _printed_to(printed, command, env)
+        outcome = _outcome(printed.read_text())
+        print(f"{outcome}: {printed}", flush=True)
         shown = (
             [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
         )
@@ -105,10 +106,27 @@ def run(suite: Suite, share: float, seed: str) -> dict[str, Any]:
         "share": share,
         "seed": seed,
         "wall_s": round(time.monotonic() - began),
-        "outcome": _outcome(answer.stdout),
-        "passed": answer.returncode == 0,
+        "outcome": outcome,
+        "passed": status == 0,
         "shown": shown,
     }
+
+
+def _printed_to(file: Path, command: list[str], env: dict[str, str]) -> int:
+    """Run a command, write what it prints to a file, show its progress; return its status."""
+    with (
+        file.open("w") as log,
+        subprocess.Popen(
+            command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            log.flush()
+            if line.startswith("progress: "):
+                print(line, end="", flush=True)
+    return process.wait()
 
 
 def _outcome(output: str) -> str:
@@ -164,6 +182,7 @@ def main() -> int:
     """Run the suites that were asked for, keep what they showed, write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
     parser.add_argument("--share", type=float, default=1.0, help="of the full counts; 1: all")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where it is written, with a .json")
     parser.add_argument("--only", nargs="*", choices=[suite.name for suite in SUITES])
     parser.add_argument("--seed", default=str(random.SystemRandom().randrange(10**6)))
     options = parser.parse_args()
@@ -174,10 +193,11 @@ def main() -> int:
         print(f"--- {suite.name}, share {options.share:g}, seed {options.seed}", flush=True)
         result = run(suite, options.share, options.seed)
         passed &= result["passed"]
-        kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        file = options.page.with_suffix(".json")
+        kept = json.loads(file.read_text()) if file.exists() else {}
         kept[suite.name] = result
-        KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-        PAGE.write_text(page(kept))
+        file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        options.page.write_text(page(kept))
     return 0 if passed else 1
 
 

@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from node_agent.app import Agent, stamp
@@ -23,6 +23,7 @@ from node_agent.tokens import TokenReviewer
 from node_agent.writers import HttpWriter, KubeWriter
 from tandem.cli.output import print_json
 from tandem.errors import TandemError, UsageError
+from tandem.files import read_yaml
 from tandem.kube.client import KubeClient
 from tandem.log import configure_log
 
@@ -72,12 +73,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _settings(options: argparse.Namespace) -> AgentSettings:
     """Return the settings of the file, with what the command line says on top."""
-    values: dict[str, object] = {}
-    if options.config:
-        try:
-            values = yaml.safe_load(options.config.read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise UsageError(f"The settings in {options.config} cannot be read: {error}") from error
     given = {
         "node": options.node,
         "interval_s": options.interval,
@@ -85,7 +80,21 @@ def _settings(options: argparse.Namespace) -> AgentSettings:
         "proc": options.proc,
         "canary": options.canary,
     }
-    values |= {name: value for name, value in given.items() if value is not None and value != ""}
+    return read_settings(
+        options.config,
+        {name: value for name, value in given.items() if value is not None and value != ""},
+    )
+
+
+def read_settings(file: Path | None, given: Mapping[str, object]) -> AgentSettings:
+    """Return the settings of a file, with what is `given` on top; raises UsageError."""
+    values: dict[str, object] = {}
+    if file is not None:
+        read = read_yaml(file, "Settings are YAML by name, such as `shares: 2`.")
+        if not isinstance(read, dict | None):
+            raise UsageError(f"{file} must hold settings by name, such as `shares: 2`.")
+        values = read or {}
+    values |= given
     try:
         return AgentSettings.model_validate(values)
     except ValidationError as error:
@@ -117,7 +126,7 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise UsageError(f"--listen {text} names no port.", "Write HOST:PORT, as 0.0.0.0:9405.")
     return host.strip("[]"), int(port)
 

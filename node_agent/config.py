@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from tandem.settings import Section
 
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -29,11 +31,7 @@ REMOVED = {
 }
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class HealthSettings(_Settings):
+class HealthSettings(Section):
     """When a GPU is quarantined, and when it comes back.
 
     A GPU that was lost is looked for every `rescan_s`. A GPU comes back once it has been well for
@@ -50,7 +48,7 @@ class HealthSettings(_Settings):
         return 2 * self.rescan_s
 
 
-class GuardSettings(_Settings):
+class GuardSettings(Section):
     """What is done when a GPU is nearly full because a pod outgrew its prediction.
 
     `near_full` is a share of the memory that processes may use.
@@ -60,7 +58,7 @@ class GuardSettings(_Settings):
     near_full: Share = 0.95
 
 
-class MetricsSettings(_Settings):
+class MetricsSettings(Section):
     """What Prometheus is told.
 
     `node`: sums and means over the GPUs of the node, at most 20 series whatever the number of GPUs
@@ -70,7 +68,7 @@ class MetricsSettings(_Settings):
     detail: Literal["node", "gpu"] = "node"
 
 
-class AgentSettings(_Settings):
+class AgentSettings(Section):
     """All settings of one agent.
 
     `interval_s` is the time between full readings, `memory_interval_s` between readings of memory,

@@ -6,11 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from predictor.sandbox import SandboxLimits
 from tandem.errors import UsageError
 from tandem.files import read_yaml
+from tandem.settings import Section
 
 #: Settings that were removed, and what an operator does instead.
 REMOVED = {
@@ -27,10 +28,8 @@ class StoreKind(StrEnum):
     MEMORY = "memory"
 
 
-class PredictorConfig(BaseModel):
+class PredictorConfig(Section):
     """Every setting, with its default; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = "0.0.0.0"  # noqa: S104 - a service of a pod is reached at any of its addresses
     port: Annotated[int, Field(ge=0, le=65535)] = 8090

@@ -7,8 +7,9 @@ A file is either such profiles as they are, or what `tandem profile collect` wro
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,8 @@ from tandem.contracts.resources import GraphFeatures, Load, Percent
 from tandem.errors import UsageError
 from tandem.files import read_text
 from tandem.gpu_types import find_gpu
+
+_Slower = Annotated[float, Field(gt=-1, le=1e6)]
 
 
 class Origin(StrEnum):
@@ -85,6 +88,14 @@ class Profile(Message):
         )
 
 
+class _Pair(Message):
+    """Two configurations that ran side by side, by their keys, and how much slower than alone."""
+
+    first: str
+    second: str
+    slowdown: tuple[_Slower, _Slower]
+
+
 def read_profiles(file: Path) -> list[Profile]:
     """Read the solo configurations of a file; raises UsageError naming the first bad line."""
     return [profile for _, profile in _profiles(file, list(read_records(file)))]
@@ -104,15 +115,15 @@ def read_measured_pairs(file: Path, predictor: Predictor) -> list[MeasuredPair]:
     Raises UsageError naming the first bad line.
     """
     records = list(read_records(file))
-    alone = {record["key"]: profile for record, profile in _profiles(file, records)}
+    alone = {str(record.get("key")): profile for record, profile in _profiles(file, records)}
     found = []
-    for _, record in records:
+    for number, record in records:
         if record.get("kind") != "pair" or record.get("status") != "ok":
             continue
+        with _line(file, number):
+            ran = _Pair.model_validate(record)
         sides = []
-        for key, slowdown in zip(
-            (record["first"], record["second"]), record["slowdown"], strict=True
-        ):
+        for key, slowdown in zip((ran.first, ran.second), ran.slowdown, strict=True):
             profile = alone.get(key)
             if profile is None:
                 break
@@ -120,7 +131,7 @@ def read_measured_pairs(file: Path, predictor: Predictor) -> list[MeasuredPair]:
             load = _predicted(profile, predictor)
             sides.append(MeasuredJob(name=key, family=profile.family, load=load, speed=speed))
         else:
-            gpu = alone[record["first"]].gpu_model
+            gpu = alone[ran.first].gpu_model
             found.append(MeasuredPair(gpu_model=gpu, first=sides[0], second=sides[1]))
     return found
 
@@ -130,28 +141,39 @@ def _profiles(
 ) -> Iterator[tuple[dict[str, Any], Profile]]:
     """Yield each solo configuration that ran, as it was read and as a profile."""
     header: dict[str, Any] = {}
-    graphs = {
-        (r.get("model"), r.get("sequence")): r for _, r in records if r.get("kind") == "graph"
-    }
-    features: dict[tuple[Any, Any], dict[str, object] | None] = {}
+    graphs = {_graph_of(r): r for _, r in records if r.get("kind") == "graph"}
+    features: dict[str, dict[str, object] | None] = {}
     for number, record in records:
         kind = record.get("kind", "profile")
         if kind == "header":
             header = record
         if kind not in ("solo", "profile") or record.get("status", "ok") != "ok":
             continue  # a configuration that ran out of memory has nothing to learn from
-        whole = record
-        if kind == "solo":
-            graph = (record.get("model"), record.get("sequence"))
-            if graph not in features:
-                features[graph] = _features(graphs.get(graph, {}))
-            whole = _of_collector(record, header) | {"features": features[graph]}
-        try:
+        with _line(file, number):
+            whole = record
+            if kind == "solo":
+                graph = _graph_of(record)
+                if graph not in features:
+                    features[graph] = _features(graphs.get(graph, {}))
+                whole = _of_collector(record, header) | {"features": features[graph]}
             yield record, Profile.model_validate(whole)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the line"
-            raise UsageError(f"{file}, line {number}: {where}: {first['msg']}.") from None
+
+
+def _graph_of(record: dict[str, Any]) -> str:
+    return repr((record.get("model"), record.get("sequence")))
+
+
+@contextmanager
+def _line(file: Path, number: int) -> Iterator[None]:
+    """Turn what is wrong with a record into a UsageError with its line."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the line"
+        raise UsageError(f"{file}, line {number}: {where}: {first['msg']}.") from None
+    except (AttributeError, TypeError, ValueError, zlib.error) as error:
+        raise UsageError(f"{file}, line {number}: {error}.") from None
 
 
 def _features(graph: dict[str, Any]) -> dict[str, object] | None:

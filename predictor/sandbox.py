@@ -26,11 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from predictor.errors import GraphError, Refusal, SandboxUnavailableError
 from predictor.graph.skim import Skimmer
 from tandem.contracts.resources import GraphFeatures
+from tandem.settings import Section
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,8 @@ _MAX_ANSWER_BYTES = 8 << 20
 _GRACE_S = 2.0
 
 
-class SandboxLimits(BaseModel):
+class SandboxLimits(Section):
     """What one parse may use."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     memory_bytes: Annotated[int, Field(gt=0)] = 1 << 30
     cpu_s: Annotated[int, Field(gt=0)] = 10

@@ -11,7 +11,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
@@ -25,6 +24,7 @@ from tandem.contracts import names
 from tandem.errors import TandemError, UsageError
 from tandem.files import read_yaml
 from tandem.policy.catalog import Profile, load_profile
+from tandem.settings import Section
 
 _SHOWN = 80  # characters of a wrong value that are repeated
 #: Settings that were removed, and what an operator does instead.
@@ -45,12 +45,6 @@ REMOVED = {
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Listen(Section):

@@ -1,5 +1,7 @@
 """Files that people hand in: the same on every machine, with errors that say what to do.
 
+What programs read in different ways is refused: a key that is there twice, NaN in JSON.
+
 Text is UTF-8, with or without a byte-order mark, or UTF-16 with one (as spreadsheets write it). No
 content raises anything but UsageError, with the file, the line where there is one, and a hint.
 """
@@ -18,6 +20,7 @@ from tandem.errors import UsageError
 
 #: Characters of one field of a CSV file; more is a quote that was never closed.
 _FIELD_CHARACTERS = 1 << 20
+_SHOWN = 64  # characters of a name
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -42,11 +45,24 @@ def read_json(path: Path, hint: str = "") -> Any:  # noqa: ANN401 - whatever the
     """Return what a JSON file holds."""
     text = read_text(path, hint)
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}, line {error.lineno} is not JSON: {error.msg}", hint) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON that can be read: {error}", hint) from error
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:_SHOWN]!r} is there twice")
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")
 
 
 def read_yaml(path: Path, hint: str = "") -> Any:  # noqa: ANN401 - whatever the file holds
@@ -58,8 +74,10 @@ def parse_yaml(text: str, where: str, hint: str = "") -> Any:  # noqa: ANN401 - 
     """Return what a YAML text holds; `where` it stands begins the error."""
     import yaml
 
+    from tandem.yamlkeys import Loader
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)  # noqa: S506 - a safe one
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UsageError(f"{where}{line} is not YAML: {error.problem}", hint) from error

@@ -22,6 +22,12 @@ def times(few: int, full: int) -> int:
     return max(few, round(full * SHARE))
 
 
+def fuzz_cases(few: int) -> int:
+    """Return how many inputs of one kind are tried: as TANDEM_FUZZ_CASES says, else by share."""
+    given = os.environ.get("TANDEM_FUZZ_CASES")
+    return int(given) if given else times(few, 10_000)
+
+
 def record(check: str, what: str, repeats: int, **figures: Any) -> None:
     """Print what was shown, and write it down where that is wanted; times are lists of seconds."""
     figures = {

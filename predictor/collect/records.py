@@ -16,6 +16,9 @@ from typing import Any
 
 from predictor.collect import FORMAT
 
+#: Of a graph without its weights.
+_MOST_BYTES = 64 << 20
+
 Record = dict[str, Any]
 
 
@@ -66,6 +69,15 @@ class Records:
 
 
 def graph_bytes(record: Record) -> bytes | None:
-    """Return the ONNX graph of a `graph` line, if it has one."""
+    """Return the ONNX graph of a `graph` line, if it has one.
+
+    Raises ValueError and zlib.error where it is damaged, or larger than a graph may be.
+    """
     packed = record.get("onnx")
-    return zlib.decompress(base64.b64decode(packed)) if packed else None
+    if not packed:
+        return None
+    unpacking = zlib.decompressobj()
+    graph = unpacking.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
+    if not unpacking.eof:
+        raise ValueError(f"the graph is cut off, or larger than {_MOST_BYTES} bytes")
+    return graph

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tandem.contracts import names
+from tandem.settings import Section
 
 #: Folders of data, what makes shared memory and RDMA work, and files that hold no secrets. The
 #: chart's policy `tandem-pods` has the same list where an operator chooses none.
@@ -30,7 +31,7 @@ HostPathPattern = Annotated[
 ]
 
 
-class AdmissionConfig(BaseModel):
+class AdmissionConfig(Section):
     """What an operator may choose about admission.
 
     `priority_class`: given to our pods, empty for none. `runtime_class`: `nvidia` sets that
@@ -41,8 +42,6 @@ class AdmissionConfig(BaseModel):
     may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
     `resource_claims`: whether they may name ResourceClaims, which Tandem cannot look into.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     scheduler_name: str = names.SCHEDULER_NAME
     priority_class: str = names.PRIORITY_CLASS

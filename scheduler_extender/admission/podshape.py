@@ -61,11 +61,19 @@ def _texts(value: object) -> object:
     return value
 
 
+def _named(value: object) -> object:
+    """Refuse an entry whose name is no text: names are looked up in sets."""
+    if isinstance(value, dict) and not isinstance(value.get("name", ""), str):
+        raise PydanticCustomError("text", "name must be a string")
+    return value
+
+
 _Entry = TypeVar("_Entry")
 #: Lists stop at their first wrong entry: pydantic would keep about 1 KiB for each of them.
 Few = Annotated[list[_Entry], FailFast(), _at_most(MAX_ENTRIES)]
 FewContainers = Annotated[list[_Entry], FailFast(), _at_most(MAX_CONTAINERS)]
 Texts = Annotated[dict[str, str], BeforeValidator(_texts), _at_most(MAX_ENTRIES)]
+Variable = Annotated[dict[str, Any], BeforeValidator(_named)]
 Quantities = Annotated[dict[str, Quantity], _at_most(100)]
 
 
@@ -145,7 +153,7 @@ class ContainerShape(_Shape):
 
     name: str = ""
     resources: Resources = Resources()
-    env: Few[dict[str, Any]] = Field(default_factory=list)
+    env: Few[Variable] = Field(default_factory=list)
     volume_mounts: Few[VolumeMount] = Field(default_factory=list)
     security_context: SecurityContext = SecurityContext()
     termination_message_policy: str = ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from tandem.settings import Section
 
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class LearningConfig(BaseModel):
+class LearningConfig(Section):
     """What is done with what the agents measure of jobs that share a GPU.
 
     `mode`: `act` parts bad neighbours, `report` only says what it would do, `off` measures alone.
@@ -20,8 +22,6 @@ class LearningConfig(BaseModel):
     After its neighbours have left, what an agent reports of a pod counts as its time alone
     `settle_s` later: twice the half-life of the agents' averages.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Literal["act", "report", "off"] = "act"
     every_s: Seconds = 10.0

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from tandem.settings import Section
 
 EVERYBODY = "*"
 Gpus = Annotated[int, Field(ge=0)]
 
 
-class Quota(BaseModel):
+class Quota(Section):
     """What one namespace may have; `*` is each namespace that is not named.
 
     `gpus`: its share; its jobs within the share go before all those beyond theirs, and take back
@@ -21,8 +23,6 @@ class Quota(BaseModel):
     `max_gpus`: never more than this. `endless_gpus`: the most for pods that do not end by
     themselves (Deployments, StatefulSets, notebooks), which are never preempted.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     namespace: str
     gpus: Gpus | None = None

@@ -14,13 +14,14 @@ _FACTORS = {
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
 _QUANTITY = re.compile(
-    r"([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)"
+    r"([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)",
+    flags=re.ASCII,  # no digits of other scripts, which no API server takes
 )
 
 _KEPT = 4096  # a cluster has few different ones, and most events repeat them
 
 
-@lru_cache(_KEPT)
+@lru_cache(_KEPT, typed=True)  # True is no 1
 def parse_quantity(text: str | int | float) -> Decimal:
     """Return the value of a quantity in its base unit.
 

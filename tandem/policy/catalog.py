@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Annotated, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from tandem.policy.adjust.learn import Learn
 from tandem.policy.adjust.migrate import Migrate
@@ -39,6 +39,7 @@ from tandem.policy.scorers.load import BestFit, LeastLoaded, LeastRoom
 from tandem.policy.scorers.partner import ActiveIdleFit, LeastSlowdown
 from tandem.policy.scorers.sharing import InUseFirst
 from tandem.policy.scorers.shuffled import Shuffled
+from tandem.settings import NoFlagForNumber
 
 AnyOrder = Annotated[
     Fifo
@@ -84,7 +85,7 @@ AnyDispatch = Annotated[
 AnyAdjuster = Annotated[Requeue | Migrate | Learn, Field(discriminator="kind")]
 
 
-class Profile(BaseModel):
+class Profile(NoFlagForNumber):
     """One scheduling system: an order, what a round does with it, constraints and scorers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

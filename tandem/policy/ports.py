@@ -6,19 +6,20 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
+from tandem.settings import NoFlagForNumber
 
 if TYPE_CHECKING:
     from tandem.policy.board import Board
 
 
-class Policy(BaseModel):
+class Policy(NoFlagForNumber):
     """Base of all policies: frozen, unknown parameters refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

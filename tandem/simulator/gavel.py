@@ -59,9 +59,9 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
         names = tuple(name for name in table if not name.startswith("(") or name.endswith(", 1)"))
         found = np.full((len(names), len(names)), np.inf)
         for i, name in enumerate(names):
-            solo = float(table[name]["null"])
+            solo = rate(table[name]["null"])
             for j, other in enumerate(names):
-                own, theirs = (float(rate) for rate in table[name].get(other, (0, 0)))
+                own, theirs = map(rate, table[name].get(other, (0, 0)))
                 if own > 0 and theirs > 0:
                     # Rates, so times are upside down. They are capped in the file, and noisy:
                     # nobody is sped up by a neighbour.
@@ -75,6 +75,14 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
     # A pair is out of memory on both sides or on none.
     found[np.isinf(found.T)] = np.inf
     return PairMatrix(names, found)
+
+
+def rate(value: object) -> float:
+    """Return a rate in steps/s; raises ValueError for what is none."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= float(value) < np.inf:  # type: ignore[arg-type] # it is a number
+        raise ValueError(f"{str(value)[:64]!r} is not a rate of steps")
+    return float(value)  # type: ignore[arg-type] # as above
 
 
 def load_matrices(path: Path, gpu_types: Sequence[str]) -> list[PairMatrix]:

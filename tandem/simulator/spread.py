@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tandem.errors import UsageError
 from tandem.files import read_json
 from tandem.policy.units import Floats
+from tandem.simulator.gavel import rate
 
 _SUFFIX = "_unconsolidated"
+_LONGEST = 512  # characters of a name that are read as Python writes a tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +73,38 @@ def load_spread(path: Path, gpu: str) -> SpreadTable | None:
     """Read the rates of gangs under `GPU` and `GPU_unconsolidated`; None where there are none.
 
     The file is that of the pairs: `{gpu: {"('model', GPUs)": {"null": steps/s}}}`. `load_matrix`
-    has found it readable.
+    has found the pairs of `gpu` readable. Raises UsageError where the gangs are not.
     """
     tables = {str(kind).lower(): table for kind, table in read_json(path).items()}
     near, apart = tables.get(gpu.lower()), tables.get(gpu.lower() + _SUFFIX)
     if near is None or apart is None:
         return None
     found: dict[tuple[str, int], float] = {}
-    for key in near.keys() & apart.keys():
-        if not key.startswith("("):
-            continue
-        name, gpus = ast.literal_eval(key)
-        together, spread = float(near[key]["null"]), float(apart[key]["null"])
-        if int(gpus) > 1 and together > 0 and spread > 0:
-            found[str(name), int(gpus)] = max(together / spread - 1, 0.0)
+    try:
+        for key in near.keys() & apart.keys():
+            name, gpus = model_and_gpus(key)
+            if gpus < 2:
+                continue
+            together, spread = rate(near[key]["null"]), rate(apart[key]["null"])
+            if together > 0 and spread > 0:
+                found[name, gpus] = max(together / spread - 1, 0.0)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} has no table of gangs for {gpu!r}: {error!r}",
+            f'Wanted: {{"{gpu}{_SUFFIX}": {{"(\'model\', 2)": {{"null": steps/s}}}}}}.',
+        ) from error
     return SpreadTable(found) if found else None
+
+
+def model_and_gpus(key: str) -> tuple[str, int]:
+    """Return model and GPUs of a name such as `('a', 2)`; any other one is of a model alone."""
+    found = None
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = ast.literal_eval(key) if key.startswith("(") and len(key) < _LONGEST else None
+    match found:
+        case (str(name), int(gpus)) if not isinstance(gpus, bool):
+            return name, gpus
+    return key, 0
 
 
 def spread_slowdowns(
@@ -93,7 +114,7 @@ def spread_slowdowns(
 
     `models` are names as the matrix of pairs has them, with or without the number of GPUs.
     """
-    names = [ast.literal_eval(name)[0] if name.startswith("('") else name for name in models]
+    names = [model_and_gpus(name)[0] for name in models]
     true = np.array([table.of(name, n) for name, n in zip(names, gpus, strict=True)])
     told = np.array([table.told(name, n) for name, n in zip(names, gpus, strict=True)])
     return true, told

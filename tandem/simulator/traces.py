@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +19,9 @@ REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memory_peak_gib",
             "peak_probability", "iteration_s")  # fmt: skip
 
+#: What every program reads as the same number: Python also takes 1_000, and digits of any script.
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SHOWN = 64  # characters of what is no number
 _HINT = "Check --trace and --format."
 
 Row = tuple[int, TraceJob | str]  # line or number of the record, and the job or what is wrong
@@ -117,11 +121,25 @@ def _philly_job(record: dict[str, Any]) -> TraceJob:
     attempts = [a for a in record["attempts"] if a.get("start_time") and a.get("end_time")]
     if not attempts:
         raise ValueError("no attempt with a start and an end")
-    ran = sum(_moment(a["end_time"]) - _moment(a["start_time"]) for a in attempts)
+    lengths = [_moment(a["end_time"]) - _moment(a["start_time"]) for a in attempts]
+    if min(lengths) < 0:
+        raise ValueError("an attempt ends before it starts")
     # An attempt that never reached a machine has no details.
-    counts = (sum(len(m["gpus"]) for m in attempt.get("detail") or ()) for attempt in attempts)
-    gpus = next((count for count in counts if count), 0)
-    return _checked(record["jobid"], _moment(record["submitted_time"]), gpus, ran)
+    gpus = next((count for count in map(_philly_gpus, attempts) if count), 0)
+    job_id = record["jobid"]
+    if not isinstance(job_id, str):
+        raise ValueError("jobid is no text")
+    return _checked(job_id, _moment(record["submitted_time"]), gpus, sum(lengths))
+
+
+def _philly_gpus(attempt: dict[str, Any]) -> int:
+    machines: Any = attempt.get("detail") or []
+    gpus: list[Any] = [None]
+    if isinstance(machines, list):
+        gpus = [machine["gpus"] for machine in machines]
+    if not all(isinstance(each, list) for each in gpus):
+        raise ValueError("detail is no list of machines with lists of gpus")
+    return sum(len(each) for each in gpus)
 
 
 def _alibaba(path: Path) -> Iterator[Row]:
@@ -136,7 +154,8 @@ def _alibaba(path: Path) -> Iterator[Row]:
 def _alibaba_job(row: dict[str, str]) -> TraceJob:
     start, end = _number(row, "start_time", 0.0), _number(row, "end_time", 0.0)
     # plan_gpu is in percent of a GPU; a share of one still holds one.
-    gpus = round(float(row["inst_num"])) * math.ceil(float(row["plan_gpu"] or 0) / 100)
+    percent = _number(row, "plan_gpu", 0.0) if row["plan_gpu"] else 0.0
+    gpus = _whole(row, "inst_num", 0) * math.ceil(percent / 100)
     return _checked(f"{row['job_name']}/{row['task_name']}", start, gpus, end - start)
 
 
@@ -158,7 +177,7 @@ def _helios_job(row: dict[str, str]) -> TraceJob:
     return _checked(
         row["job_id"],
         _moment(row["submit_time"]),
-        int(float(row["gpu_num"])),
+        _whole(row, "gpu_num", 0),
         _number(row, "duration", 0.0),
     )
 
@@ -195,10 +214,10 @@ def _moment(text: str) -> float:
 
 
 def _number(row: dict[str, str], name: str, least: float, *, above: bool = False) -> float:
-    try:
-        value = float(row[name])
-    except ValueError:
-        raise ValueError(f"{name} {row[name]!r} is not a number") from None
+    text = row[name].strip(" ")
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError(f"{name} {row[name][:_SHOWN]!r} is not a number")
+    value = float(text)
     if not math.isfinite(value) or value < least or (above and value <= least):
         raise ValueError(
             f"{name} {row[name]!r} must be {'above' if above else 'at least'} {least:g}"

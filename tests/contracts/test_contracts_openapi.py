@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as draw_from
 from hypothesis.errors import Unsatisfiable
+from repeated_faults import fuzz_cases, record
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
@@ -28,7 +28,7 @@ from tandem.local.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-CASES = int(os.environ.get("TANDEM_FUZZ_CASES", "150"))
+CASES = fuzz_cases(150)
 
 
 @pytest.fixture(scope="module")
@@ -114,5 +114,7 @@ def test_whatever_is_asked_is_answered_without_a_fault(
             # Where any string will do, there is nothing unsound to send.
             with contextlib.suppress(Unsatisfiable):
                 ask()
-    print(f"{service}: {sent} requests to {len(operations)} operations")
+    record(
+        "fuzz", f"requests by the OpenAPI document of {service}", sent, operations=len(operations)
+    )
     assert sent >= each * len(taking)

@@ -233,6 +233,9 @@ async def test_openapi_names_every_route_once() -> None:
         ),
         ("[1]", "the file: Input should be"),
         ("a: [", "line 1 is not YAML"),
+        ("queue: {min_run_s: 1, min_run_s: 2}", "line 1 is not YAML: the key 'min_run_s' is there"),
+        ("queue: {min_run_s: yes}", "queue.min_run_s: a truth value (yes, no, on, off) is no"),
+        ("queue: {min_run_s: .inf}", "queue.min_run_s: Input should be a finite number"),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_path(tmp_path: Path, text: str, said: str) -> None:

@@ -172,7 +172,8 @@ def test_one_report_for_people(driver, proc, capsys):
         (["--node", ""], "does not know its node"),
         (["--node", "n0", "--shares", "0"], "The setting shares is wrong"),
         (["--node", "n0", "--report-url", "http://x", "--listen", "nowhere"], "names no port"),
-        (["--node", "n0", "--config", "/nowhere.yaml"], "cannot be read"),
+        (["--node", "n0", "--config", "/nowhere.yaml"], "cannot read"),
+        (["--node", "n0", "--report-url", "http://x", "--listen", "h:²"], "names no port"),
     ],
 )
 def test_usage(capsys, arguments, says):
@@ -187,6 +188,24 @@ def test_a_removed_setting_is_refused_with_what_to_do_instead(tmp_path, capsys, 
     config.write_text(f"{section}: {{{key}: 1}}\n" if key else f"{section}: 1\n")
     assert main(["--node", "n0", "--config", str(config)]) == 2
     assert f"The setting {path} was removed: {REMOVED[path]}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"[1]", "must hold settings by name"),
+        (b"shares: 1\nshares: 2\n", "line 2 is not YAML: the key 'shares' is there twice"),
+        (b"shares: yes", "The setting shares is wrong: a truth value"),
+        (b"interval_s: .inf", "The setting interval_s is wrong: Input should be a finite number"),
+        (b"\xff\x00", "is not text in UTF-8"),
+        (b"- " * 5000, "is not YAML"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_words(tmp_path, capsys, text, says):
+    config = tmp_path / "agent.yaml"
+    config.write_bytes(text)
+    assert main(["--node", "n0", "--config", str(config)]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_unknown_settings_are_refused_by_name(tmp_path, capsys):

@@ -29,7 +29,7 @@ from predictor.load_evaluation import (
 from predictor.load_features import _OUTSIDE, LOAD_FEATURES, SUPPORTED, known
 from predictor.load_model import KIND, LearnedLoad, open_load
 from predictor.load_training import train_load
-from predictor.profiles import Origin, read_profiles
+from predictor.profiles import Origin, read_measured_pairs, read_profiles
 from predictor.store import ClusterProfileStore
 from predictor.trees import Trees, stored
 from tandem.cli.main import build_app
@@ -456,6 +456,22 @@ def test_bad_profiles_are_named(tmp_path):
     file.write_text(good + "[]\n" + good)
     with pytest.raises(UsageError, match="line 2: not a JSON object"):
         read_profiles(file)
+    header = '{"kind": "header", "gpu": [1]}\n'
+    for solo in ('"measured": [1]', '"model": []', '"model": "m"'):
+        file.write_text(header + '{"kind": "solo", ' + solo + "}\n")
+        with pytest.raises(UsageError, match="line 2"):
+            read_profiles(file)
+    for packed in ('"eA=="', '"\u00e9"', "7"):
+        graph = '{"kind": "graph", "model": "m", "onnx": ' + packed + "}\n"
+        file.write_text(graph + '{"kind": "solo", "model": "m"}\n')
+        with pytest.raises(UsageError, match="line 2"):
+            read_profiles(file)
+    for pair in ('"first": []', '"slowdown": [0]', '"slowdown": ["x", 1]', '"slowdown": [-1, 0]'):
+        file.write_text(
+            '{"kind": "pair", "status": "ok", "first": "a", "second": "b", ' + pair + "}\n"
+        )
+        with pytest.raises(UsageError, match="line 1"):
+            read_measured_pairs(file, Predictor())
     file.write_text(good + good[:40])  # cut off by a kill
     assert len(read_profiles(file)) == 1
     nothing = CliRunner().invoke(build_app(), ["train"])

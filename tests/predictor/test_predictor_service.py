@@ -470,6 +470,8 @@ def test_settings_come_from_a_file_and_flags_win(tmp_path):
         ("port: many\n", "Setting port"),
         ("- a\n", "by name"),
         ("a: [\n", "not YAML"),
+        ("port: yes\n", "Setting port: a truth value"),
+        ("sandbox: {wall_s: .inf}\n", "Setting sandbox.wall_s: Input should be a finite number"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(tmp_path, text, words):

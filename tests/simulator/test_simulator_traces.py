@@ -42,7 +42,7 @@ def test_optional_columns_are_read(tmp_path: Path) -> None:
         ("x,0,1.5,5", "num_gpus '1.5' is not a whole number"),
         ("x,soon,1,5", "submit_time_s 'soon' is not a number"),
         ("x,0,1,0", "duration_s '0' must be above 0"),
-        ("x,0,1,nan", "duration_s 'nan' must be above 0"),
+        ("x,0,1,nan", "duration_s 'nan' is not a number"),
         ("x,0,1", "the number of fields differs"),
         ("x,0,1,5,6", "the number of fields differs"),
         ("a,0,1,5", "job_id 'a' came before"),
