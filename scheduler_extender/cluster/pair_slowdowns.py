@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
 from tandem.policy.equations.tiresias import learned_pack_limit
 from tandem.policy.votes import beyond_bound
@@ -174,19 +175,28 @@ class PairSlowdowns:
     def merge(self, rows: list[list[Any]]) -> None:
         """Take in stored words; of two on the same pair and namespace the newer counts.
 
-        What has been forgotten here may stand there still: nobody gets more words by that.
+        What has been forgotten here may stand there still: nobody gets more words by that. Raises
+        ValueError, and takes in nothing, where they are no rows of words.
         """
         before = list(self._all())
-        for own, beside, namespace, slowdown, measured, at_s in rows:
+        for own, beside, namespace, slowdown, measured, at_s in _WORDS.validate_python(rows):
             words: Mapping[str, Word] = self._words.get((own, beside), {})
             known = words.get(namespace)
             if known is None or round(known.at_s, 3) < at_s:
-                word = Word(float(slowdown), bool(measured), float(at_s))
+                word = Word(slowdown, measured, at_s)
                 self._words.setdefault((own, beside), {})[namespace] = word
         for namespace in {name for _, name, _ in self._all()}:
             self._trim(namespace)
         if list(self._all()) != before:
             self._changed()
+
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+#: As they are stored: two kinds of jobs, namespace, slowdown, whether it was measured, when.
+_WORDS = TypeAdapter(list[tuple[str, str, str, _Finite, bool, _Finite]])
+#: Namespace, kind, type of GPU, GPUs, and the fields of `_Speeds`.
+_SPEEDS = TypeAdapter(list[tuple[str, str, str, int, _Finite, _Rate | None, _Rate | None, _Finite]])
 
 
 @dataclass(slots=True)
@@ -274,10 +284,13 @@ class PlacementHistory:
         return [[*of, *astuple(each)] for of, each in self._speeds.items()]
 
     def merge(self, rows: list[Any]) -> None:
-        """Take in stored speeds; of two of one kind the newer count. Bounded as what is entered."""
+        """Take in stored speeds; of two of one kind the newer count. Bounded as what is entered.
+
+        Raises ValueError, and takes in nothing, where they are no rows of speeds.
+        """
         before = dict(self._speeds)
-        for namespace, kind, gpu_model, gpus, *values in rows:
-            of, speeds = (namespace, kind, gpu_model, gpus), _Speeds(*values)
+        for namespace, kind, gpu_model, gpus, *values in _SPEEDS.validate_python(rows):
+            of, speeds = (namespace, kind, gpu_model, gpus), _Speeds(*values)  # type: ignore[arg-type] # as _SPEEDS says
             known = self._speeds.get(of)
             if known is None or known.at_s < speeds.at_s:
                 self._speeds[of] = speeds

@@ -8,16 +8,17 @@ import json
 import logging
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.writes import Writer, write_config_map
 from scheduler_extender.learning.run_history import RunHistory
 from tandem.contracts import names
-from tandem.contracts.resources import Phase
+from tandem.contracts.resources import Count, Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Invalid, KubeError, NotFound
 from tandem.kube.resource import CONFIG_MAPS
@@ -39,6 +40,12 @@ _LEAST_BYTES = 64 * 1024
 #: Up to here it is kept as plain JSON.
 _PLAIN_BYTES = 512 * 1024
 _OWN_KEYS = (_KEY, _GPUS_KEY, _NAMESPACES_KEY)
+_SHAPES: dict[str, TypeAdapter[dict[str, Any]]] = {
+    _KEY: TypeAdapter(dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]),
+    _GPUS_KEY: TypeAdapter(dict[str, Count]),
+    _NAMESPACES_KEY: TypeAdapter(dict[str, str]),
+}
+_LOGGED = 512  # characters of what is wrong
 
 
 #: What else was learned and is kept in the same place.
@@ -182,12 +189,15 @@ class HistoryStore:
         except NotFound:
             stored = {}
         known = {name: _decoded(stored, name) or [] for name in self._beside}
-        return stored, known | {key: _decoded(stored, key) or {} for key in _OWN_KEYS}
+        return stored, known | {key: _own(stored, key) for key in _OWN_KEYS}
 
     def _merge(self, known: dict[str, Any]) -> None:
         """Bring ours and what is stored together."""
         for name, kept in self._beside.items():
-            kept.merge(known[name])
+            try:
+                kept.merge(known[name])
+            except ValueError as error:
+                _unreadable(name, error)
         before = len(self._services)
         self._services = {**known[_KEY], **self._services}
         self._gpus = {**known[_GPUS_KEY], **self._gpus}
@@ -258,6 +268,20 @@ def _decoded(stored: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON
         if packed is not None:
             return json.loads(gzip.decompress(base64.b64decode(packed)))
         return None if text is None else json.loads(text)
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        log.warning("history unreadable key=%s error=%r", name, error)
+    except (ValueError, OSError, EOFError, RecursionError, zlib.error) as error:
+        _unreadable(name, error)
         return None
+
+
+def _own(stored: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return what a ConfigMap has under a key of `_OWN_KEYS`; nothing where that is none of it."""
+    try:
+        found: dict[str, Any] = _SHAPES[key].validate_python(_decoded(stored, key) or {})
+    except ValidationError as error:
+        _unreadable(key, error)
+        return {}
+    return found
+
+
+def _unreadable(key: str, error: Exception) -> None:
+    log.warning("history unreadable key=%s error=%s", key, str(error)[:_LOGGED])

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from tandem.contracts.learning import Means, Observed
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import Demand, Load, Source
@@ -42,6 +44,11 @@ class Runs:
     peaks_measured: bool = False  # of every run
     active_s: float | None = None  # alone, with kernels and without
     idle_s: float | None = None
+
+
+#: As they are stored: namespace, kind, type of GPU, and the runs. Fields of a later version are
+#: passed over.
+_ROWS = TypeAdapter(list[tuple[str, str, str, Runs]])
 
 
 class RunHistory:
@@ -157,9 +164,11 @@ class RunHistory:
         return [[*key, asdict(runs)] for key, runs in self._runs.items()]
 
     def merge(self, rows: list[Any]) -> None:
-        """Take in stored runs; of two of one kind the newer count. Bounded as what is entered."""
-        for namespace, kind, gpu_model, values in rows:
-            runs = Runs(**values)
+        """Take in stored runs; of two of one kind the newer count. Bounded as what is entered.
+
+        Raises ValueError, and takes in nothing, where they are no rows of runs.
+        """
+        for namespace, kind, gpu_model, runs in _ROWS.validate_python(rows):
             known = self._runs.get((namespace, kind, gpu_model))
             if known is None or known.at_s < runs.at_s:
                 self._runs[namespace, kind, gpu_model] = runs

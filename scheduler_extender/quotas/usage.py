@@ -7,9 +7,12 @@ leader goes on. Killed, a replica loses what it has counted since it last saved.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from scheduler_extender.cluster.writes import Writer, write_config_map
 from tandem.contracts import names
@@ -17,9 +20,13 @@ from tandem.kube.api import ClusterApi
 from tandem.kube.errors import NotFound
 from tandem.kube.resource import CONFIG_MAPS
 
+log = logging.getLogger(__name__)
+
 _KEY = "quotaGpuSeconds"
 _BUCKETS = 24
 _SAVE_EVERY_S = 30.0
+_LOGGED = 512  # characters of what is wrong
+_STORED = TypeAdapter(dict[int, dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]])
 _GAP_S = 30.0  # after a longer silence we did not lead, or stood still: nothing is made up
 
 
@@ -67,9 +74,7 @@ class Usage:
         if theirs is not None:
             # Another has led since, or we begin: what it has counted is what counts.
             self._written = theirs
-            self._buckets = {
-                int(start): Counter(seconds) for start, seconds in json.loads(theirs).items()
-            }
+            self._buckets = _read(theirs)
 
     def _exchange(self, api: ClusterApi, text: str) -> str | None:
         """Write ours, or return what somebody else has written since we last did."""
@@ -95,3 +100,13 @@ class Usage:
         if write_config_map(api, body):
             self._written = text
         return None  # what somebody else was faster to write is seen the next time
+
+
+def _read(text: str) -> dict[int, Counter[str]]:
+    """Return what has been counted, by window; nothing where the text is none of it."""
+    try:
+        found = _STORED.validate_json(text)
+    except ValidationError as error:
+        log.warning("usage unreadable error=%s", str(error)[:_LOGGED])
+        return {}
+    return {start: Counter(seconds) for start, seconds in found.items()}

@@ -1,13 +1,17 @@
 """The custom resource definitions of the chart are those of the models, and structural."""
 
+import re
 from typing import Annotated
 
 import pytest
 from pydantic import Field
 
+from scheduler_extender.cluster.jobs import seconds
 from tandem.contracts import crds
 from tandem.contracts.base import Message
 from tandem.contracts.resources import Condition, GPUNodeStatus
+from tandem.kube.resource import GPU_NODES
+from tandem.kube.schema import schema_errors
 
 
 def walk(schema):
@@ -107,3 +111,29 @@ def test_main_says_what_is_out_of_date(tmp_path, monkeypatch, capsys):
     assert crds.main() == 0
     monkeypatch.setattr("sys.argv", ["crds"])
     assert crds.main() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("2026-11-25T15:00:00Z", True),
+        ("2026-11-25T15:00:00.123456Z", True),
+        ("2026-11-25T15:00:00.123456789+05:45", True),
+        ("9999-12-31T23:59:59-23:59", True),
+        ("2026-11-25t15:00:00z", False),
+        ("2026-11-25T15:00:00x5Z", False),
+        ("2026-11-25T15:00:00+99:00", False),
+        ("0000-11-25T15:00:00Z", False),
+        ("2026-11-25T15:00:00", False),
+    ],
+)
+def test_a_time_that_is_admitted_can_be_read(text: str, read: bool) -> None:
+    """The API server's own check of the format lets through most of the others."""
+    raw = {"metadata": {"name": "n0"}, "spec": {}, "status": {"observedAt": text}}
+    of_nodes = next(each for each in crds.DEFINITIONS if each.kind == "GPUNode")
+    schema = of_nodes.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    pattern = schema["properties"]["status"]["properties"]["observedAt"]["pattern"]
+    assert (re.search(pattern, text) is not None) == read
+    assert (not schema_errors(GPU_NODES, raw)) == read
+    if read:
+        assert seconds(text) > 0

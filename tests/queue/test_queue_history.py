@@ -329,6 +329,44 @@ def test_a_history_that_cannot_be_read_is_begun_anew() -> None:
     assert read_back(api, 10)[0].history().service_gpu_s.tolist() == [5]
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("serviceGpuSeconds", "[1]"),
+        ("serviceGpuSeconds", '{"u": "many"}'),
+        ("serviceGpuSeconds", '{"u": NaN}'),
+        ("gangGpus", '{"u": -1}'),
+        ("namespaces", '{"u": ["x"]}'),
+        ("pairs", '[["a", "b", "ns"]]'),
+        ("pairs", '[["a", "b", "ns", 0.5, true, "late"]]'),
+        ("pairs", '[[["a"], "b", "ns", 0.5, true, 1]]'),
+        ("placements", "7"),
+        ("placements", '[["ns", "k", "T4", 4, 0.2, "fast", null, 1]]'),
+        ("runs", '[["ns", "k", "T4", {"runs": 1}]]'),
+        ("runs", "[" * 100_000),
+        ("quotaGpuSeconds", '{"soon": {"ns": 1}}'),
+        ("quotaGpuSeconds", "{"),
+    ],
+)
+def test_json_of_another_shape_is_begun_anew_and_ends_nothing(key: str, text: str) -> None:
+    """Without that, every later save of the leader failed, and nothing was learned any more."""
+    api = MemoryCluster()
+    api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {key: text}}, "tandem-system")
+    beside = {"pairs": PairSlowdowns(), "placements": PlacementHistory(), "runs": RunHistory()}
+    learned, usage = HistoryStore("tandem-system", 10, beside), Usage("tandem-system", 3600.0)
+    learned.take(finished("a", 5))
+    writer = Writer(api, None, lambda *_: None, lambda: 0)  # type: ignore[arg-type] # as above
+    for now_s in (100, 200, 300):
+        usage.advance(now_s, {"ns": 1})
+        usage.advance(now_s + 10, {"ns": 1})
+        asyncio.run(usage.save(writer, now_s))
+        save(learned, api, now_s)
+    data = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
+    assert json.loads(data["serviceGpuSeconds"]) == {"a": 5}
+    assert next(iter(json.loads(data["quotaGpuSeconds"]).values()))["ns"] > 0
+    assert all(json.loads(data[name]) == [] for name in beside)
+
+
 @pytest.mark.controlplane
 def test_all_that_may_be_kept_fits_a_real_config_map(control_plane, namespace) -> None:
     api = KubeClient.load(control_plane.kubeconfig())
