@@ -17,6 +17,7 @@ out = Console(soft_wrap=False)
 err = Console(stderr=True)
 
 
+#: As wide is a screen in a pipe (`tandem top`), which has no width.
 PIPE_WIDTH = 160
 
 #: Of Unicode: control characters, formats (which reorder text), surrogates, separators of lines.
@@ -48,24 +49,31 @@ def print_json(value: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows as a table; numbers are right-aligned by their column's first value."""
+    """Print rows as a table, or as plain columns into a pipe.
+
+    A column's first value decides its side: numbers stand on the right.
+    """
     rows = list(rows)
+    cells = [tuple(_cell(value) for value in row) for row in rows]
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        _print_columns(columns, [tuple(each.plain for each in row) for row in cells])
+        return
     table = Table(title=title or None, header_style="bold")
     for index, name in enumerate(columns):
         numeric = bool(rows) and isinstance(rows[0][index], int | float)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    # A pipe has no width: a narrow table would only break its cells.
-    if out.is_terminal or "COLUMNS" in os.environ:
-        out.print(table)
-        return
-    before = out._width  # what is set, and not what is measured
-    out.width = PIPE_WIDTH
-    try:
-        out.print(table)
-    finally:
-        out._width = before
+    for row in cells:
+        table.add_row(*row)
+    out.print(table)
+
+
+def _print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print plain columns, a row a line, as kubectl does: a pipe has no width and no boxes."""
+    lines = [tuple(columns), *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        text = "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        out.print(text.rstrip(), soft_wrap=True, markup=False, highlight=False)
 
 
 def _cell(value: object) -> Text:

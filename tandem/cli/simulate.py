@@ -11,6 +11,7 @@ import typer
 from tandem.cli.output import err, print_json, print_table
 
 if TYPE_CHECKING:
+    from tandem.simulator.jobs import TraceJob
     from tandem.simulator.run import Result
 
 _TRACE = typer.Option(None, "--trace", help="Jobs to replay: a CSV, or see --format.")
@@ -71,6 +72,39 @@ def _print_table(results: Sequence[Result]) -> None:
     print_table("", columns, rows)
 
 
+def _check_outputs(json_: Path | None, plots: Path | None) -> None:
+    """Raise UsageError or TandemError for what could not be written after the whole replay."""
+    from tandem.errors import UsageError
+
+    if json_ is not None and str(json_) != "-":
+        try:
+            with json_.open("a"):
+                pass
+        except OSError as error:
+            raise UsageError(f"--json {json_}: {error.strerror}", "Name another file.") from error
+    if plots is not None:
+        from tandem.simulator.plots import prepare_plots
+
+        prepare_plots(plots)
+
+
+def _lacks_for_sharing(jobs: Sequence[TraceJob], truth: Path | None) -> str:
+    """Say what the replay cannot show of sharing; '' where it can show all."""
+    if truth is not None:
+        return ""  # what the trace leaves out is drawn
+    known = sum(job.model is not None or job.memory_peak_gib is not None for job in jobs)
+    if not known:
+        return (
+            "No job of the trace has a load (model, or memory and utilisation), so no two share a"
+            " GPU in this replay: it compares orders alone. Give measured pairs with --truth, from"
+            " which loads are drawn, or loads in the trace: docs/replay.md."
+        )
+    return (
+        "Without --truth no job slows another one down, so what sharing gains here is a best case."
+        " Give measured pairs with --truth: docs/replay.md."
+    )
+
+
 def simulate(
     trace: Path | None = _TRACE,
     cluster: list[str] = _CLUSTER,
@@ -107,6 +141,7 @@ def simulate(
         raise UsageError("--trace and --cluster are needed", "See tandem simulate --help.")
     if plot_format not in ("svg", "png"):
         raise UsageError(f"--plot-format {plot_format!r} is not svg or png")
+    _check_outputs(json_, plots)
     profiles = [read_profile(name, set_) for name in profile or ["tandem"]]
     nodes = tuple(parse_cluster(spec) for spec in cluster)
     read = read_trace(trace, format_, strict=strict)
@@ -115,6 +150,8 @@ def simulate(
     if read.skipped:
         err.print(f"{len(read.skipped)} row(s) left out, {len(read.jobs)} jobs kept.")
     truth_file = None if truth == "none" else Path(truth)
+    if lacks := _lacks_for_sharing(read.jobs, truth_file):
+        err.print(lacks, highlight=False)
     setup = Setup(
         read.jobs, nodes, truth_file, seed, preemption_cost, belief_error, learns=learning
     )

@@ -9,7 +9,7 @@ import typer
 
 from tandem.cli.complete import namespaces, node_names, pod_names
 from tandem.cli.output import clean, out, print_json, print_table
-from tandem.cli.reach import JsonOption, Reader, reads
+from tandem.cli.reach import JsonOption, MissingError, Reader, reads
 from tandem.errors import UsageError
 
 NamespaceOption = Annotated[
@@ -57,6 +57,10 @@ def gpus(
 ) -> None:
     """List GPUs, what holds them and what is promised of them."""
     found = read.get("/v1/gpus", {"node": node} if node else {})
+    if node and not found["gpus"]:
+        raise MissingError(
+            f"there is no node {node!r} that reports GPUs", "`tandem gpus` lists all of them"
+        )
     if idle:
         found["gpus"] = [gpu for gpu in found["gpus"] if state(gpu) == "ready" and not gpu["held"]]
     if json:
@@ -103,7 +107,7 @@ def jobs(
                 job["namespace"],
                 job["name"],
                 job["phase"],
-                job["position"],
+                "-" if job["position"] is None else job["position"] + 1,
                 expected(job),
                 ", ".join(sorted({place["node"] for place in job["places"]})) or "-",
                 job["message"],

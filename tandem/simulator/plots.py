@@ -7,24 +7,32 @@ from pathlib import Path
 
 import numpy as np
 
-from tandem.errors import TandemError
+from tandem.errors import TandemError, UsageError
 from tandem.simulator.run import Result
 
 _DAY_S = 86_400
 
 
-def write_plots(results: Sequence[Result], folder: Path, suffix: str = "svg") -> list[Path]:
-    """Write four pictures into `folder`, PNG or SVG; raises TandemError without matplotlib."""
+def prepare_plots(folder: Path) -> None:
+    """Make the folder; raises TandemError where no pictures can be written into it."""
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise TandemError(
-            "plots need matplotlib", "Install it with: pip install 'tandem-gpu[plots]'"
+            "plots need matplotlib", "In a clone: pip install '.[plots]', or leave --plots out."
         ) from error
     mpl.use("Agg")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--plots {folder}: {error.strerror}", "Name another folder.") from error
+
+
+def write_plots(results: Sequence[Result], folder: Path, suffix: str = "svg") -> list[Path]:
+    """Write four pictures into `folder`, PNG or SVG; raises as `prepare_plots` does."""
+    prepare_plots(folder)
     from matplotlib import pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
 
     def save(name: str) -> None:

@@ -83,6 +83,27 @@ def test_without_an_address_the_api_server_is_the_way(service: Service) -> None:
     assert service.asked == [("/v1/gpus", {"node": "n0"})]
 
 
+def test_a_node_without_gpus_is_an_error_and_no_empty_table(service: Service) -> None:
+    service.say({"gpus": []})
+    error = error_of(service.run("gpus", "--node", "nope"))
+    assert "'nope'" in error.message
+    assert service.run("gpus").exit_code == 0
+
+
+def test_positions_count_from_one(service: Service) -> None:
+    service.say({"jobs": [{**JOB, "position": 0}, {**JOB, "position": None}]})
+    lines = [line.split() for line in service.run("jobs").stdout.splitlines()[1:]]
+    assert [line[3] for line in lines] == ["1", "-"]
+
+
+def test_a_pipe_gets_plain_columns_however_long(service: Service) -> None:
+    service.say({"jobs": [{**JOB, "message": "x" * 500}]})
+    head, line = service.run("jobs").stdout.splitlines()
+    assert head.startswith("namespace   job")
+    assert line.endswith("x" * 500)
+    assert "│" not in line
+
+
 def test_idle_gpus_are_those_that_nothing_holds_and_that_take_work(service: Service) -> None:
     others = [{"held": 1}, {"healthy": False}, {"shares": 0}, {"fresh": False}]
     service.say({"gpus": [GPU, *({**GPU, "gpu": "GPU-x", **other} for other in others)]})

@@ -106,14 +106,13 @@ def test_a_mistake_is_told_in_a_sentence(
 
 
 @pytest.mark.slow
-def test_figures_are_shown_even_where_the_file_for_them_cannot_be_written(
-    tandem: Callable[..., Done], trace: Path, tmp_path: Path
+def test_figures_are_shown_even_where_the_disk_is_full_at_the_end(
+    tandem: Callable[..., Done], trace: Path
 ) -> None:
-    found = tmp_path / "absent" / "found.json"
-    done = tandem("--trace", trace, "--cluster", "1x2", "--profile", "fifo", "--json", found)
+    done = tandem("--trace", trace, "--cluster", "1x2", "--profile", "fifo", "--json", "/dev/full")
     assert done.returncode == 1
     assert "fifo" in done.stdout
-    assert "No such file or directory" in done.stderr
+    assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -218,3 +217,50 @@ def test_models_that_fit_next_to_no_other_raise_no_warning(
         "--trace", pair, "--cluster", "1x2:V100", "--truth", truth, "--profile", profile
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_a_replay_in_which_no_job_can_share_says_so_and_what_is_missing(
+    tandem: Callable[..., Done], trace: Path, tmp_path: Path
+) -> None:
+    done = tandem("--trace", trace, "--cluster", "1x2", "--profile", "tandem")
+    assert done.returncode == 0
+    said = " ".join(done.stderr.split())
+    assert "no two share a GPU" in said
+    assert "--truth" in said
+    loads = tmp_path / "loads.csv"
+    loads.write_text(f"{HEAD},model\na,0,2,2,bert\nb,0,1,8,vgg\n")
+    done = tandem("--trace", loads, "--cluster", "1x2", "--profile", "tandem")
+    assert "best case" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("option", ["--json", "--plots"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_replay(
+    tandem: Callable[..., Done],
+    trace: Path,
+    tmp_path: Path,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def replayed(*_: object, **__: object) -> None:
+        raise AssertionError("the replay has begun")
+
+    monkeypatch.setattr("tandem.simulator.run.run_profiles", replayed)
+    (tmp_path / "file").write_text("")
+    done = tandem("--trace", trace, "--cluster", "1x2", option, tmp_path / "file" / "out")
+    assert done.returncode == 2
+    assert option in done.stderr
+    assert "Not a directory" in done.stderr
+
+
+def test_plots_without_the_library_are_refused_before_the_replay(
+    tandem: Callable[..., Done], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replayed(*_: object, **__: object) -> None:
+        raise AssertionError("the replay has begun")
+
+    monkeypatch.setattr("tandem.simulator.run.run_profiles", replayed)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = tandem("--trace", trace, "--cluster", "1x2", "--plots", tmp_path / "plots")
+    assert done.returncode == 1
+    assert "matplotlib" in done.stderr
+    assert "pip install" in done.stderr
