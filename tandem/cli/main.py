@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from tandem.cli.output import clean_lines, err
 from tandem.errors import TandemError, UsageError
+from tandem.kube.errors import KubeError
 
 ENTRY_POINTS = "tandem.commands"
 
@@ -67,6 +68,12 @@ def main(program: str | None = None) -> None:
         if error.hint:
             err.print(f"  {escape(clean_lines(error.hint))}", highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except KubeError as error:
+        words = f"the API server refuses, or does not answer: {error.message}"
+        err.print(
+            f"[red]error:[/red] {escape(clean_lines(words))}", highlight=False, soft_wrap=True
+        )
+        sys.exit(1)
     except OSError as error:  # a full disk, a folder that may not be written
         where = f"{error.filename}: " if error.filename else ""
         said = clean_lines(where + (error.strerror or str(error)))

@@ -15,7 +15,10 @@ from tandem.policy.equations.horus import over_commit_curve
 #: Memory of the GPU types that may be named, GiB.
 MEMORY_GIB = {"V100": 16.0, "P100": 16.0, "RTX2080TI": 11.0, "GTX1080": 8.0, "RTX2080": 8.0,
               "T4": 16.0, "K80": 12.0, "A100": 40.0, "H100": 80.0, "H200": 141.0}  # fmt: skip
-_SPEC = re.compile(r"(\d+)x(\d+)(?::([A-Za-z0-9-]+?)(?:-(\d+)GB?)?)?")
+_SPEC = re.compile(r"([0-9]{1,7})x([0-9]{1,7})(?::([A-Za-z0-9-]{1,32}?)(?:-([0-9]{1,6})GB?)?)?")
+#: Of one --cluster: ten times those of the largest clusters.
+_MOST_GPUS = 1_000_000
+_SHOWN = 64  # characters of what is no cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,12 @@ def parse_cluster(spec: str) -> Nodes:
     match = _SPEC.fullmatch(spec.strip())
     if not match or int(match[1]) < 1 or int(match[2]) < 1:
         raise UsageError(
-            f"--cluster {spec!r} is not NODESxGPUS:TYPE", "For example 8x8:V100 or 2x4:A100-80G."
+            f"--cluster {spec[:_SHOWN]!r} is not NODESxGPUS:TYPE",
+            "For example 8x8:V100 or 2x4:A100-80G.",
+        )
+    if int(match[1]) * int(match[2]) > _MOST_GPUS:
+        raise UsageError(
+            f"--cluster {spec!r} has more than {_MOST_GPUS:,} GPUs", "Simulate a smaller cluster."
         )
     kind = (match[3] or "V100").upper()
     if match[4]:

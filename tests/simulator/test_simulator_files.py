@@ -9,6 +9,7 @@ import pytest
 
 from tandem.errors import UsageError
 from tandem.files import read_json, read_yaml
+from tandem.simulator.cluster import parse_cluster
 from tandem.simulator.gavel import load_matrix
 from tandem.simulator.settings import read_profile
 from tandem.simulator.spread import load_spread
@@ -235,3 +236,19 @@ def test_a_truth_value_is_no_number_of_a_profile(text: str, tmp_path: Path) -> N
     file.write_text(f"name: x\nconstraints: []\n{text}\n")
     with pytest.raises(UsageError, match="truth value"):
         read_profile(str(file))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ("9" * 5000 + "x1", "is not NODESxGPUS:TYPE"),
+        ("1x1:V100-" + "9" * 400 + "G", "is not NODESxGPUS:TYPE"),
+        ("١x١", "is not NODESxGPUS:TYPE"),
+        ("1000001x1", "more than 1,000,000 GPUs"),
+        ("9999999x9999999:V100", "more than 1,000,000 GPUs"),
+    ],
+)
+def test_a_cluster_beyond_all_measure_is_refused(cluster: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        parse_cluster(cluster)
+    assert len(refused.value.message) < 200
