@@ -232,7 +232,7 @@ _PEAKS_THAT_DO_NOT_FIT = (
 SCENARIOS = (
     Scenario(
         "tiresias-l",
-        "3.1, 3.3: least attained service in discrete queues, first in first out in each.",
+        "3.2.2, 3.2.3: least attained service in discrete queues, first in first out in each.",
         "tiresias-g",
         course=(
             *_OVER_THE_THRESHOLD,
@@ -244,7 +244,7 @@ SCENARIOS = (
     ),
     Scenario(
         "tiresias-g",
-        "3.2.2, 3.3: the Gittins index of the service so far, inside the first queue.",
+        "3.2.2, 3.2.3: the Gittins index of the service so far, inside the first queue.",
         "tiresias-l",
         course=(
             *_OVER_THE_THRESHOLD,
@@ -255,7 +255,7 @@ SCENARIOS = (
     ),
     Scenario(
         "horus",
-        "4.3, Eq. 7-10: longest wait first, to the GPU of least cost in memory and utilisation.",
+        "4.2.1, Eq. 7-10; 4.2.2: longest wait first, to the GPU of least cost in memory and utilisation.",
         "horus-f",
         course=(
             *_ONE_HAS_WAITED_LONGEST,
@@ -267,7 +267,7 @@ SCENARIOS = (
     ),
     Scenario(
         "horus-f",
-        "4.4, Alg. 1: a queue of many alike jobs is served before one that has waited longer.",
+        "4.2.2, Alg. 1: a queue of many alike jobs is served before one that has waited longer.",
         "horus",
         course=(
             *_ONE_HAS_WAITED_LONGEST,
@@ -278,7 +278,7 @@ SCENARIOS = (
     ),
     Scenario(
         "ojpp",
-        "4.2, 4.3, Eq. 3-7: as many jobs as the bounds on collision and interference allow.",
+        "3.2, 3.3, Eq. 3-7; 4.2, 4.3: as many jobs as the bounds on collision and interference allow.",
         "ojpap",
         course=(
             *_PACKED_AND_SLOW,
@@ -299,7 +299,7 @@ SCENARIOS = (
     ),
     Scenario(
         "sjf-bsbf",
-        "4.3, Theorem 1, Alg. 2: share with sub-batches where that beats waiting, else wait.",
+        "V-A, Theorem 1; V-B, Alg. 2: share with sub-batches where that beats waiting, else wait.",
         "sjf-ffs",
         gpus=2,
         kinds={"large": Kind(60, 40), "small": Kind(60, 10), "eager": Kind(50, 50)},
@@ -315,7 +315,7 @@ SCENARIOS = (
     ),
     Scenario(
         "xonar",
-        "3.2, Eq. 1: the head of the queue picks the partner whose active fits its idle time.",
+        "III-B, Eq. 1: the head of the queue picks the partner whose active fits its idle time.",
         "xonar-fifo-pairs",
         course=(
             *_PEAKS_THAT_DO_NOT_FIT,
@@ -326,7 +326,7 @@ SCENARIOS = (
     ),
     Scenario(
         "xonar-fifo-pairs",
-        "IV: the baseline pairs jobs in the order of arrival, whatever they need.",
+        "II-A, IV: the baseline pairs jobs in the order of arrival, whatever they need.",
         "xonar",
         course=(
             *_PEAKS_THAT_DO_NOT_FIT,
@@ -337,7 +337,7 @@ SCENARIOS = (
     ),
     Scenario(
         "pab",
-        "5.1, PAB: packs by memory, and a newcomer at half its speed after a warm-up waits again.",
+        "5.2, PAB: packs by memory, and a newcomer at half its speed after a warm-up waits again.",
         "obp",
         gpus=1,
         kinds={"m": Kind(60, 10)},

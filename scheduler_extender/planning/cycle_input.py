@@ -278,6 +278,7 @@ def _arrays(
     whole["remaining_at_since"] = np.where(known, whole["remaining_at_since"], np.nan)
     speed = np.where(known & (whole["speed"] > 0), whole["speed"], 1.0)
     whole |= {"gpus": gpus, "running": running, "speed": np.where(running, speed, 0.0)}
+    whole["gpus_per_pod"] = loads.gpus_per_pod.copy()
     return JobArrays(**(whole | {"interference_class": loads.interference_class.copy()}))
 
 

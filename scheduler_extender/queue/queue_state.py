@@ -121,8 +121,8 @@ def queue_key_of(status: GPUJobStatus) -> float:
 
 
 _COLUMNS = (
-    "gpus", "interference_class", "placed", "arrived_s", "attained", "promoted", "rate", "since_s",
-    "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
+    "gpus", "gpus_per_pod", "interference_class", "placed", "arrived_s", "attained", "promoted",
+    "rate", "since_s", "waiting_since_s", "first_started_s", "gpu_utilisation", "memory_gib",
     "peak_probability", "left_s", "speed", "next_level", "gives_way_s", "queue_key",
     "prioritized_s", "held_rate", "held_offset",
 )  # fmt: skip
@@ -382,6 +382,7 @@ class QueueState:
             service = np.round(service / step) * step
         return JobArrays(
             gpus=gpus,
+            gpus_per_pod=np.minimum(column["gpus_per_pod"], gpus).astype(np.int64),
             arrived_s=column["arrived_s"],
             running=running,
             speed=speed,
@@ -426,8 +427,8 @@ class QueueState:
     def _write(self, entry: QueueEntry) -> None:
         job = entry.job
         values = (
-            job.gpus, job.interference_class, entry.placed, job.queued_at_s, entry.attained,
-            entry.promoted, entry.rate, entry.since_s, entry.waiting_since_s,
+            job.gpus, job.gpus_per_pod, job.interference_class, entry.placed, job.queued_at_s,
+            entry.attained, entry.promoted, entry.rate, entry.since_s, entry.waiting_since_s,
             entry.first_started_s, job.gpu_utilisation, job.memory_peak_gib,
             job.peak_probability, entry.left_s, entry.speed, entry.next_level,
             entry.gives_way_s, entry.queue_key, entry.prioritized_s,

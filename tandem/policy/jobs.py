@@ -26,6 +26,7 @@ class JobArrays:
     """
 
     gpus: Ints  # (jobs,) GPUs of the whole gang
+    gpus_per_pod: Ints  # (jobs,)
     arrived_s: Floats  # (jobs,) time of submission
     running: Bools  # (jobs,)
     speed: Floats  # (jobs,) progress per second as a share of solo speed; 0 where not running
@@ -54,6 +55,7 @@ class JobArrays:
         left = [np.nan if job.remaining_s is None else job.remaining_s for job in jobs]
         return cls(
             gpus=np.array([job.gpus for job in jobs], dtype=np.int64),
+            gpus_per_pod=np.array([job.gpus_per_pod for job in jobs], dtype=np.int64),
             arrived_s=arrived,
             running=np.zeros(count, dtype=np.bool_),
             speed=np.zeros(count),

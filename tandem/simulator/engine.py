@@ -124,6 +124,11 @@ class Engine:
             guarded=guarded,
         )
 
+    @property
+    def board(self) -> Board:
+        """The cluster and its jobs as the run has them now; not to be changed."""
+        return self._board
+
     def run(self) -> Outcome:
         """Run until all jobs have ended; raises TandemError if some never can."""
         for _ in self.steps():

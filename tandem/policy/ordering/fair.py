@@ -20,10 +20,10 @@ _PASSES = 20
 class WeightedFair(KeyOrder):
     """k-means puts waiting jobs in queues; batches of `jobs_a_round` are picked until none is left.
 
-    Features: GPUs, predicted utilisation, memory, standardised, L1 distance (a trace's task has one
-    GPU, so tasks and GPUs per task are one). A queue weighs max(length, median wait x length) and
-    gives its share of each batch, rounded by largest remainder, longest wait first. One queue:
-    Horus. How many batches a round considers is for the dispatch to say (`admit`, `jobs_a_round`).
+    Features: tasks (pods), predicted utilisation, GPUs per task, memory, standardised, L1 distance.
+    A queue weighs max(length, median wait x length) and gives its share of each batch, rounded by
+    largest remainder, longest wait first. One queue: Horus. How many batches a round considers is
+    for the dispatch to say (`admit`, `jobs_a_round`).
 
     Source: [Horus] Alg. 1.
     """
@@ -41,10 +41,11 @@ class WeightedFair(KeyOrder):
         batch = np.full(len(rows), -1)
         if len(waiting):
             at = rows[waiting]
-            features = np.stack(
-                (jobs.gpus[at].astype(float), jobs.gpu_utilisation[at], jobs.memory_gib[at]), axis=1
-            )
-            label = _k_medians(features, self.queues)
+            per_task = jobs.gpus_per_pod[at]
+            features = (
+                jobs.gpus[at] / per_task, jobs.gpu_utilisation[at], per_task, jobs.memory_gib[at],
+            )  # fmt: skip
+            label = _k_medians(np.stack(features, axis=1), self.queues)
             batch[waiting] = self._batches(label, waited[waiting])
         return (batch, -waited)
 
