@@ -66,7 +66,10 @@ paper, and why, stands in the last column and in the docstring of the code. Figu
 the evaluations: [Tiresias](results/tiresias.md), [Horus](results/horus.md),
 [OJPP](results/ojpp.md), [SJF-BSBF](results/sjf-bsbf.md), [Xonar](results/xonar.md).
 
-`tests/paper_scenarios.py` has one scenario for each of the profiles `tiresias-l`, `tiresias-g`,
+[Scenarios](results/scenarios.md) of single rules tell each system from a damaged one: each says
+what one rule decides, and the page says which of them catches which damage.
+
+`tests/paper_scenarios.py` has one course for each of the profiles `tiresias-l`, `tiresias-g`,
 `horus`, `horus-f`, `ojpp`, `ojpap`, `sjf-bsbf`, `xonar`, `xonar-fifo-pairs` and `pab`, with the
 paper's section. Only that profile passes it: all others fail it on the API server in memory
 (`tests/queue/test_queue_papers.py`). On a control plane it runs under its own profile and under

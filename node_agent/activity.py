@@ -7,8 +7,10 @@ like longer ones (aliasing), or like steady use.
 
 from __future__ import annotations
 
-# Paper: [Xonar] III-A, Fig. 3 | active and idle time, sampled each 1/6 s | test:
-#   tests/node_agent/test_agent_activity.py test_active_to_idle_ratio | live: yes
+# Paper: [Xonar] III-A, Fig. 3 | active and idle time, from samples of a GPU's utilisation | test:
+#   tests/node_agent/test_agent_activity.py test_active_to_idle_ratio | live: yes | deviation: the
+#   paper clocks operations in TensorFlow, and 1/6 s is its interval for memory; samples show
+#   cycles of two windows and more, and `tandem.progress.profile` measures exact times
 from dataclasses import dataclass
 
 import numpy as np

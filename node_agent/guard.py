@@ -46,6 +46,11 @@ class Offender:
         )
 
 
+# Paper: [Horus] 4.3 | preemption where a GPU is over-committed, by the memory in use | test:
+#   tests/node_agent/test_agent_guard.py
+#   test_of_several_the_pod_with_the_most_bytes_over_its_prediction_is_named | live: yes |
+#   deviation: who outgrew its prediction goes, and only with `guard.mode: evict`; the paper
+#   leaves open who does
 def offender(tenants: Sequence[Tenant], tolerance: float = TOLERANCE) -> Offender | None:
     """Return the tenant that exceeds its prediction by most bytes; None if none does.
 

@@ -9,7 +9,7 @@ Needs the `train` extra (scikit-learn).
 
 from __future__ import annotations
 
-# Paper: [Horus] 4.1, Table 4; [OJPP] 4.2 | regressors, chosen by their error (AIP) | test:
+# Paper: [Horus] 4.1, Table 4; [OJPP] 4.5 | regressors, chosen by their error (AIP) | test:
 #   tests/predictor/test_predictor_aip.py
 #   test_the_kind_with_the_least_error_on_unseen_models_is_published_and_serves | live: yes |
 #   deviation: published is only what beats the quadratic; a forest is compared and not stored

@@ -47,6 +47,11 @@ class Profile:
         }
 
 
+# Paper: [Xonar] III-A | active and idle time of each iteration, measured in the job | test:
+#   tests/node_agent/test_cuda_profile.py
+#   test_active_and_idle_time_of_iterations_that_wait_for_data | live: yes | deviation: CUDA
+#   events around an iteration's kernels instead of clocks in TensorFlow; a job that has
+#   `tandem.progress.profile` alone is measured so
 @contextmanager
 def recording(
     listeners: list[Callable[[], None]], profiles: list[Profile] | None = None

@@ -255,7 +255,7 @@ SCENARIOS = (
     ),
     Scenario(
         "horus",
-        "4.2.1, Eq. 7-10; 4.2.2: longest wait first, to the GPU of least cost in memory and utilisation.",
+        "4.2.1, Eq. 7-10; 4.2.2: longest wait first, to the GPU of least cost.",
         "horus-f",
         course=(
             *_ONE_HAS_WAITED_LONGEST,
@@ -278,7 +278,7 @@ SCENARIOS = (
     ),
     Scenario(
         "ojpp",
-        "3.2, 3.3, Eq. 3-7; 4.2, 4.3: as many jobs as the bounds on collision and interference allow.",
+        "3.2, 3.3, Eq. 3-7: as many jobs as the bounds on collision and interference allow.",
         "ojpap",
         course=(
             *_PACKED_AND_SLOW,

@@ -46,14 +46,16 @@ FIGURES: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("Fig. 12", "gain by placement", "in part",
          _PLACEMENT + ", seeds 0-2; what spreading costs is Gavel's, or our price by skew"),
         ("Table 4", "queueing delays", "in part", _PAGE + ", seeds 0-4, preemptions free"),
-        ("5.2.4", "number and cost of preemptions", "no", _TESTBED),
+        ("5.2.4", "number and cost of preemptions", "in part", "the number: this page, seeds 0-4,"
+         " preemptions free; the cost is that of a testbed of GPUs"),
         ("Fig. 13, Table 5", "JCT of the trace, by scheduler", "in part",
          _TRACE + ", Philly traces, no seed; the paper's trace is private"),
         ("Fig. 14, 15", "thresholds, queues, PROMOTEKNOB, of L and of G", "in part",
          _TRACE + ", philly-103959, no seed"),
         ("Fig. 16, 17, 18, 19", "the production workload", "no", "private trace"),
-        ("Table 6", "skew of ten models", "in part", "VGG16 from its graph: "
-         "tests/policy/test_policy_equations.py; the printed skews are inputs of " + _PLACEMENT),
+        ("Table 6", "skew of ten models", "yes", "all ten, from the sizes of their tensors:"
+         " tests/papers/test_papers_evaluation.py; inputs of"
+         " [consolidation](tiresias-placement.md)"),
     ),
     "Horus": (
         ("Fig. 1", "a production cluster", "no", "private trace"),

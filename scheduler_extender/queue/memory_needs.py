@@ -149,6 +149,9 @@ def raised_in_steps(
 _Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, container, when it ended
 
 
+# Paper: [Horus] 4.2.3 | a job that ran out of memory is queued again with a need of at least what
+#   was there | test: tests/queue/test_queue_learning.py
+#   test_a_node_raises_the_need_of_its_own_pods_alone_and_to_the_memory_of_its_gpu | live: yes
 class OutOfMemories:
     """Each of them is taken once. Runs on the event loop.
 
@@ -180,7 +183,7 @@ class OutOfMemories:
         """Take in a pod whose container said that GPU memory ran out.
 
         The container may have asked for any amount beyond what was there: it needs at least what
-        the other pods had left of the GPU where they left most ([Horus] 4.4).
+        the other pods had left of the GPU where they left most ([Horus] 4.2.3).
         """
         record = self._nodes.get(pod.node_name)
         if record is None or not pod.devices:

@@ -66,10 +66,10 @@ class InUse(Policy):
         return None
 
 
-# Paper: [Tiresias] 3.3.2 | placement: skewed gangs on the fewest machines, others fill
-#   fragments | test: tests/queue/test_queue_sharing.py
-#   test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps | live: yes |
-#   deviation: racks count as well
+# Paper: [Tiresias] 3.3.2; [Horus] 4.2.3 | placement: skewed gangs on the fewest machines, others
+#   fill fragments; in Horus, from eight GPUs on a node or rack before cost | test:
+#   tests/papers/test_papers_scenarios.py test_the_rule_decides | live: yes | deviation: racks
+#   count for Tiresias as well; inside the node or rack the cheapest GPUs are taken
 class FewestNodes(Policy):
     """As few nodes as possible for jobs whose model is skewed; the others fill gaps.
 

@@ -211,7 +211,7 @@ class Progress:
         available = capacity - sum(board.jobs[j].memory_base_gib for j in others)
         job = board.jobs[victim]
         board.remove(victim)
-        # Its need is at least what was there ([Horus] 4.4); it runs alone, so that no profile,
+        # Its need is at least what was there ([Horus] 4.2.3); it runs alone, so that no profile,
         # however blind to memory, can send it into the same wall again.
         base = max(job.memory_base_gib, available - job.memory_peak_extra_gib)
         board.change(victim, replace(job, memory_base_gib=base, exclusive=True))

@@ -6,10 +6,12 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.papers.evaluation import FIGURES, evaluation, page_of
 from benchmarks.papers.page import FOLDER
+from tandem.policy.equations.tiresias import tensor_skew
 
 TEXTS = Path(
     os.environ.get("TANDEM_SHARED_PAPERS", Path(__file__).parents[3] / "shared" / "papers")
@@ -59,3 +61,29 @@ def test_a_row_says_whether_and_a_page_that_it_names_exists(paper: str) -> None:
         assert where
         for page in re.findall(r"\]\(([\w./-]+\.md)\)", where):
             assert (FOLDER / page).is_file(), page
+
+
+@pytest.mark.parametrize(
+    ("model", "largest", "parameters", "printed"),
+    [
+        # The first fully connected layer: 7 x 7 x 512 x 4096, and 6 x 6 x 256 x 4096.
+        ("VGG19", 102_760_448, 143_667_240, 0.715),
+        ("VGG16", 102_760_448, 138_357_544, 0.743),
+        ("VGG11", 102_760_448, 132_863_336, 0.773),
+        ("AlexNet", 37_748_736, 61_100_840, 0.61),
+        # A convolution: 3 x 3 x 512 x 512.
+        ("ResNet152", 2_359_296, 60_192_808, 0.039),
+        ("ResNet101", 2_359_296, 44_549_160, 0.053),
+        ("ResNet50", 2_359_296, 25_557_032, 0.092),
+        # The classifier: 1536, 2048 and 1024 x 1000.
+        ("Inception4", 1_536_000, 42_679_816, 0.036),
+        ("Inception3", 2_048_000, 23_834_568, 0.086),
+        ("GoogLeNet", 1_024_000, 6_998_552, 0.146),
+    ],
+)
+def test_the_skews_of_tiresias_table_6_are_those_of_the_models_tensors(
+    model: str, largest: int, parameters: int, printed: float
+) -> None:
+    skew = tensor_skew(np.array([float(largest)]), np.array([float(parameters)]))
+    # The paper cuts off AlexNet's 0.618 after two digits.
+    assert skew[0] == pytest.approx(printed, abs=0.01 if model == "AlexNet" else 6e-4)

@@ -17,10 +17,13 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Floats
 
 
-# Paper: [OJPP] Alg. 4, Eq. (18), (19) | migration of the cheapest worker off the worst device |
-#   test: tests/policy/test_policy_ojpp.py
-#   test_ojpap_moves_the_cheapest_worker_off_the_worst_gpu_and_then_rests | live: yes |
-#   deviation: most room decides, as in the text; devices within the bound are left alone
+# Paper: [OJPP] 4.4, Alg. 4, Eq. (18), (19) | migration of the cheapest worker off the worst
+#   device | test: tests/policy/test_policy_ojpp.py
+#   test_ojpap_moves_the_cheapest_worker_off_the_worst_gpu_and_then_rests | live: yes | deviation:
+#   most room decides, as in the text (the listing says least interference), and room is memory
+#   alone, not all resources; a target is a device in use, as the listing says, and never an idle
+#   one; devices within the bound are left alone; the next cheapest worker is tried where the
+#   cheapest has nowhere to go
 class Migrate(Policy):
     """Walk the worse half of the GPUs in use, worst first; move the cheapest worker of each.
 
@@ -32,6 +35,7 @@ class Migrate(Policy):
     a while: where a prediction is wrong, the next place may be no better.
 
     Source: [OJPP] Alg. 4. Differs: GPUs within the bound are left alone, since a move stops a job;
+    room is free memory alone, where the paper has all resources; no idle GPU is opened;
     most room decides, as in the text (the listing says lowest interference); if the cheapest worker
     has nowhere to go, the next one is tried; the weight, the budget and the rest are ours.
     """

@@ -47,10 +47,10 @@ class MemoryCapacity(Policy):
         )
 
 
-# Paper: [OJPP] Eq. (5), (14) | bound on that chance | test:
-#   tests/policy/test_policy_pipeline.py
+# Paper: [OJPP] Eq. (5), (14) | bound on that chance | test: tests/policy/test_policy_pipeline.py
 #   test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision | live: yes | deviation:
-#   no bound where the peaks fit together
+#   no bound where the peaks fit together; `strict: true` of the constraint bounds the chance
+#   there as well, as in the paper
 class MemoryCollision(Policy):
     """A bounded chance that two memory peaks fall together and memory runs over.
 

@@ -14,6 +14,9 @@ from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Ints
 
 
+# Paper: [Horus] 4.3; [SJF-BSBF] V-B2; [Xonar] II-B | cap on the jobs of a GPU: two | test:
+#   tests/papers/test_papers_scenarios.py test_the_rule_decides | live: yes | deviation: the
+#   number is that of the shares that a node's agent offers, two by default
 class Shares(Policy):
     """A GPU holds at most its number of shares ([SJF-BSBF]: two), and at most `at_most` jobs."""
 

@@ -17,9 +17,9 @@ from tandem.policy.ports import Dispatch
 from tandem.policy.units import Floats, Ints
 
 
-# Paper: [SJF-BSBF] Alg. 1 | shortest first; free GPUs, else the best partners | test:
-#   tests/policy/test_policy_best_sharing.py
-#   test_of_two_partners_the_one_with_the_least_mean_completion_time | live: yes
+# Paper: [SJF-BSBF] V-B, Alg. 1 | shortest first; free GPUs, else the best partners | test:
+#   tests/papers/test_papers_scenarios.py test_the_rule_decides | live: yes | deviation: by
+#   remaining time, as the listing says (the text of V-B1 names the number of GPUs)
 class BestSharing(Dispatch):
     """Enough free GPUs: take them, packed; else shared ones by Theorem 1, topped up with free ones.
 

@@ -17,9 +17,11 @@ from tandem.policy.units import Ints
 _PART = 1024  # jobs looked at together
 
 
-# Paper: [Tiresias] 3.2, Alg. 1 | all or nothing: a job that does not fit is skipped, and
-#   preempted if it runs | test: tests/simulator/test_simulator_orderings.py
-#   test_the_engine_agrees_with_the_plain_simulator | live: yes
+# Paper: [Tiresias] 3.2.3, Pseudocode 2 | all or nothing: a job that does not fit is skipped, and
+#   preempted if it runs | test: tests/papers/test_papers_scenarios.py test_the_rule_decides |
+#   live: yes | deviation: in a cluster a job that started less than `min_run_s` ago stays, at
+#   most `max_preemptions_per_hour` preemptions are made, and none whose cost (`preemption_cost_s`
+#   on its GPUs) exceeds what the order counts for it
 class Preempt(Dispatch):
     """Take jobs in order onto whole GPUs, all or nothing.
 

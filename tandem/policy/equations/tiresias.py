@@ -34,10 +34,9 @@ def queue_level(service_gpu_s: Floats, thresholds_gpu_s: Floats) -> Ints:
     return np.searchsorted(thresholds_gpu_s, service_gpu_s, side="right")
 
 
-# Paper: [Tiresias] 3.2.3, Alg. 1 line 6 | starvation: PROMOTEKNOB and STARVELIMIT | test:
-#   tests/simulator/test_simulator_orderings.py
-#   test_a_starving_job_is_promoted_to_the_first_queue | live: yes | deviation: the text has a
-#   knob and the listing a limit; both must be reached
+# Paper: [Tiresias] 3.2.3, Pseudocode 2 line 6 | starvation: PROMOTEKNOB and STARVELIMIT | test:
+#   tests/papers/test_papers_scenarios.py test_the_rule_decides | live: yes | deviation: the text
+#   has a knob and the listing a limit; both must be reached
 def promotion_wait_s(
     executed_s: Floats, promote_knob: float, starve_limit_s: float = 0.0
 ) -> Floats:
@@ -48,8 +47,8 @@ def promotion_wait_s(
 
     Worked: knob 8, executed 60 s: 480 s; with a limit of 600 s: 600 s; never executed: infinite.
 
-    Source: [Tiresias] 3.2.3, Alg. 1 line 6. Differs: the text has a knob and the listing a limit;
-    both must be reached.
+    Source: [Tiresias] 3.2.3, Pseudocode 2 line 6. Differs: the text has a knob and the listing a
+    limit; both must be reached.
     """
     with np.errstate(invalid="ignore"):
         due = np.maximum(promote_knob * np.asarray(executed_s), starve_limit_s)
@@ -58,10 +57,9 @@ def promotion_wait_s(
 
 
 # Paper: [Tiresias] 3.3.1, Table 6 | skew of the tensors of a model | test:
-#   tests/queue/test_queue_sharing.py
-#   test_a_skewed_model_is_kept_on_one_node_and_an_even_one_fills_the_gaps | live: yes |
-#   deviation: read off the graph instead of the traffic of parameter servers, which PyTorch
-#   jobs do not have
+#   tests/papers/test_papers_evaluation.py
+#   test_the_skews_of_tiresias_table_6_are_those_of_the_models_tensors | live: yes | deviation:
+#   read off the graph instead of the traffic of parameter servers, which PyTorch jobs do not have
 def tensor_skew(largest_tensor_bytes: Floats, model_bytes: Floats) -> Floats:
     """Return the share of a model that its largest tensor holds; 1 where nothing is known.
 

@@ -7,9 +7,11 @@ import numpy as np
 from tandem.policy.units import Floats
 
 
-# Paper: [Xonar] Eq. (1) | fitness of a partner | test: tests/policy/test_policy_equations.py
-#   test_the_misfit_agrees_with_active_and_idle_times | live: yes | deviation: busy fractions
-#   stand for the ratio of active to idle time where that was never measured
+# Paper: [Xonar] III-B, Eq. (1) | fitness of a partner | test:
+#   tests/papers/test_papers_scenarios.py test_the_rule_decides | live: yes | deviation: busy
+#   fractions stand for the ratio of active to idle time where that was never measured; a job
+#   whose predicted utilisation is 100 % has no idle time by that, and pairs with no other job
+#   until its time was measured
 def active_idle_misfit(busy: Floats, other_busy: float) -> Floats:
     """Return |r_a r_n - 1| with r = active / idle time; 0 is the perfect partner.
 

@@ -17,11 +17,11 @@ from tandem.policy.units import Bools, Floats, Ints
 _DIGITS = 6  # services that differ by rounding alone are a tie
 
 
-# Paper: [Tiresias] 3.2.1 | 2D-LAS: least attained service first | test:
-#   tests/simulator/test_simulator_orderings.py test_three_jobs_by_plain_attained_service |
-#   live: yes
+# Paper: [Tiresias] 3.2.2 | 2D-LAS: least attained service first | test:
+#   tests/simulator/test_simulator_orderings.py test_three_jobs_by_plain_attained_service | live:
+#   yes
 class Las2D(KeyOrder):
-    """Least attained service, GPUs x seconds, first. Source: [Tiresias] 3.2.1."""
+    """Least attained service, GPUs x seconds, first. Source: [Tiresias] 3.2.2."""
 
     kind: Literal["las_2d"] = "las_2d"
     slice_s: Annotated[float, Field(gt=0)] = 60.0

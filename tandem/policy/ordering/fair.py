@@ -14,9 +14,11 @@ from tandem.policy.units import Floats, Ints
 _PASSES = 20
 
 
-# Paper: [Horus] Alg. 1 line 2-4 | k-means queues, weighted fair picks | test:
-#   tests/policy/test_policy_horus.py
-#   test_two_queues_give_a_batch_in_proportion_to_length_and_wait | live: yes
+# Paper: [Horus] 4.2.2, Alg. 1 line 2-4 | k-means queues on tasks, utilisation, GPUs a task and
+#   memory; weighted fair picks | test: tests/papers/test_papers_scenarios.py
+#   test_the_rule_decides | live: yes | deviation: features are standardised and the centres are
+#   medians, since the paper leaves both open; shares are rounded by largest remainder; jobs are
+#   clustered anew in each round
 class WeightedFair(KeyOrder):
     """k-means puts waiting jobs in queues; batches of `jobs_a_round` are picked until none is left.
 
