@@ -9,6 +9,7 @@ paper's own simulator. Every system is compared with Tiresias-L at the same thre
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -128,14 +129,17 @@ def _words(found: Mapping[str, Sequence[Outcome]]) -> str:
     span = np.mean([o.end_s.max() / b.end_s.max() for o, b in zip(yarn, base, strict=True)])
     stops = {name: np.mean([o.preemptions.sum() for o in of]) for name, of in found.items()}
     g, srtf = (stops[name] / stops["tiresias-l"] for name in ("tiresias-g", "srtf"))
-    return f"""\
-Reproduced: YARN-CS behind Tiresias-L by {mean:.1f} times on average, {median:.0f} times in the median
-(paper: 5.5 and 27) and {span:.2f} times in the makespan (1.21); L and G alike; small and short jobs
-are done in six minutes. L preempts least: G {g:.1f} times as often, SRTF {srtf:.1f} times (paper: 1.3
-and 1.4). Not reproduced: the level of the means and of the preemptions, and that SRTF preempts more
-than G. They depend on how durations spread inside the printed bins, and on the load that follows:
-queueing is longer here under every system, so that YARN-CS is behind by less, SRTF ahead by more,
-and more jobs wait that preempt."""
+    words = (
+        f"Reproduced: YARN-CS behind Tiresias-L by {mean:.1f} times on average, {median:.0f} times"
+        f" in the median (paper: 5.5 and 27) and {span:.2f} times in the makespan (1.21); L and G"
+        " alike; small and short jobs are done in six minutes. L preempts least: G"
+        f" {g:.1f} times as often, SRTF {srtf:.1f} times (paper: 1.3 and 1.4). Not reproduced: the"
+        " level of the means and of the preemptions, and that SRTF preempts more than G. They"
+        " depend on how durations spread inside the printed bins, and on the load that follows:"
+        " queueing is longer here under every system, so that YARN-CS is behind by less, SRTF"
+        " ahead by more, and more jobs wait that preempt."
+    )
+    return textwrap.fill(words, 100)
 
 
 def _small_short(outcome: Outcome) -> Bools:
