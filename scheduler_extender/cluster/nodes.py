@@ -1,4 +1,4 @@
-"""On which nodes a pod could run, by CPU, memory, pod slots, labels and taints.
+"""On which nodes a pod could run, by what they have besides GPUs, and by labels and taints.
 
 kube-scheduler decides this; the queue controller asks here first, so that it does not plan a gang
 onto nodes that the plugins will refuse.
@@ -12,52 +12,220 @@ from functools import reduce
 
 import numpy as np
 
-from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.pods import PodInfo, Use
 from scheduler_extender.cluster.records import NodeRecord
 from scheduler_extender.cluster.selectors import LabelIndex, NodeRequirements, Taint, Term
 from tandem.policy.units import Bools, Floats, Ints
 
 _CPU, _MEMORY, _PODS = range(3)
+_NAMED = ("cpu", "memory", "pods")
+_TOTAL, _USED = range(2)
+#: Other resources that are counted: a node that names ever new ones shall not use up our memory.
+_MOST_RESOURCES = 256
 _MASKS_KEPT = 2048
 _NODE_NAME = "metadata.name"
-
-Use = tuple[str, float, int]  # node, CPU in cores, memory in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Asks:
-    """What a pod asks of a node; `mask` (slots,) is True where labels and taints suit it."""
+    """What a pod asks of a node; `mask` (slots,) is True where labels and taints suit it.
+
+    `gpus` is how many GPUs each of several pods asks for that start together, else 0.
+    """
 
     mask: Bools
     cpu: float
     memory_bytes: int
+    amounts: Mapping[str, int]
+    refused: str = ""
+    gpus: int = 0
+
+    def by_name(self) -> Iterable[tuple[str, float]]:
+        """Yield each resource with how much of it a pod asks for; sums of cores are not exact."""
+        yield from (("cpu", self.cpu - _EXACT), ("memory", self.memory_bytes), ("pods", 1))
+        yield from self.amounts.items()
+
+
+_EXACT = 1e-6  # of a core
 
 
 @dataclass(frozen=True, slots=True)
 class NodesPicture:
-    """Copies of what the nodes have, (nodes, 3), and of what pods ask, by number."""
+    """Copies of what the nodes have, and of what pods ask, by number.
 
+    `total` and `used` are (nodes, 3), those of the other resources that are asked for (2, nodes).
+    """
+
+    names: tuple[str, ...]
     asks: Mapping[int, _Asks]
     at: Ints  # (nodes,) slots
     total: Floats
     used: Floats
+    others: Mapping[str, Floats]
 
     def eligible(self, number: int) -> Bools:
         """Return (nodes,), True where the pod could run now."""
         free = self.total - self.used
-        return self._suits(number, free) & (free[:, _PODS] >= 1)
+        suits = self._suits(number, free) & (free[:, _PODS] >= 1)
+        for name, amount in self.asks[number].amounts.items():
+            column = self.others[name]
+            suits &= column[_TOTAL] - column[_USED] >= amount
+        return suits
 
     def capable(self, number: int) -> Bools:
         """Return (nodes,), True where the pod could run if nothing else did."""
-        return self._suits(number, self.total)
+        suits = self._suits(number, self.total)
+        for name, amount in self.asks[number].amounts.items():
+            suits &= self.others[name][_TOTAL] >= amount
+        return suits
 
     def _suits(self, number: int, has: Floats) -> Bools:
         asks = self.asks[number]
         return (
             asks.mask[self.at]
-            & (has[:, _CPU] >= asks.cpu - 1e-6)  # sums of fractions of a core are not exact
+            & (has[:, _CPU] >= asks.cpu - _EXACT)
             & (has[:, _MEMORY] >= asks.memory_bytes)
         )
+
+    def most(self, number: int, gpus: Ints, *, empty: bool = False) -> Ints | None:
+        """Return (nodes,) GPUs that pods which start together may take at most of each node.
+
+        By what they ask besides GPUs; with `empty`, if nothing else ran. `gpus` (nodes,) is how
+        many there are: None where no node is too small for as many pods as it has GPUs for.
+        """
+        asks = self.asks.get(number)
+        if asks is None or not asks.gpus:
+            return None
+        pods = room = gpus // asks.gpus
+        for _, holds in self._holding(asks, empty=empty):
+            room = np.minimum(room, holds)
+        short = room < pods
+        most: Ints = np.where(short, room * asks.gpus, gpus)
+        return most if (short & asks.mask[self.at]).any() else None
+
+    def short_of(self, number: int, gpus: Ints) -> list[str]:
+        """Return the resources of which a node has enough for a pod, and not for all its GPUs."""
+        asks = self.asks[number]
+        pods = gpus // max(1, asks.gpus)
+        holding = self._holding(asks, empty=False)
+        one = np.logical_and.reduce([holds >= 1 for _, holds in holding] + [asks.mask[self.at]])
+        return [name for name, holds in holding if (one & (holds < pods)).any()]
+
+    def _holding(self, asks: _Asks, *, empty: bool) -> list[tuple[str, Ints]]:
+        """Return for each resource that is asked for how many pods each node holds, (nodes,)."""
+        return [
+            (name, np.maximum(self._has(name, empty=empty) // amount, 0).astype(np.int64))
+            for name, amount in asks.by_name()
+            if amount > 0
+        ]
+
+    def _has(self, name: str, *, empty: bool) -> Floats:
+        """Return (nodes,): how much of a resource there is, or is free now."""
+        if name in _NAMED:
+            at = _NAMED.index(name)
+            total, used = self.total[:, at], self.used[:, at]
+        else:
+            total, used = self.others[name]
+        return total if empty else total - used
+
+    def lacking(self, number: int) -> list[str]:
+        """Return for each node what keeps the pod off it now, '' where it could run.
+
+        Of several things the first: what no other pod's end would change comes before the rest.
+        """
+        at, things = self._lacking(number)
+        words = ["", *(why for _, why in things)]
+        return [words[index] for index in at.tolist()]
+
+    def lacking_amounts(self, number: int) -> tuple[Ints, list[str]]:
+        """Return (nodes,) by which reason a pod is short of the resources besides CPU and memory.
+
+        And the reasons in words; the first of them, '', is that it is not.
+        """
+        at, things = self._lacking(number)
+        amounts = self.asks[number].amounts
+        of = np.array([False, *(name in amounts for name, _ in things)])
+        return np.where(of[at], at, 0), ["", *(why for _, why in things)]
+
+    def why_not(self, number: int) -> tuple[str, str]:
+        """Return what keeps the pod off how many nodes, with figures and without."""
+        at, things = self._lacking(number)
+        counted = zip(np.bincount(at, minlength=len(things) + 1).tolist()[1:], things, strict=True)
+        told = sorted((each for each in counted if each[0]), key=lambda each: -each[0])[:_TOLD]
+        words = "; ".join(f"{why} on {count}" for count, (_, why) in told)
+        return words, ", ".join(sorted({name for _, (name, _) in told}))
+
+    def _lacking(self, number: int) -> tuple[Ints, list[tuple[str, str]]]:
+        """Return (nodes,) which of the things is lacking, from 1 on, and the things, in words."""
+        asks = self.asks[number]
+        at, things = np.zeros(len(self.at), dtype=np.int64), list[tuple[str, str]]()
+        for empty in (False, True):
+            for name, amount in reversed([*asks.by_name()]):
+                if amount > 0:
+                    which = "in all" if empty else "free"
+                    things.append((name, f"less than {_written(name, asks)} of {name} {which}"))
+                    at[self._has(name, empty=empty) < amount] = len(things)
+        things.append((UNSUITABLE, asks.refused or UNSUITABLE))
+        at[~asks.mask[self.at]] = len(things)
+        return at, things
+
+    def room(self) -> Room:
+        """Return what is free, to be taken pod by pod."""
+        others = {name: column[_TOTAL] - column[_USED] for name, column in self.others.items()}
+        return Room(self.total - self.used, others)
+
+
+UNSUITABLE = "labels, taints or a cordon"
+_TOLD = 4  # reasons of one pod
+
+
+def _written(name: str, asks: _Asks) -> str:
+    """Return how much of a resource a pod asks for, as people write it."""
+    if name == "cpu":
+        return f"{asks.cpu:g}"
+    amount = asks.memory_bytes if name == "memory" else asks.amounts.get(name, 1)
+    for unit, size in _UNITS if name == "memory" or name.startswith(_IN_BYTES) else ():
+        if amount >= size and amount % (size // 1024) == 0:
+            return f"{amount / size:.10g}{unit}"
+    return str(amount)
+
+
+_IN_BYTES = ("ephemeral-storage", "hugepages-")
+_UNITS = (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20))
+
+
+class Room:
+    """What nodes have free besides GPUs, taken pod by pod; used by one thread."""
+
+    def __init__(self, free: Floats, others: dict[str, Floats]) -> None:
+        self._free, self._others = free, others
+
+    def take(self, pods: Sequence[tuple[PodInfo, int]]) -> str:
+        """Take what pods ask, each of a node (row), and return ''; else which resource is short.
+
+        Nothing is taken then.
+        """
+        for index, (pod, node) in enumerate(pods):
+            short = self._add(pod, node, -1)
+            if short:
+                for taken, there in pods[: index + 1]:
+                    self._add(taken, there, 1)
+                return short
+        return ""
+
+    def _add(self, pod: PodInfo, node: int, by: int) -> str:
+        """Add what a pod asks to what is free; return of which resource there is too little."""
+        free = self._free[node]
+        asked = (pod.cpu, pod.memory_bytes, 1)
+        free += np.multiply(asked, by)
+        short = [name for name, left, of in zip(_NAMED, free.tolist(), asked, strict=True)
+                 if of and left < -_EXACT]  # fmt: skip
+        for name, amount in pod.amounts:
+            column = self._others[name]  # of all that is asked for in this round
+            column[node] += by * amount
+            if column[node] < 0:
+                short.append(name)
+        return short[0] if short else ""
 
 
 class NodeBook:
@@ -74,6 +242,8 @@ class NodeBook:
         self._records: list[NodeRecord | None] = []
         self._total = np.zeros((64, 3))
         self._used = np.zeros((64, 3))
+        # (2, slots) of each other resource that a node has: its total, and what is used of it.
+        self._others: dict[str, Floats] = {}
         self._uses: dict[str, Use] = {}
         self._elsewhere: dict[str, set[str]] = {}  # uids by node
         self._masks: dict[NodeRequirements, Bools] = {}
@@ -94,6 +264,7 @@ class NodeBook:
         slot = self._slot(name)
         before, self._records[slot] = self._records[slot], record
         self._total[slot] = (record.cpu, record.memory_bytes, record.pods) if record else 0.0
+        self._put_others(slot, before.amounts if before else {}, record.amounts if record else {})
         if _suits_whom(before) != _suits_whom(record):
             self._masks.clear()
             self._index(slot, before, record)
@@ -115,6 +286,9 @@ class NodeBook:
         slot = self._slots.get(use[0])
         if slot is not None:
             self._used[slot] += (by * use[1], by * use[2], by)
+            for name, amount in use[3:]:
+                if name in self._others:
+                    self._others[name][_USED, slot] += by * amount
         elif by > 0:
             self._elsewhere.setdefault(use[0], set()).add(uid)
         else:
@@ -122,20 +296,62 @@ class NodeBook:
             if not self._elsewhere[use[0]]:
                 del self._elsewhere[use[0]]
 
+    def _put_others(self, slot: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Set what a node has of the other resources.
+
+        They are counted while a node has them: what pods ask of others is nowhere to be had, and
+        anybody may name such. Those that are new are summed up over the pods that are there.
+        """
+        new = [name for name in after if after[name] and name not in self._others]
+        for name in new[: max(0, _MOST_RESOURCES - len(self._others))]:
+            self._others[name] = np.zeros((2, len(self._total)))
+        if new:
+            self._sum_up(frozenset(new) & self._others.keys())
+        for name in before.keys() | after.keys():
+            column = self._others.get(name)
+            if column is None:
+                continue
+            column[_TOTAL, slot] = after.get(name, 0)
+            if name not in after and not column[_TOTAL].any():
+                del self._others[name]
+
+    def _sum_up(self, new: frozenset[str]) -> None:
+        for node, _, _, *amounts in self._uses.values():
+            slot = self._slots.get(node) if amounts else None
+            if slot is not None:
+                for name, amount in amounts:
+                    if name in new:
+                        self._others[name][_USED, slot] += amount
+
     def eligible(self, pod: PodInfo, names: tuple[str, ...]) -> Bools:
         """Return (nodes,), True where the pod could run; False for a node that is not there."""
-        return self.picture({0: (pod,)}, names).eligible(0)
+        return self.picture_without(pod, names).eligible(0)
+
+    def picture_without(self, pod: PodInfo, names: tuple[str, ...]) -> NodesPicture:
+        """Return what decides where one pod, number 0, could run; what itself takes is free."""
+        own = self._uses.get(pod.uid)
+        self.use(pod.uid, None)
+        try:
+            return self.picture({0: (pod,)}, names)
+        finally:
+            self.use(pod.uid, own)
 
     def capable(self, pods: Sequence[PodInfo], names: tuple[str, ...]) -> Bools:
         """Return (nodes,), True where each of the pods could run if nothing else did."""
         return self.picture({0: pods}, names).capable(0)
 
     def picture(
-        self, pods: Mapping[int, Sequence[PodInfo]], names: tuple[str, ...]
+        self,
+        pods: Mapping[int, Sequence[PodInfo]],
+        names: tuple[str, ...],
+        together: Mapping[int, int] | None = None,
+        promised: Mapping[str, Use] | None = None,
     ) -> NodesPicture:
         """Return what decides where `pods`, by number, could run, to be read by another thread.
 
-        Several pods of one number run where each of them could.
+        Several pods of one number run where each of them could. `together` has how many GPUs each
+        pod of a number asks for whose pods start together. What is `promised` to pods, by uid, is
+        taken unless it is counted already.
         """
         at = self._at(names)
         asks = {
@@ -143,10 +359,25 @@ class NodeBook:
                 reduce(np.logical_and, (self._mask(pod.requires) for pod in alike)),
                 max(pod.cpu for pod in alike),
                 max(pod.memory_bytes for pod in alike),
+                _most_of(alike),
+                next((pod.requires.refused for pod in alike if pod.requires.refused), ""),
+                (together or {}).get(number, 0),
             )
             for number, alike in pods.items()
         }
-        return NodesPicture(asks, at, self._total[at], self._used[at])
+        coming = [(uid, use) for uid, use in (promised or {}).items() if uid not in self._uses]
+        for uid, use in coming:
+            self.use(uid, use)
+        try:
+            nothing = np.zeros((2, len(at)))
+            others = {
+                name: self._others[name][:, at] if name in self._others else nothing
+                for name in frozenset().union(*(each.amounts for each in asks.values()))
+            }
+            return NodesPicture(names, asks, at, self._total[at], self._used[at], others)
+        finally:
+            for uid, _ in coming:
+                self.use(uid, None)
 
     def _index(self, slot: int, before: NodeRecord | None, after: NodeRecord | None) -> None:
         bit = 1 << slot
@@ -184,6 +415,8 @@ class NodeBook:
             if slot == len(self._total):
                 self._total = np.concatenate((self._total, np.zeros_like(self._total)))
                 self._used = np.concatenate((self._used, np.zeros_like(self._used)))
+                for name, column in self._others.items():
+                    self._others[name] = np.hstack((column, np.zeros_like(column)))
             self._masks.clear()
             for uid in sorted(self._elsewhere.pop(name, ())):
                 self._add(uid, self._uses[uid], 1)
@@ -229,6 +462,15 @@ class NodeBook:
 
 def _suits_whom(record: NodeRecord | None) -> object:
     return record and (record.labels, record.taints, record.unschedulable)
+
+
+def _most_of(pods: Sequence[PodInfo]) -> Mapping[str, int]:
+    """Return of each other resource the most that one of the pods asks for."""
+    most: dict[str, int] = {}
+    for pod in pods:
+        for name, amount in pod.amounts:
+            most[name] = max(most.get(name, 0), amount)
+    return most
 
 
 def _union(sets: Iterable[int]) -> int:

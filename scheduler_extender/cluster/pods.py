@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -22,8 +23,18 @@ _LONGEST_REASON = 64  # characters of a kubelet's word for why a container waits
 #: Characters of a termination message that are read, from its end: the kubelet keeps 4096 bytes.
 _MESSAGE_READ = 4096
 _NOTHING: Mapping[str, Any] = {}  # one for all: a pod of others needs none of its own
+#: Resources apart from CPU, memory and GPUs, by name: whole numbers, storage in bytes.
+Amounts = tuple[tuple[str, int], ...]
+#: What a pod takes of a node: its name, CPU in cores, memory in bytes, then the other resources.
+Use = tuple[str, float, int, *Amounts]
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
-Shape = tuple[float, int, str]
+Shape = tuple[float, int, str, Amounts]
+#: Other resources of one pod that are told apart. A kubelet runs no pod that asks for what its node
+#: does not offer, and no node offers as many.
+_MOST_AMOUNTS = 64
+_TOO_MANY: Amounts = ((f"more than {_MOST_AMOUNTS} kinds of resources", 1),)
+#: Resources that are not among the `Amounts`: those with a column of their own, and our GPUs.
+OWN_COLUMNS = frozenset(("cpu", "memory", "pods", names.RESOURCE))
 #: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
 _KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
 
@@ -62,6 +73,7 @@ class PodInfo:
     gpus: int = 0
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
+    amounts: Amounts = ()
     requires: NodeRequirements = ANYWHERE
     #: Those of its own, where it asks for GPUs of ours.
     addresses: tuple[str, ...] = ()
@@ -82,14 +94,16 @@ class PodInfo:
     @property
     def shape(self) -> Shape:
         """What it asks of a node apart from GPUs."""
-        return self.cpu, self.memory_bytes, self.requires.key
+        return self.cpu, self.memory_bytes, self.requires.key, self.amounts
 
     @property
-    def takes(self) -> tuple[str, float, int] | None:
-        """What it takes of which node: CPU in cores, memory in bytes; None where nothing."""
-        if not self.node_name or self.finished:
-            return None
-        return self.node_name, self.cpu, self.memory_bytes
+    def takes(self) -> Use | None:
+        """What it takes of which node; None where nothing."""
+        return self.on(self.node_name) if self.node_name and not self.finished else None
+
+    def on(self, node: str) -> Use:
+        """Return what it takes of a node that it is put on."""
+        return node, self.cpu, self.memory_bytes, *self.amounts
 
     @property
     def blocked(self) -> str:
@@ -141,7 +155,7 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
     gpus = gpus_wanted(spec)
     if gpus == 0:
         return _without_gpus(metadata, spec, status)
-    cpu, memory_bytes = _requests(spec)
+    cpu, memory_bytes, amounts = _requests(spec)
     failures, out_of_memory = _failures(status, before)
     return PodInfo(
         namespace=metadata.get("namespace", "default"),
@@ -168,6 +182,7 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
         gpus=gpus,
         cpu=cpu,
         memory_bytes=memory_bytes,
+        amounts=amounts,
         addresses=tuple(_addresses(spec, status)),
         ends=tuple(_ends(status)) if "deletionTimestamp" not in metadata else (),
         fingerprint=next(
@@ -192,7 +207,7 @@ def _without_gpus(
     """Return what a pod without GPUs of ours takes of its node, and nothing else about it."""
     node_name, phase = spec.get("nodeName") or "", status.get("phase") or "Pending"
     takes = bool(node_name) and phase not in _TERMINAL
-    cpu, memory_bytes = _requests(spec) if takes else (0.0, 0)
+    cpu, memory_bytes, amounts = _requests(spec) if takes else (0.0, 0, ())
     return PodInfo(
         namespace=metadata.get("namespace", "default"),
         name=metadata.get("name", ""),
@@ -204,6 +219,7 @@ def _without_gpus(
         annotations=_NOTHING,
         cpu=cpu,
         memory_bytes=memory_bytes,
+        amounts=amounts,
     )
 
 
@@ -254,32 +270,67 @@ def _foreign_bytes(annotations: Mapping[str, str]) -> int:
     )
 
 
-def _requests(spec: Mapping[str, Any]) -> tuple[float, int]:
-    """Return CPU cores and memory bytes as the scheduler counts them.
+def _requests(spec: Mapping[str, Any]) -> tuple[float, int, Amounts]:
+    """Return CPU cores, memory bytes and the other resources as the scheduler counts them.
 
-    The sum over containers (and sidecars), or the largest init container where that is more.
+    The sum over containers and sidecars, or what an init container takes with the sidecars that
+    start before it where that is more; in place of it what the pod as a whole asks for, and the
+    overhead of its runtime in any case.
     """
-    totals = {"cpu": 0.0, "memory": 0.0}
-    largest_init = {"cpu": 0.0, "memory": 0.0}
+    total: dict[str, float] = {}
     for container in spec.get("containers") or ():
-        for name in totals:
-            totals[name] += _request(container, name)
-    for container in spec.get("initContainers") or ():
-        for name in totals:
-            if container.get("restartPolicy") == "Always":
-                totals[name] += _request(container, name)
-            else:
-                largest_init[name] = max(largest_init[name], _request(container, name))
-    return (
-        max(totals["cpu"], largest_init["cpu"]),
-        int(max(totals["memory"], largest_init["memory"])),
-    )
+        _add(total, _asked(container))
+    if spec.get("initContainers"):
+        _with_init(total, spec["initContainers"])
+    total |= _amounts((spec.get("resources") or _NOTHING).get("requests") or _NOTHING)
+    _add(total, _amounts(spec.get("overhead") or _NOTHING))
+    cpu, memory = total.pop("cpu", 0.0), total.pop("memory", 0.0)
+    return cpu, int(memory), _whole_amounts(total) if total else ()
 
 
-def _request(container: Mapping[str, Any], name: str) -> float:
-    resources = container.get("resources") or {}
-    value = (resources.get("requests") or {}).get(name, (resources.get("limits") or {}).get(name))
-    return float(parse_quantity(value)) if value is not None else 0.0
+def _with_init(total: dict[str, float], init: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `total`, that of the containers, to what the pod takes at most while it starts."""
+    sidecars: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for container in init:
+        asked = _asked(container)
+        if container.get("restartPolicy") == "Always":
+            _add(total, asked)
+            _add(sidecars, asked)
+            continue
+        for name, amount in asked.items():
+            most[name] = max(most.get(name, 0.0), amount + sidecars.get(name, 0.0))
+    for name, amount in most.items():
+        total[name] = max(total.get(name, 0.0), amount)
+
+
+def _add(total: dict[str, float], asked: Mapping[str, float]) -> None:
+    for name, amount in asked.items():
+        total[name] = total.get(name, 0.0) + amount
+
+
+def _asked(asks: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a container, or a pod as a whole, asks for: a limit is a request, too."""
+    resources = asks.get("resources")
+    if not resources:
+        return {}
+    limits, requests = resources.get("limits"), resources.get("requests")
+    if limits and requests:
+        return _amounts({**limits, **requests})
+    return _amounts(limits or requests or _NOTHING)
+
+
+def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(parse_quantity(value))
+        for name, value in resources.items()
+        if name != names.RESOURCE
+    }
+
+
+def _whole_amounts(total: Mapping[str, float]) -> Amounts:
+    found = tuple((name, math.ceil(total[name])) for name in sorted(total) if total[name] > 0)
+    return found if len(found) <= _MOST_AMOUNTS else found[:_MOST_AMOUNTS] + _TOO_MANY
 
 
 def _fingerprint(container: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from scheduler_extender.cluster.jobs import (
     sub_batches_now,
     unpredicted_load,
 )
-from scheduler_extender.cluster.pods import PodInfo, pod_info
+from scheduler_extender.cluster.pods import OWN_COLUMNS, PodInfo, pod_info
 from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
 from scheduler_extender.cluster.workloads import gpujob_name, is_endless, role_of
@@ -74,6 +74,7 @@ class NodeRecord(Record):
     cpu: float = 0.0  # cores
     memory_bytes: int = 0
     pods: int = 0
+    amounts: Mapping[str, int] = field(default_factory=dict)  # of the other resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,11 @@ def parse_node(raw: Raw) -> NodeRecord:
         cpu=float(parse_quantity(allocatable.get("cpu", "0"))),
         memory_bytes=int(parse_quantity(allocatable.get("memory", "0"))),
         pods=int(parse_quantity(allocatable.get("pods", "0"))),
+        amounts={
+            name: int(parse_quantity(text))
+            for name, text in allocatable.items()
+            if name not in OWN_COLUMNS
+        },
     )
 
 

@@ -18,7 +18,7 @@ from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
-from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.pods import PodInfo, Use
 from scheduler_extender.cluster.records import (
     PARSERS,
     GpuJobRecord,
@@ -123,13 +123,18 @@ class ClusterState:
         """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
         return self.nodes.eligible(pod, self.table.sorted_names)
 
-    def nodes_picture(self, pods: Mapping[int, Sequence[PodInfo]]) -> NodesPicture:
-        """Return what decides on which nodes of a snapshot `pods` could run, by number."""
-        return self.nodes.picture(pods, self.table.sorted_names)
+    def nodes_for(self, pod: PodInfo) -> NodesPicture:
+        """Return what decides on which nodes of a snapshot one pod, number 0, could run."""
+        return self.nodes.picture_without(pod, self.table.sorted_names)
 
-    def capable_nodes(self, pods: Sequence[PodInfo], names: tuple[str, ...]) -> Bools:
-        """Return (nodes,) for `names`: where each of the pods could run if nothing else did."""
-        return self.nodes.capable(pods, names)
+    def nodes_picture(
+        self,
+        pods: Mapping[int, Sequence[PodInfo]],
+        together: Mapping[int, int] | None = None,
+        promised: Mapping[str, Use] | None = None,
+    ) -> NodesPicture:
+        """Return what decides on which nodes of a snapshot `pods` could run, by number."""
+        return self.nodes.picture(pods, self.table.sorted_names, together, promised)
 
     def rows_of(self, node: str, gpus: Iterable[str]) -> Ints:
         """Return the rows of GPUs by UUID; those that are not there are left out."""
@@ -408,11 +413,11 @@ class ClusterState:
         job = at_least_declared(planned.job, gang, (declared_of(record.pod),))
         return planned if job is planned.job else replace(planned, job=job)
 
-    def _use(self, record: PodRecord | None) -> tuple[str, float, int] | None:
+    def _use(self, record: PodRecord | None) -> Use | None:
         if record is None:
             return None
         pod, held = record.pod, self.ledger.held(record.uid)
-        return pod.takes or (held and (held[1].node, pod.cpu, pod.memory_bytes))
+        return pod.takes or (held and pod.on(held[1].node))
 
     # --- what must hold -----------------------------------------------------------------------
 

@@ -72,13 +72,15 @@ class Tries:
 class ClusterPipeline(Pipeline):
     """A pipeline for one round on one board.
 
-    `nodes` has (nodes,) by `Job.where`, False where those pods cannot run; `apart` handles of
-    residents beside whom they must not go. `residents` (gpus,) is how many there were at first:
+    `nodes` has (nodes,) by `Job.where`, False where those pods cannot run; `most` how many GPUs of
+    each node they may have together, and `apart` handles of residents beside whom they must not go.
+    `residents` (gpus,) is how many there were at first:
     what is refused while none of them has left is remembered in `memory`.
     """
 
     nodes: Mapping[int, Bools] = field(default_factory=dict)
     apart: Mapping[int, Ints] = field(default_factory=dict)
+    most: Mapping[int, Ints] = field(default_factory=dict)
     memory: Refusals = field(default_factory=Refusals)
     tries: Tries = field(default_factory=Tries)
     residents: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -99,7 +101,7 @@ class ClusterPipeline(Pipeline):
         """Return the same for many jobs: `among`, `demands` and the answer by (jobs, gpus)."""
         may = among.copy()
         for row, job in enumerate(jobs):
-            if job.where in self.nodes or job.where in self.apart:
+            if any(job.where in each for each in (self.nodes, self.most, self.apart)):
                 may[row] &= self._may(job, gpus)
         return super(ClusterPipeline, self).narrowed_each(may, jobs, demands, gpus)
 
@@ -107,9 +109,15 @@ class ClusterPipeline(Pipeline):
         """Return the nodes and the neighbours that each `Job.where` must do without."""
         return self.nodes, self.apart
 
+    def limits(self) -> Mapping[int, Ints]:
+        """Return how many GPUs of each node each `Job.where` may have."""
+        return self.most
+
     def choose(self, job: Job, gpus: GpuArrays) -> Ints | None:
         """Return rows for a gang, or None; who was refused is refused until there is more room."""
-        remembers = job.where < SPECIAL and bool((gpus.jobs >= self.residents).all())
+        # Which GPUs count where only so many do differs from round to round.
+        remembers = job.where < SPECIAL and job.where not in self.most
+        remembers = remembers and bool((gpus.jobs >= self.residents).all())
         if remembers and job.demand in self.memory.of:
             return None
         if self.tries.left <= 0:
@@ -124,6 +132,8 @@ class ClusterPipeline(Pipeline):
     def _may(self, job: Job, gpus: GpuArrays) -> Bools:
         nodes = self.nodes.get(job.where)
         may: Bools = np.ones(len(gpus), dtype=np.bool_) if nodes is None else nodes[gpus.node]
+        if job.where in self.most:
+            may = may & (gpus.place < self.most[job.where][gpus.node])
         if job.where in self.apart:
             may = may & ~np.isin(gpus.residents, self.apart[job.where]).any(axis=1)
         return may

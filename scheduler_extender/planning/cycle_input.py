@@ -17,6 +17,7 @@ from scheduler_extender.cluster.table import columns_of, gpu_arrays
 from scheduler_extender.planning.cluster_pipeline import SPECIAL
 from scheduler_extender.planning.questions import Question, Start
 from tandem.policy.board import Board
+from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
@@ -29,9 +30,9 @@ _NOBODY: Key = ("", "")
 class CycleInput:
     """A board, and what its jobs are: gangs on GPUs (`start` None) or starts that wait.
 
-    A gang of which some pods run and others wait has a row for each. `nodes` and `apart` are facts
-    about `Job.where` (ClusterPipeline). Gangs that are giving up their GPUs are off the board:
-    `held` has the rows of whoever was there, them included.
+    A gang of which some pods run and others wait has a row for each. `nodes`, `most` and `apart`
+    are facts about `Job.where` (ClusterPipeline). Gangs that are giving up their GPUs are off the
+    board: `held` has the rows of whoever was there, them included.
     """
 
     board: Board
@@ -41,6 +42,7 @@ class CycleInput:
     going: set[int]
     ranked: Ints  # rows of the board, first to be tried first, running gangs among them
     nodes: dict[int, Bools]
+    most: dict[int, Ints] = field(default_factory=dict)
     apart: dict[int, Ints] = field(default_factory=dict)
 
     def began(self, indices: list[int]) -> None:
@@ -163,6 +165,9 @@ def cycle_input_of(
     held, going = holders.held, holders.going
     residents_of = holders.residents_of(len(snapshot.gpus))
     columns = columns_of(snapshot.gpus)
+    most = _most(question)
+    if most:
+        columns["place"] = freest_first(snapshot.gpus)
     holders.name_residents(columns["residents"])
     loads = known.columns(rows.jobs)
     board = Board(
@@ -180,12 +185,38 @@ def cycle_input_of(
         known_loads=loads,
     )
     inputs = CycleInput(
-        board, rows.keys, rows.starts, held, going, new[ranked], dict(question.eligible)
+        board, rows.keys, rows.starts, held, going, new[ranked], dict(question.eligible), most
     )
     _keep_apart(question, inputs)
     for index in sorted(going):
         board.remove(index)
     return inputs
+
+
+def _most(question: Question) -> dict[int, Ints]:
+    """Return of how many GPUs of each node gangs may have some, where nodes are too small."""
+    nodes, snapshot = question.nodes, question.snapshot
+    if nodes is None:
+        return {}
+    gpus = np.bincount(snapshot.gpus.node, minlength=len(snapshot.node_names))
+    found = {number: nodes.most(number, gpus) for number in nodes.asks}
+    return {number: most for number, most in found.items() if most is not None}
+
+
+def freest_first(gpus: GpuArrays) -> Ints:
+    """Return the place of each GPU among those of its node, (gpus,): the freest come first.
+
+    Of equals the last comes first: jobs that may have any of them take the first.
+    """
+    closed = ~gpus.healthy | gpus.exclusive | (gpus.jobs >= gpus.shares)
+    used_gib = gpus.memory_base_gib + gpus.memory_peak_extra_gib
+    back = -np.arange(len(gpus))
+    free_gib = gpus.memory_capacity_gib - used_gib
+    order = np.lexsort((back, -free_gib, gpus.jobs, closed, gpus.node))
+    place = np.empty(len(gpus), dtype=np.int64)
+    node = gpus.node[order]
+    place[order] = np.arange(len(gpus)) - np.searchsorted(node, node)
+    return place
 
 
 def _holders(
@@ -295,6 +326,8 @@ def _keep_apart(question: Question, inputs: CycleInput) -> None:
         everywhere = np.ones(len(names), dtype=np.bool_)
         number = SPECIAL + index
         nodes = inputs.nodes.get(job.where, everywhere)
+        if job.where in inputs.most:
+            inputs.most[number] = inputs.most[job.where]
         others = nodes & ~np.isin(names, sorted(avoid.nodes))
         inputs.nodes[number] = others if others.any() else nodes
         apart = [handles[key] for key in avoid.neighbours if key in handles]

@@ -88,8 +88,11 @@ def placed(
     return " | ".join(parts)
 
 
-def summary_of(job: Job, found: Waits) -> str:
-    """Return which constraints keep a job from its GPUs; GPUJobs have the figures."""
+def summary_of(job: Job, found: Waits, besides: str = "") -> str:
+    """Return which constraints keep a job from its GPUs; GPUJobs have the figures.
+
+    `besides` names what nodes lack for its pods besides GPUs.
+    """
     wants = f"{job.gpus_per_pod} GPU(s) on one node"
     if job.pods > 1:
         wants = f"{job.pods} times {wants}"
@@ -97,7 +100,9 @@ def summary_of(job: Job, found: Waits) -> str:
     constraints = sorted({refusal.constraint for refusal in found.refusals})
     if constraints:
         parts.append(f"GPUs are refused by {', '.join(constraints)}")
-    if "cannot run its pods" in found.message:
+    if besides:
+        parts.append(f"some nodes cannot run its pods: {besides}")
+    elif "cannot run its pods" in found.message:
         parts.append("some nodes cannot run its pods")
     return "; ".join(parts)
 

@@ -17,7 +17,7 @@ import pickle
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -29,7 +29,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.jobs import History, JobArrays
-from tandem.policy.units import Bools, Floats
+from tandem.policy.units import Bools, Floats, Ints
 from tandem.simulator.engine import Begun, Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.truth import MemoryCourse, Truth
@@ -53,7 +53,7 @@ class Picture:
 
     Times are relative to now. `known` are jobs of which `remaining_at_since` is no estimate,
     `endless` those that never end. `slowdown` (classes, classes) is what is believed of pairs,
-    `nodes` (nodes,) by `Job.where` who could run there if they were empty.
+    `nodes` (nodes,) by `Job.where` who could run there if they were empty, `most` of how many GPUs.
     """
 
     profile: Profile
@@ -67,6 +67,7 @@ class Picture:
     history: History
     preemption_cost_s: float
     seed: int = 0
+    most: Mapping[int, Ints] = field(default_factory=dict)
 
 
 def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, float]]:
@@ -111,7 +112,7 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
             ),
             pipeline=ClusterPipeline(
                 picture.profile.constraints, picture.profile.scorers, picture.profile.gather,
-                nodes=picture.nodes, tries=Tries(sys.maxsize),
+                nodes=picture.nodes, most=picture.most, tries=Tries(sys.maxsize),
                 residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # keep no refusal
             ),
             record_decisions=True,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of
-from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of
+from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of, freest_first
 from scheduler_extender.planning.forecast import Picture
 from scheduler_extender.planning.questions import Question
 from tandem.policy.catalog import Profile
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.jobs import JobArrays
-from tandem.policy.units import Bools, Floats
+from tandem.policy.units import Bools, Floats, Ints
 
 _TIMES = ("arrived_s", "since_s", "waiting_since_s", "first_started_s")
 
@@ -25,7 +25,8 @@ _TIMES = ("arrived_s", "since_s", "waiting_since_s", "first_started_s")
 class Asked:
     """What a forecast is made of; frozen, for the thread.
 
-    `nodes` is (nodes,) by `Job.where`: who could run there if they were empty. `certain` are gangs
+    `nodes` is (nodes,) by `Job.where`: who could run there if they were empty; `most` is how many
+    GPUs of each they could have together. `certain` are gangs
     whose time left is known, `endless` those that do not end.
     """
 
@@ -33,6 +34,7 @@ class Asked:
     nodes: Mapping[int, Bools]
     certain: frozenset[Key]
     endless: frozenset[Key]
+    most: Mapping[int, Ints] = field(default_factory=dict)
 
 
 def picture_of(
@@ -52,12 +54,13 @@ def picture_of(
     jobs = [inputs.board.jobs[i] for i in order]
     picture = Picture(
         profile=profile,
-        gpus=snapshot.gpus,
+        gpus=replace(snapshot.gpus, place=freest_first(snapshot.gpus)),
         arrays=_arrays(inputs, order, question.now_s),
         rows_of={new: inputs.held[i] for new, i in enumerate(running)},
         known=np.array([key in asked.certain for key in keys]),
         endless=np.array([key in asked.endless for key in keys]),
         nodes=asked.nodes,
+        most=asked.most,
         slowdown=_table(jobs),
         history=question.history,
         preemption_cost_s=preemption_cost_s,

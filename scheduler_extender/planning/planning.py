@@ -28,6 +28,8 @@ from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Ints
 
+#: Said of a start that had a place in a round, but for what those before it have taken.
+_TAKEN = "jobs before it take the {} that is free; it is tried again at once"
 _AGAIN = 3  # times that a round is decided anew because a preemption would not pay
 
 
@@ -90,7 +92,8 @@ class _Round:
         self._tries = Tries()
         self._pipeline = ClusterPipeline(
             profile.constraints, profile.scorers, profile.gather,
-            nodes=inputs.nodes, apart=inputs.apart, memory=refusals, tries=self._tries,
+            nodes=inputs.nodes, most=inputs.most, apart=inputs.apart, memory=refusals,
+            tries=self._tries,
             residents=question.snapshot.gpus.jobs,
         )  # fmt: skip
         self._starts: dict[int, tuple[int, ...]] = {}
@@ -225,6 +228,8 @@ class _Round:
         answer = Answer(explaining.why, explaining.summary)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
+        room = self._q.nodes.room() if self._q.nodes is not None else None
+        node = self._q.snapshot.gpus.node
         for index in self._in_order():
             start = inputs.starts[index]
             if start is None:
@@ -235,6 +240,11 @@ class _Round:
             job = inputs.board.jobs[index]
             place = _placement(job, self._starts[index], self._q.snapshot)
             if index not in needs and place is not None:
+                at = [int(node[pod.rows[0]]) for pod in place.pods]
+                short = room and room.take(list(zip(start.pods, at, strict=True)))
+                if short:
+                    answer.waiting.add(start, _TAKEN.format(short))
+                    continue
                 answer.placed.append(Verdict(start, place, job.accumulation_steps))
                 continue
             new = sorted((needs.get(index, set()) & self._stops) - asked)
@@ -303,14 +313,30 @@ class _Explaining:
         board = self._inputs.board
         q = self._q.snapshot
         now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
-        found = self._pipeline.place(job, now, self._inputs.nodes.get(job.where))
+        nodes, most = self._inputs.nodes.get(job.where), self._inputs.most.get(job.where)
+        why, what = self._besides(job, most)
+        found = self._pipeline.place(job, now, nodes, most, why)
         if isinstance(found, Waits):
-            return found.message, summary_of(job, found)
+            return found.message, summary_of(job, found, what)
         why = (
             "there is room next to other jobs, but to wait is expected to be worth more"
             f" (dispatch {self._profile.dispatch.kind})"
         )
         return why, why
+
+    def _besides(self, job: Job, most: Ints | None) -> tuple[str, str]:
+        """Return what nodes lack for the pods besides GPUs, with figures and without."""
+        nodes = self._q.nodes
+        if nodes is None or job.where not in nodes.asks:
+            return "", ""
+        why, what = nodes.why_not(job.where)
+        if most is None:
+            return why, what
+        gpus = np.bincount(self._q.snapshot.gpus.node, minlength=len(most))
+        names = ", ".join(nodes.short_of(job.where, gpus))
+        fewer = np.count_nonzero((most > 0) & (most < gpus))
+        more = f"fewer than their GPUs on {fewer}, by {names}" if fewer else ""
+        return "; ".join(filter(None, (why, more))), ", ".join(filter(None, (what, names)))
 
 
 def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from scheduler_extender.cluster.ledger import Claim
+from scheduler_extender.cluster.nodes import NodesPicture
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from tandem.policy.cluster import Snapshot
@@ -47,12 +48,12 @@ class Question:
 
     `arrays` has the gangs by standing, `row_of` each one's row there, `rank` gives them in order.
     `eligible` is (nodes,) by `Job.where`, where the pods could run now; `capable` returns the same
-    for one `Job.where` as if nothing else ran. `endless` are the running gangs that have no end of
-    their own, such as services. `claims` has the holders by pod uid, `going` the uids of
-    those that are giving up their GPUs, `victims` who may be asked to: nobody where jobs do not
-    compete anew. `targets` has the GPUs (node, UUID) on which gangs that are being moved start
-    again. `by_work_left`: the order compares the work that jobs have left, not their
-    service.
+    for one `Job.where` as if nothing else ran. `nodes` has what both are made of. `endless` are the
+    running gangs that have no end of their own, such as services. `claims` has the holders by pod
+    uid, `going` the uids of those that are giving up their GPUs, `victims` who may be asked to:
+    nobody where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
+    are being moved start again. `by_work_left`: the order compares the work that jobs have left,
+    not their service.
     """
 
     rank: Callable[[], list[Key]]
@@ -74,6 +75,7 @@ class Question:
     needs_remaining: bool = False
     by_work_left: bool = False
     capable: Callable[[int], Bools | None] = lambda _: None  # None: everywhere
+    nodes: NodesPicture | None = None  # None: nothing but GPUs is asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.table import columns_of, gpu_arrays, places_of
+from scheduler_extender.planning.cycle_input import freest_first
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
@@ -39,6 +40,11 @@ def has_place(
         if name != "node":  # a snapshot counts nodes by name, the table by slot
             column[rows] = getattr(left, name)
     columns["shares"][held(shunned)[0]] = 0  # they offer no share
-    eligible = state.eligible_nodes(pods[0]) if pods else None
-    found = pipeline.place(job, replace(snapshot, gpus=gpu_arrays(columns)), eligible)
+    eligible = most = None
+    if pods:
+        nodes = state.nodes_picture({0: pods[:1]}, {0: job.gpus_per_pod})
+        gpus = np.bincount(snapshot.gpus.node, minlength=len(snapshot.node_names))
+        eligible, most = nodes.eligible(0), nodes.most(0, gpus)
+        columns["place"] = freest_first(gpu_arrays(columns))
+    found = pipeline.place(job, replace(snapshot, gpus=gpu_arrays(columns)), eligible, most)
     return isinstance(found, Placement)

@@ -17,7 +17,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of, without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
-from scheduler_extender.planning.cycle_input import CycleInput
+from scheduler_extender.planning.cycle_input import CycleInput, freest_first
 from scheduler_extender.planning.questions import Question, Start
 from tandem.policy.gather import whole_pods
 from tandem.policy.units import Floats, Ints
@@ -38,7 +38,10 @@ class Capacity:
         self._q = question
         self._inputs = inputs
         self._pipeline = pipeline
-        self._empty = without_residents(inputs.board.gpus)
+        self._empty = replace(
+            without_residents(inputs.board.gpus), place=freest_first(inputs.board.gpus)
+        )
+        self._gpus = np.bincount(self._empty.node, minlength=len(question.snapshot.node_names))
         self._known: dict[tuple[object, ...], Ints] = {}
 
     def rows(self, index: int) -> Ints:
@@ -49,7 +52,10 @@ class Capacity:
         if job.demand not in self._known:
             mask = self._q.capable(job.where)
             nodes = {} if mask is None else {job.where: mask}
-            alone = replace(self._pipeline, nodes=nodes, apart={})
+            there = self._q.nodes
+            most = there.most(job.where, self._gpus, empty=True) if there is not None else None
+            limits = {} if most is None else {job.where: most}
+            alone = replace(self._pipeline, nodes=nodes, most=limits, apart={})
             self._known[job.demand] = np.flatnonzero(alone.allowed(job, self._empty))
         return self._known[job.demand]
 

@@ -27,14 +27,17 @@ _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no us
 class PendingJobs:
     """The starts of each gang that waits; `changed` is told when there are new ones.
 
-    What a pod asks of its node apart from GPUs is its shape, and has a number: `Job.where`.
+    What pods ask of a node apart from GPUs is their shape, and has a number: `Job.where`. Pods that
+    start together, of which a node may not hold as many as it has GPUs for, have another one.
     """
 
     def __init__(self, changed: Callable[[], None], believe: Believe = lambda job, _: job) -> None:
         self.starts: dict[Key, tuple[Start, ...]] = {}
         self.where_of: dict[Key, int] = {}  # how a gang's pods asked last
         self._pods: dict[int, tuple[PodInfo, ...]] = {}  # by number, one pod of each of its shapes
-        self._numbers: dict[frozenset[Shape], int] = {}
+        #: By number of those that start together, how many GPUs each of their pods asks for.
+        self.together: dict[int, int] = {}
+        self._numbers: dict[tuple[frozenset[Shape], int], int] = {}
         self._next = 1
         self._changed = changed
         self._believe = believe
@@ -56,7 +59,9 @@ class PendingJobs:
             job = alike.get(kind)
             if job is None:
                 job = job_of(name, record.spec, record.status, pods=len(pods))
-                job = replace(job, where=self._number(shapes), gpus_per_pod=pods[0].gpus)
+                gpus = pods[0].gpus
+                where = self._number(shapes, gpus if len(pods) > 1 else 0)
+                job = replace(job, where=where, gpus_per_pod=gpus)
                 job = self._believe(job, record.status.load)
                 if not accumulates(declared):
                     job = replace(job, sub_batches=())
@@ -83,8 +88,8 @@ class PendingJobs:
         self.drop(key)
         self.where_of.pop(key, None)
 
-    def _number(self, shapes: Mapping[Shape, PodInfo]) -> int:
-        asked = frozenset(shapes)
+    def _number(self, shapes: Mapping[Shape, PodInfo], together: int) -> int:
+        asked = frozenset(shapes), together
         number = self._numbers.get(asked)
         if number is None:
             if len(self._pods) > _SHAPES:
@@ -92,7 +97,10 @@ class PendingJobs:
                 used |= set(self.where_of.values())
                 self._pods = {number: self._pods[number] for number in used}
                 self._numbers = {s: n for s, n in self._numbers.items() if n in used}
+                self.together = {n: gpus for n, gpus in self.together.items() if n in used}
             number = self._numbers[asked] = self._next
             self._next += 1
         self._pods[number] = tuple(shapes.values())
+        if together:
+            self.together[number] = together
         return number

@@ -147,7 +147,7 @@ class Repairs:
         return _Seen(slowdown, frozenset(movable), dict(self._cost_s))
 
     def _question(self, now: float, movable: frozenset[Key]) -> Question:
-        nodes = self._state.nodes_picture(self._pending.shapes())
+        nodes = self._state.nodes_picture(self._pending.shapes(), self._pending.together)
         history, queue_state = self._history.history(), self._queue_state
         placed = sorted(queue_state.placed)
         return Question(
@@ -155,6 +155,7 @@ class Repairs:
             starts={},
             snapshot=self._state.snapshot(),
             eligible={number: nodes.eligible(number) for number in nodes.asks},
+            nodes=nodes,
             arrays=queue_state.arrays(now, history),
             row_of=queue_state.row_of(),
             claims=self._state.ledger.counting(),
@@ -187,7 +188,7 @@ class Repairs:
         }
         pipeline = ClusterPipeline(
             self._profile.constraints, self._profile.scorers, self._profile.gather,
-            nodes=inputs.nodes, residents=snapshot.gpus.jobs,
+            nodes=inputs.nodes, most=inputs.most, residents=snapshot.gpus.jobs,
         )  # fmt: skip
         adjust(board, pipeline)
         self._level = {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.pods import Use
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning import explaining
 from scheduler_extender.planning.explaining import named
@@ -47,10 +48,14 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """GPUs (node, UUID) of a plan that is being written, and how many its pods take."""
+    """GPUs (node, UUID) of a plan that is being written, and how many its pods take.
+
+    `uses` is what they take of their nodes besides, by uid.
+    """
 
     gpus: frozenset[tuple[str, str]]
     count: int
+    uses: tuple[tuple[str, Use], ...]
 
 
 class Rounds:
@@ -181,7 +186,8 @@ class Rounds:
             "targets": self._targets(),
         }
 
-        nodes = self._state.nodes_picture(self._pending.shapes())
+        promised = {uid: use for each in self._promised.values() for uid, use in each.uses}
+        nodes = self._state.nodes_picture(self._pending.shapes(), self._pending.together, promised)
 
         def question() -> Question:
             queue_state.line_up(now)
@@ -192,6 +198,7 @@ class Rounds:
                 row_of=queue_state.row_of(),
                 eligible={number: nodes.eligible(number) for number in nodes.asks},
                 capable=lambda number: nodes.capable(number) if number in nodes.asks else None,
+                nodes=nodes,
                 endless=frozenset(k for k in queue_state.placed if queue_state.of[k].endless),
                 going=queue_state.going() if preempts else frozenset(),
                 front=frozenset(queue_state.front()),
@@ -254,7 +261,12 @@ class Rounds:
                 self._pending.drop(key)
                 self._queue_state.place(key)
                 count = sum(each.start.job.gpus for each in verdicts)
-                self._promised[key] = _Promise(gpus, count)
+                uses = tuple(
+                    (pod.uid, pod.on(place.node))
+                    for each in verdicts
+                    for pod, place in zip(each.start.pods, each.decision.pods, strict=True)
+                )
+                self._promised[key] = _Promise(gpus, count, uses)
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
             else:
                 self.forget_refusals()

@@ -169,11 +169,15 @@ class StartForecast:
         """Read what the loop alone knows."""
         wanted = {start.job.where for starts in question.starts.values() for start in starts}
         wanted |= set(question.where_of.values())
-        names, nodes = question.snapshot.node_names, {}
+        names, nodes, most = question.snapshot.node_names, {}, {}
+        gpus = np.bincount(question.snapshot.gpus.node, minlength=len(names))
         for part in _parts(list(self._pending.shapes().items()), _SHAPES):
             for number, pods in part:
                 if number in wanted:
-                    nodes[number] = self._state.capable_nodes(pods, names)
+                    there = self._state.nodes.picture({number: pods}, names, self._pending.together)
+                    nodes[number] = there.capable(number)
+                    if (limit := there.most(number, gpus, empty=True)) is not None:
+                        most[number] = limit
             await asyncio.sleep(0)
         certain: set[Key] = set()
         endless: set[Key] = set()
@@ -187,7 +191,7 @@ class StartForecast:
                 if gang.is_endless:
                     endless.add(key)
             await asyncio.sleep(0)
-        return Asked(question, nodes, frozenset(certain), frozenset(endless))
+        return Asked(question, nodes, frozenset(certain), frozenset(endless), most)
 
     def _ask(self, asked: Asked) -> dict[Key, ExpectedStart]:
         """Have the child say when each gang starts: of several starts of one, the first."""

@@ -13,6 +13,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.nodes import UNSUITABLE
 from scheduler_extender.cluster.records import GpuNodeRecord, PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning import explaining
@@ -28,6 +29,7 @@ from tandem.policy.pipeline import Pipeline
 _PIECE = 25
 _NODES_EXPLAINED = 20
 _FORBIDDEN = 403
+_UNSUITABLE = "CPU, memory, labels or taints do not suit the pod"
 
 Line = dict[str, Any]
 
@@ -132,8 +134,9 @@ def explanation(
         return sorted({gpu.model for gpu in report.status.gpus}) if report else []
 
     if not pod.node_name and names_nodes:
-        suits = dict(zip(state.table.sorted_names, state.eligible_nodes(pod).tolist(), strict=True))
-        for name in state.table.sorted_names[:_NODES_EXPLAINED]:
+        shown = state.table.sorted_names[:_NODES_EXPLAINED]
+        for name, lacking in zip(shown, state.nodes_for(pod).lacking(0), strict=False):
+            lacks = _UNSUITABLE if lacking == UNSUITABLE else lacking
             rows = state.table.rows(name)
             left = state.ledger.without(rows, frozenset((record.uid,)))
             ids = [state.table.gpu_ids[row] for row in rows.tolist()]
@@ -142,12 +145,9 @@ def explanation(
                 {
                     "node": name,
                     "models": models(name),
-                    "fits": bool(allowed.sum() >= pod.gpus and suits[name]),
+                    "fits": bool(allowed.sum() >= pod.gpus and not lacks),
                     "gpus": [gpu for gpu, fine in zip(ids, allowed, strict=True) if fine],
-                    "reason": node_reason(worker, left, pipeline.constraints, ids)
-                    if suits[name]
-                    else pod.requires.refused
-                    or "CPU, memory, labels or taints do not suit the pod",
+                    "reason": lacks or node_reason(worker, left, pipeline.constraints, ids),
                 }
             )
     return {
@@ -184,13 +184,15 @@ def explanation(
 def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:
     """Return how many GPUs on how many nodes refuse a pod that waits, by what refuses them.
 
-    `fits` counts the GPUs that could take a worker, `nodes` those nodes that do not suit the pod.
+    `fits` counts the GPUs that could take a worker, `nodes` those of nodes that do not suit the
+    pod: `says` has what these lack.
     """
     table = state.table
     places = list(table.row_of.items())
     rows = np.array([row for _, row in places], dtype=np.int64)
     gpus = state.ledger.without(rows, frozenset((record.uid,)))
-    suits = dict(zip(table.sorted_names, state.eligible_nodes(record.pod).tolist(), strict=True))
+    nodes = state.nodes_for(record.pod)
+    suits = dict(zip(table.sorted_names, nodes.eligible(0).tolist(), strict=True))
     there = np.array([suits.get(node, False) for (node, _), _ in places], dtype=np.bool_)
     evaluation = pipeline.evaluate(worker, gpus)
     counted = [
@@ -199,7 +201,12 @@ def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker:
     ]
     groups = [("fits", there & evaluation.allowed), *counted, ("nodes", ~there)]
     return [
-        {"reason": kind, "gpus": int(of.sum()), "nodes": len(np.unique(gpus.node[of]))}
+        {
+            "reason": kind,
+            "gpus": int(of.sum()),
+            "nodes": len(np.unique(gpus.node[of])),
+            **({"says": nodes.why_not(0)[0]} if kind == "nodes" else {}),
+        }
         for kind, of in groups
         if of.any()
     ]

@@ -134,6 +134,8 @@ class Verbs:
         job = self._state.worker(pod)
         evaluation = self._evaluate(job, pod.uid)
         fits = (_by_node(evaluation.allowed, False, table.across).sum(axis=0) >= pod.gpus)[here]
+        lacking, lacks = self._lacking(pod, here)
+        fits &= lacking == 0
         fitting = here[fits]
         all_fit = len(fitting) == len(names)
         fitting_names = table.encoder.names(fitting)
@@ -158,7 +160,17 @@ class Verbs:
         }  # fmt: skip
         return filter_answer(
             fitting_names,
-            self._refusals(pod, here[~fits & enough], evaluation),
+            b",".join(
+                filter(
+                    None,
+                    (
+                        self._refusals(pod, here[~fits & enough & (lacking == 0)], evaluation),
+                        table.encoder.members(
+                            here[enough & (lacking > 0)], lacks, lacking[enough & (lacking > 0)]
+                        ),
+                    ),
+                )
+            ),
             json.dumps(unresolvable).encode()[1:-1],
         )
 
@@ -227,6 +239,20 @@ class Verbs:
             evaluation.allowed[own] = alone.allowed
             evaluation.refused_by[own] = alone.refused_by
         return evaluation
+
+    def _lacking(self, pod: PodInfo, slots: Ints) -> tuple[Ints, list[str]]:
+        """Return (slots,) which of the reasons keeps a pod off each node, 0 for none of them.
+
+        Of the resources besides GPUs, CPU and memory, since plans that wait for their Binding count
+        here and not in kube-scheduler, which judges the rest.
+        """
+        if not pod.amounts:
+            return np.zeros(len(slots), dtype=np.int64), []
+        table, nodes = self._state.table, self._state.nodes_for(pod)
+        at, reasons = nodes.lacking_amounts(0)
+        by_slot = np.zeros(len(table.node_names), dtype=np.int64)
+        by_slot[np.fromiter(map(table.slot_of.__getitem__, nodes.names), np.int64, len(at))] = at
+        return by_slot[slots], reasons
 
     def _version(self, job: Job, uid: str) -> object:
         """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""

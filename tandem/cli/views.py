@@ -175,7 +175,7 @@ def explain(
             "GPUs",
             ("what keeps the pod off", "GPUs", "nodes"),
             [
-                (_REASONS.get(each["reason"], each["reason"]), each["gpus"], each["nodes"])
+                (_reason(each), each["gpus"], each["nodes"])
                 for each in found["reasons"]
             ],
         )
@@ -189,6 +189,12 @@ _REASONS = {
     "fits": "nothing: these could take it",
     "nodes": "CPU, memory, labels or taints do not suit the pod",
 }
+
+
+def _reason(each: dict[str, Any]) -> str:
+    """Return what keeps a pod off some GPUs, and what their nodes lack, where it is that."""
+    words = _REASONS.get(each["reason"], each["reason"])
+    return f"{words}: {each['says']}" if each.get("says") else words
 
 
 def _print_sharing(found: dict[str, Any]) -> None:

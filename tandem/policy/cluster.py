@@ -33,6 +33,7 @@ class GpuArrays:
 
     node: Ints  # (gpus,) index of the node
     rack: Ints  # (gpus,) index of the rack; equal where no label tells racks apart
+    place: Ints  # (gpus,) among the GPUs of its node, by which `Pipeline.limits` counts
     gpu_type: Ints  # (gpus,) index of the GPU's type
     over_commit: Floats  # (gpus, 3) coefficients of [Horus] Eq. (9) for the GPU's type
     memory_capacity_gib: Floats  # (gpus,) what may be given out: total less reserved and foreign
@@ -77,6 +78,7 @@ class GpuArrays:
         return cls(
             node=np.array(node, dtype=np.int64),
             rack=np.zeros(rows, dtype=np.int64),
+            place=np.zeros(rows, dtype=np.int64),
             gpu_type=np.zeros(rows, dtype=np.int64),
             over_commit=np.tile(OTHER_GPU, (rows, 1)),
             memory_capacity_gib=np.array(memory_capacity_gib, dtype=np.float64),

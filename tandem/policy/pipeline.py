@@ -119,6 +119,13 @@ class Pipeline:
         """
         return {}, {}
 
+    def limits(self) -> Mapping[int, Ints]:
+        """Return of which nodes a job may have some GPUs alone, by `Job.where`.
+
+        (nodes,): how many of each, which are those whose `GpuArrays.place` is less.
+        """
+        return {}
+
     def score(self, job: Job, gpus: GpuArrays) -> Floats:
         """Return (gpus,) in [0, 1]; meaningful where the job is allowed."""
         return scores(job, gpus, self.scorers)
@@ -130,22 +137,33 @@ class Pipeline:
             return None
         return self.gather(job, gpus, allowed, self.score(job, gpus))
 
-    def place(self, job: Job, snapshot: Snapshot, eligible_nodes: Bools | None = None) -> Decision:
+    def place(
+        self,
+        job: Job,
+        snapshot: Snapshot,
+        eligible_nodes: Bools | None = None,
+        most: Ints | None = None,
+        because: str = "",
+    ) -> Decision:
         """Find a place for every pod of `job`, or say why there is none.
 
         `eligible_nodes` (nodes,) is False where the pods cannot run for reasons of their own
-        (taints, selectors, CPU, memory). Pods go one after another to the node whose chosen GPUs
-        score best (mean; ties: first node), each worker of the gang on a GPU of its own.
+        (taints, selectors, CPU, memory), and `most` (nodes,) is how many GPUs of each node they may
+        have of them (`limits`); `because` says what these are. Pods go one after another to the
+        node whose chosen GPUs score best (mean; ties: first node), each worker of the gang on a GPU
+        of its own.
         """
         gpus = snapshot.gpus
         evaluation = self.evaluate(job, gpus)
         if eligible_nodes is not None:
             evaluation = _restrict(evaluation, eligible_nodes[gpus.node])
+        if most is not None:
+            evaluation = _restrict(evaluation, gpus.place < most[gpus.node])
         if job.gpus_per_pod == 1:
             gang = self.gather(job, gpus, evaluation.allowed, evaluation.score)
             if gang is None:
                 placed = int(evaluation.allowed.sum())
-                return self._waits(job, snapshot, evaluation, placed, eligible_nodes)
+                return self._waits(job, snapshot, evaluation, placed, eligible_nodes, because)
             return Placement(
                 job.id, tuple(_pod(snapshot, gang[i : i + 1]) for i in range(job.pods))
             )
@@ -154,7 +172,7 @@ class Pipeline:
         for _ in range(job.pods):
             rows = _best_node_rows(gpus.node, allowed, evaluation.score, job.gpus_per_pod)
             if rows is None:
-                return self._waits(job, snapshot, evaluation, len(pods), eligible_nodes)
+                return self._waits(job, snapshot, evaluation, len(pods), eligible_nodes, because)
             allowed[rows] = False
             pods.append(_pod(snapshot, rows))
         return Placement(job.id, tuple(pods))
@@ -166,6 +184,7 @@ class Pipeline:
         evaluation: Evaluation,
         placed: int,
         eligible_nodes: Bools | None,
+        because: str,
     ) -> Waits:
         refusals = self.refusals(job, snapshot, evaluation)
         kept_off = 0 if eligible_nodes is None else int((~eligible_nodes).sum())
@@ -174,8 +193,9 @@ class Pipeline:
             f"{refusal.count} GPU(s) refused by {refusal.constraint}: {refusal.example}"
             for refusal in refusals
         ]
-        if kept_off:
-            parts.append(f"{kept_off} node(s) cannot run its pods")
+        if kept_off or because:
+            told = f"{kept_off} node(s) cannot run its pods"
+            parts.append(f"{told} ({because})" if because else told)
         free = int(evaluation.allowed.sum())
         want = f"{job.gpus_per_pod} GPU(s) on one node"
         if job.pods > 1:

@@ -51,10 +51,14 @@ DISPATCHES = (
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere(Pipeline):
-    """A pipeline in which some jobs have nodes or neighbours that they do without."""
+    """A pipeline in which some jobs have nodes, GPUs or neighbours that they do without."""
 
     nodes: Mapping[int, Bools] | None = None
     apart: Mapping[int, Ints] | None = None
+    most: Mapping[int, Ints] | None = None
+
+    def limits(self) -> Mapping[int, Ints]:
+        return self.most or {}
 
     def elsewhere(self) -> tuple[Mapping[int, Bools], Mapping[int, Ints]]:
         return self.nodes or {}, self.apart or {}
@@ -66,6 +70,8 @@ class Elsewhere(Pipeline):
         for row, job in enumerate(jobs):
             if self.nodes and job.where in self.nodes:
                 may[row] &= self.nodes[job.where][gpus.node]
+            if self.most and job.where in self.most:
+                may[row] &= gpus.place < self.most[job.where][gpus.node]
             if self.apart and job.where in self.apart:
                 may[row] &= ~np.isin(gpus.residents, self.apart[job.where]).any(axis=1)
         return super(Elsewhere, self).narrowed_each(may, jobs, demands, gpus)
@@ -121,12 +127,14 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
         healthy=rng.random(rows) < 0.9,
         fresh=rng.random(rows) < 0.9,
         over_commit=np.array([GTX_1080, RTX_2080])[rng.integers(2, size=rows)],
+        place=rng.permuted(np.tile(np.arange(4), (-(-rows // 4), 1)), axis=1).ravel()[:rows],
     )  # fmt: skip
     board = Board.of(jobs, JobArrays.of(jobs), gpus)
     board.arrays.queue[:] = rng.integers(int(rng.choice([1, 2, 4])), size=count)
     # Nodes without GPUs come after those with some, as in a cluster where an agent never reported.
     nodes = {where: rng.random(-(-rows // 4) + 2) < 0.6 for where in (1, 3)}
     apart = {where: rng.integers(count, size=where) for where in (2, 3)}
+    most = {where: rng.integers(5, size=-(-rows // 4) + 2) for where in (1, 2)}
     strict = rng.random() < 0.2
     bound = Interference(max_interference=float(rng.choice([0.3, 0.6, 1.0])))
     rest = tuple(
@@ -139,7 +147,7 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
     chosen = [each for each in scorers if rng.random() < 0.5]
     if len(chosen) > 1 and chosen[0].kind == chosen[1].kind:
         del chosen[1]
-    pipeline = Elsewhere((*rest, *more), tuple(chosen), nodes=nodes, apart=apart)
+    pipeline = Elsewhere((*rest, *more), tuple(chosen), nodes=nodes, apart=apart, most=most)
     fits = Pipeline(CONSTRAINTS)
     for index in rng.permutation(count)[: count // 2].tolist():
         allowed = np.flatnonzero(fits.allowed(jobs[index], board.gpus))

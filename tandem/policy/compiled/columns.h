@@ -37,6 +37,7 @@ typedef struct {
     /* (gpus, slots) */
     i64 *residents, *resident_class;
     double *resident_slowdown;
+    const i64 *place; /* (gpus,) */
     /* (jobs,), as in JobArrays */
     const i64 *size;
     const double *arrived_s;
@@ -61,9 +62,11 @@ typedef struct {
     const i64 *pool, *pool_at, *held;       /* rows of a job: held[job] of them at pool[pool_at] */
     const i64 *stale, *pinned;
     i64 stale_count, pinned_count;
-    /* Where jobs may go besides: masks (masks, nodes), and residents to stay away from */
-    const i64 *mask_of, *apart_of; /* (jobs,), -1 for none */
+    /* Where jobs may go besides: masks (masks, nodes), of how many GPUs of each node they may have
+     * some (limits, nodes), and residents to stay away from */
+    const i64 *mask_of, *limit_of, *apart_of; /* (jobs,), -1 for none */
     const u8 *masks;
+    const i64 *limits;
     const i64 *apart_at, *apart; /* residents of set k: apart[apart_at[k]] to apart[apart_at[k+1]] */
     /* The order */
     const i64 *ranked;

@@ -33,7 +33,7 @@ _GPU_COLUMNS = (
     "node", "memory_capacity_gib", "memory_base_gib", "memory_peak_extra_gib",
     "memory_peak_sum_gib", "none_in_peak", "one_in_peak", "peaks_measured", "guarded",
     "gpu_utilisation", "jobs", "shares", "exclusive", "healthy", "fresh", "over_commit",
-    "residents", "resident_class", "resident_slowdown",
+    "residents", "resident_class", "resident_slowdown", "place",
 )  # fmt: skip
 _ARRAYS = (
     "gpus", "arrived_s", "running", "since_s", "attained_at_since", "service_at_since", "queue",
@@ -49,11 +49,12 @@ _BOARD = (
 )  # fmt: skip
 #: Of which type columns are; all others are of float64.
 _INTS = {
-    "gpu_node", "gpu_jobs", "gpu_shares", "gpu_residents", "gpu_resident_class", "array_gpus",
-    "array_queue", "board_seen_queue", "load_gpus", "load_gpus_per_pod", "load_demand",
-    "load_table", "load_interference_class",
+    "gpu_node", "gpu_place", "gpu_jobs", "gpu_shares", "gpu_residents", "gpu_resident_class",
+    "array_gpus", "array_queue", "board_seen_queue", "load_gpus", "load_gpus_per_pod",
+    "load_demand", "load_table", "load_interference_class",
     "board_pool", "board_pool_at", "board_held", "board_stale", "board_pinned", "order_ranked",
-    "where_mask_of", "where_apart_of", "where_apart_at", "where_apart", "history_gpus",
+    "where_mask_of", "where_limit_of", "where_apart_of", "where_limits", "where_apart_at",
+    "where_apart", "history_gpus",
     "answer_actions",
 }  # fmt: skip
 _BOOLS = {
@@ -109,7 +110,9 @@ class _Cycle(ctypes.Structure):
         *_pointers("board", _BOARD),
         *_pointers("board", ("stale", "pinned")),
         *_numbers("stale_count", "pinned_count"),
-        *_pointers("where", ("mask_of", "apart_of", "masks", "apart_at", "apart")),
+        *_pointers(
+            "where", ("mask_of", "limit_of", "apart_of", "masks", "limits", "apart_at", "apart")
+        ),
         *_pointers("order", ("ranked",)),
         *_numbers("ranked_count"),
         *_numbers("now_s", kind=ctypes.c_double),
@@ -249,10 +252,14 @@ class CompiledCycle:
         none = np.full(len(board.jobs), -1, dtype=np.int64)
         nodes, apart = self._pipeline.elsewhere()
         self._number("where_mask_of", board.loads.where, nodes, none)
+        limits = self._pipeline.limits()
+        self._number("where_limit_of", board.loads.where, limits, none)
         self._number("where_apart_of", board.loads.where, apart, none)
         # Masks may have nodes without GPUs, which no row of the board names.
         masks = [np.asarray(mask[: self._at.nodes], dtype=np.bool_) for mask in nodes.values()]
         self._point("where_masks", np.stack(masks) if masks else np.zeros((0, 0), np.bool_))
+        most = [np.asarray(limit[: self._at.nodes], dtype=np.int64) for limit in limits.values()]
+        self._point("where_limits", np.stack(most) if most else np.zeros((0, 0), np.int64))
         sets = [np.asarray(handles, dtype=np.int64) for handles in apart.values()]
         ends = np.cumsum([0, *(len(each) for each in sets)], dtype=np.int64)
         self._point("where_apart_at", ends)

@@ -29,6 +29,10 @@ static int allows(const Cycle *c, i64 job, const Place *p) {
     }
     if (c->needs_exclusive && (c->never_shares[job] ? p->count > 0 : p->exclusive)) return 0;
     if (c->mask_of[job] >= 0 && !c->masks[c->mask_of[job] * c->nodes + c->node[row]]) return 0;
+    if (c->limit_of[job] >= 0 &&
+        c->place[row] >= c->limits[c->limit_of[job] * c->nodes + c->node[row]]) {
+        return 0;
+    }
     if (c->apart_of[job] >= 0) {
         i64 of = c->apart_of[job];
         for (i64 i = c->apart_at[of]; i < c->apart_at[of + 1]; i++) {

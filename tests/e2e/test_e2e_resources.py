@@ -1,0 +1,83 @@
+"""Pods that ask for what only some nodes have besides GPUs, on a real control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from e2e_cluster import TandemCluster, job
+
+from controlplane import ControlPlane, Node, binaries, wait_until
+
+pytestmark = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("resources"),
+    pytest.mark.timeout(900),
+]
+
+HCA = "rdma/hca"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
+    """Two nodes of four GPUs; one of them has one RDMA device and 100 GiB of local storage."""
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    extended = {HCA: 1, "ephemeral-storage": "100Gi"}
+    with ControlPlane.start(nodes=[Node("n0", extended=extended), Node("n1")]) as plane:
+        cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))
+        cluster.start(gpus_per_node=4)
+        yield cluster
+
+
+def asking(name: str, resource: str, amount: str) -> dict[str, Any]:
+    found = job(name, annotations={"tandem.gpu/exclusive": "true"}, gpus=1)
+    resources = found["spec"]["template"]["spec"]["containers"][0]["resources"]
+    for part in ("limits", "requests"):
+        resources.setdefault(part, {})[resource] = amount
+    return found
+
+
+def status_of(cluster: TandemCluster, namespace: str, name: str) -> dict[str, Any]:
+    jobs = {each["metadata"]["name"]: each for each in cluster.gpujobs(namespace)}
+    return jobs.get(f"job-{name}", {}).get("status") or {}
+
+
+def test_one_of_two_pods_gets_the_only_device_and_the_other_hears_of_it(
+    cluster: TandemCluster,
+) -> None:
+    namespace = cluster.namespace()
+    cluster.apply_job(namespace, asking("first", HCA, "1"))
+    assert cluster.running(namespace, "first")["spec"]["nodeName"] == "n0"
+    cluster.apply_job(namespace, asking("second", HCA, "1"))
+
+    def told() -> bool:
+        status = status_of(cluster, namespace, "second")
+        assert not status.get("plan")
+        return f"less than 1 of {HCA} free" in status.get("message", "")
+
+    wait_until(told, "the second pod is told what it waits for")
+    assert len(cluster.holders()) == 1
+    cluster.let_end(namespace, "first")
+    assert cluster.running(namespace, "second")["spec"]["nodeName"] == "n0"
+    cluster.remove(namespace)
+
+
+def test_a_pod_that_no_node_has_room_for_holds_no_gpu(cluster: TandemCluster) -> None:
+    namespace = cluster.namespace()
+    cluster.apply_job(namespace, asking("large", "ephemeral-storage", "500Gi"))
+
+    def told() -> bool:
+        status = status_of(cluster, namespace, "large")
+        assert not status.get("plan")
+        assert not cluster.holders()
+        return "less than 500Gi of ephemeral-storage in all" in status.get("message", "")
+
+    wait_until(told, "the pod is told what it waits for")
+    pod = cluster.pod_of(namespace, "large")
+    assert pod is not None
+    assert pod["spec"]["schedulingGates"]
+    cluster.remove(namespace)

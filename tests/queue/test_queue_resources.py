@@ -1,0 +1,203 @@
+"""What pods ask of a node besides GPUs, CPU and memory: places, limits of a node, reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from queue_builders import raw_pod
+from test_queue_controller import SHARED, Cluster
+
+from scheduler_extender.queue.reason_writer import CHANGED_S
+from scheduler_extender.serving.api import explanation
+from scheduler_extender.verbs.verbs import Verbs
+from tandem.contracts import names
+from tandem.kube.resource import GPU_NODES, NODES, PODS
+from tandem.policy.catalog import load_profile
+
+HCA = "rdma/hca"
+
+
+class Mixed(Cluster):
+    """Nodes that differ in what they have besides GPUs."""
+
+    def node(self, name: str, gpus: int = 1, **allocatable: Any) -> None:
+        self.add_node(name, gpus)
+        self.allocate(name, **allocatable)
+
+    def allocate(self, name: str, **allocatable: str) -> None:
+        has = {"cpu": "8", "memory": "64Gi", "pods": "110", **allocatable}
+        self.api.patch(NODES, name, {"status": {"allocatable": has}})
+
+    def create(self, name: str, gang: int = 1, node: str = "", gpus: int = 1, **asks: Any) -> None:
+        notes = {**SHARED, names.EXCLUSIVE: "true"}
+        if gang > 1:
+            notes |= {names.GANG: "g", names.GANG_SIZE: str(gang)}
+        raw = raw_pod(name, annotations=notes, gated=not node)
+        limits: dict[str, str] = {names.RESOURCE: str(gpus)} if gpus else {}
+        extended = {key: value for key, value in asks.items() if "/" in key}
+        raw["spec"]["containers"][0]["resources"] = {
+            "limits": limits | extended,
+            "requests": asks,
+        }
+        if node:
+            raw["spec"]["nodeName"] = node
+        self.api.create(PODS, raw)
+
+    def cycles(self, count: int = 3) -> None:
+        async def some() -> None:
+            for _ in range(count):
+                self.now += CHANGED_S
+                await self.cycle()
+
+        asyncio.run(some())
+
+    def status(self, job: str) -> dict[str, Any]:
+        status: dict[str, Any] = self.gpujob(job)["status"]
+        return status
+
+    def planned(self, job: str) -> list[str]:
+        """The nodes of its plan."""
+        return [pod["node"] for pod in (self.status(job).get("plan") or {}).get("pods", [])]
+
+    def held(self) -> int:
+        return int(self.state.gpus.jobs.sum())
+
+
+@pytest.fixture
+def cluster() -> Mixed:
+    return Mixed()
+
+
+def test_of_two_pods_the_one_without_a_resource_waits_and_hears_which(cluster: Mixed) -> None:
+    cluster.node("n0", gpus=2, **{HCA: "1"})
+    cluster.node("n1", gpus=2)
+    for name in ("a", "b"):
+        cluster.create(name, **{HCA: "1"})
+    cluster.cycles()
+    plans = [cluster.planned(f"pod-{name}") for name in ("a", "b")]
+    assert sorted(plans) == [[], ["n0"]]
+    assert cluster.held() == 1
+    waits = cluster.status(f"pod-{'ab'[plans.index([])]}")
+    assert waits["phase"] == "Queued"
+    assert f"less than 1 of {HCA} free on 1" in waits["message"]
+    assert f"less than 1 of {HCA} in all on 1" in waits["message"]
+
+
+def test_the_filter_and_the_explanation_name_what_the_plan_misses(cluster: Mixed) -> None:
+    cluster.node("n0", gpus=2, **{HCA: "1"})
+    cluster.create("holder", gpus=0, node="n0", **{HCA: "1"})
+    cluster.create("a", **{HCA: "1"})
+    cluster.cycles()
+    assert cluster.planned("pod-a") == []
+    pipeline = load_profile("tandem").pipeline()
+    asked: Any = {"Pod": cluster.pod("a"), "NodeNames": ["n0"], "Nodes": None}
+    answer = json.loads(Verbs(cluster.state, pipeline).filter(asked))
+    assert answer["NodeNames"] is None
+    assert answer["FailedNodes"] == {"n0": f"less than 1 of {HCA} free"}
+    record = cluster.state.pod_named("default", "a")
+    assert record is not None
+    told = explanation(cluster.state, pipeline, record)
+    assert told["nodes"][0]["reason"] == f"less than 1 of {HCA} free"
+    assert not told["nodes"][0]["fits"]
+
+
+def test_a_planned_pod_fits_where_it_is_planned(cluster: Mixed) -> None:
+    cluster.node("n0", **{HCA: "1"})
+    cluster.create("a", **{HCA: "1"})
+    cluster.cycles()
+    assert cluster.planned("pod-a") == ["n0"]
+    pipeline = load_profile("tandem").pipeline()
+    asked: Any = {"Pod": cluster.pod("a"), "NodeNames": ["n0"], "Nodes": None}
+    answer = json.loads(Verbs(cluster.state, pipeline).filter(asked))
+    assert answer["NodeNames"] == ["n0"]
+    record = cluster.state.pod_named("default", "a")
+    assert record is not None
+    assert explanation(cluster.state, pipeline, record)["nodes"][0]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "asked", "has", "told"),
+    [
+        ("ephemeral-storage", "500Gi", "100Gi", "less than 500Gi of ephemeral-storage in all on 1"),
+        ("hugepages-2Mi", "1Gi", "0", "less than 1Gi of hugepages-2Mi in all on 1"),
+        ("example.com/fpga", "2", "1", "less than 2 of example.com/fpga in all on 1"),
+        ("cpu", "9", "8", "less than 9 of cpu in all on 1"),
+        ("memory", "65Gi", "64Gi", "less than 65Gi of memory in all on 1"),
+    ],
+)
+def test_what_no_node_has_is_named_and_no_gpu_is_held_for_it(
+    cluster: Mixed, resource: str, asked: str, has: str, told: str
+) -> None:
+    cluster.node("n0", **{resource: has})
+    cluster.create("a", **{resource: asked})
+    for _ in range(3):
+        cluster.cycles()
+        assert (cluster.planned("pod-a"), cluster.held()) == ([], 0)
+    assert told in cluster.status("pod-a")["message"]
+    assert cluster.gated("a")
+    cluster.allocate("n0", **{resource: asked})
+    cluster.cycles()
+    assert cluster.planned("pod-a") == ["n0"]
+
+
+@pytest.mark.parametrize(
+    ("asks", "by"), [({HCA: "1"}, HCA), ({"cpu": "5"}, "cpu"), ({"memory": "40Gi"}, "memory")]
+)
+def test_a_node_takes_no_more_pods_of_a_gang_than_it_has_room_for(
+    cluster: Mixed, asks: dict[str, Any], by: str
+) -> None:
+    for name in ("n0", "n1"):
+        cluster.node(name, gpus=4, **{HCA: "1"})
+    for index in range(3):
+        cluster.create(f"p{index}", gang=3, **asks)
+    cluster.cycles()
+    assert (cluster.planned("gang-g"), cluster.held()) == ([], 0)
+    assert f"fewer than their GPUs on 2, by {by}" in cluster.status("gang-g")["message"]
+    cluster.node("n2", gpus=4, **{HCA: "1"})
+    cluster.cycles()
+    assert sorted(cluster.planned("gang-g")) == ["n0", "n1", "n2"]
+
+
+def test_a_gang_takes_the_gpus_that_are_free_where_a_node_holds_few_of_it(cluster: Mixed) -> None:
+    cluster.node("n0", gpus=4, **{HCA: "3"})
+    for index in range(3):
+        cluster.create(f"other{index}")
+    cluster.cycles()
+    assert cluster.held() == 3
+    cluster.node("n1", gpus=4, **{HCA: "1"})
+    for index in range(2):
+        cluster.create(f"p{index}", gang=2, **{HCA: "1"})
+    cluster.cycles()
+    assert sorted(cluster.planned("gang-g")) == ["n0", "n1"]
+
+
+def test_two_pods_of_one_plan_do_not_both_get_what_is_left_of_a_node(cluster: Mixed) -> None:
+    cluster.node("n0", gpus=4)
+    for index in range(4):
+        cluster.create(f"p{index}", cpu="3")
+    cluster.cycles()
+    plans = [cluster.planned(f"pod-p{index}") for index in range(4)]
+    assert sorted(plans) == [[], [], ["n0"], ["n0"]]
+    assert cluster.held() == 2
+
+
+def test_a_resource_counts_from_when_a_node_first_has_it(cluster: Mixed) -> None:
+    """A device plugin registers later than pods that ask for its devices come."""
+    cluster.node("n0", gpus=2)
+    cluster.create("holder", gpus=0, node="n0", **{HCA: "1"})
+    cluster.create("a", **{HCA: "1"})
+    cluster.cycles()
+    cluster.allocate("n0", **{HCA: "1"})
+    cluster.cycles()
+    assert cluster.planned("pod-a") == []
+    cluster.allocate("n0", **{HCA: "2"})
+    cluster.cycles()
+    assert cluster.planned("pod-a") == ["n0"]
+    cluster.api.delete(PODS, "holder", "default")
+    cluster.api.delete(GPU_NODES, "n0")
+    cluster.api.delete(NODES, "n0")
+    cluster.cycles()
+    assert not cluster.state.nodes._others
