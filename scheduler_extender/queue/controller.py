@@ -27,7 +27,7 @@ from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.learning.learned_state import LearnedState, observing
 from scheduler_extender.planning.anti_affinity import AntiAffinity
 from scheduler_extender.predictions import HttpPredictor, Pricing
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.collector import collector_paused
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.evictions import Evictions
@@ -96,6 +96,9 @@ class Settings:
     stale_after_s: float = STALE_AFTER_S
     max_grace_s: int = names.MAX_GRACE_S
     forecasts: bool = False
+
+
+_NOT_OF_CYCLES = (waits.BLOCKED, waits.MISSING, "PlanExpired")
 
 
 class Controller:
@@ -417,6 +420,9 @@ class Controller:
         self.queue_state.put(gang, now, self.preempter.gives_way_s(gang))
         if record.status.phase is Phase.RUNNING:
             self._anti_affinity.runs(gang.key)
+        if record.status.reason in _NOT_OF_CYCLES:
+            # What a cycle finds out is news once that is over, though it has been said before.
+            self._reason_writer.forget(gang.key)
         if not self._anti_affinity.rests(gang.key, now):
             self._pending.note(gang, record, now)
 

@@ -19,7 +19,7 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.selectors import selects
 from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of
-from scheduler_extender.queue import lifecycle
+from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.effects import (
     CreateGpuJob,
     Effects,
@@ -30,6 +30,7 @@ from scheduler_extender.queue.effects import (
     WriteEvent,
     WriteStatus,
 )
+from scheduler_extender.queue.waits import BLOCKED, MISSING
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, Phase, WorkloadRef
@@ -43,7 +44,6 @@ SUSPEND_WITHIN_S = 60.0
 #: A gang that holds its GPUs for so long after it was told to go is reported.
 OVERDUE_S = 300.0
 OVERDUE = "PreemptionOverdue"
-BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own
 #: Entries of pods that a closed GPUJob may keep: to write it again costs more.
 _LISTED = 100
 NOT_REPORTED = "its kubelet reports nothing"
@@ -95,6 +95,8 @@ def write(gang: Gang, status: GPUJobStatus) -> Effects:
     """Write a status that has changed; a pod that has become the reason of a wait gets an event."""
     before = gang.job.status
     now_blocked = (status.reason, status.message) != (before.reason, before.message)
+    if status.reason == MISSING and before.reason != MISSING and gang.is_live:
+        return (WriteStatus(status), WriteEvent(gang.first(), MISSING, status.message))
     if status.reason != BLOCKED or not now_blocked or not gang.is_live:
         return (WriteStatus(status),)
     pod = next((pod for pod in gang.live_pods() if pod.blocked), gang.first())
@@ -227,24 +229,28 @@ def _back(gang: Gang, now_s: float) -> Effects:
 # --- a gang whose pods have ended -----------------------------------------------------------------
 
 
-def end(gang: Gang, now_s: float) -> Effects:
+def end(gang: Gang, now_s: float, *, lasts: bool = False) -> Effects:
     """Close a GPUJob whose workload has ended; a workload that goes on keeps it open.
+
+    `lasts`: it has been without live pods for a while, and its status says so.
 
     Pods may be gone because the workload has ended (operators delete them), because it was
     suspended, or because they were deleted: only the workload itself can say.
     """
     record = gang.job
     if kind_of(record.spec.workload).resource is not None and not record.spans_workloads:
-        return (ReadWorkload(partial(_end_by_workload, gang)),)
-    return _close(gang, gang.failed > 0, now_s) if gang.pods else _go_on(gang, now_s)
+        return (ReadWorkload(partial(_end_by_workload, gang, lasts)),)
+    return _close(gang, gang.failed > 0, now_s) if gang.pods else _go_on(gang, lasts, now_s)
 
 
-def _end_by_workload(gang: Gang, workload: Mapping[str, Any] | None, now_s: float) -> Effects:
+def _end_by_workload(
+    gang: Gang, lasts: bool, workload: Mapping[str, Any] | None, now_s: float
+) -> Effects:
     if workload is None:
         return ()  # the garbage collector takes the GPUJob with it
     end = has_ended(workload)
     # A workload that has not ended may make more pods, or is about to say that it has.
-    return _close(gang, end == "Failed", now_s) if end else _go_on(gang, now_s)
+    return _close(gang, end == "Failed", now_s) if end else _go_on(gang, lasts, now_s)
 
 
 def _close(gang: Gang, failed: bool, now_s: float) -> Effects:
@@ -252,10 +258,12 @@ def _close(gang: Gang, failed: bool, now_s: float) -> Effects:
     return (WriteStatus(status, before="end-before", after="end-after"),)
 
 
-def _go_on(gang: Gang, now_s: float) -> Effects:
+def _go_on(gang: Gang, lasts: bool, now_s: float) -> Effects:
     """Write what follows from the pods alone: without any, the gang is in the queue again."""
     before = gang.job.status
     status = before if gang.pods else lifecycle.observed(gang, now_s)
+    if lasts:
+        status = waits.without_live_pods(gang, status, now_s)
     return (WriteStatus(status),) if status is not before or gang.gone else ()
 
 

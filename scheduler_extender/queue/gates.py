@@ -10,9 +10,8 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor, OpenGates
+from scheduler_extender.queue.waits import HELD
 from tandem.contracts import names
-
-HELD = "an administrator holds it"
 
 
 @dataclass(eq=False)

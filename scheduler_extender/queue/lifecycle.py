@@ -355,6 +355,13 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     return status
 
 
+def rests(status: GPUJobStatus, rest_s: float) -> GPUJobStatus:
+    """Return the status of a gang whose plans were not followed, with when it is placed again."""
+    return status.model_copy(
+        update={"message": f"{status.message}; it is placed again in {rest_s:.0f} s"}
+    )
+
+
 def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that is told to give up its GPUs; written before it is told."""
     now = rfc3339(now_s)

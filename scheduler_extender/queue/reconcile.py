@@ -12,18 +12,18 @@ from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import KINDS, above, resource_of, workload_of
-from scheduler_extender.queue import decisions, lifecycle
-from scheduler_extender.queue.decisions import BLOCKED, method_of
+from scheduler_extender.queue import decisions, lifecycle, waits
+from scheduler_extender.queue.decisions import method_of
 from scheduler_extender.queue.effects import CreateGpuJob, DeleteGpuJob, Mark, MarkPods, Owners
-from scheduler_extender.queue.gates import HELD
 from scheduler_extender.queue.lifecycle import starts_by_s
 from scheduler_extender.queue.load_prediction import LoadPrediction
+from scheduler_extender.queue.missing_pods import SETTLE_S, MissingPods
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
 from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
-from tandem.contracts.resources import GPUJobStatus, Phase, WorkloadRef
+from tandem.contracts.resources import Phase, WorkloadRef
 from tandem.kube.errors import Forbidden, NotFound
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
@@ -59,6 +59,7 @@ class Reconciler:
         self._owners = Owners(parts.writer)
         self._writer = parts.writer
         self._sizes = Sizes(parts)
+        self._missing_pods = MissingPods(parts, self._owners)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
         self._counted_at: dict[Key, float] = {}
@@ -70,6 +71,7 @@ class Reconciler:
         """Forget a gang that is gone."""
         self._load_prediction.forget(key)
         self._sizes.forget(key)
+        self._missing_pods.forget(key)
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
         self._without_pods.pop(key, None)
@@ -158,7 +160,8 @@ class Reconciler:
             return None
         read.next_s = now + min(max(_AGAIN_S, now - read.since_s), _LONGEST_S)
         self._later(gang.key, read.next_s)
-        return self._executor.carry_out(gang, decisions.end(gang, now))
+        lasts = now - read.since_s >= SETTLE_S
+        return self._executor.carry_out(gang, decisions.end(gang, now, lasts=lasts))
 
     def _follow_pods(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about a gang that waits or runs: at most one thing at a time.
@@ -179,12 +182,17 @@ class Reconciler:
             nodes = {pod.node_name for pod in late}
             self._anti_affinity.refused(gang.key, nodes, now)
             return self._preempter.give_up_start(gang, late)
-        status = self._held(gang, lifecycle.observed(gang, now), now)
+        if (read := self._missing_pods.step(gang)) is not None:
+            return read
+        status = waits.held(
+            gang, lifecycle.observed(gang, now), now, self._missing_pods.absent(gang)
+        )
         if status.reason == "PlanExpired" and record.status.plan is not None:
             nodes = {pod.node for pod in record.status.plan.pods}
             rests_until_s = self._anti_affinity.refused(gang.key, nodes, now)
             if rests_until_s > now:
                 self._later(gang.key, rests_until_s)
+                status = lifecycle.rests(status, rests_until_s - now)
         if status is not record.status or self._should_count(gang, now):
             self._counted_at[gang.key] = now
             return self._executor.carry_out(gang, decisions.write(gang, status))
@@ -213,32 +221,11 @@ class Reconciler:
             if by_s <= now:
                 late.append(pod)
             else:
-                next_s = min(next_s, by_s)
+                slow_s = by_s - self._settings.start_within_s + waits.STARTS_WITHIN_S
+                next_s = min(next_s, slow_s if now < slow_s else by_s)
         if next_s < math.inf:
             self._later(gang.key, next_s)
         return sorted(late, key=lambda pod: pod.name)
-
-    def _held(self, gang: Gang, status: GPUJobStatus, now: float) -> GPUJobStatus:
-        """Return the status with the reason why a gang that waits is not planned at all."""
-        waits = status.phase in (Phase.QUEUED, Phase.SUSPENDED)
-        if not waits:
-            return status
-        if gang.job.spec.hold:
-            reason, message = "Held", HELD
-        else:
-            reason, message = BLOCKED, self._blocked(gang, now)
-        if not message or (status.reason, status.message) == (reason, message):
-            return status
-        return lifecycle.waiting(status, reason, message, None, now)
-
-    @staticmethod
-    def _blocked(gang: Gang, now: float) -> str:
-        """Return why no pod of a gang can be planned for reasons of its pods' own, or ''."""
-        if not gang.bound and (why := lifecycle.uneven_start(gang, now)):
-            return why
-        if not gang.blocked or gang.bound or lifecycle.pods_to_start(gang, now):
-            return ""
-        return next((pod.blocked for pod in gang.live_pods() if pod.blocked), "")
 
     def _should_count(self, gang: Gang, now: float, every_s: float = COUNT_EVERY_S) -> bool:
         """Return True where service is to be written down: regularly, and when a pod is gone."""

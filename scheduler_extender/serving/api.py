@@ -29,6 +29,7 @@ from tandem.policy.pipeline import Pipeline
 _PIECE = 25
 _NODES_EXPLAINED = 20
 _FORBIDDEN = 403
+_UNPREDICTED = "its load is being predicted; then it is put in the queue"
 _UNSUITABLE = "CPU, memory, labels or taints do not suit the pod"
 
 Line = dict[str, Any]
@@ -155,7 +156,7 @@ def explanation(
         "pod": record.name,
         "job": record.gpujob[1],
         "phase": status.phase.value if gang else None,
-        "message": status.message,
+        "message": _message(status),
         "position": status.position,
         "expectedStart": _expected(status),
         "node": pod.node_name or None,
@@ -270,7 +271,7 @@ def _job(state: ClusterState, key: tuple[str, str]) -> Line:
         "name": key[1],
         "phase": status.phase.value,
         "reason": status.reason,
-        "message": status.message,
+        "message": _message(status),
         "position": status.position,
         "expectedStart": _expected(status),
         "queuedAt": status.queued_at,
@@ -279,6 +280,11 @@ def _job(state: ClusterState, key: tuple[str, str]) -> Line:
         "demand": job.spec.demand.wire(),
         "places": places,
     }
+
+
+def _message(status: GPUJobStatus) -> str:
+    """Return what is said of a job; before it is in the queue, its status says nothing."""
+    return status.message or ("" if status.queued_at else _UNPREDICTED)
 
 
 def _expected(status: GPUJobStatus) -> Line | None:

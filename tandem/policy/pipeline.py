@@ -194,8 +194,8 @@ class Pipeline:
             for refusal in refusals
         ]
         if kept_off or because:
-            told = f"{kept_off} node(s) cannot run its pods"
-            parts.append(f"{told} ({because})" if because else told)
+            which = f"{kept_off} node(s) cannot run its" if kept_off else "nodes cannot run all its"
+            parts.append(f"{which} pods ({because})" if because else f"{which} pods")
         free = int(evaluation.allowed.sum())
         want = f"{job.gpus_per_pod} GPU(s) on one node"
         if job.pods > 1:

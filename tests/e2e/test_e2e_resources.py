@@ -81,3 +81,26 @@ def test_a_pod_that_no_node_has_room_for_holds_no_gpu(cluster: TandemCluster) ->
     assert pod is not None
     assert pod["spec"]["schedulingGates"]
     cluster.remove(namespace)
+
+
+def test_a_gang_of_which_a_quota_refuses_a_pod_hears_of_the_quota(cluster: TandemCluster) -> None:
+    namespace = cluster.namespace()
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "few"},
+        "spec": {"hard": {"pods": "2"}},
+    }
+    cluster.apply_job(namespace, quota)
+    gang = job("gang", annotations={"tandem.gpu/exclusive": "true"})
+    gang["spec"] |= {"completionMode": "Indexed", "completions": 3, "parallelism": 3}
+    cluster.apply_job(namespace, gang)
+
+    def told() -> str:
+        status = status_of(cluster, namespace, "gang")
+        return status["message"] if status.get("reason") == "PodsMissing" else ""
+
+    message = wait_until(told, "the gang is told which pod is missing")
+    assert message.startswith("2 of 3 pods exist; Job gang")
+    wait_until(lambda: "exceeded quota: few" in told(), "the controller's words are told")
+    cluster.remove(namespace)
