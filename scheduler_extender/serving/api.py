@@ -156,7 +156,7 @@ def explanation(
         "pod": record.name,
         "job": record.gpujob[1],
         "phase": status.phase.value if gang else None,
-        "message": _message(status),
+        "message": _message(status) if gang else "",
         "position": status.position,
         "expectedStart": _expected(status),
         "node": pod.node_name or None,
