@@ -385,7 +385,7 @@ class Controller:
         if work is not None:
             return work
         self._note(gang, gang.record)
-        return None
+        return self._reconciler.read(gang)
 
     async def _refused(self, key: Key, error: KubeError) -> None:
         """Tell the owner of a gang what the API server refuses to take."""

@@ -57,16 +57,8 @@ class MissingPods:
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be read about the pods that a gang misses, if it is time."""
-        if gang.job.status.phase is Phase.PREEMPTING or not waits.missing(gang):
-            self._known.pop(gang.key, None)
-            return None
-        now, live = self._clock(), gang.bound + gang.unbound
-        known = self._known.get(gang.key)
-        if known is None or known.live != live:
-            known = self._known[gang.key] = _Known(live, now)
-        settled_s = known.since_s + SETTLE_S
-        if now < settled_s:
-            self._later(gang.key, settled_s)
+        known, now = self._known.get(gang.key), self._clock()
+        if known is None or now < known.since_s + SETTLE_S:
             return None
         if not known.read_s:
             known.read_s = self._turn(gang.key[0], now)
@@ -78,8 +70,15 @@ class MissingPods:
 
     def absent(self, gang: Gang) -> str:
         """Return why pods of a gang do not exist, '' where none are missing or that is new."""
+        if gang.job.status.phase is Phase.PREEMPTING or not waits.missing(gang):
+            self._known.pop(gang.key, None)
+            return ""
+        now, live = self._clock(), gang.bound + gang.unbound
         known = self._known.get(gang.key)
-        if known is None or self._clock() < known.since_s + SETTLE_S:
+        if known is None or known.live != live:
+            known = self._known[gang.key] = _Known(live, now)
+        if now < known.since_s + SETTLE_S:
+            self._later(gang.key, known.since_s + SETTLE_S)
             return ""
         return waits.absent(gang, known.says)
 

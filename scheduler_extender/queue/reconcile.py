@@ -112,6 +112,10 @@ class Reconciler:
             case Stage.GONE:
                 return None
 
+    def read(self, gang: Gang) -> Awaitable[None] | None:
+        """Return what is to be read about a gang for which nothing else is to be done, if any."""
+        return self._missing_pods.step(gang)
+
     async def create(self, gang: Gang, pod: PodInfo) -> None:
         """Create the GPUJob of a gang from the first of its pods.
 
@@ -182,11 +186,8 @@ class Reconciler:
             nodes = {pod.node_name for pod in late}
             self._anti_affinity.refused(gang.key, nodes, now)
             return self._preempter.give_up_start(gang, late)
-        if (read := self._missing_pods.step(gang)) is not None:
-            return read
-        status = waits.held(
-            gang, lifecycle.observed(gang, now), now, self._missing_pods.absent(gang)
-        )
+        absent = self._missing_pods.absent(gang)
+        status = waits.held(gang, lifecycle.observed(gang, now), now, absent)
         if status.reason == "PlanExpired" and record.status.plan is not None:
             nodes = {pod.node for pod in record.status.plan.pods}
             rests_until_s = self._anti_affinity.refused(gang.key, nodes, now)
