@@ -174,10 +174,7 @@ def explain(
         print_table(
             "GPUs",
             ("what keeps the pod off", "GPUs", "nodes"),
-            [
-                (_reason(each), each["gpus"], each["nodes"])
-                for each in found["reasons"]
-            ],
+            [(_reason(each), each["gpus"], each["nodes"]) for each in found["reasons"]],
         )
         out.print("Node names need the right to list gpunodes.tandem.gpu.", highlight=False)
     if found["nodesNotShown"]:
