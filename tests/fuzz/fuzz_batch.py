@@ -84,6 +84,7 @@ class Batch:
         else:
             text = "".join(traceback.format_exception(error, limit=-8))
             self._faults[where] = _Fault(index, text[-4000:])
+            print(f"progress: {self.what}: fault in case {index}: {error!r:.200}", flush=True)
 
     def _told(self) -> str:
         shown = list(self._faults.values())[:_SHOWN]

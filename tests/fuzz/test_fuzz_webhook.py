@@ -139,8 +139,8 @@ ANNOTATIONS: dict[str, tuple[Any, ...]] = {
     names.VISIBLE_DEVICES: ("GPU-a", ""),
     names.GPU_JOB: ("pod-x", ""),
     "tandem.gpu/memorie": ("12Gi",),
-    "gpu-fraction": ("0.5",),
-    "gpu-memory": ("2000",),
+    "gpu-fraction": ("0.5", "1", "0", "2", "-1", "0.5x", "1e-1", "٠.٥", " 0.5", ".5", "nan", ""),
+    "gpu-memory": ("2000", "0", "-1", "2_0", "٢٠", "2000Mi", "9" * 40, "1.5", " 1", "", "02"),
     "cdi.k8s.io/x": ("nvidia.com/gpu=all",),
     "io.kubernetes.cri-o.Devices": ("/dev/fuse", "/dev/nvidia0", "/dev/fuse,/dev/kvm", ""),
     "app.io/owner": ("team", "\x00", "é" * 90),
@@ -271,7 +271,7 @@ def a_container(rng: random.Random, name: str, resources: dict[str, Any]) -> dic
 def amounts(rng: random.Random) -> dict[str, Any]:
     """What a container asks for: GPUs as they should be asked for, or anything."""
     if rng.random() < 0.7:
-        gpus = rng.choice(("1", 1, "2", "64", "1e0", "2000m", "1.", "1Ki", "0", "+1"))
+        gpus = rng.choice(("1", 1, "2", "64", "1e0", "2000m", "1.", "0", "+1", "1", "1"))
         resource = rng.choice((names.RESOURCE, names.RESOURCE, names.NVIDIA_RESOURCE))
         both = rng.random() < 0.5
         return {"limits": {resource: gpus, "cpu": 4}} | (
@@ -290,8 +290,14 @@ def a_pod(rng: random.Random) -> dict[str, Any]:
     annotations = some(rng, SOUND, 5)
     if rng.random() < 0.25:
         annotations |= some(rng, ANNOTATIONS, 2)
+    if rng.random() < 0.1:
+        of_others = {name: ANNOTATIONS[name] for name in ("gpu-fraction", "gpu-memory")}
+        annotations |= some(rng, of_others, 1)
     odd = some(rng, _SPEC, 2) if rng.random() < 0.15 else {}
-    containers = [a_container(rng, "c0", amounts(rng))]
+    asks_of_others = "gpu-memory" in annotations or "gpu-fraction" in annotations
+    containers = [
+        a_container(rng, "c0", {} if asks_of_others and rng.random() < 0.5 else amounts(rng))
+    ]
     for index in range(1, rng.choice((1, 1, 1, 2, 3))):
         more = amounts(rng) if rng.random() < 0.2 else {"limits": {"cpu": "1", names.RESOURCE: 0}}
         containers.insert(rng.randrange(2), a_container(rng, f"c{index}", more))
@@ -360,7 +366,9 @@ def gpus_in(spec: Any, resource: str) -> Fraction | None:
     return total
 
 
-def check_admitted(before: dict[str, Any], after: dict[str, Any], *, adopt: bool) -> str:
+def check_admitted(
+    before: dict[str, Any], after: dict[str, Any], warnings: list[str], *, adopt: bool
+) -> str:
     """Compare a pod that was let in with what the scheduler makes of it."""
     annotations = after["metadata"].get("annotations") or {}
     told = before["metadata"].get("annotations") or {}
@@ -374,6 +382,13 @@ def check_admitted(before: dict[str, Any], after: dict[str, Any], *, adopt: bool
         assert more is not None
         wanted += more
     info = pod_info(after)
+    if not wanted and info.gpus == 1:
+        # What it asks of another system is put into our words, and its author is told.
+        assert adopt
+        assert any("read as" in each for each in warnings), warnings
+        check_demand(annotations, 1)
+        check_translated(told, annotations)
+        return "put into our words"
     assert info.gpus == wanted, (info.gpus, wanted)
     if not wanted:
         return "none of ours"
@@ -387,7 +402,21 @@ def check_admitted(before: dict[str, Any], after: dict[str, Any], *, adopt: bool
     }
     assert not unknown, "an annotation without a meaning was let in"
     check_demand(annotations, info.gpus)
+    check_translated(told, annotations)
     return "changed"
+
+
+def check_translated(told: dict[str, str], annotations: dict[str, str]) -> None:
+    """Check the memory that is asked for in the words of another system, in MiB."""
+    if names.MEMORY in annotations and names.MEMORY not in told and "gpu-memory" in told:
+        assert value_of(annotations[names.MEMORY]) == number_of(told["gpu-memory"]) * 2**20
+
+
+def number_of(text: str) -> int:
+    """Return a whole number as every program reads it."""
+    assert text.isascii()
+    assert text.isdigit()
+    return int(text)
 
 
 def check_demand(annotations: dict[str, str], gpus: int) -> None:
@@ -442,6 +471,8 @@ def test_pods_are_admitted_as_they_are_written_or_refused_in_words() -> None:
             return "no review"
         if not response["allowed"]:
             return "refused"
+        if not isinstance(body.get("metadata"), dict):
+            return "let through, and for the API server to refuse"
         after = patched(body, response)
         again = verdict_on(after, adopt=adopt)
         assert again is not None
@@ -449,7 +480,7 @@ def test_pods_are_admitted_as_they_are_written_or_refused_in_words() -> None:
         assert "patch" not in again, "a second admission changes it again"
         if not well_formed(body):
             return "let through, and for the API server to refuse"
-        return check_admitted(body, after, adopt=adopt)
+        return check_admitted(body, after, response.get("warnings") or [], adopt=adopt)
 
     Batch("pods at the webhook", 250).run(case)
 
