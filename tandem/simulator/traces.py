@@ -125,7 +125,7 @@ def _philly_job(record: dict[str, Any]) -> TraceJob:
     if min(lengths) < 0:
         raise ValueError("an attempt ends before it starts")
     # An attempt that never reached a machine has no details.
-    gpus = next((count for count in map(_philly_gpus, attempts) if count), 0)
+    gpus = next((count for count in [_philly_gpus(each) for each in attempts] if count), 0)
     job_id = record["jobid"]
     if not isinstance(job_id, str):
         raise ValueError("jobid is no text")

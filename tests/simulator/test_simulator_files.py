@@ -169,6 +169,10 @@ def test_a_part_of_a_gpu_is_not_rounded_to_another_number(kind: str, tmp_path: P
         ({"jobid": ["j"]}, "jobid"),
         ({"attempts": [PHILLY[0]["attempts"][1] | {"detail": [{"gpus": "gpu0"}]}]}, "detail"),
         ({"attempts": [PHILLY[0]["attempts"][1] | {"detail": {"gpus": 4}}]}, "detail"),
+        (
+            {"attempts": [*PHILLY[0]["attempts"], PHILLY[0]["attempts"][0] | {"detail": 1}]},
+            "detail",
+        ),
         ({"attempts": [PHILLY[0]["attempts"][1] | {"end_time": "2017-10-09"}]}, "before it starts"),
     ],
 )
