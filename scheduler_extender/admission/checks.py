@@ -210,7 +210,7 @@ def check_devices(pod: PodShape, config: AdmissionConfig, prefix: str) -> Iterat
                 f"{prefix}spec.volumes[{index}].hostPath.path",
                 path,
                 "a pod with GPUs mounts only what an administrator has allowed of its node "
-                "(admission.host_paths)",
+                "(admission.host_paths); write one of those folders, or use another kind of volume",
             )
     for placed in pod.containers():
         for index, mount in enumerate(placed.body.volume_mounts):

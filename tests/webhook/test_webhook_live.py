@@ -1,5 +1,6 @@
 """The webhook in front of a real API server, under the rights that our manifests give."""
 
+import copy
 import re
 import socket
 import threading
@@ -8,6 +9,7 @@ import pytest
 import uvicorn
 from admission_cases import container, job, pod
 from fastapi import FastAPI
+from field_manifests import answers
 
 from controlplane import manifests, wait_until
 from scheduler_extender.admission.certificates import (
@@ -255,6 +257,53 @@ def test_parts_of_gpus_in_other_systems_words_are_translated_or_refused(control_
     apply(control_plane, team, training_job("theirs", container()))
     (only,) = wait_until(lambda: pods_of(control_plane, team, "theirs"), "a pod is made")
     assert only["spec"]["schedulerName"] == "default-scheduler"
+
+
+@pytest.fixture
+def guarded(control_plane, team):
+    """The namespace with the policies for pods, which judge what comes out of the webhook."""
+    policies = manifests.objects("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    mine = [each for each in policies if each["metadata"]["name"] == "tandem-pods"]
+    only = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": team}}}
+    for each in mine:
+        if each["kind"] == "ValidatingAdmissionPolicyBinding":
+            each["spec"]["matchResources"] = only
+    control_plane.apply(mine)
+    yield team
+    control_plane.kubectl("delete", "validatingadmissionpolicybinding", "tandem-pods")
+    control_plane.kubectl("delete", "validatingadmissionpolicy", "tandem-pods")
+
+
+def test_the_api_server_takes_or_refuses_the_pods_of_the_field_as_the_webhook_says(
+    control_plane, guarded
+):
+    def create(body):
+        body = copy.deepcopy(body)
+        body["spec"].pop("serviceAccountName", None)
+        path = f"/api/v1/namespaces/{guarded}/pods?dryRun=All"
+        return control_plane.http.post(path, json=body)
+
+    judged = 0
+    (sliced,) = [m for m, *_ in answers() if (m.kind, m.use) == ("Deployment", "sliced")]
+    for adopted in (False, True):
+        if adopted:
+            control_plane.kubectl("label", "namespace", guarded, "tandem.gpu/adopt=true")
+            wait_until(
+                lambda: create(sliced.pods[0]).status_code == 422, "the namespace is adopted"
+            )
+        for manifest, _, of_pods in answers():
+            if manifest.adopted is not adopted:
+                continue
+            for made, answer in zip(manifest.pods, of_pods, strict=True):
+                response = create(made)
+                at = (manifest.project, manifest.kind, manifest.use, response.text)
+                assert response.status_code == (201 if answer.allowed else 422), at
+                if answer.patch:
+                    spec = response.json()["spec"]
+                    assert spec["schedulerName"] == names.SCHEDULER_NAME, at
+                assert all(field in response.json()["message"] for field, _ in answer.causes), at
+                judged += 1
+    assert judged == sum(len(manifest.pods) for manifest, *_ in answers()) > 200
 
 
 def test_devices_by_claims_or_annotations_are_refused_at_apply(control_plane, team):
