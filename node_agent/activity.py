@@ -178,8 +178,10 @@ def period(times: Floats, values: Floats) -> float | None:
     cycles = 2
     while round(cycles * lag) + 2 < len(correlation):
         at = round(cycles * lag)
+        if at < 1:  # the parabola of a series that is almost flat may lie anywhere
+            break
         at += int(np.argmax(correlation[at - 1 : at + 2])) - 1
-        if at + 1 >= len(correlation) or correlation[at] < MIN_AUTOCORRELATION / 2:
+        if not 1 <= at < len(correlation) - 1 or correlation[at] < MIN_AUTOCORRELATION / 2:
             break
         lag = _summit(correlation, at) / cycles
         cycles *= 2

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from node_agent import guard
 from node_agent.config import AgentSettings, GuardSettings
+from node_agent.foreign import Unlisted
 from node_agent.health import Quarantine, offered_shares
 from node_agent.nvml import Gpu, Load, Memory, Process, Sensors
 from node_agent.outofmemory import FullTimes
-from node_agent.pods import PodDirectory
+from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.tenant import WINDOW_S, Tenant
 from node_agent.windows import Ewma
-from tandem.contracts.resources import GPU, Health, PodUse
+from tandem.contracts.resources import GPU, Health, MemorySource, PodUse
 
 #: Returns the pod UID of a PID, None where it is of no pod.
 #: Raises ProcessLookupError when the process is gone.
@@ -25,19 +28,35 @@ KEEP_LEFT_S = 60.0
 #: A process that the driver lists and /proc does not is gone, or of another PID namespace; after
 #: this time it is the latter, and foreign.
 UNRESOLVED_S = 5.0
+#: Why a GPU takes one job at a time, by where the size of its memory is from.
+_WHOLE = {
+    MemorySource.UNKNOWN: "the size of its memory is unknown, so it takes one job that asks for a"
+    " whole GPU",
+    MemorySource.SYSTEM: "its memory is the system's as well, so it takes one job",
+}
 
 
 class Board:
     """A GPU that is known by its UUID, whether it can be read at the moment (`gpu`) or not."""
 
     def __init__(
-        self, uuid: str, index: int, model: str, memory_bytes: int, settings: AgentSettings
+        self,
+        uuid: str,
+        index: int,
+        model: str,
+        memory_bytes: int | None,
+        settings: AgentSettings,
+        memory_source: MemorySource | None = None,
     ) -> None:
         self.uuid = uuid
         self.index = index
         self.model = model
+        #: None where it is not known.
         self.memory_bytes = memory_bytes
+        self.memory_source = memory_source
         self.gpu: Gpu | None = None
+        #: The session with NVML has been opened anew since the load was read.
+        self.gpu_is_new = False
         #: Why the GPU does not answer; "" while it does.
         self.lost = ""
         self.quarantine = Quarantine(settings.health)
@@ -52,7 +71,12 @@ class Board:
         self._utilisation = Ewma(self._settings.utilisation_half_life_s)
         #: None until the driver has told.
         self._foreign: list[Process] | None = None
+        #: Since when a process is of nobody that is known, by its PID, and the memory of them all.
         self._unresolved: dict[int, float] = {}
+        self._unresolved_bytes = 0
+        #: Memory of others that no listed process holds; None where that cannot be told.
+        self.unlisted_bytes: int | None = None
+        self._unlisted = Unlisted()
         self._pids: dict[str, list[int]] = {}
         #: When memory was last read, and when the processes were last listed.
         self._read_s = self._listed_s = float("-inf")
@@ -60,7 +84,8 @@ class Board:
     def forget_readings(self) -> None:
         """Let everything that was read be absent: the GPU cannot be read now."""
         self.memory, self.load, self.sensors, self.mps = None, None, None, None
-        self._foreign = None
+        self._foreign = self.unlisted_bytes = None
+        self._unlisted.forget()
         self._utilisation = Ewma(self._settings.utilisation_half_life_s)
         for tenant in self.tenants.values():
             tenant.memory = None
@@ -72,7 +97,7 @@ class Board:
         was is not asked for its processes: that costs ten times as much.
         """
         assert self.gpu is not None
-        before, self.memory = self.memory, self.gpu.memory()
+        before, self.memory = self.memory, self._plausible_memory(now_s)
         known = self._foreign is not None and self.memory is not None
         if known and self.memory == before and not all_kinds:
             self._read_s = now_s
@@ -90,10 +115,54 @@ class Board:
         if all_kinds:
             self.mps = any(process.kind == "mps" for process in processes)
 
+    def _plausible_memory(self, now_s: float) -> Memory | None:
+        """Read the GPU's memory; what cannot be is absent, and a reason for quarantine."""
+        assert self.gpu is not None
+        memory = self.gpu.memory()
+        trouble = memory.trouble if memory is not None else ""
+        if memory is not None and not trouble:
+            self.memory_bytes, self.memory_source = memory.total, None
+        elif not trouble and self.memory_bytes is None and self.memory_source is None:
+            trouble = "the size of its memory cannot be read"
+        if trouble:
+            self.quarantine.trouble(now_s, trouble)
+            return None
+        return memory
+
+    def find_foreign(self, now_s: float, placed: Iterable[tuple[str, PodInfo]]) -> None:
+        """Work out the memory of others that no process holds; `placed` are the pods put here."""
+        self.unlisted_bytes = None
+        if self.memory is None or not self.memory_bytes:
+            self._unlisted.forget()
+            return
+        listed, ours = self._unresolved_bytes, 0.0
+        infos = dict(placed)
+        for uid in self._pids.keys() | infos.keys():
+            here, info = self.tenants.get(uid), infos.get(uid)
+            if uid in self._pids and here is not None and here.memory is not None:
+                listed += here.memory
+            else:
+                most = info.predicted_memory if info is not None else None
+                ours += math.inf if most is None else most
+        listed += sum(process.memory or 0 for process in self._foreign or ())
+        found = self._unlisted.foreign(
+            now_s,
+            self.memory_bytes,
+            max(0, self.memory.used - listed),
+            ours,
+            reserve_known=self.memory.reserved is not None,
+        )
+        if self._foreign is not None or not math.isinf(ours):
+            self.unlisted_bytes = found
+
     def read_rest(self, now_s: float) -> None:
         """Read load and sensors."""
         assert self.gpu is not None
         before, self.load = self.load, self.gpu.load()
+        first, self.gpu_is_new = self.gpu_is_new, False
+        if first and before is not None and before.source == "gpm" and self.load is not None:
+            # GPM measures between two snapshots, and a new session has one of them.
+            self.load = replace(before, samples=self.load.samples)
         # Sources measure different things: an average over two of them would be neither.
         if self.load is None or before is None or before.source != self.load.source:
             self._utilisation = Ewma(self._settings.utilisation_half_life_s)
@@ -107,6 +176,7 @@ class Board:
         by_pod: dict[str, list[Process]] = {}
         foreign: list[Process] = []
         unresolved: dict[int, float] = {}
+        self._unresolved_bytes = 0
         for process in processes:
             try:
                 uid = owner(process.pid)
@@ -114,6 +184,8 @@ class Board:
                 since = unresolved[process.pid] = self._unresolved.get(process.pid, now_s)
                 if now_s - since >= UNRESOLVED_S:
                     foreign.append(process)
+                else:
+                    self._unresolved_bytes += process.memory or 0
                 continue
             if uid is None:
                 foreign.append(process)
@@ -139,7 +211,7 @@ class Board:
 
     def _share_load(self, now_s: float, by_pid: dict[int, float] | None) -> None:
         """Tell the tenants' parts of the load: a tenant that is alone has all of it."""
-        alone = len(self._pids) == 1 and self._foreign == []
+        alone = len(self._pids) == 1 and self._foreign == [] and not self.unlisted_bytes
         for uid, pids in self._pids.items():
             tenant = self.tenants[uid]
             samples = self.load.samples if alone and self.load is not None else ()
@@ -165,15 +237,15 @@ class Board:
 
     def fullness(self) -> float:
         """Return the share in use of the memory that processes may have; 0 where it is unknown."""
-        if self.memory is None:
+        if self.memory is None or self.usable_bytes <= 0:
             return 0.0
         return self.memory.used / self.usable_bytes
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that processes may have."""
+        """Memory that processes may have; 0 where the size is unknown."""
         reserved = self.memory.reserved if self.memory is not None else None
-        return self.memory_bytes - (reserved or 0)
+        return max(0, (self.memory_bytes or 0) - (reserved or 0))
 
     def is_nearly_full(self, settings: GuardSettings) -> bool:
         """Return whether two pods or more are on the GPU and its memory is about to end."""
@@ -205,27 +277,41 @@ class Board:
             foreign = info is not None and not info.belongs_on(self.uuid)
             uses.append(tenant.use(now_s, info, foreign=foreign, pace=paces.get(uid)))
         others = [use for use in uses if use.foreign]
-        if self._foreign:
-            memory = _sum([process.memory for process in self._foreign])
-            uses.append(PodUse(foreign=True, memory_bytes=memory))
+        unlisted = self.unlisted_bytes or 0
+        anonymous = [process.memory for process in self._foreign or ()]
+        if unlisted:
+            uses.append(PodUse(foreign=True, memory_bytes=_known(anonymous) + unlisted))
+        elif anonymous:
+            uses.append(PodUse(foreign=True, memory_bytes=_sum(anonymous)))
         foreign_memory = _sum([use.memory_bytes for use in uses if use.foreign])
-        ours = _sum([use.memory_bytes for use in uses if not use.foreign])
-        if foreign_memory is None and self.memory is not None and ours is not None:
-            foreign_memory = max(0, self.memory.used - ours)
+        if self.unlisted_bytes is not None:  # what processes without a figure hold is in it
+            of_others = [use.memory_bytes for use in others]
+            foreign_memory = _known(of_others) + _known(anonymous) + unlisted
+        elif self._foreign is None:
+            foreign_memory = None
         # A display server draws on the GPU and computes nothing there.
         computing = any(process.kind != "graphics" for process in self._foreign or ())
         why = self.quarantine.reason(now_s)
-        owners = sum(use.uid in self._pids for use in others) + computing
-        shares, shares_reason = offered_shares(self._settings.shares, why, self.sensors, owners)
+        owners = sum(use.uid in self._pids for use in others) + (computing or unlisted > 0)
+        shares, shares_reason = offered_shares(
+            self._settings.shares,
+            why,
+            self.sensors,
+            owners,
+            unlisted_bytes=unlisted,
+            whole=_WHOLE[self.memory_source] if self.memory_source else "",
+        )
         utilisation = self._utilisation.value
         return GPU(
             uuid=self.uuid,
             index=self.index,
             model=self.model,
-            memory_bytes=self.memory_bytes,
+            memory_bytes=self.memory_bytes or 0,
+            memory_source=self.memory_source,
             memory_reserved_bytes=self.memory.reserved if self.memory else None,
             memory_used_bytes=self.memory.used if self.memory else None,
-            memory_foreign_bytes=None if self._foreign is None else foreign_memory,
+            memory_foreign_bytes=foreign_memory,
+            memory_unlisted_bytes=self.unlisted_bytes,
             utilisation_percent=None if utilisation is None else round(utilisation, 1),
             utilisation_source=self.load.source if self.load else None,
             memory_activity_percent=self.load.memory_activity if self.load else None,
@@ -242,6 +328,11 @@ class Board:
             memory_guarded=self._settings.guard.mode == "evict",
             pods=uses,
         )
+
+
+def _known(parts: list[int | None]) -> int:
+    """Return the sum of the parts that are known."""
+    return sum(part for part in parts if part is not None)
 
 
 def _sum(parts: list[int | None]) -> int | None:

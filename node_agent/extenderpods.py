@@ -13,7 +13,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -118,6 +118,10 @@ class ExtenderPods:
         """Return the pod, or None while it is unknown."""
         return self._pods.get(uid)
 
+    def __iter__(self) -> Iterator[str]:
+        """Yield the UIDs of the pods that are known."""
+        return iter(self._pods)
+
     def at(self, address: str) -> str | None:
         """Return the UID of the pod of ours whose address this is, or None."""
         return self._addresses.get(address)
@@ -169,6 +173,7 @@ def pod_info(pod: NodePod) -> PodInfo:
         ours=pod.ours,
         assigned=frozenset(pod.gpus),
         predicted_memory=pod.memory_bytes,
+        finished=pod.finished,
         ends=tuple(
             ContainerEnd(one.container, one.exit_code, unix_time(one.finished_at), one.reason)
             for one in pod.ends

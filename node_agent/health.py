@@ -47,11 +47,19 @@ class Quarantine:
 
 
 def offered_shares(
-    shares: int, quarantine: str, sensors: Sensors | None, foreign_owners: int
+    shares: int,
+    quarantine: str,
+    sensors: Sensors | None,
+    foreign_owners: int,
+    *,
+    unlisted_bytes: int = 0,
+    whole: str = "",
 ) -> tuple[int, str]:
     """Return how many shares of a GPU are offered, and why it is fewer than `shares`.
 
-    `foreign_owners` counts pods that are not ours, and the rest of the node's processes as one.
+    `foreign_owners` counts pods that are not ours, and the rest of the node's processes as one;
+    `unlisted_bytes` is memory of others that no listed process holds. `whole` says why the GPU
+    takes one job at a time.
     """
     if quarantine:
         return 0, f"quarantined: {quarantine}"
@@ -59,8 +67,16 @@ def offered_shares(
         return 0, "MIG is enabled: its instances are not shared further"
     if sensors is not None and sensors.compute_mode in _NOT_OFFERED_MODES:
         return 0, f"compute mode {sensors.compute_mode}: one process at a time"
+    reasons = []
+    if whole:
+        shares = min(shares, 1)
+        reasons.append(whole)
     if foreign_owners:
         plural = "s" if foreign_owners > 1 else ""
-        taken = f"{foreign_owners} share{plural} taken by processes that are not ours"
-        return max(0, shares - foreign_owners), taken
-    return shares, ""
+        reasons.append(f"{foreign_owners} share{plural} taken by processes that are not ours")
+    if unlisted_bytes:
+        reasons.append(
+            f"{unlisted_bytes / 2**30:.1f} GiB of memory are in use by no process that is listed:"
+            " a process that the driver hides, or memory that one has left behind"
+        )
+    return max(0, shares - foreign_owners), "; ".join(reasons)

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from node_agent import canary, guard
 from node_agent.attribution import Attribution
 from node_agent.board import Board
 from node_agent.config import AgentSettings
-from node_agent.nvml import GpuLostError, Nvml, NvmlGoneError
+from node_agent.nvml import Gpu, GpuLostError, Nvml, NvmlGoneError
 from node_agent.outofmemory import FULL, OutOfMemoryLog, unix_time
-from node_agent.pods import PodDirectory
+from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
-from tandem.contracts.resources import Condition, EvictionRequest, GPUNodeStatus
+from node_agent.unified import system_bytes
+from tandem.contracts.resources import (
+    GPU,
+    Condition,
+    EvictionRequest,
+    GPUNodeStatus,
+    Health,
+    MemorySource,
+)
+from tandem.contracts.values import MAX_GPU_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +71,8 @@ class Monitor:
         #: How often a GPU became nearly full, by whether a pod was found that had outgrown.
         self.nearly_full: Counter[str] = Counter()
         self.out_of_memory = OutOfMemoryLog()
+        #: Faults of this agent at what a GPU has answered, by the type of error.
+        self.faults: Counter[str] = Counter()
         self._canary = canary.verdict(settings.canary) if settings.canary else None
         if self._canary:
             log.error("%s", self._canary)
@@ -78,7 +90,8 @@ class Monitor:
         """Take an earlier report: its GPUs exist, whether NVML can be read now or not."""
         self.out_of_memory.remember(report.out_of_memory, now_s)
         for gpu in report.gpus:
-            board = Board(gpu.uuid, gpu.index, gpu.model, gpu.memory_bytes, self.settings)
+            size, source = gpu.memory_bytes or None, gpu.memory_source
+            board = Board(gpu.uuid, gpu.index, gpu.model, size, self.settings, source)
             self.boards.setdefault(gpu.uuid, board)
 
     def close(self) -> None:
@@ -99,8 +112,9 @@ class Monitor:
                 if board.fullness() >= FULL:
                     board.full.note(unix_time(stamp), board.guarded(self._pods))
             if full:
+                placed = self._placed()
                 for board in self.boards.values():
-                    self._read_rest(board, now_s)
+                    self._read_rest(board, now_s, placed.get(board.uuid, ()))
                 self._full_at_s = now_s
                 self._take_xids(now_s)
                 self._attribution.keep_only(
@@ -119,8 +133,11 @@ class Monitor:
     def status(self, now_s: float, stamp: str) -> GPUNodeStatus:
         """Return the report as of now."""
         self._condition(NVML_CONDITION, stamp, self._gone, "Available", "Gone")
-        unreadable = self.nvml.unreadable.items()
-        trouble = "; ".join(f"GPU {index}: {why}" for index, why in unreadable)
+        unreadable = dict(self.nvml.unreadable)
+        for board in self.boards.values():
+            if board.memory_bytes is None and board.memory_source is None:
+                unreadable[board.index] = "the size of its memory cannot be read"
+        trouble = "; ".join(f"GPU {index}: {why}" for index, why in sorted(unreadable.items()))
         self._condition(READABLE_CONDITION, stamp, trouble, "Readable", "Unreadable")
         boards = sorted(self.boards.values(), key=lambda board: board.index)
         misplaced = [(pod, board) for board in boards for pod in board.misplaced(self._pods)]
@@ -135,7 +152,7 @@ class Monitor:
             agent_version=VERSION,
             driver_version=self.nvml.driver_version or "",
             observed_at=stamp,
-            gpus=[board.report(now_s, self._pods, self.paces) for board in boards],
+            gpus=[self._report(board, now_s) for board in boards],
             eviction_requests=sorted(self.requests.values(), key=lambda r: (r.gpu, r.uid)),
             out_of_memory=self.out_of_memory.latest(now_s),
             conditions=list(self._conditions.values()),
@@ -164,12 +181,24 @@ class Monitor:
         for uuid, gpu in found.items():
             if uuid not in self.boards:
                 log.info("gpu found uuid=%s index=%d model=%r", uuid, gpu.index, gpu.model)
-                board = Board(uuid, gpu.index, gpu.model, gpu.memory_bytes, self.settings)
-                self.boards[uuid] = board
+                self.boards[uuid] = Board(uuid, gpu.index, gpu.model, None, self.settings)
         for uuid, board in self.boards.items():
             board.gpu = found.get(uuid)
+            board.gpu_is_new = True
             if board.gpu is not None:
                 board.index = board.gpu.index
+                self._find_size(board, board.gpu)
+
+    def _find_size(self, board: Board, gpu: Gpu) -> None:
+        """Take the size of a GPU from where it is known; the first reading of memory checks it."""
+        if gpu.memory_bytes is not None:
+            if 0 < gpu.memory_bytes <= MAX_GPU_BYTES:
+                board.memory_bytes, board.memory_source = gpu.memory_bytes, None
+        elif board.memory_bytes is None or board.memory_source is not None:
+            size = system_bytes(gpu.model, gpu.numa_node, self.settings.proc)
+            board.memory_bytes = size if size is not None and size <= MAX_GPU_BYTES else None
+            known = board.memory_bytes is not None
+            board.memory_source = MemorySource.SYSTEM if known else MemorySource.UNKNOWN
 
     def _drop_replaced(self, found: Set[str]) -> None:
         """Forget the GPUs that are missing where as many others have come that were not known.
@@ -207,9 +236,10 @@ class Monitor:
         if board.lost and not full:
             return
         try:
-            if board.gpu is None:
-                raise GpuLostError(board.lost or "the GPU is no longer found")
-            board.read_memory(now_s, self._owner if full else self._known_owner, all_kinds=full)
+            with self._alone(board, now_s):
+                if board.gpu is None:
+                    raise GpuLostError(board.lost or "the GPU is no longer found")
+                board.read_memory(now_s, self._owner if full else self._known_owner, all_kinds=full)
         except GpuLostError as error:
             self._lose(board, now_s, error)
         else:
@@ -217,13 +247,42 @@ class Monitor:
                 log.info("gpu answers again uuid=%s", board.uuid)
             board.lost = ""
 
-    def _read_rest(self, board: Board, now_s: float) -> None:
+    def _read_rest(self, board: Board, now_s: float, placed: Iterable[tuple[str, PodInfo]]) -> None:
         if board.lost:
             return
         try:
-            board.read_rest(now_s)
+            with self._alone(board, now_s):
+                board.find_foreign(now_s, placed)
+                board.read_rest(now_s)
         except GpuLostError as error:
             self._lose(board, now_s, error)
+
+    @contextmanager
+    def _alone(self, board: Board, now_s: float) -> Iterator[None]:
+        """Let a fault of ours in what one GPU answers cost that GPU and no other."""
+        try:
+            yield
+        except (GpuLostError, NvmlGoneError):
+            raise
+        except Exception as error:
+            self.faults[type(error).__name__] += 1
+            log.exception("gpu not understood uuid=%s", board.uuid)
+            board.forget_readings()
+            board.quarantine.trouble(now_s, f"what it answers is not understood: {error!r}")
+
+    def _report(self, board: Board, now_s: float) -> GPU:
+        with self._alone(board, now_s):
+            return board.report(now_s, self._pods, self.paces)
+        return GPU(
+            uuid=board.uuid,
+            index=board.index,
+            model=board.model,
+            memory_bytes=board.memory_bytes or 0,
+            health=Health.QUARANTINED,
+            health_reason=board.quarantine.reason(now_s),
+            shares=0,
+            shares_reason="quarantined",
+        )
 
     def _lose(self, board: Board, now_s: float, error: GpuLostError) -> None:
         if not board.lost:
@@ -231,6 +290,16 @@ class Monitor:
         board.lost = str(error)
         board.forget_readings()
         board.quarantine.trouble(now_s, str(error))
+
+    def _placed(self) -> dict[str, list[tuple[str, PodInfo]]]:
+        """Return the pods of ours that may run, with their UIDs, by the GPU they were given."""
+        found: dict[str, list[tuple[str, PodInfo]]] = {}
+        for uid in self._pods or ():
+            info = self._pods.find(uid) if self._pods else None
+            if info is not None and info.ours and not info.finished:
+                for gpu in info.assigned or ():
+                    found.setdefault(gpu, []).append((uid, info))
+        return found
 
     def _owner(self, pid: int) -> str | None:
         container = self._attribution.container(pid)
@@ -242,7 +311,9 @@ class Monitor:
 
     def _take_xids(self, now_s: float) -> None:
         for uuid, code in self.nvml.xids():
-            board = self.boards[uuid]
+            board = self.boards.get(uuid)
+            if board is None:
+                continue
             board.xids[code] += 1
             fatal = board.quarantine.xid(now_s, code)
             log.warning("xid uuid=%s code=%d quarantined=%s", uuid, code, fatal)

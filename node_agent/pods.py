@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,7 @@ class PodInfo:
     uses was taken past Tandem. `assigned` are the UUIDs that it was given, None where that is not
     known; `predicted_memory` is the memory per GPU in bytes for which it was given its place, None
     where nothing was predicted. `ends` are the last ends of its containers that were not asked for.
+    A pod that is `finished` runs no more.
     """
 
     namespace: str
@@ -34,6 +35,7 @@ class PodInfo:
     assigned: frozenset[str] | None = None
     predicted_memory: int | None = None
     ends: tuple[ContainerEnd, ...] = ()
+    finished: bool = False
 
     def belongs_on(self, gpu: str) -> bool:
         """Return whether Tandem put the pod onto the GPU of this UUID."""
@@ -53,6 +55,10 @@ class PodDirectory(Protocol):
 
     def find(self, uid: str) -> PodInfo | None:
         """Return the pod, or None while it is unknown."""
+        ...
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the UIDs of the pods that are known."""
         ...
 
     def at(self, address: str) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tandem.contracts.names import API_VERSION
 from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
+from tandem.contracts.values import MAX_GPU_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +93,13 @@ def _decisive(status: GPUNodeStatus) -> object:
 
 
 def _differs(before: GPU, after: GPU) -> bool:
-    step = MEMORY_CHANGE * after.memory_bytes
+    step = MEMORY_CHANGE * (after.memory_bytes or MAX_GPU_BYTES)
     uses = {_who(use): use for use in before.pods}
     if uses.keys() != {_who(use) for use in after.pods}:
         return True
     figures = [
         (before.memory_used_bytes, after.memory_used_bytes, step),
+        (before.memory_foreign_bytes, after.memory_foreign_bytes, step),
         (before.utilisation_percent, after.utilisation_percent, UTILISATION_CHANGE),
     ]
     for use in after.pods:

@@ -2,7 +2,8 @@
 
 Traps that end here: `NVMLLibraryMismatchError` (the driver lacks a symbol) is not an `NVMLError`;
 a list without rows can raise an `NVMLError` whose value is 0; a missing library shows up as an
-error code of the first call.
+error code of the first call; a name that is no UTF-8, or a count of rows that cannot be, ends in
+whatever Python raises while it reads that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pynvml
@@ -36,6 +38,8 @@ _EXPECTED = {
     pynvml.NVML_ERROR_NOT_FOUND,
     pynvml.NVML_ERROR_TIMEOUT,
 }
+#: More processes than this hold no GPU: such a list is a fault of the driver.
+MOST_ROWS = 8192
 
 
 class CallFailedError(Exception):
@@ -58,12 +62,18 @@ class Binding:
         Raises:
             CallFailedError: whatever went wrong, as NVML's code.
         """
+        return self._checked(name, lambda: getattr(pynvml, name)(*arguments))
+
+    def _checked(self, name: str, call: Callable[[], Untyped]) -> Untyped:
         try:
-            return getattr(pynvml, name)(*arguments)
+            return call()
         except pynvml.NVMLError as error:
             code = int(error.value)
         except pynvml.NVMLLibraryMismatchError:
             code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        except Exception as error:
+            log.warning("nvml answer not understood call=%s error=%r", name, error)
+            code = pynvml.NVML_ERROR_UNKNOWN
         if code not in _EXPECTED:
             self.errors[name, code] += 1
         raise CallFailedError(code)
@@ -79,6 +89,16 @@ class Binding:
         except CallFailedError as failed:
             self.check_gone(failed.code)
             return None
+
+    def rows(self, name: str, handle: Untyped, row: Untyped) -> Untyped:
+        """Call a list of processes by the binding's function pointer; return rows of type `row`.
+
+        The binding's own call allocates and unpacks as many rows as the driver says there are.
+
+        Raises:
+            CallFailedError: as `call`; too many rows are an unknown error.
+        """
+        return self._checked(name, lambda: _list(name, handle, row))
 
     def quietly(self, name: str, *arguments: object) -> None:
         """Call the binding where a failure changes nothing for us: giving things back."""
@@ -99,6 +119,25 @@ class Binding:
         except CallFailedError as failed:
             if failed.code in _GONE:
                 raise NvmlGoneError(f"NVML is gone: {describe(failed.code)}") from failed
+
+
+def _list(name: str, handle: Untyped, row: Untyped) -> Untyped:
+    function, count = pynvml._nvmlGetFunctionPointer(name), ctypes.c_uint(0)
+    code = function(handle, ctypes.byref(count), None)
+    if code == pynvml.NVML_SUCCESS:
+        return ()
+    if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        raise pynvml.NVMLError(code)
+    if count.value > MOST_ROWS:
+        raise ValueError(f"{count.value} processes")
+    found = (row * (2 * count.value + 5))()  # more than there are: some may start meanwhile
+    count.value = len(found)
+    code = function(handle, ctypes.byref(count), found)
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    if count.value > len(found):
+        raise ValueError(f"{count.value} processes in {len(found)} rows")
+    return found[: count.value]
 
 
 def address(handle: Untyped) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pynvml
 
 from node_agent.nvml.binding import Binding, CallFailedError, Untyped, address
 from node_agent.nvml.gpm import Gpm
 from node_agent.nvml.readings import GpuLostError, Load, Memory, Process, Sample, Sensors
+from tandem.contracts.values import MAX_GPU_BYTES
 
 #: Codes after which one GPU answers no more.
 _LOST = {
@@ -30,10 +33,16 @@ _VALUE_FIELDS = {
     pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
-_OTHER_LISTS = {
-    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
-    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+_LISTS = {
+    "compute": "nvmlDeviceGetComputeRunningProcesses_v3",
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
 }
+#: Rows of a time later than this much from now are no readings: what is asked for next is what
+#: came after the last one, and nothing would come any more.
+_FUTURE_US = 86_400_000_000
+#: Rows of one answer that are read.
+_MOST_SAMPLES = 4096
 
 
 class Gpu:
@@ -44,12 +53,21 @@ class Gpu:
     """
 
     def __init__(
-        self, binding: Binding, handle: Untyped, index: int, uuid: str, model: str, total: int
+        self,
+        binding: Binding,
+        handle: Untyped,
+        index: int,
+        uuid: str,
+        model: str,
+        total: int | None,
+        numa_node: int | None = None,
     ) -> None:
         self.index = index
         self.uuid = uuid
         self.model = model
+        #: None where NVML does not tell, and then the node of the system's memory that is its own.
         self.memory_bytes = total
+        self.numa_node = numa_node
         self.address = address(handle)
         self._binding = binding
         self._handle = handle
@@ -62,30 +80,34 @@ class Gpu:
         """Return the memory in use; the older call is asked where the newer one is missing."""
         info = self._ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
         if info is not None:
-            return Memory(int(info.used), int(info.reserved))
+            return Memory(int(info.used), int(info.reserved), int(info.total))
         info = self._ask("nvmlDeviceGetMemoryInfo")
-        return None if info is None else Memory(int(info.used), None)
+        return None if info is None else Memory(int(info.used), None, int(info.total))
 
     def processes(self, *, all_kinds: bool = True) -> tuple[Process, ...] | None:
-        """Return the processes, each PID once, with the most memory that any list gives it.
+        """Return the processes, each PID once, with all the memory that it holds on the GPU.
+
+        The rows of one list are different memory: contexts of one process, or the MIG instances
+        that it is on. They are added up, and one without a figure makes the sum unknown. Different
+        lists say the same memory again (a process that computes and draws is in two), so the
+        largest sum counts.
 
         With `all_kinds` false, graphics and MPS clients are asked for only where the last full
         reading found some. None: the driver does not tell.
         """
-        compute = self._list("nvmlDeviceGetComputeRunningProcesses")
-        if compute is None:
-            return None
-        found = {
-            int(row.pid): Process(int(row.pid), row.usedGpuMemory, "compute") for row in compute
-        }
-        for kind, call in _OTHER_LISTS.items():
-            if not all_kinds and kind not in self._kinds:
+        found: dict[int, Process] = {}
+        for kind, call in _LISTS.items():
+            if kind != "compute" and not all_kinds and kind not in self._kinds:
                 continue
-            rows = self._list(call) or ()
-            for row in rows:
-                pid = int(row.pid)
-                memories = [row.usedGpuMemory, found[pid].memory if pid in found else None]
-                memory = max((int(m) for m in memories if m is not None), default=None)
+            rows = self._list(call)
+            if rows is None and kind == "compute":
+                return None
+            for pid, memory in _by_pid(rows or ()).items():
+                if pid in found:
+                    known = [m for m in (memory, found[pid].memory) if m is not None]
+                    memory = max(known, default=None)
+                if memory is not None and self.memory_bytes and memory > self.memory_bytes:
+                    memory = None
                 found[pid] = Process(pid, memory, kind)
             (self._kinds.add if rows else self._kinds.discard)(kind)
         return tuple(found.values())
@@ -96,11 +118,15 @@ class Gpu:
         if rows is None:
             return None
         busy: dict[int, list[float]] = {}
+        latest = _latest_us()
         for row in rows:
+            if row.timeStamp > latest:
+                continue
             # Drivers leave rows that were never filled: PID 0, or a percentage out of range.
             if row.pid and row.timeStamp > self._last_process_us and row.smUtil <= 100:
                 busy.setdefault(int(row.pid), []).append(float(row.smUtil))
-        self._last_process_us = max([self._last_process_us, *(int(row.timeStamp) for row in rows)])
+        stamps = [int(row.timeStamp) for row in rows if row.timeStamp <= latest]
+        self._last_process_us = max([self._last_process_us, *stamps])
         return {pid: sum(values) / len(values) for pid, values in busy.items()}
 
     def load(self) -> Load | None:
@@ -163,19 +189,25 @@ class Gpu:
 
     def _list(self, name: str) -> Untyped:
         """Ask for a list; once more where it grew between its sizing and its filling."""
-        try:
-            return self._call(name)
-        except CallFailedError as failed:
-            if failed.code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                return self._ask(name)
-            self._binding.check_gone(failed.code)
-            return None
+        code = pynvml.NVML_SUCCESS
+        for _ in range(2):
+            try:
+                return self._binding.rows(name, self._handle, pynvml.c_nvmlProcessInfo_v3_t)
+            except CallFailedError as failed:
+                code = failed.code
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                break
+        if code in _LOST:
+            raise GpuLostError(_LOST[code])
+        self._binding.check_gone(code)
+        return None
 
     def _process_rows(self) -> Untyped:
         """Return rows of utilisation; "no rows", in either of its two forms, is an empty list."""
         for _ in range(2):  # a process may start between sizing and filling
             try:
-                return self._call("nvmlDeviceGetProcessUtilization", self._last_process_us)
+                rows = self._call("nvmlDeviceGetProcessUtilization", self._last_process_us)
+                return rows[:_MOST_SAMPLES]
             except CallFailedError as failed:
                 if failed.code in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
                     return []
@@ -192,9 +224,25 @@ class Gpu:
             return ()
         field = _VALUE_FIELDS[answer[0]]
         found = []
-        for row in answer[1]:
+        latest = _latest_us()
+        for row in answer[1][-_MOST_SAMPLES:]:
             percent = float(getattr(row.sampleValue, field))
-            if row.timeStamp > self._last_sample_us and 0 <= percent <= 100:
+            if self._last_sample_us < row.timeStamp <= latest and 0 <= percent <= 100:
                 self._last_sample_us = int(row.timeStamp)
                 found.append(Sample(row.timeStamp / 1e6, percent))
         return tuple(found)
+
+
+def _by_pid(rows: Untyped) -> dict[int, int | None]:
+    """Return what the rows of one list say of each PID together."""
+    found: dict[int, int | None] = {}
+    for row in rows:
+        memory = int(row.usedGpuMemory)
+        before = found.get(row.pid, 0)
+        known = before is not None and memory <= MAX_GPU_BYTES  # larger: not available, or a fault
+        found[int(row.pid)] = before + memory if known and before is not None else None
+    return found
+
+
+def _latest_us() -> float:
+    return time.time() * 1e6 + _FUTURE_US

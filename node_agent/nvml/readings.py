@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tandem.contracts.values import MAX_GPU_BYTES
 
 
 class NvmlGoneError(Exception):
@@ -15,10 +17,26 @@ class GpuLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of a GPU in bytes. `used` leaves the reserved part out where that is known."""
+    """Memory of a GPU in bytes. `used` leaves the reserved part out where that is known.
+
+    None of them is checked: see `trouble`. `total` is the GPU's size.
+    """
 
     used: int
     reserved: int | None
+    total: int = field(default=0, compare=False)
+
+    @property
+    def trouble(self) -> str:
+        """Why these figures cannot be right, or ""."""
+        reserved = self.reserved or 0
+        if not 0 < self.total <= MAX_GPU_BYTES:
+            return f"NVML says that it has {self.total} bytes of memory"
+        if reserved >= self.total:
+            return f"NVML says that all of its {self.total} bytes of memory are reserved"
+        if self.used > self.total:
+            return f"NVML says that {self.used} of {self.total} bytes of memory are in use"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pynvml
 
 from node_agent.nvml.binding import Binding, CallFailedError, Untyped, address, describe
 from node_agent.nvml.gpu import Gpu
 from node_agent.nvml.readings import NvmlGoneError
+from tandem.contracts.values import GPU_ID, MAX_GPUS
 
 #: More Xids than this in one poll are left for the next one.
 _MAX_XIDS_PER_POLL = 64
+_UUID = re.compile(GPU_ID)
 
 
 class Nvml:
@@ -43,7 +47,9 @@ class Nvml:
         self.driver_version = self.binding.ask("nvmlSystemGetDriverVersion")
         self._events = self.binding.ask("nvmlEventSetCreate")
         self.unreadable = {}
-        for index in range(count):
+        if count > MAX_GPUS:
+            self.unreadable[MAX_GPUS] = f"NVML counts {count} GPUs; {MAX_GPUS} are read"
+        for index in range(min(count, MAX_GPUS)):
             gpu = self._identify(index)
             if gpu is not None:
                 self._gpus.append(gpu)
@@ -83,16 +89,43 @@ class Nvml:
     def _identify(self, index: int) -> Gpu | None:
         """Return the GPU at `index`, or None where it cannot be told; `unreadable` says why."""
         call = self.binding.call
+        total: int | None = None
+        numa_node = None
         try:
             handle = call("nvmlDeviceGetHandleByIndex", index)
             uuid = str(call("nvmlDeviceGetUUID", handle))
             model = str(call("nvmlDeviceGetName", handle))
-            total = int(call("nvmlDeviceGetMemoryInfo", handle).total)
+            try:
+                total = int(call("nvmlDeviceGetMemoryInfo", handle).total)
+            except CallFailedError as failed:
+                if failed.code != pynvml.NVML_ERROR_NOT_SUPPORTED:
+                    raise
+                numa_node = self.binding.ask("nvmlDeviceGetNumaNodeId", handle)
         except CallFailedError as failed:
             self.binding.check_gone(failed.code)
             self.unreadable[index] = describe(failed.code)
             return None
+        trouble = self._identity_trouble(handle, uuid, model)
+        if trouble:
+            self.unreadable[index] = trouble
+            return None
         if self._events is not None:
             events = pynvml.nvmlEventTypeXidCriticalError
             self.binding.quietly("nvmlDeviceRegisterEvents", handle, events, self._events)
-        return Gpu(self.binding, handle, index, uuid, model, total)
+        return Gpu(self.binding, handle, index, uuid, model, total, numa_node)
+
+    def _identity_trouble(self, handle: Untyped, uuid: str, model: str) -> str:
+        """Return why this cannot be the name and UUID of the GPU of `handle`, or ""."""
+        if not _UUID.match(uuid):
+            return f"its UUID is {uuid[:96]!r}"
+        if not model.strip():
+            return "it has no name"
+        try:
+            owner = self.binding.call("nvmlDeviceGetHandleByUUID", uuid)
+        except CallFailedError:
+            owner = None
+        if owner is not None and address(owner) != address(handle):
+            return f"another GPU has its UUID, {uuid}"
+        if any(gpu.uuid == uuid for gpu in self._gpus):
+            return f"a GPU before it has its UUID, {uuid}"
+        return ""

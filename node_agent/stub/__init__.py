@@ -79,11 +79,15 @@ class Wave:
 
 @dataclass(frozen=True)
 class StubGpu:
-    """A board. `None` means that it does not support the reading."""
+    """A board. `None` means that it does not support the reading.
+
+    `memory` None: a board with unified memory, and `numa_node` is where its memory is. `unlisted`
+    is memory in use, in bytes, that no process of the lists holds.
+    """
 
     uuid: str
     name: str = "NVIDIA A100-SXM4-80GB"
-    memory: int = 80 << 30
+    memory: int | None = 80 << 30
     reserved: int = 600 << 20
     mig: int | None = 0
     mode: int | None = 0
@@ -98,14 +102,19 @@ class StubGpu:
     #: Length of a utilisation sample: 1/6 s, a little more on real boards (the time stamps in
     #: https://github.com/NVIDIA/go-nvml/issues/51 are 167.4 to 169.8 ms apart).
     window_us: int = 167_600
+    unlisted: int = 0
+    numa_node: int | None = None
 
     def line(self) -> str:
         """Return the board as a line of the state file."""
-        names = ("mig", "mode", "temperature", "power_mw", "gpm", "pending", "failure", "ecc")
+        names = (
+            "memory", "mig", "mode", "temperature", "power_mw", "gpm", "pending", "failure", "ecc",
+            "numa_node",
+        )  # fmt: skip
         values = ((name, getattr(self, name)) for name in names)
         optional = "".join(f" {name}={value}" for name, value in values if value is not None)
         return (
-            f"gpu uuid={self.uuid} memory={self.memory} reserved={self.reserved}"
+            f"gpu uuid={self.uuid} reserved={self.reserved} unlisted={self.unlisted}"
             f" window_us={self.window_us}{optional} name={self.name}"
         )
 
@@ -123,13 +132,15 @@ class StubProcess:
     mem: int = 0
     active: Wave = field(default_factory=Wave)
     kind: Literal["compute", "graphics", "mps"] = "compute"
+    #: GPU instance of MIG.
+    instance: int = -1
 
     def line(self) -> str:
         """Return the process as a line of the state file."""
         memory = "none" if self.memory is None else self.memory
         return (
             f"process gpu={self.gpu} pid={self.pid} kind={self.kind} memory={memory}"
-            f" extra={self.extra} sm={self.sm} mem={self.mem}"
+            f" extra={self.extra} sm={self.sm} mem={self.mem} instance={self.instance}"
             f"{self.peaks.words('')}{self.active.words('sm_')}"
         )
 
@@ -154,6 +165,29 @@ class StubError:
 
 
 @dataclass(frozen=True)
+class StubGarble:
+    """Bytes over an argument of a call that succeeds: what a broken driver answers.
+
+    `out` is the argument's name in the C source, `offset` where in it the bytes go.
+    """
+
+    call: str
+    out: str
+    data: bytes
+    gpu: int | None = None
+    offset: int = 0
+    when: Literal["any", "size", "fill"] = "any"
+
+    def line(self) -> str:
+        """Return the bytes as a line of the state file."""
+        gpu = -1 if self.gpu is None else self.gpu
+        return (
+            f"garble call={self.call} gpu={gpu} out={self.out} offset={self.offset}"
+            f" hex={self.data.hex()} when={self.when}"
+        )
+
+
+@dataclass(frozen=True)
 class StubXid:
     """An Xid event on a GPU; `seq` grows from event to event, each is delivered once."""
 
@@ -173,6 +207,7 @@ class StubState:
     gpus: list[StubGpu] = field(default_factory=list)
     processes: list[StubProcess] = field(default_factory=list)
     errors: list[StubError] = field(default_factory=list)
+    garbles: list[StubGarble] = field(default_factory=list)
     xids: list[StubXid] = field(default_factory=list)
     driver: str = "580.65.06"
     clock_us: int | None = None
@@ -185,6 +220,7 @@ class StubState:
         lines += [gpu.line() for gpu in self.gpus]
         lines += [process.line() for process in self.processes]
         lines += [error.line() for error in self.errors]
+        lines += [garble.line() for garble in self.garbles]
         lines += [xid.line() for xid in self.xids]
         fresh = path.with_name(path.name + ".new")
         fresh.write_text("\n".join(lines) + "\n")

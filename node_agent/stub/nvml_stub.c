@@ -9,14 +9,17 @@
  *   driver version=580.65.06
  *   clock us=1700000000000000
  *   gpu uuid=GPU-... memory=N reserved=N minor=0 mig=0 mode=0 temperature=40 power_mw=70000
- *       gpm=0.8 pending=0 failure=0 ecc=0 window_us=166667 name=NVIDIA A100 80GB
+ *       gpm=0.8 pending=0 failure=0 ecc=0 window_us=166667 unlisted=N numa_node=1 name=NVIDIA A100
  *   process gpu=0 pid=42 kind=compute|graphics|mps memory=N|none extra=N period_us=N high_us=N
- *       phase_us=N sm=60 mem=20 sm_period_us=N sm_high_us=N sm_phase_us=N
+ *       phase_us=N sm=60 mem=20 sm_period_us=N sm_high_us=N sm_phase_us=N instance=1
  *   error call=nvmlDeviceGetName|* gpu=0|-1 code=15 when=any|size|fill
+ *   garble call=nvmlDeviceGetName gpu=0|-1 out=name offset=0 hex=ff00 when=any|size|fill
  *   xid gpu=0 code=79 seq=1
  *
  * A word that is left out means "this board does not support it" where NVML has such a notion.
- * `when` tells the call that asks for a size from the one that fills the rows.
+ * `when` tells the call that asks for a size from the one that fills the rows. `unlisted` is memory
+ * in use that no process of the lists holds. `garble` writes bytes over the argument `out` of a call
+ * that succeeds, at `offset`: what a driver answers that cannot be.
  */
 #include <pthread.h>
 #include <stddef.h>
@@ -31,6 +34,7 @@ enum {
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
 };
 enum { MAX_GPUS = 64, MAX_PROCESSES = 512, MAX_ERRORS = 256, MAX_XIDS = 64, RING = 120 };
+enum { MAX_GARBLES = 16, LONGEST_NAME = 4200, MOST_BYTES = 512 };
 enum when { ANY, SIZE, FILL };
 enum kind { COMPUTE, GRAPHICS, MPS };
 
@@ -76,24 +80,29 @@ struct wave { u64 period, high, phase; };
 struct process {
     int gpu; unsigned pid; enum kind kind; int has_memory; u64 memory, extra; struct wave peaks;
     int sm, mem; struct wave active;
+    unsigned instance;
 };
 struct gpu {
-    char uuid[96], name[96];
-    u64 memory, reserved, window_us;
-    int minor, mig, mode, temperature, power_mw, pending, failure, ecc;
+    char uuid[LONGEST_NAME], name[LONGEST_NAME];
+    u64 memory, reserved, window_us, unlisted;
+    int minor, mig, mode, temperature, power_mw, pending, failure, ecc, numa_node, unified;
     double gpm;
 };
 struct error { char call[64]; int gpu, code; enum when when; };
+struct garble {
+    char call[64], out[32]; int gpu; size_t offset, length; enum when when; unsigned char bytes[MOST_BYTES];
+};
 struct xid { int gpu; unsigned code, seq; };
 struct event_set { unsigned seen; u64 gpus; };
 
 static struct {
     char driver[80];
     u64 clock_us;
-    int gpus, processes, errors, xids;
+    int gpus, processes, errors, garbles, xids;
     struct gpu gpu[MAX_GPUS];
     struct process process[MAX_PROCESSES];
     struct error error[MAX_ERRORS];
+    struct garble garble[MAX_GARBLES];
     struct xid xid[MAX_XIDS];
 } state;
 
@@ -134,9 +143,11 @@ static void read_gpu(const char *line) {
     snprintf(gpu->name, sizeof gpu->name, "%.*s", name ? (int)strcspn(name + 6, "\n") : 0,
              name ? name + 6 : "");
     if (!word(line, "uuid", gpu->uuid, sizeof gpu->uuid)) gpu->uuid[0] = 0;
-    gpu->memory = number(line, "memory", 0);
+    gpu->unified = !word(line, "memory", text, sizeof text);
+    gpu->memory = word(line, "memory", text, sizeof text) ? strtoull(text, NULL, 10) : 0;
     gpu->reserved = number(line, "reserved", 0);
     gpu->window_us = number(line, "window_us", 0);
+    gpu->unlisted = number(line, "unlisted", 0);
     gpu->minor = number(line, "minor", state.gpus - 1);
     gpu->mig = number(line, "mig", -1);
     gpu->mode = number(line, "mode", -1);
@@ -145,6 +156,7 @@ static void read_gpu(const char *line) {
     gpu->pending = number(line, "pending", -1);
     gpu->failure = number(line, "failure", -1);
     gpu->ecc = number(line, "ecc", -1);
+    gpu->numa_node = number(line, "numa_node", -1);
     gpu->gpm = word(line, "gpm", text, sizeof text) ? strtod(text, NULL) : -1;
 }
 
@@ -154,6 +166,7 @@ static void read_process(const char *line) {
     word(line, "kind", text, sizeof text);
     p->kind = !strcmp(text, "mps") ? MPS : !strcmp(text, "graphics") ? GRAPHICS : COMPUTE;
     p->gpu = number(line, "gpu", 0);
+    p->instance = number(line, "instance", -1);
     p->pid = number(line, "pid", 0);
     p->has_memory = word(line, "memory", text, sizeof text) && strcmp(text, "none") != 0;
     p->memory = p->has_memory ? strtoull(text, NULL, 10) : 0;
@@ -176,9 +189,27 @@ static void read_error(const char *line) {
     e->when = !strcmp(text, "size") ? SIZE : !strcmp(text, "fill") ? FILL : ANY;
 }
 
+static void read_garble(const char *line) {
+    struct garble *g = &state.garble[state.garbles++];
+    char text[2 * MOST_BYTES + 1] = "";
+    if (!word(line, "call", g->call, sizeof g->call)) g->call[0] = 0;
+    if (!word(line, "out", g->out, sizeof g->out)) g->out[0] = 0;
+    g->gpu = number(line, "gpu", -1);
+    g->offset = number(line, "offset", 0);
+    word(line, "hex", text, sizeof text);
+    for (g->length = 0; g->length < MOST_BYTES && text[2 * g->length]; g->length++) {
+        unsigned byte;
+        if (sscanf(text + 2 * g->length, "%2x", &byte) != 1) break;
+        g->bytes[g->length] = byte;
+    }
+    strcpy(text, "any");
+    word(line, "when", text, sizeof text);
+    g->when = !strcmp(text, "size") ? SIZE : !strcmp(text, "fill") ? FILL : ANY;
+}
+
 static void refresh(void) {
     struct stat info;
-    char line[1024];
+    static char line[4 * LONGEST_NAME];
     const char *path = getenv("TANDEM_NVML_STUB_STATE");
     if (!path || stat(path, &info)) {
         memset(&state, 0, sizeof state);
@@ -195,6 +226,7 @@ static void refresh(void) {
         if (!strncmp(line, "gpu ", 4) && state.gpus < MAX_GPUS) read_gpu(line);
         else if (!strncmp(line, "process ", 8) && state.processes < MAX_PROCESSES) read_process(line);
         else if (!strncmp(line, "error ", 6) && state.errors < MAX_ERRORS) read_error(line);
+        else if (!strncmp(line, "garble ", 7) && state.garbles < MAX_GARBLES) read_garble(line);
         else if (!strncmp(line, "xid ", 4) && state.xids < MAX_XIDS)
             state.xid[state.xids++] = (struct xid){number(line, "gpu", 0), number(line, "code", 0),
                                                    number(line, "seq", 0)};
@@ -237,6 +269,18 @@ static int injected(const char *call, int gpu, enum when when) {
     }
     return -1;
 }
+
+/* Write over an argument of a call what the state file has for it. */
+static void garble(const char *call, int gpu, const char *out, enum when when, void *at, size_t size) {
+    for (int i = 0; i < state.garbles; i++) {
+        const struct garble *g = &state.garble[i];
+        if (strcmp(g->call, call) || strcmp(g->out, out) || (g->gpu >= 0 && g->gpu != gpu)) continue;
+        if ((g->when != ANY && g->when != when) || g->offset >= size) continue;
+        size_t length = g->length < size - g->offset ? g->length : size - g->offset;
+        memcpy((char *)at + g->offset, g->bytes, length);
+    }
+}
+#define GARBLE(out) garble(__func__, gpu, #out, ANY, out, sizeof *(out))
 
 /* Enter a call on no GPU in particular; the result is -1 where it may go on. */
 static int enter(const char *call) {
@@ -288,7 +332,7 @@ static u64 process_memory(const struct process *p, u64 now) {
 }
 
 static u64 used_memory(int gpu, u64 now) {
-    u64 used = 0;
+    u64 used = state.gpu[gpu].unlisted;
     for (int i = 0; i < state.processes; i++)
         if (state.process[i].gpu == gpu) used += process_memory(&state.process[i], now);
     return used;
@@ -352,6 +396,7 @@ int nvmlSystemGetDriverVersion(char *version, unsigned size) {
 int nvmlDeviceGetCount_v2(unsigned *count) {
     ENTER;
     *count = state.gpus;
+    garble(__func__, -1, "count", ANY, count, sizeof *count);
     return leave(SUCCESS);
 }
 
@@ -384,12 +429,16 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { return fi
 
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
     ENTER_GPU(ANY);
-    return leave(copy(uuid, size, state.gpu[gpu].uuid));
+    code = copy(uuid, size, state.gpu[gpu].uuid);
+    garble(__func__, gpu, "uuid", ANY, uuid, size);
+    return leave(code);
 }
 
 int nvmlDeviceGetName(void *device, char *name, unsigned size) {
     ENTER_GPU(ANY);
-    return leave(copy(name, size, state.gpu[gpu].name));
+    code = copy(name, size, state.gpu[gpu].name);
+    garble(__func__, gpu, "name", ANY, name, size);
+    return leave(code);
 }
 
 int nvmlDeviceGetIndex(void *device, unsigned *index) {
@@ -417,18 +466,25 @@ int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *info) {
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     ENTER_GPU(ANY);
     *pending = state.gpu[gpu].mig > 0;
-    return leave(present(state.gpu[gpu].mig, current));
+    code = present(state.gpu[gpu].mig, current);
+    GARBLE(current);
+    GARBLE(pending);
+    return leave(code);
 }
 
 int nvmlDeviceGetComputeMode(void *device, unsigned *mode) {
     ENTER_GPU(ANY);
-    return leave(present(state.gpu[gpu].mode, mode));
+    code = present(state.gpu[gpu].mode, mode);
+    GARBLE(mode);
+    return leave(code);
 }
 
 int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *celsius) {
     (void)sensor;
     ENTER_GPU(ANY);
-    return leave(present(state.gpu[gpu].temperature, celsius));
+    code = present(state.gpu[gpu].temperature, celsius);
+    GARBLE(celsius);
+    return leave(code);
 }
 
 int nvmlDeviceGetTemperatureV(void *device, struct temperature *reading) {
@@ -437,17 +493,22 @@ int nvmlDeviceGetTemperatureV(void *device, struct temperature *reading) {
     unsigned celsius = 0;
     code = present(state.gpu[gpu].temperature, &celsius);
     reading->celsius = (int)celsius;
+    GARBLE(reading);
     return leave(code);
 }
 
 int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
     ENTER_GPU(ANY);
-    return leave(present(state.gpu[gpu].power_mw, milliwatts));
+    code = present(state.gpu[gpu].power_mw, milliwatts);
+    GARBLE(milliwatts);
+    return leave(code);
 }
 
 int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned *pending) {
     ENTER_GPU(ANY);
-    return leave(present(state.gpu[gpu].pending, pending));
+    code = present(state.gpu[gpu].pending, pending);
+    GARBLE(pending);
+    return leave(code);
 }
 
 int nvmlDeviceGetRemappedRows(void *device, unsigned *correctable, unsigned *uncorrectable,
@@ -455,7 +516,12 @@ int nvmlDeviceGetRemappedRows(void *device, unsigned *correctable, unsigned *unc
     ENTER_GPU(ANY);
     *correctable = *uncorrectable = 0;
     if (present(state.gpu[gpu].pending, pending)) return leave(NOT_SUPPORTED);
-    return leave(present(state.gpu[gpu].failure, failure));
+    code = present(state.gpu[gpu].failure, failure);
+    GARBLE(correctable);
+    GARBLE(uncorrectable);
+    GARBLE(pending);
+    GARBLE(failure);
+    return leave(code);
 }
 
 int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u64 *count) {
@@ -464,6 +530,7 @@ int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u
     unsigned errors = 0;
     code = present(state.gpu[gpu].ecc, &errors);
     *count = errors;
+    GARBLE(count);
     return leave(code);
 }
 
@@ -471,19 +538,30 @@ int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
     ENTER_GPU(ANY);
+    if (state.gpu[gpu].unified) return leave(NOT_SUPPORTED);
     /* The first version counts the reserved part as used. */
     u64 used = used_memory(gpu, now_us()) + state.gpu[gpu].reserved;
     *memory = (struct memory){state.gpu[gpu].memory, state.gpu[gpu].memory - used, used};
+    GARBLE(memory);
     return leave(SUCCESS);
 }
 
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
     ENTER_GPU(ANY);
     if (memory->version != (sizeof *memory | 2u << 24)) return leave(VERSION_MISMATCH);
+    if (state.gpu[gpu].unified) return leave(NOT_SUPPORTED);
     u64 used = used_memory(gpu, now_us()), reserved = state.gpu[gpu].reserved;
     *memory = (struct memory_v2){memory->version, state.gpu[gpu].memory, reserved,
                                  state.gpu[gpu].memory - used - reserved, used};
+    GARBLE(memory);
     return leave(SUCCESS);
+}
+
+int nvmlDeviceGetNumaNodeId(void *device, int *node) {
+    ENTER_GPU(ANY);
+    *node = state.gpu[gpu].numa_node;
+    GARBLE(node);
+    return leave(*node < 0 ? NOT_SUPPORTED : SUCCESS);
 }
 
 int nvmlDeviceGetUtilizationRates(void *device, struct utilization *rates) {
@@ -491,6 +569,7 @@ int nvmlDeviceGetUtilizationRates(void *device, struct utilization *rates) {
     u64 now = now_us(), from = now - window_of(gpu);
     rates->gpu = (unsigned)(mean_load(gpu, from, now, 0) + 0.5);
     rates->memory = (unsigned)(mean_load(gpu, from, now, 1) + 0.5);
+    GARBLE(rates);
     return leave(SUCCESS);
 }
 
@@ -502,6 +581,7 @@ int nvmlDeviceGetSamples(void *device, unsigned type, u64 last_seen, unsigned *v
     *value_type = 1;
     if (!samples) {
         *count = RING;
+        garble(__func__, gpu, "count", SIZE, count, sizeof *count);
         return leave(SUCCESS);
     }
     u64 window = window_of(gpu), last = now_us() / window * window, first = last - (RING - 1) * window;
@@ -511,7 +591,10 @@ int nvmlDeviceGetSamples(void *device, unsigned type, u64 last_seen, unsigned *v
             samples[rows].time_us = at;
             samples[rows++].value.ui = (unsigned)(mean_load(gpu, at - window, at, type == 2) + 0.5);
         }
+    garble(__func__, gpu, "samples", FILL, samples, *count * sizeof *samples);
+    GARBLE(value_type);
     *count = rows;
+    garble(__func__, gpu, "count", FILL, count, sizeof *count);
     return leave(rows ? SUCCESS : NOT_FOUND);
 }
 
@@ -525,11 +608,13 @@ static int list(const char *call, void *device, unsigned *count, struct process_
         if (p->gpu != gpu || p->kind != kind) continue;
         if (n < room)
             rows[n] = (struct process_info){p->pid, p->has_memory ? process_memory(p, now) : ~0ull,
-                                            ~0u, ~0u};
+                                            p->instance, ~0u};
         n++;
     }
+    if (rows) garble(call, gpu, "rows", FILL, rows, room * sizeof *rows);
     *count = n;
-    return leave(n > room ? INSUFFICIENT_SIZE : SUCCESS);
+    garble(call, gpu, "count", rows ? FILL : SIZE, count, sizeof *count);
+    return leave(n > room || (!rows && *count) ? INSUFFICIENT_SIZE : SUCCESS);
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process_info *rows) {
@@ -562,6 +647,7 @@ int nvmlDeviceGetProcessUtilization(void *device, struct process_sample *rows, u
     if (!rows) {
         /* The sizing call answers with the most rows there could be. */
         *count = MAX_PROCESSES;
+        garble(__func__, gpu, "count", SIZE, count, sizeof *count);
         return leave(INSUFFICIENT_SIZE);
     }
     for (int i = 0; i < state.processes; i++)
@@ -570,7 +656,9 @@ int nvmlDeviceGetProcessUtilization(void *device, struct process_sample *rows, u
                 rows[n] = (struct process_sample){row.pid, row.time_us, row.sm, row.memory, 0, 0};
             n++;
         }
+    garble(__func__, gpu, "rows", FILL, rows, room * sizeof *rows);
     *count = n;
+    garble(__func__, gpu, "count", FILL, count, sizeof *count);
     return leave(n > room ? INSUFFICIENT_SIZE : n ? SUCCESS : NOT_FOUND);
 }
 
@@ -628,6 +716,7 @@ int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned tim
         if (x->seq <= set->seen || !(set->gpus >> x->gpu & 1)) continue;
         set->seen = x->seq;
         *event = (struct event){&slots[x->gpu], 8, x->code, ~0u, ~0u};
+        garble(__func__, x->gpu, "event", ANY, event, sizeof *event);
         return leave(SUCCESS);
     }
     return leave(TIMEOUT);
@@ -644,6 +733,7 @@ int nvmlEventSetFree(struct event_set *set) {
 int nvmlGpmQueryDeviceSupport(void *device, struct gpm_support *support) {
     ENTER_GPU(ANY);
     support->supported = state.gpu[gpu].gpm >= 0;
+    GARBLE(support);
     return leave(SUCCESS);
 }
 
@@ -680,5 +770,6 @@ int nvmlGpmMetricsGet(struct gpm_get *get) {
         else if (row->id == 10) row->value = mean_load(gpu, from, to, 1);
         else row->result = NOT_SUPPORTED;
     }
+    garble(__func__, gpu, "rows", ANY, get->rows, get->count * sizeof *get->rows);
     return leave(SUCCESS);
 }

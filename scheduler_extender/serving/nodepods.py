@@ -67,6 +67,7 @@ class NodePods:
             gpus=list(pod.devices),
             memory_bytes=self._placed_memory(record),
             addresses=list(pod.addresses),
+            finished=pod.finished,
             ends=[
                 EndedContainer(container=name, exit_code=code, finished_at=at, reason=reason)
                 for name, code, at, reason in pod.ends

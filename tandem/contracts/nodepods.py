@@ -23,7 +23,7 @@ class NodePod(Message):
     """A pod on the node. Of one that asks for no GPU of ours only its names are told.
 
     `job` names its GPUJob, `gpus` the GPUs that it was given, `memory_bytes` per GPU for what it
-    was given its place; absent where that is not known.
+    was given its place; absent where that is not known. A pod that is `finished` runs no more.
     """
 
     namespace: str
@@ -35,6 +35,7 @@ class NodePod(Message):
     memory_bytes: Bytes | None = None
     addresses: list[str] = []
     ends: list[EndedContainer] = []
+    finished: bool = False
 
 
 class NodePodList(Message):

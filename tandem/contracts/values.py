@@ -107,7 +107,8 @@ Time = Annotated[
 Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9.-]*$")]
 Uid = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
 #: As NVML names a GPU; it goes into a list that commas separate.
-GpuId = Annotated[str, Field(max_length=96, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")]
+GPU_ID = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+GpuId = Annotated[str, Field(max_length=96, pattern=GPU_ID)]
 #: One word of our own, such as a reason.
 Word = Annotated[str, Field(max_length=64, pattern=PRINTABLE), cut(64)]
 #: Names of types of GPUs, versions, hashes.

@@ -249,3 +249,51 @@ def test_xids_are_told_once_for_their_gpu(driver, nvml):
     driver.apply()
     assert nvml.xids() == [("GPU-b", 79), ("GPU-a", 13)]
     assert nvml.xids() == []
+
+
+def listed(driver, nvml, *rows):
+    return open_one(driver, nvml, None, *rows).processes()
+
+
+def test_rows_of_one_process_in_a_list_are_different_memory(driver, nvml):
+    rows = [StubProcess(0, 7, 7 * GIB), StubProcess(0, 8, GIB), StubProcess(0, 7, GIB)]
+    assert listed(driver, nvml, *rows) == (
+        Process(7, 8 * GIB, "compute"),
+        Process(8, GIB, "compute"),
+    )
+
+
+def test_rows_of_two_mig_instances_are_added_up(driver, nvml):
+    rows = [StubProcess(0, 7, 2 * GIB, instance=instance) for instance in (1, 2)]
+    assert listed(driver, nvml, *rows) == (Process(7, 4 * GIB, "compute"),)
+
+
+@pytest.mark.parametrize("kind", ["mps", "graphics"])
+def test_another_list_says_the_same_memory_again(driver, nvml, kind):
+    rows = [StubProcess(0, 7, 3 * GIB), StubProcess(0, 7, 2 * GIB)]
+    again = [StubProcess(0, 7, 3 * GIB, kind=kind), StubProcess(0, 7, GIB, kind=kind)]
+    assert listed(driver, nvml, *rows, *again) == (Process(7, 5 * GIB, kind),)
+
+
+@pytest.mark.parametrize("kind", ["compute", "mps", "graphics"])
+def test_a_row_without_a_figure_makes_the_sum_of_its_list_unknown(driver, nvml, kind):
+    rows = [StubProcess(0, 7, GIB, kind=kind), StubProcess(0, 7, None, kind=kind)]
+    for order in (rows, rows[::-1]):
+        assert listed(driver, nvml, *order) == (Process(7, None, kind),)
+
+
+def test_a_list_without_figures_takes_nothing_from_one_that_has_them(driver, nvml):
+    for kinds in (("compute", "graphics"), ("graphics", "mps")):
+        rows = [StubProcess(0, 7, GIB, kind=kinds[0]), StubProcess(0, 7, None, kind=kinds[1])]
+        assert [(one.pid, one.memory) for one in listed(driver, nvml, *rows)] == [(7, GIB)]
+
+
+def test_a_process_on_two_gpus_holds_its_memory_on_each(driver, nvml):
+    driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-b")]
+    driver.state.processes = [StubProcess(0, 7, GIB), StubProcess(1, 7, 2 * GIB)]
+    driver.apply()
+    assert [gpu.processes()[0].memory for gpu in nvml.open()] == [GIB, 2 * GIB]
+
+
+def test_a_process_that_holds_more_than_the_gpu_has_no_figure(driver, nvml):
+    assert listed(driver, nvml, StubProcess(0, 7, 81 * GIB)) == (Process(7, None, "compute"),)

@@ -44,6 +44,13 @@ class Health(StrEnum):
     QUARANTINED = "Quarantined"
 
 
+class MemorySource(StrEnum):
+    """Where the size of a GPU's memory is from, where it is not NVML."""
+
+    SYSTEM = "System"
+    UNKNOWN = "Unknown"
+
+
 class PodUse(Message):
     """What one pod (or, with `foreign`, processes of nobody we know) does on one GPU.
 
@@ -76,6 +83,11 @@ class GPU(Message):
     `shares` is 0 where nothing may be placed on it, and `shares_reason` says why.
     `ecc_uncorrected_errors` counts since the driver was loaded. `memory_guarded`: before its memory
     is full the agent has a pod evicted that outgrew its prediction.
+
+    `memory_bytes` is 0 where no size is known. `memory_source` is `System` where the GPU's memory
+    is the system's and has its size, `Unknown` where NVML gives none: such a GPU takes one job that
+    asks for a whole GPU. `memory_foreign_bytes` is not there for jobs: it is held by processes that
+    are not ours, or by none that the driver lists (`memory_unlisted_bytes` of it).
     """
 
     uuid: GpuId
@@ -85,6 +97,8 @@ class GPU(Message):
     memory_reserved_bytes: Annotated[GpuBytes | None, Measured] = None
     memory_used_bytes: Annotated[GpuBytes | None, Measured] = None
     memory_foreign_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_unlisted_bytes: Annotated[GpuBytes | None, Measured] = None
+    memory_source: Annotated[MemorySource | None, Measured] = None
     utilisation_percent: Annotated[Percent | None, Measured] = None
     utilisation_source: Annotated[Word | None, Measured] = None
     memory_activity_percent: Annotated[Percent | None, Measured] = None
