@@ -36,6 +36,11 @@ _GPU_GAUGES: tuple[tuple[str, str, Reading], ...] = (
         lambda g: g.memory_foreign_bytes,
     ),
     (
+        "memory_unlisted_bytes",
+        "Memory in use by no process that the driver lists, and explained by no pod of ours.",
+        lambda g: g.memory_unlisted_bytes,
+    ),
+    (
         "memory_activity_ratio",
         "Share of the memory's bandwidth in use (GPM).",
         lambda g: _ratio(g.memory_activity_percent),

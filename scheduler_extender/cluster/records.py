@@ -32,6 +32,7 @@ from tandem.contracts.resources import (
     GPUJobStatus,
     GPUNodeStatus,
     Health,
+    MemorySource,
     PodPlan,
     PodUse,
     Source,
@@ -195,7 +196,7 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
                         - (gpu.memory_foreign_bytes or 0),
                     )
                 ),
-                shares=gpu.shares,
+                shares=gpu.shares if _has_room(gpu) else 0,
                 healthy=gpu.health is Health.HEALTHY and not changed,
                 guarded=gpu.memory_guarded,
             )
@@ -209,6 +210,17 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
     )
 
 
+def _has_room(gpu: GPU) -> bool:
+    """Say whether a job may have any of a GPU's memory: all jobs need some.
+
+    A capacity of 0 with shares stands for a GPU without a size, which takes whole jobs.
+    """
+    if gpu.memory_source is MemorySource.UNKNOWN:
+        return True
+    taken = (gpu.memory_reserved_bytes or 0) + (gpu.memory_foreign_bytes or 0)
+    return taken < gpu.memory_bytes
+
+
 def _plausible(status: GPUNodeStatus) -> GPUNodeStatus:
     """Return a report without GPUs larger than their type, and without more use than they hold.
 
@@ -218,9 +230,10 @@ def _plausible(status: GPUNodeStatus) -> GPUNodeStatus:
     gpus = [gpu for gpu in status.gpus if gpu.memory_bytes <= most_memory_bytes(gpu.model)]
     changes: dict[int, GPU] = {}
     for index, gpu in enumerate(gpus):
-        over = [use for use in gpu.pods if any(_over(use, gpu.memory_bytes))]
+        most = gpu.memory_bytes or most_memory_bytes(gpu.model)
+        over = [use for use in gpu.pods if any(_over(use, most))]
         if over:
-            uses = [_at_most(use, gpu.memory_bytes) for use in gpu.pods]
+            uses = [_at_most(use, most) for use in gpu.pods]
             changes[index] = gpu.model_copy(update={"pods": uses})
     if not changes and len(gpus) == len(status.gpus):
         return status

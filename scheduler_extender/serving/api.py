@@ -250,6 +250,8 @@ def _gpus_of(state: ClusterState, report: GpuNodeRecord) -> Iterator[Line]:
                 float(live.memory_base_gib[row] + live.memory_peak_extra_gib[row]), 2
             ),
             "memoryUsedBytes": gpu.memory_used_bytes,
+            "memoryForeignBytes": gpu.memory_foreign_bytes,
+            "memorySource": gpu.memory_source,
             "utilisationPromisedPercent": round(float(live.gpu_utilisation[row]), 1),
             "utilisationPercent": gpu.utilisation_percent,
             "healthy": bool(live.healthy[row]),

@@ -76,7 +76,7 @@ def gpus(
                 gpu["gpu"],
                 gpu["model"],
                 f"{gpu['held']}/{gpu['shares']}",
-                f"{gpu['memoryPromisedGib']:.1f} of {gpu['memoryCapacityGib']:.1f} GiB",
+                _memory(gpu),
                 f"{gpu['utilisationPromisedPercent']:.0f} %",
                 ", ".join(gpu["jobs"]) or "-",
                 state(gpu),
@@ -235,6 +235,15 @@ def expected(found: dict[str, Any]) -> str:
         return "-"
     latest = expected.get("latest")
     return f"{expected['earliest']} .. {latest}" if latest else f"{expected['earliest']} or later"
+
+
+def _memory(gpu: dict[str, Any]) -> str:
+    """Return in words what is promised of a GPU's memory, and what others hold of it."""
+    if gpu.get("memorySource") == "Unknown":
+        return f"{gpu['memoryPromisedGib']:.1f} GiB, size unknown"
+    held = gpu.get("memoryForeignBytes") or 0
+    foreign = f", {held / 2**30:.1f} foreign" if held else ""
+    return f"{gpu['memoryPromisedGib']:.1f} of {gpu['memoryCapacityGib']:.1f} GiB{foreign}"
 
 
 def state(gpu: dict[str, Any]) -> str:

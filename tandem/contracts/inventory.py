@@ -47,14 +47,15 @@ def parse_inventory(text: str) -> Inventory:
 def changes(known: Inventory, reported: Inventory) -> Iterator[tuple[str, str]]:
     """Yield the UUID of each GPU that is not as it is known, and how it differs.
 
-    A GPU that is missing is none of them: it was lost, and may come back.
+    A GPU that is missing is none of them: it was lost, and may come back. One whose size was not
+    known may have any.
     """
     for uuid, (model, memory) in reported.items():
         if uuid not in known:
             yield uuid, "is new"
         elif known[uuid][0] != model:
             yield uuid, f"is {model!r} and was {known[uuid][0]!r}"
-        elif memory > known[uuid][1] * (1 + _MORE):
+        elif known[uuid][1] and memory > known[uuid][1] * (1 + _MORE):
             yield uuid, f"has {memory >> 20:,} MiB and had {known[uuid][1] >> 20:,}"
 
 

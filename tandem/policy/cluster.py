@@ -36,7 +36,8 @@ class GpuArrays:
     place: Ints  # (gpus,) among the GPUs of its node, by which `Pipeline.limits` counts
     gpu_type: Ints  # (gpus,) index of the GPU's type
     over_commit: Floats  # (gpus, 3) coefficients of [Horus] Eq. (9) for the GPU's type
-    memory_capacity_gib: Floats  # (gpus,) what may be given out: total less reserved and foreign
+    # (gpus,) what may be given out: total less reserved and foreign; 0 where no size is known
+    memory_capacity_gib: Floats
     memory_base_gib: Floats  # (gpus,) sum over residents, predicted or observed
     memory_peak_extra_gib: Floats  # (gpus,) largest over residents
     memory_peak_sum_gib: Floats  # (gpus,) what the peaks of all residents add together

@@ -306,6 +306,17 @@ def test_untainted_nodes_and_policies_that_are_off_are_warnings() -> None:
     assert not of(found, Outcome.FAILED)
 
 
+def test_memory_that_no_listed_process_holds_is_a_warning() -> None:
+    site = Site()
+    leaky = gpu("GPU-9", memoryUnlistedBytes=70 << 30, memoryBytes=80 << 30, shares=1)
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [leaky]}})
+    found = examined(site)
+    (said,) = (each for each in of(found, Outcome.WARNING) if each.check == "GPUs")
+    assert "gpu-0/GPU-9 (V100): 70.0 of 80.0 GiB of memory" in said.says
+    assert "fuser" in said.do
+    assert not of(found, Outcome.FAILED)
+
+
 def test_a_scheduler_of_the_users_own_needs_no_lease() -> None:
     site = Site()
     site.api.delete(LEASES, names.LEASE_NAME, SYSTEM)

@@ -81,9 +81,15 @@ class Host:
         self._state.errors = [StubError("*", GPU_IS_LOST, gpu=0)] if lost else []
         self._state.write(self._file)
 
+    def uses(self, gib: float) -> None:
+        """Let so much memory be in use by no process that the driver lists."""
+        self._state.gpus = [replace(self._state.gpus[0], unlisted=int(gib * GIB))]
+        self._state.write(self._file)
+
     def clear(self) -> None:
-        """Let no process be left."""
-        self._state = replace(self._state, processes=[], errors=[])
+        """Let no process be left, and no memory in use."""
+        gpus = [replace(self._state.gpus[0], unlisted=0)]
+        self._state = replace(self._state, gpus=gpus, processes=[], errors=[])
         self._state.write(self._file)
 
     def report(self) -> Object:
@@ -268,6 +274,39 @@ def test_a_lost_gpu_takes_no_new_work_until_it_has_been_well_for_a_while(
     assert site.still_runs(resident)
     host.is_lost(False)
     assert site.cluster.running(namespace, "new")["metadata"]["annotations"][DEVICES] == host.gpu
+
+
+def test_no_job_is_planned_on_memory_that_no_listed_process_holds(
+    site: Site, namespace: str
+) -> None:
+    host = site.hosts["a"]
+    host.uses(70)
+    wait_until(lambda: host.report().get("memoryUnlistedBytes") == 70 * GIB, "it is reported")
+    report = host.report()
+    assert (report["memoryForeignBytes"], report["shares"]) == (70 * GIB, 2)
+    assert "70.0 GiB of memory are in use by no process that is listed" in report["sharesReason"]
+    site.starts(namespace, "large", "a", memory="12Gi")
+    site.waits(namespace, "large", "9.4 GiB there")
+    site.starts(namespace, "small", "a", memory="8Gi")
+    small = site.cluster.running(namespace, "small")
+    # What a crash left behind is cleared later, and the GPU is whole again.
+    host.uses(0)
+    host.runs(small, 8)
+    assert site.cluster.running(namespace, "large")["metadata"]["annotations"][DEVICES] == host.gpu
+
+
+def test_a_pod_whose_processes_are_hidden_keeps_no_job_off_its_gpu(
+    site: Site, namespace: str
+) -> None:
+    host = site.hosts["a"]
+    site.starts(namespace, "hidden", "a", memory="40Gi")
+    site.cluster.running(namespace, "hidden")
+    host.uses(38)
+    site.starts(namespace, "joins", "a", memory="30Gi")
+    joins = site.cluster.running(namespace, "joins")
+    assert joins["metadata"]["annotations"][DEVICES] == host.gpu
+    wait_until(lambda: host.report().get("memoryForeignBytes") == 0, "it is no foreign memory")
+    assert host.report()["memoryUsedBytes"] == 38 * GIB
 
 
 def test_where_an_agent_is_silent_nothing_new_is_shared(site: Site, namespace: str) -> None:

@@ -10,6 +10,7 @@ from extender_builders import NOW, gpu, gpu_node
 from scheduler_extender.cluster import records
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.state import ClusterState
+from tandem.contracts.inventory import changes
 from tandem.kube.reflector import EventType
 
 
@@ -93,3 +94,30 @@ def test_of_made_up_gpus_without_end_64_are_read_and_none_holds_the_loop() -> No
     record = records.parse_gpu_node(gpu_node("stolen", *many))
     assert len(record.gpus) == len(record.status.gpus) == 64
     assert {len(each.pods) for each in record.status.gpus} == {64}
+
+
+def test_a_gpu_without_a_size_has_a_share_and_one_without_room_has_none() -> None:
+    unsized = {**gpu("a"), "memoryBytes": 0, "memorySource": "Unknown", "shares": 1}
+    reserved = {**gpu("b"), "memoryReservedBytes": gpu("b")["memoryBytes"]}
+    taken = {**gpu("c"), "memoryForeignBytes": gpu("c")["memoryBytes"]}
+    empty = {**gpu("d"), "memoryBytes": 0}
+    record = records.parse_gpu_node(gpu_node("n", unsized, reserved, taken, empty))
+    assert [(each.capacity_gib, each.shares) for each in record.gpus] == [
+        (0, 1),
+        (0, 0),
+        (0, 0),
+        (0, 0),
+    ]
+
+
+def test_what_a_pod_holds_of_a_gpu_without_a_size_counts() -> None:
+    use = {"uid": "u", "memoryBytes": 3 << 30}
+    unsized = {**gpu("a"), "memoryBytes": 0, "memorySource": "Unknown", "pods": [use]}
+    record = records.parse_gpu_node(gpu_node("n", unsized))
+    assert record.status.gpus[0].pods[0].memory_bytes == 3 << 30
+
+
+def test_a_size_that_was_not_known_is_no_change_of_the_inventory() -> None:
+    known = {"a": ("A100", 0), "b": ("A100", 40 << 30)}
+    now = {"a": ("A100", 80 << 30), "b": ("A100", 80 << 30)}
+    assert [uuid for uuid, _ in changes(known, now)] == ["b"]

@@ -117,7 +117,7 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
     jobs = random_jobs(rng, count, pods_of=pods_of)
     empty = GpuArrays.empty(
         np.arange(rows) // 4,
-        rng.choice([16.0, 16.0, 24.0], rows),
+        rng.choice([16.0, 16.0, 24.0, 0.0], rows, p=[0.3, 0.3, 0.3, 0.1]),  # 0: without a size
         shares=int(rng.integers(1, slots + 1)),
         slots=slots,
     )

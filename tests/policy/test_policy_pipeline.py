@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tandem.policy.catalog import UnknownProfileError, load_profile
 from tandem.policy.cluster import GpuArrays, Snapshot
-from tandem.policy.constraints.memory import MemoryCollision
+from tandem.policy.constraints.memory import MemoryCapacity, MemoryCollision
 from tandem.policy.decision import Placement, Waits
 from tandem.policy.equations.collision import collision_probability
 from tandem.policy.equations.horus import GTX_1080, RTX_2080, slowdown_over_commit
@@ -208,3 +208,14 @@ def test_a_quarantined_gpu_takes_nobody_and_its_refusal_says_why() -> None:
     assert isinstance(PIPELINE.place(job("new"), ill), Waits)
     refuses = next(each for each in PIPELINE.constraints if each.kind == "healthy")
     assert refuses.sentence(job("new"), ill.gpus, 0) == "quarantined"
+
+
+def test_a_gpu_without_a_size_takes_one_whole_job_and_no_other() -> None:
+    gpus = Snapshot.from_rows([("n0", "0", 0.0), ("n0", "1", 80.0)], shares=1).gpus
+    whole = Job(id="ns/whole", memory_base_gib=60.0, exclusive=True)
+    other = Job(id="ns/other", memory_base_gib=6.0)
+    fits = MemoryCapacity()
+    assert fits(whole, gpus).tolist() == [True, True]
+    assert fits(other, gpus).tolist() == [False, True]
+    assert "asks for a whole GPU" in fits.sentence(other, gpus, 0)
+    assert "6.0 GiB of memory; 80.0 GiB there" in fits.sentence(other, gpus, 1)

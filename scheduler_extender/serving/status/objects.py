@@ -57,6 +57,7 @@ class Gpu:
     memory_bytes: int
     capacity_gib: float
     used_bytes: int | None
+    foreign_bytes: int | None
     utilisation: float | None
     temperature: float | None
     reason: str
@@ -190,6 +191,7 @@ def _gpu(node: str, raw: Raw, facts: Raw) -> Gpu:
         memory_bytes=raw["memoryBytes"],
         capacity_gib=row[3],
         used_bytes=raw.get("memoryUsedBytes"),
+        foreign_bytes=raw.get("memoryForeignBytes"),
         utilisation=raw.get("utilisationPercent"),
         temperature=raw.get("temperatureCelsius"),
         reason=raw.get("healthReason") or raw.get("sharesReason") or "",

@@ -106,6 +106,7 @@ class Report:
 
     `written_s` is the API server's time of the latest report, `observed_s` the agent's own.
     `gpus`: UUID, model, and why no new work goes there ('' where it does).
+    `unlisted`: UUID, model, and how much memory is in use there by no process that is listed.
     `conditions`: messages of those that are False, by type. `changed`: which GPUs are not those
     that the node is known to have, in words.
     """
@@ -117,6 +118,7 @@ class Report:
     gpus: tuple[tuple[str, str, str], ...]
     conditions: dict[str, str]
     changed: str = ""
+    unlisted: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass
@@ -281,6 +283,15 @@ def _report(item: Object) -> Report:
             if each.get("status") == "False"
         },
         _changed(item),
+        tuple(
+            (
+                gpu.get("uuid", ""),
+                gpu.get("model", ""),
+                f"{held / 2**30:.1f} of {gpu.get('memoryBytes', 0) / 2**30:.1f} GiB",
+            )
+            for gpu in status.get("gpus") or ()
+            if (held := gpu.get("memoryUnlistedBytes") or 0)
+        ),
     )
 
 

@@ -225,6 +225,12 @@ def _faults(report: Report) -> Iterator[Verdict]:
             )
         elif why:
             yield warning(f"{node}/{uuid} ({model}) is {why}", f"kubectl describe gpunode {node}")
+    for uuid, model, held in report.unlisted:
+        yield warning(
+            f"{node}/{uuid} ({model}): {held} of memory are in use by no process that is listed",
+            f"run nvidia-smi and fuser -v /dev/nvidia* on {node}: end what holds it, or reset the"
+            " GPU once its jobs have ended",
+        )
 
 
 def deletions(cluster: Cluster) -> Iterator[Verdict]:

@@ -45,7 +45,7 @@ static int allows(const Cycle *c, i64 job, const Place *p) {
     double largest = p->extra > extra ? p->extra : extra;
     double one_peak = p->base + base + largest;
     double all_peaks = p->base + p->peak_sum + (base + extra);
-    if (c->needs_memory && !(one_peak <= capacity)) return 0;
+    if (c->needs_memory && !(one_peak <= capacity) && !(capacity == 0 && c->never_shares[job])) return 0;
     if (c->max_collision_probability < INFINITY && (c->strict_collision || !(all_peaks <= capacity))) {
         double chance = c->peak_probability[job], none = p->none * (1 - chance);
         double collision = 1 - none - (p->one * (1 - chance) + p->none * chance);

@@ -16,18 +16,22 @@ from tandem.policy.units import Bools, Floats
 
 
 class MemoryCapacity(Policy):
-    """Room for every base and for one peak. Source: [OJPP] Eq. (3), (12)."""
+    """Room for every base and for one peak. Source: [OJPP] Eq. (3), (12).
+
+    Differs: a GPU without a size (a capacity of 0) takes a job that has it alone, whatever that
+    needs, and no other.
+    """
 
     has_figures: ClassVar[bool] = True
     kind: Literal["memory_capacity"] = "memory_capacity"
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
         """Return (gpus,), True where the memory suffices."""
-        return self._needed(job, gpus) <= gpus.memory_capacity_gib
+        return self._fits(job, gpus)
 
     def each(self, jobs: Demands, gpus: GpuArrays) -> Bools:
         """Return the same for many jobs, (jobs, gpus)."""
-        return self._needed(jobs, gpus) <= gpus.memory_capacity_gib
+        return self._fits(jobs, gpus)
 
     def compiled(self) -> dict[str, float]:
         """Return the fields of a compiled cycle that stand for this constraint."""
@@ -36,7 +40,14 @@ class MemoryCapacity(Policy):
     def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
         """Say why `row` may not take `job`."""
         needed = self._needed(job, gpus)[row]
+        if gpus.memory_capacity_gib[row] == 0 and gpus.shares[row] > 0:
+            return "the size of its memory is unknown: it takes one job that asks for a whole GPU"
         return f"needs {needed:.1f} GiB of memory; {gpus.memory_capacity_gib[row]:.1f} GiB there"
+
+    def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
+        fits: Bools = self._needed(job, gpus) <= gpus.memory_capacity_gib
+        unsized: Bools = (gpus.memory_capacity_gib == 0) & job.exclusive
+        return fits | unsized
 
     def _needed(self, job: Job | Demands, gpus: GpuArrays) -> Floats:
         return memory_needed_gib(

@@ -78,6 +78,7 @@ export function Gpu({ doc }) {
         ["Type", gpuModel(doc.model)],
         ["Jobs", html`<a href=${href("jobs", { gpu: doc.gpu })}>${plural(doc.jobs.length, "job")}</a> <span class="dim">of ${plural(doc.shares, "share")}</span>`],
         ["Utilisation", doc.utilisationPercent == null ? `${percent(doc.utilisationPromisedPercent)} predicted` : html`<b>${percent(doc.utilisationPercent)}</b> measured, ${percent(doc.utilisationPromisedPercent)} predicted`],
+        ...(doc.memoryForeignBytes ? [["Memory held by others", bytes(doc.memoryForeignBytes)]] : []),
         ["Temperature", doc.temperatureCelsius == null ? NONE : `${doc.temperatureCelsius.toFixed(0)} °C`],
         ["Power", doc.powerWatts == null ? NONE : `${doc.powerWatts.toFixed(0)} W`],
         ["Health", doc.health],

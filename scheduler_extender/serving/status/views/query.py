@@ -138,6 +138,7 @@ def gpu_row(cluster: Cluster, gpu: Gpu) -> Document:
         "jobs": [holder_row(cluster, each) for each in gpu.holders],
         "memoryCapacityBytes": round(gpu.capacity_gib * GIB),
         "memoryUsedBytes": gpu.used_bytes,
+        "memoryForeignBytes": gpu.foreign_bytes,
         "memoryPromisedBytes": promised_bytes(gpu),
         "utilisationPercent": gpu.utilisation,
         "utilisationPromisedPercent": round(sum(each.utilisation for each in gpu.holders), 1),
