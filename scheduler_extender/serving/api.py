@@ -186,13 +186,14 @@ def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker:
     """Return how many GPUs on how many nodes refuse a pod that waits, by what refuses them.
 
     `fits` counts the GPUs that could take a worker, `nodes` those of nodes that do not suit the
-    pod: `says` has what these lack.
+    pod: where they are short of a resource, `says` names it.
     """
     table = state.table
     places = list(table.row_of.items())
     rows = np.array([row for _, row in places], dtype=np.int64)
     gpus = state.ledger.without(rows, frozenset((record.uid,)))
     nodes = state.nodes_for(record.pod)
+    lacks, what = nodes.why_not(0)
     suits = dict(zip(table.sorted_names, nodes.eligible(0).tolist(), strict=True))
     there = np.array([suits.get(node, False) for (node, _), _ in places], dtype=np.bool_)
     evaluation = pipeline.evaluate(worker, gpus)
@@ -206,7 +207,7 @@ def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker:
             "reason": kind,
             "gpus": int(of.sum()),
             "nodes": len(np.unique(gpus.node[of])),
-            **({"says": nodes.why_not(0)[0]} if kind == "nodes" else {}),
+            **({"says": lacks} if kind == "nodes" and what != UNSUITABLE else {}),
         }
         for kind, of in groups
         if of.any()

@@ -26,9 +26,9 @@ KINDS: tuple[tuple[str, str, str], ...] = (
     ("not_offered", "GPUs are not offered", r"not offered"),
     ("unhealthy", "GPUs are quarantined", r"quarantined"),
     ("stale", "Agents do not report", r"not reported recently"),
-    ("nodes", "No node can run its pods", r"cannot run (?:all )?its pods|do not suit"
-     r"|take the .+ that is free"),
-    ("missing", "Some of its pods do not exist", r"\d+ of \d+ pods exist|nor made others"),
+    ("nodes", "No node can run its pods",
+     r"cannot run (?:all )?its pods|do not suit|that is free; it is tried again"),
+    ("missing", "Some of its pods do not exist", r"pods exist|nor made others"),
     ("never_started", "Its containers did not start", r"have not started within|failed to start"),
     ("starting", "Its pods are about to start",
      r"not bound in time|its pods are new|others to start"),
