@@ -15,6 +15,7 @@ from tandem.policy.units import Bools, Floats
 from tandem.simulator.truth import MemoryCourse
 
 _WANTED = 'Wanted: {"v100": {"model a": {"null": solo, "model b": [a\'s, b\'s]}}}, steps/s.'
+_MOST_STEPS_S = 1e12
 #: Room that pairs without a measurement lack at least, and measured ones have, GiB.
 _MARGIN_GIB = 0.2
 
@@ -63,6 +64,8 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
             for j, other in enumerate(names):
                 own, theirs = map(rate, table[name].get(other, (0, 0)))
                 if own > 0 and theirs > 0:
+                    if not solo:
+                        raise ValueError(f"{name} runs in a pair, and has no rate alone")
                     # Rates, so times are upside down. They are capped in the file, and noisy:
                     # nobody is sped up by a neighbour.
                     found[i, j] = slowdown(np.array(solo), np.array(own))
@@ -80,8 +83,8 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
 def rate(value: object) -> float:
     """Return a rate in steps/s; raises ValueError for what is none."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= float(value) < np.inf:  # type: ignore[arg-type] # it is a number
-        raise ValueError(f"{str(value)[:64]!r} is not a rate of steps")
+    if not number or not 0 <= value <= _MOST_STEPS_S:  # type: ignore[operator] # it is a number
+        raise ValueError("a rate of steps is a number from 0 on")
     return float(value)  # type: ignore[arg-type] # as above
 
 

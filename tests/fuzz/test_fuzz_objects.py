@@ -147,6 +147,13 @@ def again(message: Message) -> None:
     assert type(message).model_validate_json(json.dumps(message.wire(), allow_nan=False)) == message
 
 
+def without_nulls(value: Any) -> Any:
+    """Return a document as the API server keeps it: a field that is null is not there."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def is_admitted(resource: Resource, raw: Object) -> bool:
     """Say whether an API server would have it: its texts are Unicode, and it fits the schema."""
     try:
@@ -165,7 +172,7 @@ def reported(rng: random.Random) -> tuple[Object, bool]:
         inventories = ("", "{}", "[", '{"GPU-a":["x",1]}', '{"GPU-a":7}', '{"a":["b","c"]}', "[[[")
         raw["metadata"]["annotations"] = {names.INVENTORY: rng.choice(inventories)}
     if rng.random() < 0.5:
-        raw |= changed({"status": raw["status"]}, rng)
+        raw |= without_nulls(changed({"status": raw["status"]}, rng))
     return raw, is_admitted(GPU_NODES, raw)
 
 
@@ -187,10 +194,13 @@ def test_reports_are_taken_in_as_they_stand(world: Callable[[], World]) -> None:
             again(status)
             same_numbers(status, raw["status"])
         for facts in record.gpus:
-            said = [g for g in raw["status"]["gpus"] if g["uuid"] == facts.uuid][-1]
-            assert facts.capacity_gib <= said["memoryBytes"] / 2**30
-            assert facts.shares == said.get("shares", 2)
-            assert not facts.healthy or said.get("health", "Healthy") == "Healthy"
+            assert any(
+                facts.uuid == said["uuid"]
+                and facts.capacity_gib <= said["memoryBytes"] / 2**30
+                and facts.shares == said.get("shares", 2)
+                and (not facts.healthy or said.get("health", "Healthy") == "Healthy")
+                for said in raw["status"]["gpus"]
+            )
         there = world()
         there.take("gpunodes", raw)
         there.sound()
@@ -207,7 +217,7 @@ def test_gpu_jobs_are_taken_in_as_they_stand(world: Callable[[], World]) -> None
         if rng.random() < 0.3:
             raw["spec"] = from_schema(SCHEMAS["GPUJob"]["spec"], rng)
         if rng.random() < 0.5:
-            raw |= changed({"spec": raw["spec"], "status": raw["status"]}, rng)
+            raw |= without_nulls(changed({"spec": raw["spec"], "status": raw["status"]}, rng))
         admitted = is_admitted(GPU_JOBS, raw)
         try:
             record = parse_gpu_job(raw)

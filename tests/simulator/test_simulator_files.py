@@ -202,7 +202,7 @@ def test_a_key_that_is_twice_in_a_yaml_file_is_refused_with_its_line(tmp_path: P
     assert read_yaml(file) == {"x": {"b": {"k": 2}}, "c": {"k": 3}}
 
 
-@pytest.mark.parametrize("rate", ["0.5", [0.5], True, -1, None])
+@pytest.mark.parametrize("rate", ["0.5", [0.5], True, -1, None, 10**400])
 def test_a_rate_that_is_none_is_refused(rate: object, tmp_path: Path) -> None:
     file = tmp_path / "truth.json"
     for pair in ([0.5, rate], [rate, 0.5], "05"):
@@ -210,6 +210,14 @@ def test_a_rate_that_is_none_is_refused(rate: object, tmp_path: Path) -> None:
         file.write_text(json.dumps({"v100": {"a": solo | {"b": pair}, "b": solo | {"a": [1, 1]}}}))
         with pytest.raises(UsageError, match="no table of pair throughputs"):
             load_matrix(file, "v100")
+
+
+def test_a_pair_of_a_model_without_a_rate_alone_is_refused(tmp_path: Path) -> None:
+    """It would count as one that nothing slows down."""
+    file = tmp_path / "truth.json"
+    file.write_text(json.dumps({"v100": {"a": {"null": 0, "a": [1, 1]}}}))
+    with pytest.raises(UsageError, match="has no rate alone"):
+        load_matrix(file, "v100")
 
 
 @pytest.mark.parametrize(
