@@ -14,6 +14,7 @@ from tandem.contracts.values import GPU_ID, MAX_GPUS
 #: More Xids than this in one poll are left for the next one.
 _MAX_XIDS_PER_POLL = 64
 _UUID = re.compile(GPU_ID)
+_LONGEST_UUID = 96  # characters, as in the definition of GPUNode
 
 
 class Nvml:
@@ -116,8 +117,8 @@ class Nvml:
 
     def _identity_trouble(self, handle: Untyped, uuid: str, model: str) -> str:
         """Return why this cannot be the name and UUID of the GPU of `handle`, or ""."""
-        if not _UUID.match(uuid):
-            return f"its UUID is {uuid[:96]!r}"
+        if not _UUID.fullmatch(uuid) or len(uuid) > _LONGEST_UUID:
+            return f"its UUID is {uuid[:_LONGEST_UUID]!r}"
         if not model.strip():
             return "it has no name"
         try:

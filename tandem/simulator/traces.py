@@ -20,7 +20,7 @@ OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memo
             "peak_probability", "iteration_s")  # fmt: skip
 
 #: What every program reads as the same number: Python also takes 1_000, and digits of any script.
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN = 64  # characters of what is no number
 _HINT = "Check --trace and --format."
 

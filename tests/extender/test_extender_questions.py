@@ -142,7 +142,8 @@ def service(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get(path, params=query)
 
-    def answered(_: Reader, path: str, query: dict[str, str]) -> Answer:
+    def answered(_: Reader, method: str, path: str, query: dict[str, str], *body: object) -> Answer:
+        assert method == "GET"
         found = asyncio.run(answer(path, query))
         return Answer(found.status_code, found.content)
 

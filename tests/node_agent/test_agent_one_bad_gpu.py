@@ -211,7 +211,9 @@ def test_memory_that_cannot_be(four, driver, bad, reason, later):
     assert (gpu.health, gpu.memory_bytes, gpu.shares) == ("Healthy", 80 * GIB, 2)
 
 
-@pytest.mark.parametrize("identity", [{"uuid": "x" * 4096}, {"name": "x" * 4096}, {"name": ""}])
+@pytest.mark.parametrize(
+    "identity", [{"uuid": "x" * 4096}, {"uuid": "x" * 97}, {"name": "x" * 4096}, {"name": ""}]
+)
 def test_names_that_cannot_be(four, driver, identity):
     one = four()
     usual = others(one.run(3))
