@@ -57,6 +57,7 @@ class Service:
         monkeypatch.setattr(Tunnel, "ask", ask)
         for name in ("TANDEM_SERVER", "TANDEM_TOKEN", "TANDEM_ACCOUNT", "TANDEM_CA_FILE"):
             monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv("COLUMNS", raising=False)  # as in a pipe
 
     def say(self, body: Any, status: int = 200) -> None:
         self.answers = lambda *_: Answer(status, json.dumps(body).encode())
