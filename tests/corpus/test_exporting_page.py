@@ -22,12 +22,9 @@ COUNTS = {
     "from flax": "print(784 * 256 + 256 + 256 * 10 + 10)",
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no exporters in .venv-corpus: make corpus"),
-]
 
-
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="no exporters in .venv-corpus: make corpus")
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_a_program_of_the_page_exports_a_graph(block: str, tmp_path: Path) -> None:
     (count,) = (line for mark, line in COUNTS.items() if mark in block)
