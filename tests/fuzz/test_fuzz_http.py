@@ -69,6 +69,8 @@ def batch(
             method, url, options = asked
             with no_traceback_logged():
                 try:
+                    if httpx.URL(url).host not in ("public", "verbs"):
+                        return "an address of another server"
                     answer = runner.run(
                         asyncio.wait_for(client.request(method, url, **options), 60)
                     )
