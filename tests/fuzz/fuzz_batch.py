@@ -1,5 +1,7 @@
 """Batches of mutated inputs: `make test` takes a few of each, `make fuzz` 10,000.
 
+`make test` takes the same few each time; `make fuzz` takes others with each run's seed.
+
 Every case draws from a seed of its own, which follows from the run's seed, the batch and its
 number, so that TANDEM_SEED and TANDEM_FUZZ_CASE repeat one case alone. TANDEM_FUZZ_CASES sets the
 number of cases. A case that raises is a fault; the batch goes on, and names all of them at its end.
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from repeated_faults import SHARE, fuzz_cases, record
-from seeds import SEED
+from seeds import SEED as SEED_OF_RUN
 
 _SHOWN = 12  # kinds of faults
 #: Returns in a word what became of the input.
@@ -28,7 +30,9 @@ Case = Callable[[random.Random], str]
 
 
 #: No test that is fuzzed ends by itself where its input makes it hang.
-WATCHDOG = pytest.mark.timeout(3600 if SHARE or "TANDEM_FUZZ_CASES" in os.environ else 300)
+_FUZZES = bool(SHARE or "TANDEM_FUZZ_CASES" in os.environ or "TANDEM_FUZZ_CASE" in os.environ)
+WATCHDOG = pytest.mark.timeout(3600 if _FUZZES else 300)
+SEED = SEED_OF_RUN if _FUZZES else "1"
 
 
 @dataclass

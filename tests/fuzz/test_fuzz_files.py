@@ -249,11 +249,10 @@ def is_same(has: Any, said: Any, at: object) -> None:
         given = words.get(said.lower(), said) if isinstance(said, str) else said
         assert has is given or (isinstance(has, bool) and isinstance(said, str)), (at, said, has)
     elif isinstance(has, int | float) and said is not None:
-        assert has == (Fraction(said) if isinstance(said, str) and "inf" not in said else said), (
-            at,
-            said,
-            has,
-        )
+        number = Fraction(said) if isinstance(said, str) and "inf" not in said else said
+        # A float is the nearest one to what is written.
+        same = has == (float(number) if isinstance(has, float) else number)
+        assert same, (at, said, has)
     elif isinstance(has, str) and isinstance(said, str):
         assert has == said, (at, said, has)
 
