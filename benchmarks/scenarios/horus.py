@@ -17,7 +17,7 @@ _SHORT: dict[str, Any] = {
 
 
 def _wall(seconds: float, count: int = 1) -> Asks:
-    """Return a job that lets nobody beside it."""
+    """Return a job that shares its GPU with no other job."""
     return Asks("wall", 0, seconds, gpus=count, base_gib=79)
 
 

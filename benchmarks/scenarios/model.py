@@ -23,7 +23,7 @@ from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.truth import MemoryCourse, Truth
 
-#: Nobody's and the unknown's rows of a table of predictions come before those of the kinds.
+#: The rows for an idle GPU and for an unknown job precede those of the kinds in a prediction table.
 _FIRST_KIND = UNKNOWN + 1
 
 
@@ -41,7 +41,7 @@ class Asks:
     extra_gib: float = 0.0
     p: float = 0.0
     active: float | None = None  # measured share of the time with kernels
-    kind: str = ""  # for the slowdowns; '': a kind that disturbs nobody
+    kind: str = ""  # for the slowdowns; '': a kind that slows no other down
     skewed: bool = True
     saves: bool = True
     migration_s: float | None = None
@@ -66,7 +66,7 @@ class Scenario:
     looks: Mapping[float, str]
     nodes: tuple[Nodes, ...] = (Nodes(1, 1, "A100", 80.0),)
     nodes_per_rack: int | None = None
-    slowdown: Mapping[tuple[str, str], float] = field(default_factory=dict)  # of a beside b
+    slowdown: Mapping[tuple[str, str], float] = field(default_factory=dict)  # of a next to b
     truly: Mapping[tuple[str, str], float] = field(default_factory=dict)  # where not as predicted
     history_gpu_s: tuple[float, ...] = ()  # of jobs that ended before
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for a short course
@@ -201,11 +201,11 @@ def _job(asked: Asks, kind: int, table: Floats) -> Job:
 
 
 def _table(of_kind: Mapping[str, int], slowdown: Mapping[tuple[str, str], float]) -> Floats:
-    """Return the slowdown of each class beside each, (classes, classes)."""
+    """Return the slowdown of each class (row) next to each (column), (classes, classes)."""
     size = _FIRST_KIND + len(of_kind)
     table = np.zeros((size, size))
     table[UNKNOWN, 1:] = table[1:, UNKNOWN] = np.inf
-    for (one, beside), value in slowdown.items():
-        if one in of_kind and beside in of_kind:
-            table[of_kind[one], of_kind[beside]] = value
+    for (one, other), value in slowdown.items():
+        if one in of_kind and other in of_kind:
+            table[of_kind[one], of_kind[other]] = value
     return table
