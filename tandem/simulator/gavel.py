@@ -82,10 +82,11 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
 
 def rate(value: object) -> float:
     """Return a rate in steps/s; raises ValueError for what is none."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= _MOST_STEPS_S:  # type: ignore[operator] # it is a number
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a rate of steps is a number from 0 on")
-    return float(value)  # type: ignore[arg-type] # as above
+    if not 0 <= value <= _MOST_STEPS_S:
+        raise ValueError(f"a rate of steps is from 0 to {_MOST_STEPS_S:g}")
+    return float(value)
 
 
 def load_matrices(path: Path, gpu_types: Sequence[str]) -> list[PairMatrix]:
