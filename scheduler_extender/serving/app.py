@@ -24,7 +24,7 @@ from scheduler_extender.serving.limits import Limited
 from scheduler_extender.serving.memory_api import memory_router
 from scheduler_extender.serving.nodepods import node_pods_router
 from scheduler_extender.serving.process import collector_spared, give_way_soon, keep_freed_memory
-from scheduler_extender.serving.readers import Readers, everybody
+from scheduler_extender.serving.readers import everybody
 from scheduler_extender.serving.routes import Straight, verbs_router
 from scheduler_extender.serving.service import Service, running
 from scheduler_extender.serving.status.publisher import Publisher
@@ -36,7 +36,6 @@ from scheduler_extender.serving.status.sources import (
     local_profiles,
 )
 from scheduler_extender.serving.tls import Tls, tls_of_files
-from tandem.contracts.names import API_AUDIENCE
 from tandem.kube.memory import MemoryCluster
 
 log = logging.getLogger(__name__)
@@ -55,12 +54,10 @@ def verbs_app(service: Service, served: Callable[[], bool] = lambda: True) -> Fa
 
 
 def public_app(service: Service) -> FastAPI:
-    """Return what the API server, Prometheus, kubelet and users call."""
+    """Return what users call where the API server is in memory: it knows no users."""
     app = FastAPI(title="Tandem", docs_url=None, redoc_url=None)
     app.include_router(health_router(service.feed, service.metrics))
-    in_memory = isinstance(service.api, MemoryCluster)
-    readers = everybody if in_memory else Readers(service.api, audience=API_AUDIENCE).check
-    app.include_router(read_router(service.state, service.config.profile.pipeline(), readers))
+    app.include_router(read_router(service.state, service.config.profile.pipeline()))
     app.include_router(
         admission_router(
             service.config.admission,
@@ -73,7 +70,7 @@ def public_app(service: Service) -> FastAPI:
         app.include_router(
             status_router(
                 Publisher(local_changes(service.changes, service.traffic)),
-                readers,
+                everybody,
                 events_in_memory(service.api),
                 local_profiles(service.predictor),
             )
@@ -157,7 +154,7 @@ def inner_app(service: Service) -> FastAPI:
     """Return what the process in front asks, over a socket that only our user may open."""
     app = FastAPI(title="Tandem, within", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(health_router(service.feed, service.metrics))
-    app.include_router(read_router(service.state, service.config.profile.pipeline(), everybody))
+    app.include_router(read_router(service.state, service.config.profile.pipeline()))
     app.include_router(node_pods_router(service.node_pods))
     app.include_router(inner_router(service.changes, service.predictor, service.traffic))
     return app

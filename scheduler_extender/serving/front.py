@@ -73,6 +73,10 @@ _REVIEWS_WAITING = 256
 _MEMORY_BYTES = 640 * 2**20
 _METRICS_KEPT_S = 1.0
 _READ_BYTES = 64 * 2**20
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"description": "Not a token that the API server knows"},
+    403: {"description": "The caller may not read this in the API server either"},
+}
 _READS_AT_ONCE = 2
 #: A graph waits for its turn and is parsed before the predictor answers.
 _PREDICTOR_S = 50.0
@@ -179,7 +183,7 @@ def front_app(
     )
     app.include_router(_health(line))
     readers = Readers(api, audience=API_AUDIENCE)
-    app.include_router(_handed_on(readers, Agents(api), extender))
+    app.include_router(checked_reads(readers, Agents(api), extender))
     app.include_router(
         status_router(
             Publisher(remote_changes(extender)),
@@ -219,7 +223,7 @@ def health(path: str, line: Line) -> tuple[int, bytes]:
     return 200, b'{"status":"ok"}'
 
 
-def _handed_on(readers: Readers, agents: Agents, extender: httpx.AsyncClient) -> APIRouter:
+def checked_reads(readers: Readers, agents: Agents, extender: httpx.AsyncClient) -> APIRouter:
     """Return the routes that the extender answers; callers of /v1 are checked here."""
     router = APIRouter(tags=["read-only"])
     turns = asyncio.Semaphore(_READS_AT_ONCE)
@@ -254,13 +258,13 @@ def _handed_on(readers: Readers, agents: Agents, extender: httpx.AsyncClient) ->
                 metrics[:] = [time.monotonic(), answer.body, answer.headers["content-type"]]
         return Response(metrics[1], headers={"content-type": metrics[2]})
 
-    @router.get("/v1/gpus")
+    @router.get("/v1/gpus", responses=_REFUSALS)
     async def gpus(request: Request) -> Response:
         """List GPUs with what holds them, those of one node (`node`) or all."""
         await readers.check(request, "list", "gpunodes", None)
         return await read("/v1/gpus", request.url.query.encode())
 
-    @router.get("/v1/jobs")
+    @router.get("/v1/jobs", responses=_REFUSALS)
     async def jobs(request: Request, namespace: str | None = None) -> Response:
         """List GPUJobs with the places of their pods, those of one namespace or all."""
         await readers.check(request, "list", "gpujobs", namespace)
@@ -274,13 +278,15 @@ def _handed_on(readers: Readers, agents: Agents, extender: httpx.AsyncClient) ->
         query = httpx.QueryParams({"node": await agents.node(request)})
         return await read("/v1/node-pods", str(query).encode(), agents_turns)
 
-    @router.get("/v1/explain/{namespace}/{pod}")
+    @router.get("/v1/explain/{namespace}/{pod}", responses=_REFUSALS)
     async def explain(request: Request, namespace: str, pod: str) -> Response:
-        """Say where a pod is, or what keeps it off each node."""
+        """Say where a pod is, or what keeps it off each node, named for who may list GPUNodes."""
         await readers.check(request, "get", "gpujobs", namespace)
         if not all(_plain(part) for part in (namespace, pod)):
             raise HTTPException(404, "no such pod")
-        return await read(f"/v1/explain/{namespace}/{pod}", b"")
+        # The extender answers whoever may open its socket: who may see what is decided here.
+        nodes = await readers.allows(request, "list", "gpunodes")
+        return await read(f"/v1/explain/{namespace}/{pod}", b"nodes=%d" % nodes)
 
     return router
 

@@ -14,6 +14,7 @@ from tandem.kube.errors import KubeError
 
 #: As many nodes as Kubernetes supports in a cluster, with room for tokens that are renewed.
 _AGENTS_KEPT = 20_000
+_FORBIDDEN = 403
 
 #: Raises HTTPException where the caller of a request lacks a right on a resource of ours: the verb,
 #: the resource, and the namespace (None: all).
@@ -45,6 +46,18 @@ class Readers:
         """Raise HTTPException (401, 403 or 503) unless the request's token allows it."""
         await self.require(request, Access(verb, resource, namespace))
 
+    async def allows(
+        self, request: Request, verb: str, resource: str, namespace: str | None = None
+    ) -> bool:
+        """Say whether the request's token has a right; raises HTTPException (401 or 503)."""
+        try:
+            await self.check(request, verb, resource, namespace)
+        except HTTPException as error:
+            if error.status_code != _FORBIDDEN:
+                raise
+            return False
+        return True
+
     async def require(self, request: Request, access: Access) -> None:
         """Raise HTTPException (401, 403 or 503) unless the request's token has a right."""
         await _require(self._reviews, request, access)
@@ -69,7 +82,7 @@ class Agents:
         )
         node = dict(caller.extra).get(NODE_OF_TOKEN) or ("",)
         if not node[0]:
-            raise HTTPException(403, "this token is bound to no pod on a node")
+            raise HTTPException(_FORBIDDEN, "this token is bound to no pod on a node")
         return node[0]
 
 
@@ -87,5 +100,5 @@ async def _require(reviews: Reviews, request: Request, access: Access) -> Caller
     if caller is None:
         raise HTTPException(401, "the API server does not know this token")
     if not allowed:
-        raise HTTPException(403, f"you may not {access}")
+        raise HTTPException(_FORBIDDEN, f"you may not {access}")
     return caller

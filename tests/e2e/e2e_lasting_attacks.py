@@ -49,9 +49,9 @@ def annotated(name: str, gpus: int = 1, pods: int = 1, **marks: str) -> Object:
     return one
 
 
-def pods_of(tenant: Tenant, attack: str, phase: str) -> list[Object]:
+def pods_of(tenant: Tenant, attack: str, phase: str, limit: int = 50) -> list[Object]:
     path = f"/api/v1/namespaces/{tenant.namespace}/pods"
-    query = {"fieldSelector": f"status.phase={phase}", "resourceVersion": "0", "limit": "50"}
+    query = {"fieldSelector": f"status.phase={phase}", "resourceVersion": "0", "limit": str(limit)}
     found: list[Object] = tenant.ask(attack, "GET", path, params=query).json().get("items", [])
     return found
 
@@ -335,7 +335,9 @@ def forged_log_lines_of_readers(tenant: Tenant) -> None:
 def names_of_nodes(tenant: Tenant) -> None:
     """What the nodes of the cluster and their GPUs are called."""
     me = "names_of_nodes"
-    for each in pods_of(tenant, me, "Pending")[:2]:
+    pending = pods_of(tenant, me, "Pending", limit=500)
+    waiting = [each for each in pending if each["spec"].get("schedulingGates")]
+    for each in random.sample(waiting, min(4, len(waiting))):
         url = f"{tenant.public}/v1/explain/{tenant.namespace}/{each['metadata']['name']}"
         answer = tenant.open.get(url, headers={"authorization": f"Bearer {tenant.token}"})
         told = answer.json() if answer.is_success else {}

@@ -15,8 +15,9 @@ from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.webhook import admission_router
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.api import read_router
+from scheduler_extender.serving.front import checked_reads
 from scheduler_extender.serving.limits import MAX_BODY_BYTES, Budget, Limited
-from scheduler_extender.serving.readers import Readers
+from scheduler_extender.serving.readers import Agents, Readers
 from tandem.contracts import names
 from tandem.kube.access import ACCESS_REVIEWS, TOKEN_REVIEWS
 from tandem.kube.errors import Forbidden, KubeError
@@ -76,10 +77,17 @@ def api() -> Api:
 
 @pytest.fixture
 def app(api: Api, now: list[float]) -> FastAPI:
-    app = FastAPI()
+    return in_front(ClusterState(now_s=0), api, now)
+
+
+def in_front(state: ClusterState, api: Api, now: list[float]) -> FastAPI:
+    """Return the public port's routes under /v1 as a cluster has them: two apps, one in front."""
+    inner = FastAPI()
+    inner.include_router(read_router(state, load_profile("tandem").pipeline()))
+    extender = httpx.AsyncClient(transport=httpx.ASGITransport(inner), base_url="http://extender")
     readers = Readers(api, lambda: now[0])
-    pipeline = load_profile("tandem").pipeline()
-    app.include_router(read_router(ClusterState(now_s=0), pipeline, readers.check))
+    app = FastAPI()
+    app.include_router(checked_reads(readers, Agents(api, lambda: now[0]), extender))
     return app
 
 
@@ -133,9 +141,7 @@ def test_what_nodes_and_gpus_are_called_is_for_those_who_may_list_them(api, now)
         state.upsert("gpunodes", gpu_node(f"n{index}", f"GPU-{index}", observed_at_s=now[0]))
     state.upsert("pods", pod("old", node_name="n0", devices="GPU-0", exclusive=True))
     state.upsert("pods", pod("new"))
-    app = FastAPI()
-    readers = Readers(api, lambda: now[0])
-    app.include_router(read_router(state, load_profile("tandem").pipeline(), readers.check))
+    app = in_front(state, api, now)
     api.may.add(("get", "gpujobs", "ml"))
     (answer,) = ask(app, ("/v1/explain/ml/new", "Bearer known"))
     told = answer.json()
