@@ -127,7 +127,7 @@ class Installation:
             self.plane.apply(path)
         crds = ("gpujobs", "gpunodes", "modelprofiles")
         self.plane.await_definitions(*(f"{crd}.{names.GROUP}" for crd in crds))
-        self.plane.apply(manifests.objects(*manifests.FOUNDATIONS, *manifests.POLICIES))
+        self.plane.apply(manifests.objects(*manifests.FOUNDATIONS) + manifests.policies())
         # What a cluster's Service leads to the webhook's pods, this one leads to our process.
         self.plane.apply(
             {
@@ -190,7 +190,7 @@ class Installation:
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
         if self._values is None:
-            (webhooks,) = manifests.objects("MutatingWebhookConfiguration")
+            (webhooks,) = manifests.objects("MutatingWebhookConfiguration", name="tandem")
             for webhook in webhooks["webhooks"]:
                 webhook["clientConfig"]["service"]["port"] = self._ports["public"]
             self.plane.apply(webhooks)

@@ -18,7 +18,6 @@ FOUNDATIONS = (
     "Role",
     "RoleBinding",
 )
-POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 
 Object = dict[str, Any]
 
@@ -32,6 +31,13 @@ def objects(*kinds: str, name: str = "") -> list[Object]:
         for document in found
         if document["kind"] == kind and name in ("", document["metadata"]["name"])
     ]
+
+
+def policies() -> list[Object]:
+    """Return what the API server refuses by itself, whether our webhook is there or not."""
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    first = objects("MutatingWebhookConfiguration", name="tandem-resources")
+    return [*objects(*kinds), *first]
 
 
 def scheduler_config() -> Object:

@@ -583,13 +583,52 @@ def _populate(clients: dict[str, KubeClient]) -> None:
     steps = {"metadata": {"name": "steps"}, "spec": {"suspend": True, "template": template}}
     admin.request("POST", JOBS_OF_BATCH, body={"apiVersion": "batch/v1", "kind": "Job", **steps})
     scheduler.request("POST", JOBS, body=gpu_job("known"))
+    clients["predictor"].request("POST", PROFILES, body=model_profile("known"))
     clients["agent"].request("POST", NODES, body=gpu_node("n0"))
     admin.request("POST", NODES, body=gpu_node("n1"))
 
 
 @pytest.mark.parametrize("attempt", FORGERIES, ids=lambda attempt: attempt.words)
 def test_forgery_is_refused(callers: dict[str, KubeClient], attempt: Attempt) -> None:
-    assert f"ValidatingAdmissionPolicy '{attempt.policy}'" in attempt.refusal(callers[attempt.who])
+    refusal = attempt.refusal(callers[attempt.who])
+    if attempt.policy == RESOURCES and attempt.method != "DELETE":
+        assert 'the verb "repair" on them exempts administrators' in refusal
+    else:
+        assert f"ValidatingAdmissionPolicy '{attempt.policy}'" in refusal
+
+
+#: Thousands of faults each: the API server would compare each one with all others.
+FAULTY = (
+    Attempt("shapes of a tenant", RESOURCES, "POST", PROFILES, {
+        **model_profile("mine"),
+        "spec": {"features": {"inputShapes": {str(i): ["x"] * 9 for i in range(999)}}},
+    }),
+    Attempt("counts of a tenant", RESOURCES, "PATCH", f"{PROFILES}/known", {
+        "spec": {"features": {"opCounts": {str(i): "x" for i in range(9999)}}},
+    }),
+    Attempt("plans of a tenant", RESOURCES, "POST", JOBS, {
+        **gpu_job("mine"), "status": {"plan": {"pods": [{}] * 9999}},
+    }),
+    Attempt("GPUs of an agent", RESOURCES, "PATCH", f"{NODES}/n0/status", {
+        "status": {"gpus": [{"memoryBytes": 2**60}] * 9999},
+    }, "agent"),
+    Attempt("pods of an agent", RESOURCES, "PATCH", f"{NODES}/n0/status", {
+        "status": {"gpus": [{"pods": [{}] * 64}] * 64},
+    }, "agent"),
+    Attempt("no list of GPUs", RESOURCES, "PATCH", f"{NODES}/n0/status", {
+        "status": {"gpus": 3},
+    }, "agent"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", FAULTY, ids=lambda attempt: attempt.words)
+def test_an_object_with_thousands_of_faults_is_refused_before_they_are_counted(
+    callers: dict[str, KubeClient], attempt: Attempt
+) -> None:
+    refusal = attempt.refusal(callers[attempt.who])
+    assert refusal
+    assert "in body" not in refusal, refusal[:500]
+    assert len(refusal) < 2000
 
 
 @pytest.mark.parametrize("attempt", RIGHTFUL, ids=lambda attempt: attempt.words)

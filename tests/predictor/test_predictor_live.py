@@ -85,7 +85,9 @@ def accounts(plane):
     Other tests have this plane after us, so the policy holds here alone.
     """
     plane.apply(manifests.objects(*manifests.FOUNDATIONS))
-    plane.apply(manifests.objects(*manifests.POLICIES, name="tandem-resources"))
+    plane.apply(
+        [each for each in manifests.policies() if each["metadata"]["name"] == "tandem-resources"]
+    )
     yield plane
     plane.kubectl("delete", "validatingadmissionpolicybinding", "tandem-resources")
 

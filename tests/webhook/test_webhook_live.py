@@ -85,7 +85,9 @@ def webhook(installed, extender, tmp_path_factory):
         )
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
-        (configuration,) = manifests.objects("MutatingWebhookConfiguration")
+        (configuration,) = manifests.objects(
+            "MutatingWebhookConfiguration", name=CONFIGURATION_NAME
+        )
         for each in configuration["webhooks"]:
             path = each["clientConfig"].pop("service")["path"]
             each["clientConfig"]["url"] = f"https://127.0.0.1:{port}{path}"
