@@ -47,12 +47,12 @@ def observed_profiles(items: Iterable[Mapping[str, Any]]) -> Iterator[Profile]:
             )
 
 
-def read_cluster(kubeconfig: Path | None) -> list[Profile]:
+def read_cluster(kubeconfig: Path | None, context: str | None = None) -> list[Profile]:
     """Return the profiles of all namespaces; raises KubeError where they cannot be read."""
     from tandem.kube.client import KubeClient
     from tandem.kube.resource import MODEL_PROFILES
 
-    client = KubeClient.load(kubeconfig)
+    client = KubeClient.load(kubeconfig, context)
     try:
         return list(observed_profiles(client.list(MODEL_PROFILES)))
     finally:

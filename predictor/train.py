@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from predictor.artifacts import Artifacts, Card
+from tandem.cli.forms import Form, reports
 from tandem.cli.output import err, print_json, print_table
+from tandem.cli.reach import ContextOption, KubeconfigOption
 from tandem.errors import TandemError, UsageError
 
 if TYPE_CHECKING:
     from predictor.pairs import MeasuredPair
     from predictor.profiles import Profile
 
-_Trained = TypeVar("_Trained")
 OutOption = Annotated[
     Path, typer.Option("--out", help="Directory of trained models, as the predictor reads it.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _OUT = Path("artifacts")
 
 
@@ -46,6 +46,7 @@ app = typer.Typer(help="Train the predictor's models on measurements.", cls=_Man
 
 
 @app.callback(invoke_without_command=True)
+@reports
 def load(
     context: typer.Context,
     profiles: Annotated[
@@ -56,11 +57,10 @@ def load(
         bool,
         typer.Option("--from-cluster", help="Learn from what the cluster's agents have seen."),
     ] = False,
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="Of that cluster; inside it, none.")
-    ] = None,
+    kubeconfig: KubeconfigOption = None,
+    cluster: ContextOption = None,
     out: OutOption = _OUT,
-    as_json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Train on measured profiles; publish what beats the formula and the model that serves.
 
@@ -79,13 +79,13 @@ def load(
     if from_cluster:
         from predictor.from_cluster import read_cluster
 
-        seen = read_cluster(kubeconfig)
+        seen = read_cluster(kubeconfig, cluster)
         err.print(f"{len(seen)} kinds of runs were seen in the cluster.")
         read += seen
-    card = _trained(lambda: _train_load(read, out, may_stay=from_cluster))
+    card = _train_load(read, out, may_stay=from_cluster)
     if card is None:
         return
-    if as_json:
+    if form is Form.JSON:
         print_json(card.model_dump())
         return
     targets = list(card.errors["formula"])
@@ -113,13 +113,14 @@ def _train_load(read: Sequence[Profile], out: Path, *, may_stay: bool) -> Card |
 
 
 @app.command()
+@reports
 def interference(
     pairs: Annotated[
         list[Path],
         typer.Argument(help="Files of `tandem profile collect`, or of pairs, one a line."),
     ],
     out: OutOption = _OUT,
-    as_json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Train on measured pairs; publish if better than the quadratic on what was not seen."""
     from predictor.load_model import open_predictor
@@ -134,8 +135,8 @@ def interference(
             read_measured_pairs(file, predictor) if is_collected(file) else read_pairs(file)
         )
     ]
-    card = _trained(lambda: _train_interference(measured, out))
-    if as_json:
+    card = _train_interference(measured, out)
+    if form is Form.JSON:
         print_json(card.model_dump())
         return
     print_table(
@@ -157,23 +158,17 @@ def _train_interference(measured: list[MeasuredPair], out: Path) -> Card:
     return train(measured, Artifacts(out))
 
 
-def _trained(train: Callable[[], _Trained]) -> _Trained:
-    try:
-        return train()
-    except ModuleNotFoundError as error:
-        raise TandemError(
-            f"Training needs {error.name}, which is not installed.",
-            "Install Tandem with its extra: pip install 'tandem-gpu[train]'.",
-        ) from None
-
-
 @app.command()
+@reports
 def rollback(
     kind: Annotated[
         str, typer.Argument(help="Kind of model: load or interference.")
     ] = "interference",
     out: OutOption = _OUT,
+    form: Form = Form.TABLE,
 ) -> None:
     """Let the model before the present one serve again."""
     version = Artifacts(out).rollback(kind)
+    if form is Form.JSON:
+        print_json({"kind": kind, "version": version})
     err.print(f"{kind} {version} serves again; restart the predictor to use it.")

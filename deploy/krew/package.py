@@ -48,7 +48,7 @@ spec:
   caveats: |
     The plugin runs the command `tandem`:
 
-      pipx install 'tandem-gpu[kubeconfig]'
+      pipx install tandem-gpu
 
     With it comes kubectl_complete-tandem, by which kubectl completes names from the cluster.
   platforms:

@@ -1,31 +1,95 @@
-"""The `tandem` command: gathers the commands that each package contributes."""
+"""The `tandem` command: gathers the commands that each package contributes.
+
+A command's module is loaded when the command is called, so that help and completion are quick.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import entry_points, version
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Never
 
 import typer
-from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
-from tandem.cli.output import clean_lines, err
+from tandem.cli.commands import COMMANDS
 from tandem.errors import TandemError, UsageError
 from tandem.kube.errors import KubeError
 
 ENTRY_POINTS = "tandem.commands"
+#: What only an extra installs is none of these.
+_OURS = ("tandem", "scheduler_extender", "node_agent", "predictor", "controlplane")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"tandem {version('tandem-gpu')}")
         raise typer.Exit
+
+
+class _Named(TyperCommand):
+    """A command by its name and help; `load` returns the command itself."""
+
+    def __init__(self, entry: EntryPoint, summary: str) -> None:
+        super().__init__(entry.name, help=summary, rich_markup_mode=None)
+        self.load: Callable[[], Any] = lambda: _loaded(entry)
+
+
+class _Commands(TyperGroup):
+    """Loads the command that is called, and no other."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - those of the class
+        super().__init__(**settings)
+        self._called = ""
+        for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda each: each.name):
+            known = COMMANDS.get(entry.name)
+            self.add_command(_Named(entry, known.summary) if known else _loaded(entry), entry.name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - not public
+        """Return the command that the words name, loaded."""
+        self._called = args[0]
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, _Named) else command, rest
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - not public
+        """Run the command.
+
+        Raises:
+            TandemError: it needs a package that an extra installs.
+        """
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", *_OURS):
+                raise
+            called = self._called
+            extra = COMMANDS[called].extra if called in COMMANDS else ""
+            raise TandemError(
+                f"`tandem {called}` needs the package {package}, which is not installed here",
+                f"pip install 'tandem-gpu[{extra or 'run'}]'",
+            ) from error
+
+
+def _loaded(entry: EntryPoint) -> Any:  # noqa: ANN401 - the type of commands is not public
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    command = entry.load()
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=entry.name)
+    else:
+        app.command(name=entry.name)(command)
+    return typer.main.get_group(app).commands[entry.name]
 
 
 def build_app() -> typer.Typer:
     """Return the whole command tree. A Typer app becomes a group, a function a command."""
     app = typer.Typer(
         name="tandem",
+        cls=_Commands,
         help="Share GPUs between training jobs on Kubernetes where it is safe.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -40,12 +104,6 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Share GPUs between training jobs on Kubernetes where it is safe."""
 
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda e: e.name):
-        command = entry.load()
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=entry.name)
-        else:
-            app.command(name=entry.name)(command)
     return app
 
 
@@ -60,22 +118,21 @@ def main(program: str | None = None) -> None:
         # krew's plugin starts `tandem` and says by what name the user knows it.
         build_app()(prog_name=program or os.environ.get("TANDEM_PROGRAM") or None)
     except TandemError as error:
-        err.print(
-            f"[red]error:[/red] {escape(clean_lines(error.message))}",
-            highlight=False,
-            soft_wrap=True,
-        )
-        if error.hint:
-            err.print(f"  {escape(clean_lines(error.hint))}", highlight=False, soft_wrap=True)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        _fail(error.message, error.hint, 2 if isinstance(error, UsageError) else 1)
     except KubeError as error:
-        words = f"the API server refuses, or does not answer: {error.message}"
-        err.print(
-            f"[red]error:[/red] {escape(clean_lines(words))}", highlight=False, soft_wrap=True
-        )
-        sys.exit(1)
+        _fail(f"the API server refuses, or does not answer: {error.message}")
     except OSError as error:  # a full disk, a folder that may not be written
         where = f"{error.filename}: " if error.filename else ""
-        said = clean_lines(where + (error.strerror or str(error)))
-        err.print(f"[red]error:[/red] {escape(said)}", highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(where + (error.strerror or str(error)))
+
+
+def _fail(words: str, hint: str = "", code: int = 1) -> Never:
+    from rich.markup import escape
+
+    from tandem.cli.output import clean_lines, err
+
+    said = f"[red]error:[/red] {escape(clean_lines(words))}"
+    err.print(said, highlight=False, soft_wrap=True)
+    if hint:
+        err.print(f"  {escape(clean_lines(hint))}", highlight=False, soft_wrap=True)
+    sys.exit(code)

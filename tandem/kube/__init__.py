@@ -1,1 +1,1 @@
-"""Reading and writing the API server; the only importer of the official client."""
+"""Reading and writing the API server."""

@@ -1,7 +1,7 @@
 """The API server on raw JSON: no generated models, dicts inside.
 
 The generated models of the official client cost about four times the memory of plain dicts and
-say nothing that we need, so that it is used for kubeconfig files alone (`tandem.kube.credentials`).
+say nothing that we need.
 Every call has a timeout and none is retried here: who calls knows whether trying again is safe.
 
 The calls block; an event loop runs them with `asyncio.to_thread` or a pool of its own.

@@ -1,8 +1,4 @@
-"""Which API server, over which connections, and as whom: from wherever this process runs.
-
-In a pod only urllib3 is needed. The official client, 75 MB and a second of imports, is loaded for
-a kubeconfig file alone, whose many ways to log in it knows; so the images go without it.
-"""
+"""Which API server, over which connections, and as whom: from wherever this process runs."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 import urllib3
-import yaml
 
 from tandem.errors import TandemError
 
@@ -91,49 +86,6 @@ class ServiceAccount:
         return self._header
 
 
-class Kubeconfig:
-    """What a kubeconfig file says, read by the official client."""
-
-    def __init__(self, path: Path | None, context: str | None) -> None:
-        try:
-            from kubernetes import config
-            from kubernetes.client import ApiClient, Configuration
-        except ImportError as error:
-            raise TandemError(
-                "reading a kubeconfig file needs the package `kubernetes`",
-                "Install `tandem-gpu[kubeconfig]`. In a pod, leave the file out.",
-            ) from error
-        configuration = Configuration()
-        try:
-            config.load_kube_config(  # type: ignore[no-untyped-call] # no types published
-                str(path) if path else None, context=context, client_configuration=configuration
-            )
-            host = urlsplit(configuration.host)
-            if host.scheme not in ("http", "https") or not host.hostname:
-                raise ValueError(f"{configuration.host!r} is no address of a server")
-        except (
-            *(config.ConfigException, yaml.YAMLError, OSError),
-            *(TypeError, ValueError, LookupError, AttributeError),  # it holds something else
-        ) as error:
-            raise TandemError(
-                f"no usable Kubernetes credentials: {error}",
-                "Give a kubeconfig file, or set KUBECONFIG.",
-            ) from error
-        configuration.connection_pool_maxsize = POOL_SIZE
-        configuration.retries = False
-        self._configuration = configuration
-        self.host: str = configuration.host
-        self.pool: urllib3.PoolManager = ApiClient(configuration).rest_client.pool_manager
-
-    def authorization(self) -> str | None:
-        """Return the header `Authorization`, renewed by the file's own means."""
-        # Read at each request: a login by an external program lasts for minutes.
-        header: str | None = self._configuration.get_api_key_with_prefix(
-            "BearerToken", alias="authorization"
-        )
-        return header
-
-
 def load_credentials(kubeconfig: Path | None, context: str | None) -> Credentials:
     """Return what a kubeconfig file says, or the service account of the pod that we run in.
 
@@ -144,23 +96,21 @@ def load_credentials(kubeconfig: Path | None, context: str | None) -> Credential
     """
     if kubeconfig is None and (ACCOUNT / "token").exists():
         return ServiceAccount()
-    return Kubeconfig(kubeconfig, context)
+    from tandem.kube.kubeconfig import Kubeconfig
+
+    return Kubeconfig(kubeconfig, context, POOL_SIZE)
 
 
 def context_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
     """Return the namespace of the kubeconfig's context, or of the pod; `default` for none."""
     if kubeconfig is None and (ACCOUNT / "token").exists():
         return (ACCOUNT / "namespace").read_text().strip() or "default"
-    from kubernetes import config
+    from tandem.kube.kubeconfig import UNUSABLE, Files
 
     try:
-        contexts, active = config.list_kube_config_contexts(  # type: ignore[no-untyped-call] # as above
-            str(kubeconfig) if kubeconfig else None
-        )
-    except (config.ConfigException, yaml.YAMLError, OSError):
+        return str(Files(kubeconfig).context(context).said.get("namespace") or "default")
+    except UNUSABLE:
         return "default"
-    chosen = next((each for each in contexts if each["name"] == context), active)
-    return str((chosen.get("context") or {}).get("namespace") or "default")
 
 
 def bearer_token(credentials: Credentials) -> str:

@@ -79,8 +79,6 @@ def serve(ended: threading.Event) -> Iterator[Server]:
 
 
 def kubeconfig(folder: Path, server: str, user: dict[str, Any] | None = None) -> Path:
-    import kubernetes.config  # noqa: F401 - loaded here, and not within the time of a test
-
     path = folder / "kubeconfig"
     context = {"cluster": "c", "user": "u", "namespace": "team-a"}
     path.write_text(

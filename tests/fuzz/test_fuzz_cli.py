@@ -12,14 +12,14 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
+from command_tree import leaves, whole_tree
 from fuzz_batch import WATCHDOG, Batch
 from mutators import changed_bytes
 from predictor_graphs import light
@@ -186,20 +186,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def leaves(
-    command: Command, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Command]]:
-    """Yield every command with its words; a group is one, too."""
-    if path:
-        yield path, command
-    for name, each in getattr(command, "commands", {}).items():
-        yield from leaves(each, (*path, name))
-
-
 @pytest.fixture(scope="module")
 def tandem() -> Command:
     """The commands, of which some do nothing after their arguments have been read."""
-    command = typer.main.get_command(main.build_app())
+    command = whole_tree()
     for path, each in leaves(command):
         if path[0] in _STOPPED:
             each.callback = lambda *_, **__: None
@@ -209,7 +199,7 @@ def tandem() -> Command:
 def a_value(parameter: Any, rng: random.Random, folder: Path) -> str:
     """Return a value for an option or an argument, often one of the sort that it takes."""
     name = (parameter.name or "") + " ".join(getattr(parameter, "opts", ()))
-    kind = parameter.bare_type
+    kind = parameter.type_descriptor.annotation
     if rng.random() < 0.3:
         return rng.choice((*_TEXTS, *_NUMBERS, *_WORDS))
     if isinstance(kind, type) and issubclass(kind, Enum):

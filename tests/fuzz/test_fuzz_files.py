@@ -32,7 +32,8 @@ from predictor.training import read_pairs
 from scheduler_extender.config import read_config
 from tandem.errors import TandemError
 from tandem.files import read_csv, read_json, read_yaml
-from tandem.kube.credentials import Kubeconfig, context_namespace
+from tandem.kube.credentials import context_namespace
+from tandem.kube.kubeconfig import Kubeconfig
 from tandem.policy.catalog import profile_names
 from tandem.simulator.cluster import parse_cluster
 from tandem.simulator.gavel import load_matrix

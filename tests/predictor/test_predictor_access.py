@@ -242,7 +242,7 @@ def test_the_cli_sends_the_token_of_the_kubeconfig_where_it_stays_secret(monkeyp
             return b'{"models": []}'
 
     monkeypatch.setattr("predictor.client.PredictorClient", Recorded)
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+    monkeypatch.setenv("KUBECONFIG", str(config))
     for arguments in (
         ["--server", "http://127.0.0.1:8090"],
         ["--server", "https://predictor.example"],

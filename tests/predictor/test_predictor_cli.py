@@ -8,6 +8,7 @@ import time
 
 import pytest
 import uvicorn
+from command_tree import whole_tree
 from predictor_graphs import LIGHT, bert_base, light
 from typer.testing import CliRunner
 
@@ -131,14 +132,10 @@ def test_predict_takes_everything_that_an_annotation_says():
 
 def test_predict_has_an_option_for_each_annotation_of_a_load():
     """What `parse_demand` reads of a load and a PredictRequest has, a user can ask about."""
-    from typer.main import get_command
-
     from tandem.contracts import names
 
     options = {
-        option
-        for parameter in get_command(build_app()).commands["predict"].params
-        for option in parameter.opts
+        option for parameter in whole_tree().commands["predict"].params for option in parameter.opts
     }
     not_of_a_load = {
         names.ITERATIONS, names.EXCLUSIVE, names.CHECKPOINT, names.GANG, names.GANG_SIZE,
