@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem.cli.complete import model_names, namespaces
+from tandem.cli.forms import Column, Form, lists, print_list, printed, reports, shows
 from tandem.cli.output import err, print_json, print_table
 from tandem.cli.reach import (
     AccountOption,
@@ -55,7 +56,6 @@ NamespaceOption = Annotated[
     ),
 ]  # fmt: skip
 ModelArgument = Annotated[str, typer.Argument(help="Its name.", autocompletion=model_names)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Predictor:
@@ -92,6 +92,11 @@ class Predictor:
         if not self._server:
             return self._read.of_namespace(_MODELS, namespace)
         return self._direct("GET", _MODELS, params={"namespace": namespace} if namespace else {})
+
+    def check_namespace(self, namespace: str | None) -> None:
+        """Raise MissingError where the named namespace does not exist, as far as is known."""
+        if not self._server:
+            self._read.check_namespace(namespace)
 
     def _direct(self, method: str, path: str, **options: object) -> Any:  # noqa: ANN401 - JSON
         from predictor.client import PredictorClient
@@ -132,26 +137,26 @@ app = typer.Typer(help="Push, list, show and delete model graphs.", no_args_is_h
 
 @app.command()
 @asks
+@shows
 def push(
     predictor: Predictor,
     file: Annotated[Path, typer.Argument(help="ONNX file; its weights are not kept.")],
     name: Annotated[str, typer.Option(help="Name of the model [the file's name].")] = "",
     namespace: NamespaceOption = None,
-    as_json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Push the graph of a model, so that jobs can name it in `tandem.gpu/model`."""
     where = namespace or predictor.own_namespace
     answer = predictor.push(file, {"name": name or _name_of(file), "namespace": where})
     model = ModelSummary.model_validate(answer)
-    if as_json:
-        print_json(model.wire())
-    else:
+    if not printed(form, f"{model.namespace}/{model.name}", model.wire()):
         err.print(f"Pushed {model.name} to namespace {model.namespace}.")
         _print_features(model)
 
 
 @app.command("list")
 @asks
+@lists
 def list_models(
     predictor: Predictor,
     namespace: Annotated[
@@ -161,60 +166,63 @@ def list_models(
             autocompletion=namespaces,
         ),
     ] = None,
-    as_json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:  # fmt: skip
     """List the models of a namespace, or of all."""
     models = ModelList.model_validate(predictor.listed(namespace))
-    if as_json:
+    if not models.models:
+        predictor.check_namespace(namespace)
+    if form is Form.JSON:
         print_json(models.wire()["models"])
         return
-    print_table(
-        "",
-        ("Namespace", "Name", "Parameters (M)", "GFLOPs", "Activations (MiB)", "Skew", "Opset"),
-        (
-            (
-                model.namespace,
-                model.name,
-                model.features.parameters / 1e6,
-                model.features.flops / 1e9,
-                model.features.activation_bytes / 2**20,
-                model.features.tensor_skew,
-                model.features.opset,
-            )
-            for model in models.models
-        ),
-    )
+    print_list(form, "", _MODEL_COLUMNS, models.models, lambda m: f"{m.namespace}/{m.name}")
 
 
 @app.command()
 @asks
+@shows
 def show(
     predictor: Predictor,
     name: ModelArgument,
     namespace: NamespaceOption = None,
-    as_json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Show the features of one model."""
     where = namespace or predictor.own_namespace
     answer = predictor.ask("GET", f"{_MODELS}/{_path(where)}/{_path(name)}")
     model = ModelSummary.model_validate(answer)
-    if as_json:
-        print_json(model.wire())
-    else:
+    if not printed(form, f"{model.namespace}/{model.name}", model.wire()):
         _print_features(model)
 
 
 @app.command()
 @asks
+@shows
 def delete(
     predictor: Predictor,
     name: ModelArgument,
     namespace: NamespaceOption = None,
+    form: Form = Form.TABLE,
 ) -> None:
     """Forget a model. Jobs that name it then count as unknown."""
     where = namespace or predictor.own_namespace
     predictor.ask("DELETE", f"{_MODELS}/{_path(where)}/{_path(name)}")
-    err.print(f"Deleted {name} of namespace {where}.")
+    if not printed(form, f"{where}/{name}", {"namespace": where, "name": name, "deleted": True}):
+        err.print(f"Deleted {name} of namespace {where}.")
+
+
+_MODEL_COLUMNS = (
+    Column("Namespace", lambda model: model.namespace),
+    Column("Name", lambda model: model.name),
+    Column("Parameters (M)", lambda model: model.features.parameters / 1e6),
+    Column("GFLOPs", lambda model: model.features.flops / 1e9),
+    Column("Activations (MiB)", lambda model: model.features.activation_bytes / 2**20),
+    Column("Skew", lambda model: model.features.tensor_skew),
+    Column("Opset", lambda model: model.features.opset),
+    Column("Nodes", lambda model: model.features.nodes, wide=True),
+    Column("Depth", lambda model: model.features.depth, wide=True),
+    Column("SHA-256", lambda model: model.file_sha256, wide=True),
+)
 
 
 def _gpu_names(incomplete: str) -> list[str]:
@@ -226,6 +234,7 @@ def _gpu_names(incomplete: str) -> list[str]:
 
 
 @asks
+@reports
 def predict(
     predictor: Predictor,
     file: Annotated[
@@ -276,7 +285,7 @@ def predict(
         float | None, typer.Option(min=0, max=100, help="Declared mean utilisation, percent.")
     ] = None,
     namespace: NamespaceOption = None,
-    as_json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Predict what a training job would use of a GPU.
 
@@ -305,9 +314,11 @@ def predict(
     if file is not None:
         prediction = _predict_here(file, request)
     else:
+        if model is not None:  # one that is misspelt would be predicted as an unknown one
+            predictor.ask("GET", f"{_MODELS}/{_path(request.namespace)}/{_path(model)}")
         answer = predictor.ask("POST", "/v1/predict", body=request.wire())
         prediction = Prediction.model_validate(answer)
-    if as_json:
+    if form is Form.JSON:
         print_json(prediction.wire())
     else:
         _print_prediction(prediction)

@@ -9,59 +9,111 @@ from typing import Annotated, Any
 import typer
 
 from tandem.cli.complete import gpujob_names
+from tandem.cli.forms import Form, printed, shows
 from tandem.cli.output import out
+from tandem.cli.reach import ContextOption, KubeconfigOption
+from tandem.cli.views import OwnNamespaceOption
 from tandem.errors import TandemError, UsageError
 
 Job = Annotated[
     str,
     typer.Argument(
-        metavar="NAMESPACE/GPUJOB",
-        help="As `tandem jobs` shows it.",
+        metavar="[NAMESPACE/]JOB",
+        help="A GPUJob, or the workload that it stands for.",
         autocompletion=gpujob_names,
     ),
 ]
-# Not by KUBECONFIG as a path: the variable may name several files.
-Kubeconfig = Annotated[
-    Path | None,
-    typer.Option("--kubeconfig", help="An account that may patch GPUJobs. [that of kubectl]"),
-]
 
 
-def hold(job: Job, kubeconfig: Kubeconfig = None) -> None:
+@shows
+def hold(
+    job: Job,
+    namespace: OwnNamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    form: Form = Form.TABLE,
+) -> None:
     """Keep a job from being started; one that runs goes on."""
-    _patch(job, kubeconfig, {"hold": True})
-    out.print(f"{job} is held: it will not be started until it is resumed", highlight=False)
+    name = _patch(job, namespace, kubeconfig, context, {"hold": True}, form)
+    _say(form, f"{name} is held: it will not be started until it is resumed")
 
 
-def resume(job: Job, kubeconfig: Kubeconfig = None) -> None:
+@shows
+def resume(
+    job: Job,
+    namespace: OwnNamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    form: Form = Form.TABLE,
+) -> None:
     """Let a held job be started again."""
-    _patch(job, kubeconfig, {"hold": False})
-    out.print(f"{job} is in its turn again", highlight=False)
+    name = _patch(job, namespace, kubeconfig, context, {"hold": False}, form)
+    _say(form, f"{name} is in its turn again")
 
 
-def prioritize(job: Job, kubeconfig: Kubeconfig = None) -> None:
+@shows
+def prioritize(
+    job: Job,
+    namespace: OwnNamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    form: Form = Form.TABLE,
+) -> None:
     """Move a job to the front, behind those that were moved there before it."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    _patch(job, kubeconfig, {"prioritizedAt": now})
-    out.print(f"{job} goes before all that were not moved to the front", highlight=False)
+    name = _patch(job, namespace, kubeconfig, context, {"prioritizedAt": now}, form)
+    _say(form, f"{name} goes before all that were not moved to the front")
 
 
-def _patch(job: str, kubeconfig: Path | None, spec: dict[str, Any]) -> None:
+def _say(form: Form, words: str) -> None:
+    if form is Form.TABLE:
+        out.print(words, highlight=False, soft_wrap=True)
+
+
+def _patch(
+    job: str,
+    namespace: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    spec: dict[str, Any],
+    form: Form,
+) -> str:
+    """Change a GPUJob and return NAMESPACE/GPUJOB, which is printed where `form` wants it."""
     from tandem.kube.client import KubeClient
+    from tandem.kube.credentials import context_namespace
     from tandem.kube.errors import Forbidden, NotFound
     from tandem.kube.resource import GPU_JOBS
 
-    namespace, _, name = job.partition("/")
-    if not namespace or not name:
-        raise UsageError(f"{job!r} names no job", "write NAMESPACE/GPUJOB, such as team-a/job-bert")
-    client = KubeClient.load(kubeconfig)
+    where, slash, name = job.rpartition("/")
+    if not name or "/" in where or (slash and not where):
+        raise UsageError(f"{job!r} names no job", "write NAMESPACE/JOB, such as team-a/train")
+    where = where or namespace or context_namespace(kubeconfig, context)
+    client = KubeClient.load(kubeconfig, context)
     try:
-        client.patch(GPU_JOBS, name, {"spec": spec}, namespace)
+        try:
+            changed = client.patch(GPU_JOBS, name, {"spec": spec}, where)
+        except NotFound:
+            # A GPUJob has the name of its workload after the workload's kind.
+            named = [
+                each["metadata"]["name"]
+                for each in client.list(GPU_JOBS, where)
+                if each["spec"]["workload"]["name"] == name
+            ]
+            if len(named) != 1:
+                raise
+            changed = client.patch(GPU_JOBS, named[0], {"spec": spec}, where)
     except NotFound as error:
-        raise TandemError(f"there is no GPUJob {job}", "see `kubectl get gpujobs -A`") from error
+        raise TandemError(
+            f"there is no job {where}/{name}, or more than one of that name",
+            f"`tandem jobs -n {where}` lists them; another namespace: -n NAMESPACE",
+        ) from error
     except Forbidden as error:
         raise TandemError(
-            f"you may not change GPUJob {job}", "ask for the right to patch gpujobs.tandem.gpu"
+            f"you may not change the job {where}/{name}",
+            "ask for the right to patch gpujobs.tandem.gpu",
         ) from error
     finally:
         client.close()
+    full = f"{where}/{changed['metadata']['name']}"
+    printed(form, full, changed)
+    return full

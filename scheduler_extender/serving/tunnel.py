@@ -29,6 +29,7 @@ from tandem.contracts.prediction import ErrorBody
 log = logging.getLogger(__name__)
 
 LIMITS = Limits(per_address=64, total=64, rate=20.0, burst=60.0)
+_READ = ("/v1/", "/status/")
 _HEAD_S = 5.0
 _HANDSHAKE_S = 10.0
 _HEAD_BYTES = 16 * 2**10
@@ -138,7 +139,7 @@ class _Early(asyncio.Protocol):
 
 
 def narrowed(reads: ASGIApp, models: ASGIApp) -> ASGIApp:
-    """Return an application that answers reads under /v1, models and predictions, no more.
+    """Return an application that answers reads under /v1, models, predictions and the page.
 
     Reviews would be counted as those of the API server itself.
     """
@@ -150,10 +151,10 @@ def narrowed(reads: ASGIApp, models: ASGIApp) -> ASGIApp:
             await models(scope, receive, send)
             return
         body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
-        if scope["method"] == "GET" and path.startswith("/v1/") and not body:
+        if scope["method"] in ("GET", "HEAD") and path.startswith(_READ) and not body:
             await reads(scope, receive, send)
             return
-        error = ErrorBody(error="only reads under /v1 and models are answered here")
+        error = ErrorBody(error="only reads under /v1 and /status, and models, are answered here")
         await JSONResponse(error.wire(), 404, headers={"connection": "close"})(scope, receive, send)
 
     return chosen

@@ -8,10 +8,11 @@ from urllib.parse import quote
 import typer
 
 from tandem.cli.complete import job_names
+from tandem.cli.forms import Column, Form, lists, print_list, printed, reports, shows
 from tandem.cli.output import out, print_json, print_table
-from tandem.cli.reach import JsonOption, MissingError, Reader, RefusedError, reads
+from tandem.cli.reach import MissingError, Reader, RefusedError, reads
 from tandem.cli.screen import in_words, sharing_in_words, span, starts_in
-from tandem.cli.views import LimitOption, NamespaceOption, say
+from tandem.cli.views import LimitOption, NamespaceOption, OwnNamespaceOption, say
 from tandem.errors import TandemError, UsageError
 
 Document = dict[str, Any]
@@ -23,11 +24,12 @@ _CANDIDATES = 5
 
 
 @reads
+@lists
 def queue(
     read: Reader,
     namespace: NamespaceOption = None,
     limit: LimitOption = 200,
-    json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """List the jobs that wait, the next first: when they will start, and why not now."""
     rows: list[Document] = []
@@ -42,29 +44,28 @@ def queue(
         page += 1
     if limit:
         rows = rows[:limit]
-    if json:
+    if not rows:
+        read.check_namespace(namespace)
+    if form is Form.JSON:
         print_json({"time": at, "total": total, "jobs": rows})
         return
-    print_table(
-        "Queue" if rows else "Queue: nothing waits",
-        ("#", "namespace", "job", "waits for", "starts in", "why"),
-        [
-            (
-                "-" if row["position"] is None else str(row["position"] + 1),
-                row["namespace"],
-                row["name"],
-                span(row["waitingSince"] or row["queuedAt"], at),
-                starts_in(row["expectedStart"], at),
-                row["message"] or row["reason"] or "-",
-            )
-            for row in rows
-        ],
+    columns = (
+        Column("#", lambda row: "-" if row["position"] is None else str(row["position"] + 1)),
+        Column("namespace", lambda row: row["namespace"]),
+        Column("job", lambda row: row["name"]),
+        Column("waits for", lambda row: span(row["waitingSince"] or row["queuedAt"], at)),
+        Column("starts in", lambda row: starts_in(row["expectedStart"], at)),
+        Column("queued", lambda row: row["queuedAt"] or "-", wide=True),
+        Column("why", lambda row: row["message"] or row["reason"] or "-"),
     )
-    if total > len(rows):
+    title = "Queue" if rows else "Queue: nothing waits"
+    print_list(form, title, columns, rows, lambda row: f"{row['namespace']}/{row['name']}")
+    if total > len(rows) and form is not Form.NAME:
         out.print(f"{total - len(rows):,} more wait: --limit 0 shows all", highlight=False)
 
 
 @reads
+@shows
 def why(
     read: Reader,
     job: Annotated[
@@ -75,20 +76,18 @@ def why(
             autocompletion=job_names,
         ),
     ],
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Its namespace. [that of the context]")
-    ] = None,
-    json: JsonOption = False,
+    namespace: OwnNamespaceOption = None,
+    form: Form = Form.TABLE,
 ) -> None:
     """Say all about a job: why it waits, when it starts, what slows it down, why it was stopped."""
     where, _, name = job.rpartition("/")
     if not name or "/" in where:
         raise UsageError(f"{job!r} names no job", "write NAMESPACE/JOB, such as team-a/train")
     found = _job(read, where or namespace or read.own_namespace, name)
-    if json:
-        print_json(found["view"] | {"time": found["time"]})
+    view = found["view"]
+    if printed(form, f"{view['namespace']}/{view['name']}", view | {"time": found["time"]}):
         return
-    for line in answers(found["view"], str(found["time"])):
+    for line in answers(view, str(found["time"])):
         say(line)
 
 
@@ -259,10 +258,13 @@ def _line(label: str, words: str) -> str:
 
 
 @reads
-def sharing(read: Reader, namespace: NamespaceOption = None, json: JsonOption = False) -> None:
+@reports
+def sharing(read: Reader, namespace: NamespaceOption = None, form: Form = Form.TABLE) -> None:
     """Say whether sharing pays: what it is worth in GPUs, and whom it slows down most."""
     found = read.of_namespace("/v1/status/overview", namespace)["view"]["sharing"]
-    if json:
+    if not found["gpus"]:
+        read.check_namespace(namespace)
+    if form is Form.JSON:
         print_json(found)
         return
     if not found["gpus"]:
@@ -294,33 +296,32 @@ def sharing(read: Reader, namespace: NamespaceOption = None, json: JsonOption = 
 
 
 @reads
-def quotas(read: Reader, namespace: NamespaceOption = None, json: JsonOption = False) -> None:
+@lists
+def quotas(read: Reader, namespace: NamespaceOption = None, form: Form = Form.TABLE) -> None:
     """List namespaces with what they hold of their quota; those over it come first."""
     found = read.of_namespace("/v1/status/overview", namespace)["view"]["namespaces"]
-    if json:
+    if not found["rows"]:
+        read.check_namespace(namespace)
+    if form is Form.JSON:
         print_json(found)
         return
-    print_table(
-        "Namespaces",
-        ("namespace", "GPUs held", "quota", "at most", "GPU hours", "quota", "waiting", "over"),
-        [
-            (
-                row["namespace"],
-                row["gpusHeld"],
-                row["quotaGpus"],
-                row["maxGpus"],
-                _hours(row["gpuSecondsUsed"]),
-                _hours(row["quotaGpuSeconds"]),
-                row["waiting"],
-                "over quota" if row["overQuota"] else "-",
-            )
-            for row in found["rows"]
-        ],
-    )
-    if found["total"] > len(found["rows"]):
+    print_list(form, "Namespaces", _QUOTAS, found["rows"], lambda row: str(row["namespace"]))
+    if found["total"] > len(found["rows"]) and form is not Form.NAME:
         more = found["total"] - len(found["rows"])
         out.print(f"{more:,} more namespaces, all within their quota or without", highlight=False)
 
 
 def _hours(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds / 3600:,.1f}"
+
+
+_QUOTAS = (
+    Column("namespace", lambda row: row["namespace"]),
+    Column("GPUs held", lambda row: row["gpusHeld"]),
+    Column("quota", lambda row: row["quotaGpus"]),
+    Column("at most", lambda row: row["maxGpus"]),
+    Column("GPU hours", lambda row: _hours(row["gpuSecondsUsed"])),
+    Column("quota", lambda row: _hours(row["quotaGpuSeconds"])),
+    Column("waiting", lambda row: row["waiting"]),
+    Column("over", lambda row: "over quota" if row["overQuota"] else "-"),
+)

@@ -50,7 +50,6 @@ TokenOption = Annotated[
     str,
     typer.Option("--token", envvar="TANDEM_TOKEN", help="A token. [that of the kubeconfig]"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Reader:
@@ -67,7 +66,8 @@ class Reader:
         context: str | None = None,
         system: str = names.NAMESPACE,
     ) -> None:
-        self._server, self._ca_file, self._token = server, ca_file, token
+        self.server = server
+        self._ca_file, self._token = ca_file, token
         self._kubeconfig, self._context, self._system = kubeconfig, context, system
         self._account: tuple[str, str] | None = None
         #: The context's namespace, where the caller may not read all and has named none.
@@ -93,10 +93,30 @@ class Reader:
         return context_namespace(self._kubeconfig, self._context)
 
     @cached_property
-    def _tunnel(self) -> Tunnel:
+    def tunnel(self) -> Tunnel:
+        """The way to the extender."""
         from tandem.kube.tunnel import Tunnel
 
         return Tunnel(self.client, self._system, self._account, self._token)
+
+    def check_namespace(self, namespace: str | None) -> None:
+        """Raise MissingError where the named namespace does not exist, as far as the caller sees.
+
+        For an answer without rows: a misspelt namespace has none either.
+        """
+        if not namespace or self.server:
+            return
+        from tandem.kube.errors import KubeError, NotFound
+        from tandem.kube.resource import NAMESPACES
+
+        try:
+            self.client.get(NAMESPACES, namespace)
+        except NotFound as error:
+            raise MissingError(
+                f"there is no namespace {namespace!r}", "`kubectl get namespaces` lists them"
+            ) from error
+        except KubeError:
+            return  # who may not read it has been answered, and that is all there is to know
 
     def get(self, path: str, query: dict[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
         """Return what /v1 answers; raises as `request` does."""
@@ -146,12 +166,12 @@ class Reader:
     def _answer(
         self, method: str, path: str, query: dict[str, str], body: bytes | None, kind: str
     ) -> Answer:
-        if self._server:
+        if self.server:
             return self._direct(method, path, query, body, kind)
         from tandem.kube.errors import Forbidden, KubeError, NotFound
 
         try:
-            return self._tunnel.ask(method, path, query, body, kind)
+            return self.tunnel.ask(method, path, query, body, kind)
         except Forbidden as error:
             if error.status == 401:
                 raise TandemError(
@@ -190,12 +210,12 @@ class Reader:
             headers["content-type"] = kind
         try:
             with httpx.Client(
-                base_url=self._server, verify=context, timeout=_TIMEOUT_S, headers=headers
+                base_url=self.server, verify=context, timeout=_TIMEOUT_S, headers=headers
             ) as client:
                 answer = client.request(method, path, params=query, content=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise TandemError(
-                f"no usable answer from {self._server}: {error}",
+                f"no usable answer from {self.server}: {error}",
                 "leave --server out to go through the API server of your kubeconfig",
             ) from error
         return Answer(answer.status_code, answer.content)
@@ -210,7 +230,7 @@ class Reader:
         try:
             return self.get(path, query)
         except RefusedError:
-            if self._server:
+            if self.server:
                 raise
             own = self.own_namespace
             found = self.get(path, {**query, "namespace": own})

@@ -18,8 +18,9 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
+from tandem.cli.forms import Form, reports
 from tandem.cli.output import PIPE_WIDTH, out, print_json
-from tandem.cli.reach import SHORTEST_INTERVAL_S, JsonOption, Reader, RefusedError, reads_once
+from tandem.cli.reach import SHORTEST_INTERVAL_S, Reader, RefusedError, reads_once
 from tandem.cli.screen import SORTS, Snapshot, View, frame, scrolled, whole
 from tandem.cli.views import NamespaceOption
 from tandem.errors import TandemError, UsageError
@@ -35,6 +36,7 @@ _KEYS = {
 
 
 @reads_once
+@reports
 def top(
     read: Reader,
     namespace: NamespaceOption = None,
@@ -43,13 +45,13 @@ def top(
     ] = "node",
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
     interval: Annotated[float, typer.Option("--interval", help="Seconds between two reads.")] = 2.0,
-    json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Show GPUs, what runs on them, and the queue, live; q ends it."""
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}", f"one of {', '.join(SORTS)}")
     view = View(PIPE_WIDTH, 0, sort, namespace or "", plain=not _speaks_unicode())
-    if json:
+    if form is Form.JSON:
         found = taken(read, view)
         print_json({"overview": found.overview, "gpus": found.gpus, "queue": found.queue})
     elif once or not (sys.stdin.isatty() and out.is_terminal):

@@ -8,8 +8,9 @@ from urllib.parse import quote
 import typer
 
 from tandem.cli.complete import namespaces, node_names, pod_names
-from tandem.cli.output import clean, out, print_json, print_table
-from tandem.cli.reach import JsonOption, MissingError, Reader, reads
+from tandem.cli.forms import Column, Form, lists, print_list, printed, shows
+from tandem.cli.output import clean, err, out, print_json, print_table
+from tandem.cli.reach import MissingError, Reader, reads
 from tandem.errors import UsageError
 
 NamespaceOption = Annotated[
@@ -18,6 +19,15 @@ NamespaceOption = Annotated[
         "--namespace",
         "-n",
         help="Only this namespace. [all that you may list]",
+        autocompletion=namespaces,
+    ),
+]
+OwnNamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Its namespace. [that of the context]",
         autocompletion=namespaces,
     ),
 ]
@@ -34,17 +44,20 @@ def say(line: str) -> None:
     out.print(clean(line), highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
 
-def shown(rows: list[Any], limit: int | None, more: str) -> list[Any]:
-    """Return the rows to print; how many others there are is said at the end, with `more`."""
+def shown(rows: list[Any], limit: int | None, more: str, form: Form = Form.TABLE) -> list[Any]:
+    """Return the rows to print; how many others there are is said, with `more`."""
     if limit is None:
         limit = _ROWS if out.is_terminal else 0
     if limit and len(rows) > limit:
-        out.print(f"{len(rows) - limit:,} more not shown: {more}", highlight=False)
+        (err if form is Form.NAME else out).print(
+            f"{len(rows) - limit:,} more not shown: {more}", highlight=False
+        )
         return rows[:limit]
     return rows
 
 
 @reads
+@lists
 def gpus(
     read: Reader,
     node: Annotated[
@@ -53,7 +66,7 @@ def gpus(
     ] = None,
     idle: Annotated[bool, typer.Option("--idle", help="Only GPUs that nothing holds.")] = False,
     limit: LimitOption = None,
-    json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """List GPUs, what holds them and what is promised of them."""
     found = read.get("/v1/gpus", {"node": node} if node else {})
@@ -63,61 +76,34 @@ def gpus(
         )
     if idle:
         found["gpus"] = [gpu for gpu in found["gpus"] if state(gpu) == "ready" and not gpu["held"]]
-    if json:
+    if form is Form.JSON:
         print_json(found)
         return
-    rows = shown(found["gpus"], limit, "--limit 0, --node NODE or --idle")
-    print_table(
-        "GPUs",
-        ("node", "GPU", "model", "shares", "memory promised", "utilisation", "jobs", "state"),
-        [
-            (
-                gpu["node"],
-                gpu["gpu"],
-                gpu["model"],
-                f"{gpu['held']}/{gpu['shares']}",
-                _memory(gpu),
-                f"{gpu['utilisationPromisedPercent']:.0f} %",
-                ", ".join(gpu["jobs"]) or "-",
-                state(gpu),
-            )
-            for gpu in rows
-        ],
-    )
+    rows = shown(found["gpus"], limit, "--limit 0, --node NODE or --idle", form)
+    print_list(form, "GPUs", _GPUS, rows, lambda gpu: f"{gpu['node']}/{gpu['gpu']}")
 
 
 @reads
+@lists
 def jobs(
     read: Reader,
     namespace: NamespaceOption = None,
     limit: LimitOption = None,
-    json: JsonOption = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """List jobs: where they are in the queue, where they run, and why they wait."""
     found = read.of_namespace("/v1/jobs", namespace)
-    if json:
+    if not found["jobs"]:
+        read.check_namespace(namespace)
+    if form is Form.JSON:
         print_json(found)
         return
-    rows = shown(found["jobs"], limit, "--limit 0 or -n NAMESPACE")
-    print_table(
-        "Jobs",
-        ("namespace", "job", "phase", "position", "expected start", "places", "message"),
-        [
-            (
-                job["namespace"],
-                job["name"],
-                job["phase"],
-                "-" if job["position"] is None else job["position"] + 1,
-                expected(job),
-                ", ".join(sorted({place["node"] for place in job["places"]})) or "-",
-                job["message"],
-            )
-            for job in rows
-        ],
-    )
+    rows = shown(found["jobs"], limit, "--limit 0 or -n NAMESPACE", form)
+    print_list(form, "Jobs", _JOBS, rows, lambda job: f"{job['namespace']}/{job['name']}")
 
 
 @reads
+@shows
 def explain(
     read: Reader,
     pod: Annotated[
@@ -126,10 +112,8 @@ def explain(
             metavar="[NAMESPACE/]POD", help="The pod in question.", autocompletion=pod_names
         ),
     ],
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Its namespace. [that of the context]")
-    ] = None,
-    json: JsonOption = False,
+    namespace: OwnNamespaceOption = None,
+    form: Form = Form.TABLE,
 ) -> None:
     """Say where a pod is, or what keeps it off each node."""
     where, _, name = pod.rpartition("/")
@@ -137,8 +121,7 @@ def explain(
         raise UsageError(f"{pod!r} names no pod", "write NAMESPACE/POD, such as default/train-0")
     where = where or namespace or read.own_namespace
     found = read.get(f"/v1/explain/{quote(where, safe='')}/{quote(name, safe='')}")
-    if json:
-        print_json(found)
+    if printed(form, f"{where}/{name}", found):
         return
     worker = found["worker"]
     needs = (
@@ -253,3 +236,38 @@ def state(gpu: dict[str, Any]) -> str:
     if not gpu["shares"]:
         return f"not offered: {gpu['reason']}" if gpu["reason"] else "not offered"
     return "ready" if gpu["fresh"] else "stale report"
+
+
+_GPUS = (
+    Column("node", lambda gpu: gpu["node"]),
+    Column("GPU", lambda gpu: gpu["gpu"]),
+    Column("model", lambda gpu: gpu["model"]),
+    Column("shares", lambda gpu: f"{gpu['held']}/{gpu['shares']}"),
+    Column("memory promised", _memory),
+    Column("memory used", lambda gpu: _gib(gpu.get("memoryUsedBytes")), wide=True),
+    Column("utilisation", lambda gpu: f"{gpu['utilisationPromisedPercent']:.0f} %"),
+    Column("measured", lambda gpu: _percent(gpu.get("utilisationPercent")), wide=True),
+    Column("jobs", lambda gpu: ", ".join(gpu["jobs"]) or "-"),
+    Column("state", state),
+)
+_JOBS = (
+    Column("namespace", lambda job: job["namespace"]),
+    Column("job", lambda job: job["name"]),
+    Column("phase", lambda job: job["phase"]),
+    Column("position", lambda job: "-" if job["position"] is None else job["position"] + 1),
+    Column("expected start", expected),
+    Column("queued", lambda job: job.get("queuedAt") or "-", wide=True),
+    Column("started", lambda job: job.get("startedAt") or "-", wide=True),
+    Column("GPU hours", lambda job: (job.get("attainedGpuSeconds") or 0) / 3600, wide=True),
+    Column("model", lambda job: (job.get("demand") or {}).get("model") or "-", wide=True),
+    Column("places", lambda job: ", ".join(sorted({p["node"] for p in job["places"]})) or "-"),
+    Column("message", lambda job: job["message"]),
+)
+
+
+def _gib(count: float | None) -> str:
+    return "-" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} %"

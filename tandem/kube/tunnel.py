@@ -16,6 +16,8 @@ import http.client
 import json
 import socket
 import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -109,24 +111,51 @@ class Tunnel:
             TandemError: the service cannot be trusted, or the caller has nothing to show it.
         """
         target = path + (f"?{urlencode(query)}" if query else "")
-        answer = self._ask(method, target, body, kind)
-        if answer.status == 401 and self._minted:  # it has ended meanwhile
-            self._minted = ""
-            answer = self._ask(method, target, body, kind)
-        return answer
-
-    def _ask(self, method: str, target: str, body: bytes | None, kind: str) -> Answer:
-        headers = {"Accept": "application/json", "Authorization": f"Bearer {self._bearer()}"}
+        headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = kind
+        with self.answering(method, target, headers, body) as answer:
+            content = answer.read(_LARGEST_ANSWER + 1)
+            if len(content) > _LARGEST_ANSWER:
+                raise TandemError(
+                    "the answer is too large", "ask for one namespace (-n), or one node"
+                )
+            return Answer(answer.status, content)
+
+    @contextmanager
+    def answering(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Give the answer to a request, whose body is read meanwhile; `target` has the query.
+
+        Raises:
+            KubeError: the API server refused, or the service does not answer, or no further.
+            TandemError: the service cannot be trusted, or the caller has nothing to show it.
+        """
+        with self._sent(method, target, headers, body) as answer:
+            if answer.status != 401 or not self._minted:
+                yield answer
+                return
+        self._minted = ""  # it has ended meanwhile
+        with self._sent(method, target, headers, body) as answer:
+            yield answer
+
+    @contextmanager
+    def _sent(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        headers = {**headers, "Authorization": f"Bearer {self._bearer()}"}
         stream = self._open()
         connection = http.client.HTTPConnection(self._server_name)
         try:
             # `SSLTransport` has what http.client needs of a socket.
             connection.sock = SSLTransport(stream, self._tls(), self._server_name)
             connection.request(method, target, body, headers)
-            answer = connection.getresponse()
-            content = answer.read(_LARGEST_ANSWER + 1)
+            yield connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             raise TandemError(
                 f"the service behind {API_SERVICE} is not trusted: {error.verify_message}",
@@ -137,9 +166,6 @@ class Tunnel:
         finally:
             connection.close()
             stream.close()
-        if len(content) > _LARGEST_ANSWER:
-            raise TandemError("the answer is too large", "ask for one namespace (-n), or one node")
-        return Answer(answer.status, content)
 
     @property
     def _server_name(self) -> str:

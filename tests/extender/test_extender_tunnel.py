@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 import uvicorn
 import uvloop
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.admission.certificates import generate
 from scheduler_extender.serving import tunnel
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile
+from scheduler_extender.serving.status import assets
 from tandem.contracts.names import API_AUDIENCE, NAMESPACE
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
@@ -48,6 +50,9 @@ class Site:
         self.shown: list[str] = []  # Authorization headers that the extender has read
         self.minted: list[dict] = []
         self.known = {"ada-token"}
+        self.asked: list[tuple[str, str]] = []  # views of the page, with their parameters
+        self.only_of = ""  # the only namespace that the caller may see
+        self.go_on = threading.Event()  # lets a stream of events go on
         self.answers: dict[str, tuple[int, bytes]] = {}  # of the API server, by path
         self.gate: Gate
         self.port = self.api_port = 0
@@ -83,6 +88,27 @@ class Site:
             self.shown.append(request.headers.get("authorization", ""))
             allowed = self.shown[-1].removeprefix("Bearer ") in self.known
             return {"jobs": [{"name": "x" * 100_000}] if allowed else []}
+
+        @app.api_route("/status/{path:path}", methods=["GET", "HEAD"])
+        async def page(request: Request, path: str) -> Response:
+            self.shown.append(request.headers.get("authorization", ""))
+            return assets.response(path, request.headers)
+
+        @app.get("/v1/status/{path:path}")
+        async def view(request: Request, path: str, namespace: str = "") -> Response:
+            self.asked.append((request.url.path, request.url.query))
+            self.shown.append(request.headers.get("authorization", ""))
+            if path == "scope" and self.only_of and namespace != self.only_of:
+                return JSONResponse({"detail": "choose a namespace"}, 403)
+            if path == "scope":
+                return JSONResponse({"namespace": namespace or None})
+
+            async def events() -> AsyncIterator[bytes]:
+                yield b"first"
+                await asyncio.to_thread(self.go_on.wait, 10)
+                yield b"second"
+
+            return StreamingResponse(events(), media_type="text/event-stream")
 
         @app.get("/metrics")
         @app.post("/mutate")
@@ -260,8 +286,8 @@ def test_an_api_server_that_is_away_is_said_to_be(site: Site) -> None:
         Tunnel(site.client()).get("/v1/jobs")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/mutate", "/v1x", "/healthz"])
-def test_only_reads_under_v1_are_answered_within(site: Site, path: str) -> None:
+@pytest.mark.parametrize("path", ["/metrics", "/mutate", "/v1x", "/healthz", "/status", "/statusx"])
+def test_only_reads_and_the_page_are_answered_within(site: Site, path: str) -> None:
     """A review there would be counted as one of the API server's."""
     assert Tunnel(site.client()).get(path).status == 404
 

@@ -14,7 +14,9 @@ from rich.text import Text
 from tandem.cli.doctor import nodes, platform, services
 from tandem.cli.doctor.cluster import Cluster, Server
 from tandem.cli.doctor.findings import WITHIN_S, Check, Finding, Outcome, examine, within
+from tandem.cli.forms import Form, reports
 from tandem.cli.output import clean, out, print_json
+from tandem.cli.reach import ContextOption, KubeconfigOption
 from tandem.contracts import names
 from tandem.errors import TandemError
 
@@ -51,14 +53,10 @@ _STYLES = {
 }
 
 
+@reports
 def doctor(
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", help="A kubeconfig file. [that of kubectl]"),
-    ] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", help="A context of the kubeconfig file.")
-    ] = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
     namespace: Annotated[
         str, typer.Option("--tandem-namespace", help="The namespace of Tandem's services.")
     ] = names.NAMESPACE,
@@ -68,15 +66,15 @@ def doctor(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds for all checks together.")
     ] = WITHIN_S,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    form: Form = Form.TABLE,
 ) -> None:
     """Say what is wrong with Tandem in a cluster and what to do; exit code 1 if anything is."""
     found = []
     for finding in _findings(kubeconfig, context, namespace, agents, timeout):
         found.append(finding)
-        if not json:
+        if form is not Form.JSON:
             _show(finding)
-    if json:
+    if form is Form.JSON:
         print_json({"healthy": healthy(found), "checks": [asdict(each) for each in found]})
     else:
         _sum_up(found)
