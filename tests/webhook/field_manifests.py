@@ -563,7 +563,7 @@ Made by `python tests/webhook/field_manifests.py`; `tests/webhook/test_webhook_m
 where it is not current. {count} manifests in the shapes that {projects} projects document, with
 values of our own, and the pods that their controllers make of them. The webhook's own code answers
 about each. Manifests in other systems' words are applied in an adopted namespace;
-[install.md](install.md#coming-from-hami-kai-runai-time-slicing-mig) says what is read of them.
+[coming-from.md](coming-from.md) says what is read of them.
 
 *Admitted*: asks for `tandem.gpu/gpu`. *Translated*: asks in other words, and its pods come out with
 Tandem's. *Refused*: with the field and what to write. *No GPUs*: left as it is. *Refused at*: the
