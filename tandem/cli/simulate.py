@@ -18,7 +18,9 @@ _TRACE = typer.Option(None, "--trace", help="Jobs to replay: a CSV, or see --for
 _CLUSTER = typer.Option([], "--cluster", help="NODESxGPUS:TYPE, such as 8x8:V100; repeat to add.")
 _PROFILE = typer.Option([], "--profile", help="Name or YAML file; repeat to compare.")
 _SET = typer.Option([], "--set", help="Change a profile's value: order.slice_s=60.")
-_TRUTH = typer.Option("none", "--truth", help="none, or a file of measured pair throughputs.")
+_TRUTH = typer.Option(
+    "none", "--truth", help="none, mix (a default mix of loads), or a file of measured pairs."
+)
 _JSON = typer.Option(None, "--json", help="Write the figures there; - is stdout.")
 _PLOTS = typer.Option(None, "--plots", help="Write pictures into this folder.")
 
@@ -96,8 +98,9 @@ def _lacks_for_sharing(jobs: Sequence[TraceJob], truth: Path | None) -> str:
     if not known:
         return (
             "No job of the trace has a load (model, or memory and utilisation), so no two share a"
-            " GPU in this replay: it compares orders alone. Give measured pairs with --truth, from"
-            " which loads are drawn, or loads in the trace: docs/replay.md."
+            " GPU in this replay: it compares orders alone. For a first look at what sharing could"
+            " bring, --truth mix draws loads of a default mix. For your own: measured pairs with"
+            " --truth, or loads in the trace (docs/replay.md)."
         )
     return (
         "Without --truth no job slows another one down, so what sharing gains here is a best case."
@@ -132,7 +135,8 @@ def simulate(
         _list_profiles()
         return
     from tandem.errors import UsageError
-    from tandem.simulator.cluster import parse_cluster
+    from tandem.simulator import mix
+    from tandem.simulator.cluster import gpu_types, parse_cluster
     from tandem.simulator.run import Setup, run_profiles
     from tandem.simulator.settings import read_profile
     from tandem.simulator.traces import read_trace
@@ -149,15 +153,22 @@ def simulate(
         err.print(f"line {line}: {reason}", highlight=False, markup=False)
     if read.skipped:
         err.print(f"{len(read.skipped)} row(s) left out, {len(read.jobs)} jobs kept.")
-    truth_file = None if truth == "none" else Path(truth)
-    if lacks := _lacks_for_sharing(read.jobs, truth_file):
+    truth_file = {"none": None, "mix": mix.FILE}.get(truth, Path(truth))
+    assumed: list[str] = []
+    if truth == "mix":
+        assumed = mix.what_the_mix_assumes(gpu_types(nodes), seed)
+        err.print(" ".join(assumed), highlight=False)
+    elif lacks := _lacks_for_sharing(read.jobs, truth_file):
         err.print(lacks, highlight=False)
     setup = Setup(
         read.jobs, nodes, truth_file, seed, preemption_cost, belief_error, learns=learning
     )
     with _Progress([p.name for p in profiles], len(read.jobs)) as progress:
         results = run_profiles(setup, profiles, processes=jobs, progress=progress.show)
-    document = {"profiles": {r.profile: r.report.as_json() for r in results}}
+    document: dict[str, object] = {
+        "profiles": {r.profile: r.report.as_json() for r in results},
+        **({"assumed": assumed} if assumed else {}),
+    }
     if json_ is not None and str(json_) == "-":
         print_json(document)
     else:

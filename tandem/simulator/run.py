@@ -14,6 +14,7 @@ from tandem.errors import TandemError
 from tandem.policy.adjust.learn import Learn
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
+from tandem.simulator import mix
 from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types
 from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.gavel import load_matrices
@@ -46,13 +47,16 @@ class Setup:
         """Return what is true and what is believed."""
         if self.truth_file is None:
             return plain_world(self.trace, gpus)
-        matrices = load_matrices(self.truth_file, gpu_types(self.nodes))
+        types = gpu_types(self.nodes)
+        if self.truth_file == mix.FILE:
+            types = mix.types_in_mix(types)
+        matrices = load_matrices(self.truth_file, types)
         kind = int(np.bincount(gpus.gpu_type).argmax())
         return measured_world(
             self.trace,
             gpus,
             matrices[kind],
-            spread=load_spread(self.truth_file, gpu_types(self.nodes)[kind]),
+            spread=load_spread(self.truth_file, types[kind]),
             by_type=matrices if len(matrices) > 1 else (),
             seed=self.seed,
             preemption_cost_s=self.preemption_cost_s,

@@ -24,7 +24,7 @@ def test_the_commands_of_the_page_give_the_figures_that_it_explains(
 ) -> None:
     rows, *commands = blocks()
     assert rows.startswith("job_id,")
-    assert len(commands) == 2
+    assert len(commands) == 3
     monkeypatch.chdir(tmp_path)
     Path("jobs.csv").write_text(rows)
     # The file of pairs is the user's own: here, the page's example with numbers in it.
