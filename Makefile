@@ -133,6 +133,7 @@ images: ## The three images, built without Docker on a base of Debian packages; 
 
 generate: $(READY) ## Write what follows from code and chart: values schema, manifests, reference pages
 	@$(BIN)/python -m tandem.contracts.crds --write
+	@$(BIN)/python -m tandem.reasons.page --write
 	@$(BIN)/python helm/generate.py
 
 # The page is that of `make chaos`; with fewer CASES, one of its own.

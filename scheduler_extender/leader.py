@@ -43,6 +43,14 @@ Take = Callable[[str, Record], None]
 Tell = Callable[[dict[str, Any], str, str, str], None]  # regarding, reason, note, type
 
 
+def _held_until_s(spec: Raw) -> float:
+    """Return until when anybody holds the Lease (Unix time), 0 where nobody does."""
+    if not spec.get("renewTime") or not spec.get("holderIdentity"):
+        return 0.0
+    lasts_s = float(spec.get("leaseDurationSeconds", 0) or 0)
+    return seconds(spec["renewTime"]) + lasts_s
+
+
 class LeaseWatch:
     """Reads the Lease every second in a thread; `active()` is cheap and never blocks.
 
@@ -71,6 +79,7 @@ class LeaseWatch:
         self._look = threading.Event()
         self._looked_s = 0.0  # when the latest look began (monotonic)
         self._exists = True
+        self._held_until_s = math.inf  # by whomever; not known before the first look
         self._absent_s = -math.inf  # when the latest look that found the Lease of another began
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -100,6 +109,10 @@ class LeaseWatch:
         """Return True while the scheduler beside us holds the Lease."""
         return self._clock() < self._active_until_s
 
+    def nobody_leads(self) -> bool:
+        """Return True where no scheduler has renewed the Lease in time: nothing is placed then."""
+        return self._clock() >= self._held_until_s
+
     def term(self) -> str:
         """Return the name of the term that we are in, '' while another leads."""
         return self._term if self.active() else ""
@@ -116,6 +129,7 @@ class LeaseWatch:
         self._exists = True
         host = str(spec.get("holderIdentity") or "").rpartition("_")[0]
         before = self.term()
+        self._held_until_s = _held_until_s(spec)
         self._active_until_s = (
             seconds(spec["renewTime"]) + float(spec.get("leaseDurationSeconds") or 0)
             if host == self._hostname and spec.get("renewTime")

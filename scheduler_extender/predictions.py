@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from http import HTTPStatus
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -38,12 +39,26 @@ PROBE_EVERY_S = 5.0
 AGAIN_S = 30.0  # pairs that the predictor did not price
 
 
-def without_predictor(demand: Demand, why: str) -> Prediction:
-    """Return what is known without a predictor: what was declared, or the whole GPU."""
+class AwayError(Exception):
+    """The predictor does not answer, which says nothing of what it knows."""
+
+
+class Unanswered(Prediction):
+    """What is known of a job while the predictor does not answer: nothing of its model."""
+
+    away: ClassVar[bool] = True
+
+
+def without_predictor(demand: Demand, why: str, *, away: bool = False) -> Prediction:
+    """Return what is known without a predictor: what was declared, or the whole GPU.
+
+    `away`: it does not answer, which says nothing of what it knows.
+    """
     load = unpredicted_load(demand)
     declared = load.memory_source is Source.DECLARED
     then = "its declared memory counts" if declared else "the job gets whole GPUs"
-    return Prediction(load=load, explanation=f"{why}; {then}")
+    kind = Unanswered if away else Prediction
+    return kind(load=load, explanation=f"{why}; {then}")
 
 
 class _Request(NamedTuple):
@@ -172,16 +187,17 @@ class HttpPredictor:
         )
         answer = await self._post(_Request("/v1/predict", request.wire()))
         if answer is None:
-            return without_predictor(demand, "the predictor is not reachable")
+            return without_predictor(demand, "the predictor does not answer", away=True)
         if not answer.is_success:
             said = answer.text[:300]
             log.warning("predictor refused status=%s said=%s", answer.status_code, said)
-            return without_predictor(demand, f"the predictor refused: {said}")
+            away = answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+            return without_predictor(demand, f"the predictor refused: {said}", away=away)
         try:
             return Prediction.model_validate_json(answer.content)
         except ValidationError as error:
             log.warning("predictor unusable error=%r", error)
-            return without_predictor(demand, "the predictor's answer cannot be read")
+            return without_predictor(demand, "the predictor's answer cannot be read", away=True)
 
     async def interference(
         self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
@@ -205,20 +221,42 @@ class HttpPredictor:
         return answer is not None and answer.is_success
 
     async def model(self, namespace: str, name: str) -> ModelSummary | None:
-        """Return what the service knows of a model; None where it knows none, or does not answer.
+        """Return what the service knows of a model; None where it knows none.
 
         For readers of the status page: it does not count for the circuit.
+
+        Raises:
+            AwayError: it does not say, or there is none.
         """
         if self._client is None:
-            return None
+            raise AwayError("no predictor is configured")
         path = f"/v1/models/{quote(namespace, safe='')}/{quote(name, safe='')}"
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await self._client.get(path, headers=self._headers())
-            return ModelSummary.model_validate_json(answer.content) if answer.is_success else None
+            if answer.status_code == HTTPStatus.NOT_FOUND:
+                return None
+            answer.raise_for_status()
+            return ModelSummary.model_validate_json(answer.content)
         except (httpx.HTTPError, TimeoutError, OSError, ValidationError) as error:
             log.warning("model not read model=%s/%s error=%r", namespace, name, error)
-            return None
+            raise AwayError("the predictor does not answer") from error
+
+    @property
+    def is_configured(self) -> bool:
+        """True where there is a service to ask."""
+        return self._client is not None
+
+    async def answers(self) -> bool:
+        """Say whether the service answers at all; its readiness is its own affair."""
+        if self._client is None:
+            return False
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return (await self._client.get("/healthz")).is_success
+        except (httpx.HTTPError, TimeoutError, OSError) as error:
+            log.warning("predictor does not answer error=%r", error)
+            return False
 
     def _headers(self) -> dict[str, str]:
         token = self._token()

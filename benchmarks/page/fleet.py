@@ -9,6 +9,8 @@ from typing import Any
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts import names
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import in_full
 
 Object = dict[str, Any]
 GIB = 2**30
@@ -21,13 +23,16 @@ MODELS = (
     ("whisper-small", 7, 4, 0.3, 34), ("gpt2-medium", 30, 12, 0.35, 72), ("dlrm", 38, 4, 0.1, 28),
 )  # fmt: skip
 REASONS = (
-    "{n}: memory peaks would collide with probability 0.16, bound 0.10; {n}: 2 of 2 shares taken",
-    "{n}: needs a whole GPU; 1 job(s) there; not preempted: the jobs there save no state",
-    "{n}: one would be slowed down by 41%, bound 35%; {n}: utilisation would be 131 %, bound 100 %",
-    "waits behind 2 jobs of other namespaces",
-    "namespace speech holds 24 GPU(s), and may have 24 at most",
-    "there is room next to other jobs, but to wait is expected to be worth more (dispatch tandem)",
-)
+    (Cause(Reason.MEMORY_COLLISION, gpus=3, value=0.16, bound=0.1),
+     Cause(Reason.PLACES_TAKEN, gpus=8, value=2, bound=2)),
+    (Cause(Reason.NEEDS_WHOLE_GPU, gpus=8, value=1),
+     Cause(Reason.NOT_PREEMPTED, detail="the jobs there save no state")),
+    (Cause(Reason.SLOWDOWN, gpus=2, value=0.41, bound=0.35),
+     Cause(Reason.UTILISATION, gpus=6, value=131, bound=100)),
+    (Cause(Reason.BEHIND, job="2 jobs of other namespaces"),),
+    (Cause(Reason.QUOTA, namespace="speech", gpus=2, value=24, bound=24),),
+    (Cause(Reason.WAITING_IS_BETTER),),
+)  # fmt: skip
 
 
 class Fleet:
@@ -103,13 +108,15 @@ class Fleet:
         """Return a job that waits at a position."""
         draw = self._draw
         model = MODELS[position % len(MODELS)]
-        node = f"gpu-{draw.randrange(max(1, self.nodes)):04}/GPU-3"
+        causes = REASONS[position % len(REASONS)]
         made = self._job(f"{model[0]}-sweep-{position}", draw.choice(NAMESPACES), model)
         first_s = 40 + position * 35
         made["status"] |= {
             "phase": "Queued",
             "reason": "Waiting",
-            "message": REASONS[position % len(REASONS)].format(n=node),
+            "message": in_full(causes),
+            "causes": [each.wire() for each in causes],
+            "foundAt": rfc3339(self._now_s - 21),
             "position": position,
             "queuedAt": rfc3339(self._now_s - 3600 + position % 3600),
             "waitingSince": rfc3339(self._now_s - 3600 + position % 3600),
@@ -141,7 +148,7 @@ class Fleet:
             job["status"] |= {
                 "phase": "Running",
                 "reason": "Running",
-                "message": "1 pod(s) running",
+                "message": "1 pod running",
                 "queuedAt": rfc3339(began_s - 240),
                 "admittedAt": rfc3339(began_s - 4),
                 "startedAt": rfc3339(began_s),
@@ -174,8 +181,8 @@ class Fleet:
                 {
                     "at": rfc3339(began_s - 5),
                     "what": "Placed",
-                    "why": f"gpu-{number:04}/{index}: memory_capacity: needs {model[1]}.0 GiB of"
-                    " memory; 79.5 GiB there (scores: packing 0.71, interference 0.88)",
+                    "why": f"gpu-{number:04}/{index}: memory {model[1]}.0 GiB needed,"
+                    " 79.5 GiB there",
                 }
             ]
             uuid, pod = f"GPU-{number:04}-{index}", f"{name}-0"

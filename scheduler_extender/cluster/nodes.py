@@ -7,7 +7,7 @@ onto nodes that the plugins will refuse.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -16,6 +16,7 @@ from scheduler_extender.cluster.pods import PodInfo, Use
 from scheduler_extender.cluster.records import NodeRecord
 from scheduler_extender.cluster.selectors import LabelIndex, NodeRequirements, Taint, Term
 from tandem.policy.units import Bools, Floats, Ints
+from tandem.reasons.causes import Cause, Reason
 
 _CPU, _MEMORY, _PODS = range(3)
 _NAMED = ("cpu", "memory", "pods")
@@ -128,44 +129,43 @@ class NodesPicture:
             total, used = self.others[name]
         return total if empty else total - used
 
-    def lacking(self, number: int) -> list[str]:
-        """Return for each node what keeps the pod off it now, '' where it could run.
+    def lacking(self, number: int) -> list[Cause | None]:
+        """Return for each node what keeps the pod off it now, None where it could run.
 
         Of several things the first: what no other pod's end would change comes before the rest.
         """
         at, things = self._lacking(number)
-        words = ["", *(why for _, why in things)]
-        return [words[index] for index in at.tolist()]
+        causes = [None, *things]
+        return [causes[index] for index in at.tolist()]
 
-    def lacking_amounts(self, number: int) -> tuple[Ints, list[str]]:
-        """Return (nodes,) by which reason a pod is short of the resources besides CPU and memory.
+    def lacking_amounts(self, number: int) -> tuple[Ints, list[Cause]]:
+        """Return (nodes,) by which cause a pod is short of the resources besides CPU and memory.
 
-        And the reasons in words; the first of them, '', is that it is not.
+        From 1 on, 0 where it is not; and the causes.
         """
         at, things = self._lacking(number)
         amounts = self.asks[number].amounts
-        of = np.array([False, *(name in amounts for name, _ in things)])
-        return np.where(of[at], at, 0), ["", *(why for _, why in things)]
+        of = np.array([False, *(cause.resource in amounts for cause in things)])
+        return np.where(of[at], at, 0), things
 
-    def why_not(self, number: int) -> tuple[str, str]:
-        """Return what keeps the pod off how many nodes, with figures and without."""
+    def why_not(self, number: int) -> tuple[Cause, ...]:
+        """Return what keeps the pod off how many nodes, most first."""
         at, things = self._lacking(number)
         counted = zip(np.bincount(at, minlength=len(things) + 1).tolist()[1:], things, strict=True)
         told = sorted((each for each in counted if each[0]), key=lambda each: -each[0])[:_TOLD]
-        words = "; ".join(f"{why} on {count}" for count, (_, why) in told)
-        return words, ", ".join(sorted({name for _, (name, _) in told}))
+        return tuple(replace(cause, nodes=count) for count, cause in told)
 
-    def _lacking(self, number: int) -> tuple[Ints, list[tuple[str, str]]]:
-        """Return (nodes,) which of the things is lacking, from 1 on, and the things, in words."""
+    def _lacking(self, number: int) -> tuple[Ints, list[Cause]]:
+        """Return (nodes,) which of the things is lacking, from 1 on, and the things."""
         asks = self.asks[number]
-        at, things = np.zeros(len(self.at), dtype=np.int64), list[tuple[str, str]]()
+        at, things = np.zeros(len(self.at), dtype=np.int64), list[Cause]()
         for empty in (False, True):
+            reason = Reason.NODE_TOO_SMALL if empty else Reason.NODE_SHORT
             for name, amount in reversed([*asks.by_name()]):
                 if amount > 0:
-                    which = "in all" if empty else "free"
-                    things.append((name, f"less than {_written(name, asks)} of {name} {which}"))
+                    things.append(Cause(reason, resource=name, amount=_written(name, asks)))
                     at[self._has(name, empty=empty) < amount] = len(things)
-        things.append((UNSUITABLE, asks.refused or UNSUITABLE))
+        things.append(Cause(Reason.NODE_UNSUITABLE, detail=asks.refused or None))
         at[~asks.mask[self.at]] = len(things)
         return at, things
 
@@ -175,7 +175,6 @@ class NodesPicture:
         return Room(self.total - self.used, others)
 
 
-UNSUITABLE = "labels, taints or a cordon"
 _TOLD = 4  # reasons of one pod
 
 

@@ -1,25 +1,24 @@
 """Why a job is where it is, or waits: constraints with values and bounds, scores, load. Pure.
 
-A constraint's sentence gives its values and its bound whether it refuses or not, for those that
-have figures; of the others it is enough that they allow the place.
+A constraint's cause has its value and its bound whether it refuses or not, for those that have
+figures; of the others it is enough that they allow the place.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scheduler_extender.cluster.records import Key
 from tandem.contracts.resources import GPUJobStatus, Load
 from tandem.policy.cluster import GpuArrays
-from tandem.policy.decision import Waits
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import BYTES_PER_GIB
+from tandem.reasons.counting import counted
+from tandem.reasons.words import clause, figures, topic_of
 
 GPUS = 4  # of one job that are told of in full
-_FIGURE = re.compile(r"(?<![\w./-])\d+(\.\d+)?(?![\w/-])")
 
 
 def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list[dict[str, Any]]:
@@ -27,10 +26,15 @@ def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list
     found = []
     for constraint in pipeline.constraints:
         allows = bool(constraint(job, gpus)[row])
-        says = constraint.sentence(job, gpus, row)
-        told = not allows or constraint.has_figures
+        cause = constraint.cause(job, gpus, row)
+        says = (figures(cause) if constraint.has_figures else "") if allows else clause(cause)
         found.append(
-            {"constraint": constraint.kind, "allows": allows, "says": says if told else ""}
+            {
+                "constraint": constraint.kind,
+                "topic": topic_of(cause),
+                "allows": allows,
+                "says": says,
+            }
         )
     return found
 
@@ -71,14 +75,13 @@ def placed(
     parts = []
     for row, name in enumerate(names):
         told = [
-            f"{each['constraint']}: {each['says']}"
+            f"{each['topic'].lower()} {each['says']}"
             for each in constraints(pipeline, job, gpus, row)
             if each["says"]
         ]
-        marks = [f"{kind} {score:.2f}" for kind, score in scores(pipeline, job, gpus, row).items()]
-        parts.append(f"{name}: {'; '.join(told)} (scores: {', '.join(marks) or 'none'})")
+        parts.append(f"{name}: {'; '.join(told) or 'nothing speaks against it'}")
     if more > 0:
-        parts.append(f"and {more} more GPU(s)")
+        parts.append(f"and {counted(more, 'more GPU')}")
     if load is not None:
         parts.append(
             f"predicted: {load.memory_p95_bytes / BYTES_PER_GIB:.1f} GiB at most"
@@ -86,30 +89,6 @@ def placed(
             f" ({load.utilisation_source.value})"
         )
     return " | ".join(parts)
-
-
-def summary_of(job: Job, found: Waits, besides: str = "") -> str:
-    """Return which constraints keep a job from its GPUs; GPUJobs have the figures.
-
-    `besides` names what nodes lack for its pods besides GPUs.
-    """
-    wants = f"{job.gpus_per_pod} GPU(s) on one node"
-    if job.pods > 1:
-        wants = f"{job.pods} times {wants}"
-    parts = [f"waits for {wants}"]
-    constraints = sorted({refusal.constraint for refusal in found.refusals})
-    if constraints:
-        parts.append(f"GPUs are refused by {', '.join(constraints)}")
-    if besides:
-        parts.append(f"some nodes cannot run its pods: {besides}")
-    elif "cannot run its pods" in found.message:
-        parts.append("some nodes cannot run its pods")
-    return "; ".join(parts)
-
-
-def without_figures(text: str) -> str:
-    """Return a sentence with N for each number that stands alone; names keep their digits."""
-    return _FIGURE.sub("N", text)
 
 
 def named(jobs: Iterable[Key], reader: Key) -> str:

@@ -16,19 +16,10 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Refusals, Tries
 from scheduler_extender.planning.cycle_input import CycleInput, KnownJobs, cycle_input_of
-from scheduler_extender.planning.explaining import named, summary_of, without_figures
+from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
-from scheduler_extender.planning.questions import (
-    Answer,
-    GivesWay,
-    Part,
-    Question,
-    Start,
-    Verdict,
-    Waiting,
-)
+from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
 from scheduler_extender.planning.reserving import Capacity, Impossible, Reserve
-from scheduler_extender.planning.together import start_together
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
@@ -36,10 +27,8 @@ from tandem.policy.decision import Placement, PodPlacement, Waits
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Ints
+from tandem.reasons.causes import Cause, Reason
 
-#: Said of a start that had a place in a round, but for what those before it have taken.
-_TAKEN = "jobs before it take the {} that is free; it is tried again at once"
-_TURNS = 8  # gangs of several roles that are tried at their place in the order
 _AGAIN = 3  # times that a round is decided anew because a preemption would not pay
 
 
@@ -124,67 +113,15 @@ class _Round:
         if dispatch.weighs_pairs and self._q.front:
             # It tries jobs by worth; those that were moved to the front come before all others.
             front = [i for i in self._waiting() if inputs.keys[i] in self._q.front]
-            whole = [i for i in front if i not in inputs.roles]
-            if whole:
-                self._dispatch(np.array(whole, dtype=np.int64))
-                inputs.began([i for i in whole if i in board.rows_of])
-            for index in front:
-                self._start_roles(index)
-        if inputs.roles:
-            self._in_turns()
-        else:
-            waiting = ~board.arrays.running[inputs.ranked]
-            self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
+            if front:
+                self._dispatch(np.array(front, dtype=np.int64))
+                inputs.began([i for i in front if i in board.rows_of])
+        waiting = ~board.arrays.running[inputs.ranked]
+        self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
         self._note()
         if dispatch.ignores_preemption_cost:
             room = MakingRoom(self._q, inputs, self._pipeline, self._starts, self._stops)
-            room.seek([i for i in self._waiting() if i not in inputs.roles])
-
-    def _in_turns(self) -> None:
-        """Dispatch, and start gangs of several roles when their turn in the order has come.
-
-        The dispatch knows jobs of one role. It gets those in front of such a gang before the gang
-        is tried, and all others afterwards. Beyond `_TURNS` such gangs, the others come last.
-        """
-        inputs, board = self._inputs, self._inputs.board
-        blocks, preempts = self._profile.order.blocks, self._profile.dispatch.preempts
-        ranked = inputs.ranked
-        whole = np.array([index not in inputs.roles for index in ranked.tolist()])
-        at = [place for place in np.flatnonzero(~whole).tolist() if self._waits(ranked[place])]
-        place_of = np.arange(len(ranked))
-        tried = -1  # of the order, up to where the dispatch has been
-        for place in (*at[:_TURNS], len(ranked)):
-            running = board.arrays.running[ranked]
-            before = whole & ~running & (place_of < place)
-            if place == len(ranked) or (before & (place_of > tried)).any():
-                self._dispatch(ranked[before | (whole & running)] if preempts else ranked[before])
-                begun = [i for i in ranked[before].tolist() if i in board.rows_of]
-                if place < len(ranked):
-                    inputs.began(begun)
-                if blocks and len(begun) < np.count_nonzero(before):
-                    return
-            tried = place
-            if place < len(ranked) and not self._start_roles(int(ranked[place])) and blocks:
-                return
-        for place in at[_TURNS:]:
-            if not self._start_roles(int(ranked[place])) and blocks:
-                return
-
-    def _waits(self, index: int) -> bool:
-        return self._inputs.starts[index] is not None and index not in self._inputs.board.rows_of
-
-    def _start_roles(self, index: int) -> bool:
-        """Start a gang of several roles, or say that one of them has no place."""
-        roles = self._inputs.roles.get(index)
-        if roles is None or not self._waits(index):
-            return False
-        if self._tries.left <= 0:
-            self._tries.put_off.add(self._inputs.board.jobs[index].id)
-            return False
-        self._tries.left -= 1
-        begun = start_together(self._inputs.board, roles, self._pipeline)
-        self._inputs.began(list(roles) if begun else [])
-        return begun
+            room.seek(self._waiting())
 
     def _to_their_targets(self) -> None:
         """Start gangs that are being moved where their move leads, if they may still go there."""
@@ -196,7 +133,6 @@ class _Round:
             job, gpus = inputs.board.jobs[index], inputs.board.gpus
             if (
                 len(rows) == job.gpus
-                and index not in inputs.roles
                 and self._pipeline.evaluate(job, gpus.take(rows)).allowed.all()
             ):
                 inputs.board.start(index, rows)
@@ -288,7 +224,7 @@ class _Round:
         explaining = _Explaining(
             self._q, inputs, pipeline, self._profile, self._tries, self._impossible
         )
-        answer = Answer(explaining.why, explaining.summary)
+        answer = Answer(explaining.causes)
         explaining.waiting = answer.waiting
         asked: set[int] = set()
         room = self._q.nodes.room() if self._q.nodes is not None else None
@@ -300,44 +236,27 @@ class _Round:
             if index not in self._starts:
                 answer.waiting.add(start)
                 continue
-            job, roles = inputs.board.jobs[index], inputs.roles.get(index, (index,))
-            place = self._place_of(roles)
-            leaving = set().union(*(needs.get(role, ()) for role in roles))
-            if not leaving and place is not None:
+            job = inputs.board.jobs[index]
+            place = _placement(job, self._starts[index], self._q.snapshot)
+            if index not in needs and place is not None:
                 at = [int(node[pod.rows[0]]) for pod in place.pods]
-                short = room and room.take(list(zip(start.all_pods, at, strict=True)))
+                short = room and room.take(list(zip(start.pods, at, strict=True)))
                 if short:
-                    answer.waiting.add(start, _TAKEN.format(short))
+                    answer.waiting.add(start, Cause(Reason.OVERTAKEN, resource=short))
                     continue
                 answer.placed.append(Verdict(start, place, job.accumulation_steps))
                 continue
-            new = sorted((leaving & self._stops) - asked)
+            new = sorted((needs.get(index, set()) & self._stops) - asked)
             asked |= set(new)
             answer.gives_way += [GivesWay(inputs.keys[v], start.gpujob) for v in new]
             names = named([inputs.keys[v] for v in new], start.gpujob)
-            why = (
-                f"waits for {names} to give up {'its' if len(new) == 1 else 'their'} GPUs"
-                if names
-                else "waits for GPUs being given up"
-            )
-            answer.waiting.add(start, why, coming=True)
+            answer.waiting.add(start, Cause(Reason.MAKING_ROOM, job=names or None), coming=True)
         # A job is preempted only to make room for a start, to move, or because it is too slow.
         answer.gives_way += [
             GivesWay(inputs.keys[i], inputs.keys[i], too_slow=i in self._too_slow)
             for i in sorted((self._moves | self._too_slow) - asked)
         ]
         return answer
-
-    def _place_of(self, roles: Sequence[int]) -> Placement | None:
-        """Return the place of a start, role by role, or None where pods would be torn apart."""
-        pods: list[PodPlacement] = []
-        for role in roles:
-            job = self._inputs.board.jobs[role]
-            place = _placement(job, self._starts[role], self._q.snapshot)
-            if place is None:
-                return None
-            pods += place.pods
-        return Placement(self._inputs.board.jobs[roles[0]].id, tuple(pods))
 
 
 @dataclass(eq=False)
@@ -351,88 +270,48 @@ class _Explaining:
     _tries: Tries
     _impossible: Impossible
     waiting: Sequence[Waiting] = ()
-    _known: dict[tuple[object, ...], tuple[str, str]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[Cause, ...]] = field(default_factory=dict)
 
-    def summary(self, waiting: Waiting) -> str:
-        """Return the reason without figures and without the names of other jobs."""
-        if waiting.why:
-            return without_figures(waiting.why)
+    def causes(self, waiting: Waiting) -> tuple[Cause, ...]:
+        """Return why a start waits."""
+        if waiting.causes:
+            return waiting.causes
         job = waiting.start.job
         if self._is_behind(waiting):
-            return "waits behind other jobs, in an order in which no job overtakes"
+            first = named([self.waiting[0].start.gpujob], waiting.start.gpujob)
+            return (Cause(Reason.BEHIND, job=first),)
         if job.id in self._tries.put_off:
-            return ""
-        return self._of_roles(waiting.start)[1]
-
-    def why(self, waiting: Waiting) -> str:
-        """Return the reason in words."""
-        if waiting.why:
-            return waiting.why
-        job = waiting.start.job
-        if self._is_behind(waiting):
-            return f"waits behind {named([self.waiting[0].start.gpujob], waiting.start.gpujob)}"
-        if job.id in self._tries.put_off:
-            return "waits for its turn to be looked at"
-        return self._of_roles(waiting.start)[0]
+            return (Cause(Reason.NOT_LOOKED_AT),)
+        if job.demand not in self._known:
+            self._known[job.demand] = self._search(job)
+        return self._known[job.demand]
 
     def _is_behind(self, waiting: Waiting) -> bool:
         behind = waiting.position > 0 and waiting.start not in self._impossible
         return self._profile.order.blocks and behind
 
-    def _of_roles(self, start: Start) -> tuple[str, str]:
-        """Return why a start waits: the first of its roles that has no place, even by itself."""
-        if not start.others:
-            return self._found(start.job)
-        for part in start.parts:
-            if not self._fits(part.job):
-                why, summary = self._found(part.job)
-                role = f"role {part.role}" if part.role else "one of its roles"
-                return f"{role} {why}", f"{role} {summary}"
-        wants = ", ".join(_words(part) for part in start.parts)
-        why = f"each of its roles would fit, but not all of them at the same time: {wants}"
-        return why, why
-
-    def _fits(self, job: Job) -> bool:
-        return Pipeline.choose(self._pipeline, job, self._inputs.board.gpus) is not None
-
-    def _found(self, job: Job) -> tuple[str, str]:
-        if job.demand not in self._known:
-            self._known[job.demand] = self._search(job)
-        return self._known[job.demand]
-
-    def _search(self, job: Job) -> tuple[str, str]:
+    def _search(self, job: Job) -> tuple[Cause, ...]:
         board = self._inputs.board
         q = self._q.snapshot
         now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
         nodes, most = self._inputs.nodes.get(job.where), self._inputs.most.get(job.where)
-        why, what = self._besides(job, most)
-        found = self._pipeline.place(job, now, nodes, most, why)
-        if isinstance(found, Waits):
-            return found.message, summary_of(job, found, what)
-        why = (
-            "there is room next to other jobs, but to wait is expected to be worth more"
-            f" (dispatch {self._profile.dispatch.kind})"
-        )
-        return why, why
+        found = self._pipeline.place(job, now, nodes, most, self._besides(job, most))
+        return found.causes if isinstance(found, Waits) else (Cause(Reason.WAITING_IS_BETTER),)
 
-    def _besides(self, job: Job, most: Ints | None) -> tuple[str, str]:
-        """Return what nodes lack for the pods besides GPUs, with figures and without."""
+    def _besides(self, job: Job, most: Ints | None) -> tuple[Cause, ...]:
+        """Return what nodes lack for the pods besides GPUs."""
         nodes = self._q.nodes
         if nodes is None or job.where not in nodes.asks:
-            return "", ""
-        why, what = nodes.why_not(job.where)
+            return ()
+        why = nodes.why_not(job.where)
         if most is None:
-            return why, what
+            return why
         gpus = np.bincount(self._q.snapshot.gpus.node, minlength=len(most))
-        names = ", ".join(nodes.short_of(job.where, gpus))
-        fewer = np.count_nonzero((most > 0) & (most < gpus))
-        more = f"fewer than their GPUs on {fewer}, by {names}" if fewer else ""
-        return "; ".join(filter(None, (why, more))), ", ".join(filter(None, (what, names)))
-
-
-def _words(part: Part) -> str:
-    role = f"{part.role}: " if part.role else ""
-    return f"{role}{part.job.pods} pod(s) with {part.job.gpus_per_pod} GPU(s) each"
+        fewer = int(np.count_nonzero((most > 0) & (most < gpus)))
+        if not fewer:
+            return why
+        short = ", ".join(nodes.short_of(job.where, gpus))
+        return (*why, Cause(Reason.NODE_HAS_FEWER, resource=short, nodes=fewer))
 
 
 def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:

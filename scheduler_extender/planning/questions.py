@@ -15,45 +15,16 @@ from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The pods of one role of a start: they ask for the same and declare the same."""
-
-    role: str  # '' where its workload has no name for it
-    job: Job  # with as many pods as `pods`
-    pods: tuple[PodInfo, ...]
+from tandem.reasons.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Pods of one GPUJob that start together: a gang, or one replacement.
-
-    `job`, `pods` and `role` are those of one role, `others` the other roles, if it has any: they
-    start with it or not at all.
-    """
+    """Pods of one GPUJob that start together: a gang, or one replacement."""
 
     gpujob: Key
     job: Job  # with as many pods as `pods`
     pods: tuple[PodInfo, ...]
-    role: str = ""
-    others: tuple[Part, ...] = ()
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """All roles, those that are hardest to place first."""
-        return (Part(self.role, self.job, self.pods), *self.others)
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that all its pods take."""
-        return self.job.gpus + sum(part.job.gpus for part in self.others)
-
-    @property
-    def all_pods(self) -> tuple[PodInfo, ...]:
-        """The pods of all roles, role by role."""
-        return self.pods + tuple(pod for part in self.others for pod in part.pods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +90,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A start that waits; `position` counts from 0, `why` is said where the round knows it.
+    """A start that waits; `position` counts from 0, `causes` are there where the round has any.
 
     `coming`: it has its place, and waits only until others have left it.
     """
 
     start: Start
     position: int
-    why: str = ""
+    causes: tuple[Cause, ...] = ()
     coming: bool = False
 
 
@@ -138,17 +109,18 @@ class WaitingStarts(Sequence[Waiting]):
 
     def __init__(self) -> None:
         self.starts: list[Start] = []
-        self._said: dict[int, tuple[str, bool]] = {}  # by position: why, and whether it is coming
+        # By position: why it waits, and whether its place is coming.
+        self._said: dict[int, tuple[tuple[Cause, ...], bool]] = {}
 
-    def add(self, start: Start, why: str = "", *, coming: bool = False) -> None:
+    def add(self, start: Start, *causes: Cause, coming: bool = False) -> None:
         """Add a start behind all others."""
-        if why or coming:
-            self._said[len(self.starts)] = why, coming
+        if causes or coming:
+            self._said[len(self.starts)] = causes, coming
         self.starts.append(start)
 
-    def say(self, position: int, why: str, *, coming: bool) -> None:
+    def say(self, position: int, *causes: Cause, coming: bool) -> None:
         """Replace what is said of the start at `position`."""
-        self._said[position] = why, coming
+        self._said[position] = causes, coming
 
     def coming(self) -> list[Start]:
         """Return those that wait only until others have left their place."""
@@ -165,8 +137,8 @@ class WaitingStarts(Sequence[Waiting]):
         if isinstance(position, slice):
             return [self[at] for at in range(*position.indices(len(self)))]
         position = range(len(self.starts))[position]
-        why, coming = self._said.get(position, ("", False))
-        return Waiting(self.starts[position], position, why, coming)
+        causes, coming = self._said.get(position, ((), False))
+        return Waiting(self.starts[position], position, causes, coming)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,22 +155,20 @@ class GivesWay:
 
 @dataclass(slots=True)
 class Answer:
-    """What came out of a round. `explain` says why a start waits, as of its end.
+    """What came out of a round. `explain` returns why a start waits, as of its end.
 
-    `summarise` says the same without figures that change while the reason stays the same; '' where
-    the round has not found the reason. Both hold the board of the round until `forget_board`.
+    It holds the board of the round until `forget_board`.
     """
 
-    explain: Callable[[Waiting], str]
-    summarise: Callable[[Waiting], str]
+    explain: Callable[[Waiting], tuple[Cause, ...]]
     placed: list[Verdict] = field(default_factory=list)
     waiting: WaitingStarts = field(default_factory=WaitingStarts)
     gives_way: list[GivesWay] = field(default_factory=list)
 
     def forget_board(self) -> None:
         """Free the board; why a start waits cannot be asked any more."""
-        self.explain = self.summarise = _unexplained
+        self.explain = _unexplained
 
 
-def _unexplained(waiting: Waiting) -> str:
+def _unexplained(waiting: Waiting) -> tuple[Cause, ...]:
     raise RuntimeError(f"the board is gone on which {waiting.start.gpujob} was tried")

@@ -16,9 +16,9 @@ from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import GpuJobRecord, declared_of, demand_of
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.selectors import selects
-from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of, role_of
+from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of
 from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.effects import (
     CreateGpuJob,
@@ -33,16 +33,10 @@ from scheduler_extender.queue.effects import (
 from scheduler_extender.queue.waits import BLOCKED, MISSING
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
-from tandem.contracts.resources import (
-    Demand,
-    GPUJobSpec,
-    GPUJobStatus,
-    Phase,
-    ResourceAmount,
-    Role,
-    WorkloadRef,
-)
-from tandem.contracts.values import LEAST_CPUS, MAX_CPUS, MAX_INTEGER, MAX_ROLES
+from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, Phase, WorkloadRef
+from tandem.contracts.values import LEAST_CPUS, MAX_CPUS
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.counting import counted
 
 log = logging.getLogger(__name__)
 
@@ -51,45 +45,12 @@ SUSPEND, EVICT = "suspend", "evict"
 SUSPEND_WITHIN_S = 60.0
 #: A gang that holds its GPUs for so long after it was told to go is reported.
 OVERDUE_S = 300.0
-OVERDUE = "PreemptionOverdue"
+OVERDUE = Reason.PREEMPTION_OVERDUE
 #: Entries of pods that a closed GPUJob may keep: to write it again costs more.
 _LISTED = 100
 NOT_REPORTED = "its kubelet reports nothing"
 _PODS_TOLD = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
-
-
-def _with_cpus(demand: Demand, pod: PodInfo) -> Demand:
-    if pod.cpu <= 0:
-        return demand
-    cpus = min(max(pod.cpu / max(pod.gpus, 1), LEAST_CPUS), MAX_CPUS)
-    return demand.model_copy(update={"cpus": cpus})
-
-
-def roles_of(gang: Gang) -> tuple[Role, ...]:
-    """Return what the pods of a gang ask for where they ask for different things, else nothing."""
-    if not 1 < gang.asks <= MAX_ROLES:
-        return ()
-    roles: list[Role] = []
-    for pods in gang.roles():
-        first, count = pods[0], len(pods)
-        demand = demand_of(declared_of(first), first.gpus).model_copy(update={"gang_size": count})
-        name = role_of(first) or f"{first.gpus}-gpu"
-        same = sum(role.name == name or role.name.startswith(f"{name}-") for role in roles)
-        memory = [("memory", first.memory_bytes)] if first.memory_bytes else []
-        roles.append(
-            Role(
-                name=f"{name}-{same + 1}" if same else name,
-                pods=count,
-                min_pods=count,
-                demand=_with_cpus(demand, first),
-                resources=[
-                    ResourceAmount(name=resource, amount=min(amount, MAX_INTEGER))
-                    for resource, amount in (*memory, *first.amounts)
-                ],
-            )
-        )
-    return tuple(roles)
 
 
 # --- a gang without a GPUJob -------------------------------------------------------------------
@@ -107,7 +68,9 @@ def create(
     except AnnotationError as error:
         # The webhook refuses these; a pod that came past it waits, and its owner reads why.
         return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
-    demand = _with_cpus(demand, pod)
+    if pod.cpu > 0:
+        cpus = min(max(pod.cpu / max(pod.gpus, 1), LEAST_CPUS), MAX_CPUS)
+        demand = demand.model_copy(update={"cpus": cpus})
     if workload.kind in ENDLESS:
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(
@@ -207,7 +170,11 @@ def _evicted_instead(gang: Gang, why: str) -> GPUJobStatus:
         f"gives up its GPUs: {preemption.by}; its pods are evicted, because its"
         f" {record.spec.workload.kind} cannot be suspended: {why}"
     )
-    changes = {"preemption": preemption.model_copy(update={"method": EVICT}), "message": message}
+    changes = {
+        "preemption": preemption.model_copy(update={"method": EVICT}),
+        "message": message,
+        "causes": [Cause(Reason.PREEMPTING, detail=message)],
+    }
     return record.status.model_copy(update=changes)
 
 
@@ -221,8 +188,9 @@ def report_overdue(gang: Gang, now_s: float) -> Effects:
     record, held = gang.job, gang.holders()
     going = sum(pod.deleting for pod in held)
     message = (
-        f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and {len(held)} pod(s)"
-        f" still hold them; {going} of these are being deleted"
+        f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and"
+        f" {counted(len(held), 'pod')} still {'holds' if len(held) == 1 else 'hold'} them;"
+        f" {going} {'is' if going == 1 else 'are'} being deleted"
         if held
         else f"gave up its GPUs, but its {record.spec.workload.kind} cannot be resumed"
     )
@@ -356,7 +324,7 @@ def forbidding(budgets: Sequence[Mapping[str, Any]], gang: Gang) -> str:
         if hit > allowed:
             name = budget["metadata"]["name"]
             return (
-                f"disruption budget {name} allows {allowed} disruption(s),"
-                f" {hit} pod(s) of {gang.key[1]} would have to go"
+                f"disruption budget {name} allows {counted(allowed, 'disruption')},"
+                f" {counted(hit, 'pod')} of {gang.key[1]} would have to go"
             )
     return ""

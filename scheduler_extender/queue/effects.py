@@ -22,7 +22,7 @@ from scheduler_extender.cluster.workloads import gpujob_name, kind_of, resource_
 from scheduler_extender.cluster.writes import Object, Writer
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
-from tandem.contracts.resources import GPUJobStatus, Role
+from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import (
     Forbidden,
     Invalid,
@@ -140,13 +140,6 @@ class WriteSize:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRoles:
-    """Write which pods of the gang ask for different things."""
-
-    roles: tuple[Role, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Write the status of the GPUJob. `before` and `after` are points of `faults`."""
 
@@ -197,14 +190,6 @@ class MarkPods:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinGpuJob:
-    """Write on waiting pods that they belong to the GPUJob `name`, which their workload has."""
-
-    pods: tuple[PodInfo, ...]
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Suspend:
     """Suspend or resume the workload. `then` gets the reason why that is not possible, or ''."""
 
@@ -230,13 +215,11 @@ Effect = (
     CreateGpuJob
     | DeleteGpuJob
     | WriteSize
-    | WriteRoles
     | WriteStatus
     | WriteEvent
     | EvictPods
     | OpenGates
     | MarkPods
-    | JoinGpuJob
     | Suspend
     | ReadWorkload
     | Reach
@@ -271,9 +254,7 @@ class Executor:
                 case DeleteGpuJob():
                     await self._delete(gang)
                 case WriteSize(size):
-                    await self._write_spec(gang, {"demand": {"gangSize": size}})
-                case WriteRoles(roles):
-                    await self._write_spec(gang, {"roles": [role.wire() for role in roles]})
+                    await self._write_size(gang, size)
                 case WriteStatus():
                     await self._write_status(gang, effect)
                 case WriteEvent(pod, reason, note, kind):
@@ -284,8 +265,6 @@ class Executor:
                     await asyncio.gather(*(self._open_gate(pod, made_at) for pod in pods))
                 case MarkPods(marks):
                     await asyncio.gather(*(self._mark(gang, mark) for mark in marks))
-                case JoinGpuJob(pods, name):
-                    await asyncio.gather(*(self._join(pod, name) for pod in pods))
                 case Suspend(suspend, then):
                     why = await self._owners.suspend(gang.job, suspend)
                     await self._go_on(gang, partial(then, why))
@@ -312,11 +291,11 @@ class Executor:
             self._writer.api.delete, GPU_JOBS, record.name, record.namespace, uid=record.uid
         )
 
-    async def _write_spec(self, gang: Gang, spec: Object) -> None:
+    async def _write_size(self, gang: Gang, size: int) -> None:
         record = gang.job
         body = {
             "metadata": {"uid": record.uid, "resourceVersion": record.resource_version},
-            "spec": spec,
+            "spec": {"demand": {"gangSize": size}},
         }
         answer = await self._writer.call(
             self._writer.api.patch, GPU_JOBS, record.name, body, record.namespace
@@ -377,18 +356,12 @@ class Executor:
 
     async def _mark(self, gang: Gang, mark: Mark) -> None:
         annotations = {names.GPU_JOB: mark.placed.gpu_job, names.PLACED_WITH: mark.placed.text()}
-        await self._annotate(gang.key[0], mark.pod, mark.uid, annotations)
-
-    async def _join(self, pod: PodInfo, gpujob: str) -> None:
-        await self._annotate(pod.namespace, pod.name, pod.uid, {names.GPU_JOB: gpujob})
-
-    async def _annotate(
-        self, namespace: str, pod: str, uid: str, annotations: Mapping[str, str]
-    ) -> None:
-        body: Object = {"metadata": {"uid": uid, "annotations": annotations}}
+        body: Object = {"metadata": {"uid": mark.uid, "annotations": annotations}}
         try:
-            answer = await self._writer.call(self._writer.api.patch, PODS, pod, body, namespace)
+            answer = await self._writer.call(
+                self._writer.api.patch, PODS, mark.pod, body, gang.key[0]
+            )
         except (Invalid, Forbidden, NotFound, Replaced) as error:
-            log.warning("pod not marked pod=%s/%s error=%s", namespace, pod, error)
+            log.warning("pod not marked pod=%s/%s error=%s", gang.key[0], mark.pod, error)
             return
         self._writer.take_pod(answer)

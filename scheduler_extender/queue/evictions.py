@@ -166,8 +166,8 @@ class Evictions:
         self.outcomes["shortened"] += 1
         log.warning("grace period cut pod=%s/%s gpu=%s", *pod.key, request.gpu)
         note = (
-            f"Must leave {request.gpu} ({request.reason}) and is being deleted: its grace period of"
-            f" {pod.grace_s} s is cut, and ends in {LEFT_S} s"
+            f"Must leave {self._gpu(pod, request)} ({request.reason}) and is being deleted: its"
+            f" grace period of {pod.grace_s} s is cut, and ends in {LEFT_S} s"
         )
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
 
@@ -195,9 +195,9 @@ class Evictions:
         log.warning("evicted pod=%s/%s gpu=%s reason=%r", *pod.key, request.gpu, request.reason)
         grows = " Its next run is placed with more memory." if request.memory_bytes else ""
         how = "" if outcome == "evicted" else " A disruption budget does not protect it from that."
-        note = f"Evicted from {request.gpu}: {request.reason}.{how}{grows}"
+        note = f"Evicted from {self._gpu(pod, request)}: {request.reason}.{how}{grows}"
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
-        note = f"was evicted from {request.gpu}, whose memory was nearly used up."
+        note = f"was evicted from {self._gpu(pod, request)}, whose memory was nearly used up."
         await self._tell_neighbours(pod, request.gpu, "NeighbourEvicted", note, "Normal")
 
     async def _not_evicted(
@@ -214,11 +214,17 @@ class Evictions:
         log.warning("not evicted pod=%s/%s gpu=%r error=%r", *pod.key, request.gpu, str(error))
         if not first:
             return
-        note = f"Must leave {request.gpu} ({request.reason}), but cannot be evicted: {error}"
+        gpu = self._gpu(pod, request)
+        note = f"Must leave {gpu} ({request.reason}), but cannot be evicted: {error}"
         reason = "EvictionForbidden" if forbidden else "EvictionFailed"
         await self._writer.say(pod, reason, note, "Warning")
-        note = f"may fill {request.gpu} and cannot be evicted; no other job is placed there"
+        note = f"may fill {gpu} and cannot be evicted; no other job is placed there"
         await self._tell_neighbours(pod, request.gpu, "MemoryAtRisk", note, "Warning")
+
+    def _gpu(self, pod: PodInfo, request: EvictionRequest) -> str:
+        """Return the GPU as people call it."""
+        record = self._nodes.get(pod.node_name)
+        return request.gpu if record is None else record.gpu_name(request.gpu)
 
     async def _tell_neighbours(
         self, pod: PodInfo, gpu: str, reason: str, what: str, kind: str

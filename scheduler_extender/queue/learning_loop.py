@@ -185,12 +185,9 @@ class Learning:
                 )
 
     def _is_spread(self, gang: Gang, record: GpuJobRecord) -> bool | None:
-        """Say whether a gang is on more nodes than it needs; None where it has a single pod.
-
-        Nor is that known of a gang whose roles have different numbers of GPUs.
-        """
+        """Say whether a gang is on more nodes than it needs; None where it has a single pod."""
         demand, holders = record.spec.demand, gang.holders()
-        if demand.gang_size == 1 or len(holders) < demand.gang_size or record.spec.roles:
+        if demand.gang_size == 1 or len(holders) < demand.gang_size:
             return None
         nodes = {pod.node_name for pod in holders}
         widest = self._state.table.widest_node(holders[0].node_name)
@@ -284,13 +281,14 @@ class Learning:
                 log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, said[at])
                 for resident in residents[at]:
                     told = told_of_obstacles(why, resident.key)
-                    note = f"runs slower on {at[1]}, where no other job is placed now; {told}"
+                    gpu = self._state.gpu_name(*at)
+                    note = f"runs slower on {gpu}, where no other job is placed now; {told}"
                     self._decide(resident.key, KEPT, note, now)
         for move in self.looked.moves:
             gang = self._gangs.by_key.get(move.key)
             if gang is None or self._work.busy(move.key):
                 continue
-            words = told_of_move(move)
+            words = told_of_move(move, self._state.gpu_name(*move.at))
             if not acts:
                 said[move.at] = words
                 if self._said.get(move.at) != words:
@@ -375,14 +373,14 @@ class Learning:
         self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
 
 
-def told_of_move(move: Move) -> str:
-    """Say to its owner why a gang moves."""
+def told_of_move(move: Move, gpu: str) -> str:
+    """Say to its owner why a gang moves away from `gpu`, as people call it."""
     suffers = "it is" if move.sufferer == move.key else f"{_named(move.sufferer, move.key)} is"
     beside = ", ".join(_named(key, move.key) for key in move.beside)
     beside = beside if move.sufferer == move.key else "next to it"
     where = f"next to {beside}" if move.sufferer == move.key else beside
     how = "measured" if move.measured else "reported by its pods"
-    return f"leaves {move.at[1]}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
+    return f"leaves {gpu}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
 
 
 def told_of_obstacles(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.gangs import Gang, by_role
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.workloads import role_of
@@ -24,8 +24,11 @@ from tandem.contracts.resources import (
     Source,
     SubBatch,
 )
-from tandem.contracts.values import MAX_ROLES
+from tandem.contracts.values import LONGEST_TEXT, shortened
 from tandem.policy.decision import Placement
+from tandem.reasons.causes import MOST_CAUSES, Cause, Reason, first_of
+from tandem.reasons.counting import counted
+from tandem.reasons.words import in_full
 
 #: Starts of one gang that one cycle is asked about, of those whose pods ask the same.
 MOST_STARTS = 128
@@ -36,7 +39,7 @@ _REMEMBERED = 100  # preemptions whose times are kept in the status
 REST_S, LONGEST_REST_S = 60.0, 3600.0
 #: The same where other pods of the gang run: what they show of the gang counts for more.
 LONGEST_REST_RUNNING_S = 300.0
-NEVER_STARTED = "NeverStarted"
+NEVER_STARTED = Reason.NEVER_STARTED
 #: A pod that is being deleted is expected to end within so long, whatever its grace period is.
 LEAVES_WITHIN_S = 300.0
 #: The pods of a gang that has done its work end within so long of the first.
@@ -100,35 +103,44 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     """Return the groups of pods that want a place; each group starts as a whole or not at all.
 
     A gang of which nothing runs starts with its size; whoever is beyond the size, and a
-    replacement in a gang that runs, starts alone; beyond a gang of several roles, once the gang has
-    its places. Fewer pods than the size: none starts yet; but members that have succeeded (of an
-    indexed Job stopped as it ended, say) do not come back. A pod for which a plan could not take
-    effect yet (`PodInfo.blocked`) is not counted. Of pods that start alone and ask the same of a
-    node, the first `MOST_STARTS` by name are returned: the others would be refused with them, and
-    follow when they have their places. Pods that ask in too many different ways do not start
-    together. A gang whose containers did not start rests first.
+    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet; but
+    members that have succeeded (of an indexed Job stopped as it ended, say) do not come back. A pod
+    for which a plan could not take effect yet (`PodInfo.blocked`) is not counted. Of pods that
+    start alone and ask the same of a node, the first `MOST_STARTS` by name are returned: the others
+    would be refused with them, and follow when they have their places. Pods that ask for different
+    numbers of GPUs do not start together (`uneven`), and nobody starts beside them. A gang whose
+    containers did not start rests first.
     """
     starts = _starts(gang, now_s)
-    if gang.asks <= MAX_ROLES:
+    if not gang.is_uneven:
         return starts
-    return [pods for pods in starts if not too_many_roles(pods)]
+    if not gang.bound and any(map(uneven, starts)):
+        return []
+    return [pods for pods in starts if not uneven(pods)]
 
 
-def too_many_roles(pods: Sequence[PodInfo]) -> str:
-    """Return why pods cannot start together, or ''. Each role is looked for a place by itself."""
-    if len(pods) <= MAX_ROLES or (roles := len(by_role(pods))) <= MAX_ROLES:
+def uneven(pods: Sequence[PodInfo]) -> str:
+    """Return why pods cannot start together, or ''.
+
+    The GPUJob has one number of GPUs for each of its pods. Plan and quota would count that.
+    """
+    first = pods[0]
+    other = next((pod for pod in pods if pod.gpus != first.gpus), None)
+    if other is None:
         return ""
     return (
-        f"its pods ask for GPUs in {roles} different ways (their {names.RESOURCE} or annotations"
-        f" differ); pods that start together may do so in {MAX_ROLES} at most"
+        f"pod {first.name} asks for {counted(first.gpus, 'GPU')} and pod {other.name} for"
+        f" {other.gpus}; pods that start together ask for the same number of {names.RESOURCE}:"
+        " give them the same limit, or each number a gang of its own"
+        f" ({names.GANG}, {names.GANG_SIZE})"
     )
 
 
-def unplannable(gang: Gang, now_s: float) -> str:
+def uneven_start(gang: Gang, now_s: float) -> str:
     """Return why pods that are there cannot start together, or ''."""
-    if gang.asks <= MAX_ROLES:
+    if not gang.is_uneven:
         return ""
-    return next(filter(None, map(too_many_roles, _starts(gang, now_s))), "")
+    return next(filter(None, map(uneven, _starts(gang, now_s))), "")
 
 
 def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
@@ -149,9 +161,6 @@ def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
-    if gang.asks > 1:
-        # Whoever is beyond the size may be smaller than the gang, and start it in part.
-        return [waiting[:size]]
     return [waiting[:size], *([pod] for pod in waiting[size : size + MOST_STARTS])]
 
 
@@ -205,8 +214,10 @@ def queued(
     return status.model_copy(
         update={
             "phase": Phase.QUEUED,
-            "reason": "Queued",
+            "reason": Reason.QUEUED.value,
             "message": prediction.explanation,
+            "causes": [Cause(Reason.QUEUED, detail=prediction.explanation)],
+            "found_at": rfc3339(now_s),
             "load": prediction.load,
             "sub_batches": list(sub_batches),
             "queued_at": created_at,
@@ -219,11 +230,12 @@ def queued(
 def predicted(status: GPUJobStatus, prediction: Prediction, now_s: float) -> list[Condition]:
     """Return the conditions with the source of the predicted load."""
     source = prediction.load.memory_source
+    unknown = prediction.away and source in (Source.WHOLE_GPU, Source.DECLARED)
     return with_condition(
         status.conditions,
         PREDICTED,
         source is not Source.WHOLE_GPU,
-        source.value.title().replace("-", ""),
+        names.PREDICTOR_AWAY if unknown else source.value.title().replace("-", ""),
         prediction.explanation,
         now_s,
     )
@@ -235,8 +247,10 @@ def revived(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     return status.model_copy(
         update={
             "phase": Phase.QUEUED,
-            "reason": "NewPods",
+            "reason": Reason.NEW_PODS.value,
             "message": "the workload has pods again",
+            "causes": [Cause(Reason.NEW_PODS, detail="the workload has pods again")],
+            "found_at": now,
             "finished_at": None,
             "running_since": None,
             "plan": None,
@@ -253,10 +267,11 @@ def with_plan(
     now_s: float,
     deadline_s: float,
     steps: int = 1,
+    gpu_name: Callable[[str, str], str] = "{}/{}".format,
 ) -> GPUJobStatus:
     """Return the status with places for more pods; places of pods still on their way are kept.
 
-    The gang runs in `steps` micro-batches.
+    The gang runs in `steps` micro-batches. `gpu_name` returns how people call a GPU of a node.
     """
     on_their_way = planned_uids(status, now_s)
     kept = [
@@ -269,8 +284,9 @@ def with_plan(
         for pods, placement in placements
         for pod, place in zip(pods, placement.pods, strict=True)
     ]
-    where = ", ".join(f"{pod.node}: {' '.join(pod.gpus)}" for pod in new[:3])
-    message = f"{len(new)} pod(s) planned on {where}{', ...' if len(new) > 3 else ''}"
+    named = (gpu_name(pod.node, gpu) for pod in new[:3] for gpu in pod.gpus)
+    where = " ".join(named)
+    message = f"{counted(len(new), 'pod')} planned on {where}{', ...' if len(new) > 3 else ''}"
     phase = Phase.RUNNING if status.phase is Phase.RUNNING else Phase.ADMITTED
     plan = Plan(
         pods=[*kept, *new],
@@ -280,7 +296,7 @@ def with_plan(
     )
     return with_reason(
         status,
-        "Planned",
+        Reason.PLANNED,
         message,
         now_s,
         scheduled=True,
@@ -293,14 +309,18 @@ def with_plan(
 
 
 def waiting(
-    status: GPUJobStatus, reason: str, message: str, position: int | None, now_s: float
+    status: GPUJobStatus,
+    reason: Reason,
+    why: str | Sequence[Cause],
+    position: int | None,
+    now_s: float,
 ) -> GPUJobStatus:
     """Return the status of a gang that waits, or of a running one some of whose pods wait."""
     kept = (Phase.RUNNING, Phase.SUSPENDED)
     phase = status.phase if status.phase in kept else Phase.QUEUED
     since = status.waiting_since or rfc3339(now_s)
     return with_reason(
-        status, reason, message, now_s, phase=phase, position=position, waiting_since=since
+        status, reason, why, now_s, phase=phase, position=position, waiting_since=since
     )
 
 
@@ -317,8 +337,8 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     if gang.running >= enough and status.phase is not Phase.RUNNING:
         return with_reason(
             status,
-            "Running",
-            f"{gang.running} pod(s) running",
+            Reason.RUNNING,
+            f"{counted(gang.running, 'pod')} running",
             now_s,
             scheduled=True,
             phase=Phase.RUNNING,
@@ -333,10 +353,12 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     # Terminating pods still hold their GPUs: a gang is back in the queue when they are gone.
     placed = is_placed(gang, planned_uids(status, now_s))
     if status.phase in (Phase.ADMITTED, Phase.RUNNING) and not placed:
-        reason = "PlanExpired" if status.phase is Phase.ADMITTED else "PodsGone"
+        reason = Reason.PODS_GONE
+        if status.phase is Phase.ADMITTED:
+            reason = Reason.PLAN_EXPIRED
         message = "its pods were not bound in time" if status.plan else "its pods are new"
         if not gang.is_live:
-            reason, message = "PodsGone", "none of its pods is left"
+            reason, message = Reason.PODS_GONE, "none of its pods is left"
         return with_reason(
             status,
             reason,
@@ -353,9 +375,9 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
 
 def rests(status: GPUJobStatus, rest_s: float) -> GPUJobStatus:
     """Return the status of a gang whose plans were not followed, with when it is placed again."""
-    return status.model_copy(
-        update={"message": f"{status.message}; it is placed again in {rest_s:.0f} s"}
-    )
+    message = f"{status.message}; it is placed again in {rest_s:.0f} s"
+    causes = [Cause(Reason.PLAN_EXPIRED, detail=message)]
+    return status.model_copy(update={"message": message, "causes": causes})
 
 
 def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJobStatus:
@@ -363,7 +385,7 @@ def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJ
     now = rfc3339(now_s)
     return with_reason(
         status,
-        "Preempting",
+        Reason.PREEMPTING,
         f"gives up its GPUs: {by}",
         now_s,
         phase=Phase.PREEMPTING,
@@ -401,8 +423,8 @@ def rested(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     why = status.preemption.by if status.preemption else "its containers did not start"
     rest_s = max(0.0, rests_until_s(status) - now_s)
     message = (
-        f"released its GPUs: {why}. It failed to start {status.failed_starts} time(s), and is"
-        f" placed again in {rest_s:.0f} s at the earliest"
+        f"released its GPUs: {why}. It failed to start {counted(status.failed_starts, 'time')},"
+        f" and is placed again in {rest_s:.0f} s at the earliest"
     )
     return with_reason(
         status,
@@ -438,10 +460,13 @@ def promoted(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
 def suspended(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that has given up its GPUs and waits for others."""
     by = status.preemption.by if status.preemption else "unknown"
-    message = f"gave up its GPUs ({by}). It waits for GPUs and keeps its attained service"
+    message = (
+        f"gave up its GPUs ({by}). It waits for others; the GPU time that it has had still counts"
+        " for its place in the queue"
+    )
     return with_reason(
         status,
-        "Preempted",
+        Reason.PREEMPTED,
         message,
         now_s,
         phase=Phase.SUSPENDED,
@@ -458,7 +483,7 @@ def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
     message = "the workload failed" if failed else "the workload completed"
     return with_reason(
         status,
-        phase.value,
+        Reason(phase.value),
         message,
         now_s,
         phase=phase,
@@ -479,17 +504,30 @@ def decided(status: GPUJobStatus, what: str, why: str, now_s: float) -> GPUJobSt
 
 def with_reason(
     status: GPUJobStatus,
-    reason: str,
-    message: str,
+    reason: Reason,
+    why: str | Sequence[Cause],
     now_s: float,
     *,
     scheduled: bool = False,
     **changes: object,
 ) -> GPUJobStatus:
-    """Return the status with `changes`, and why: also as the condition `Scheduled`."""
-    conditions = with_condition(status.conditions, SCHEDULED, scheduled, reason, message, now_s)
-    why = {"reason": reason, "message": message, "conditions": conditions}
-    return status.model_copy(update=changes | why)
+    """Return the status with `changes`, and why: also as the condition `Scheduled`.
+
+    `why` are causes, or the words where the reason has no parameters.
+    """
+    given = (Cause(reason, detail=why),) if isinstance(why, str) else why[:MOST_CAUSES]
+    causes = [cause.cut() for cause in given]
+    message, counts = shortened(in_full(causes), LONGEST_TEXT), first_of(causes)
+    found = counts.reason.value if counts is not None else reason.value
+    conditions = with_condition(status.conditions, SCHEDULED, scheduled, found, message, now_s)
+    told: dict[str, object] = {
+        "reason": reason.value,
+        "message": message,
+        "causes": causes,
+        "found_at": rfc3339(now_s),
+        "conditions": conditions,
+    }
+    return status.model_copy(update=changes | told)
 
 
 def with_condition(

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem.contracts.resources import Phase
+from tandem.reasons.words import KINDS, kind_of
 
 if TYPE_CHECKING:
     from scheduler_extender.queue.controller import Controller
@@ -81,6 +82,19 @@ class _OfQueue(Collector):
         for queue, count in controller.waiting_by_queue().items():
             waiting.add_metric([str(queue)], count)
         yield waiting
+        reasons = GaugeMetricFamily(
+            "tandem_queue_waiting_reasons",
+            "GPUJobs that wait, by the group of the reason that counts, as on the status page.",
+            labels=["reason"],
+        )
+        why = Tally(
+            kind_of(record.status.causes, record.status.reason)
+            for record in records
+            if record is not None and record.status.phase in (Phase.QUEUED, Phase.SUSPENDED)
+        )
+        for kind in KINDS:
+            reasons.add_metric([kind], why[kind])
+        yield reasons
         longest, starving = controller.waits()
         yield GaugeMetricFamily(
             "tandem_queue_longest_wait_seconds",

@@ -16,6 +16,7 @@ from scheduler_extender.queue.queue_state import QueueEntry, QueueState
 from scheduler_extender.quotas.config import EVERYBODY, Quota
 from scheduler_extender.quotas.grants import Stake, Turn
 from scheduler_extender.quotas.usage import Usage
+from tandem.reasons.words import clause
 
 
 class Accounts:
@@ -107,7 +108,7 @@ class Accounts:
         for key, (made_at, gpus) in sorted(coming.items(), key=lambda each: each[1], reverse=True):
             why = turn.refusal(key, 0)
             if why:
-                found[key, made_at] = why
+                found[key, made_at] = clause(why)
                 turn.take(key, -gpus)
         return found
 
@@ -136,9 +137,7 @@ def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry, promised: int = 
         held = entry.job.gpus
     return Stake(
         held=held,
-        wants=record.spec.gpus
-        if record.spec.roles
-        else entry.job.pods * max(entry.job.gpus_per_pod, gang.most_gpus),
+        wants=entry.job.pods * max(entry.job.gpus_per_pod, gang.most_gpus),
         endless=gang.is_endless,
         leaving=sum(live[uid].gpus for uid in entry.leaving if uid in live),
     )

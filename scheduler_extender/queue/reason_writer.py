@@ -10,10 +10,11 @@ import numpy as np
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.planning.explaining import without_figures
 from scheduler_extender.planning.questions import Waiting, WaitingStarts
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Executor, WriteEvent, WriteStatus
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import in_full, in_general
 
 CHANGED_S = 5.0  # a reason or place that has changed is written again after this
 REFRESH_S = 240.0  # figures that have changed, while the reason has not, are written after this
@@ -30,18 +31,17 @@ _PLACES = 0.1  # a change of place by less than this part of it is not news
 _PODS = 8  # pods of one gang that get an event
 _MOST_NAMESPACES = 10_000
 
-Explain = Callable[[Waiting], str]
+Explain = Callable[[Waiting], tuple[Cause, ...]]
 
 
-class Reason(NamedTuple):
+class Why(NamedTuple):
     """What is written about one gang: its starts that wait, and why the first of them does."""
 
     waiting: list[Waiting]
-    why: str
-    summary: str
+    causes: tuple[Cause, ...]
 
 
-Chooser = Callable[[WaitingStarts, Explain, Explain], dict[Key, Reason]]
+Chooser = Callable[[WaitingStarts, Explain], dict[Key, Why]]
 Spared = Callable[[Key], str]
 
 
@@ -121,23 +121,22 @@ class ReasonWriter:
         now = self._clock()
         most, told = max(0, int(self._allowance.fill(now))), self._told
 
-        def choose(
-            waiting: WaitingStarts, explain: Explain, summarise: Explain
-        ) -> dict[Key, Reason]:
+        def choose(waiting: WaitingStarts, explain: Explain) -> dict[Key, Why]:
             gangs = [start.gpujob for start in waiting.starts]
             keys = _to_look_at(gangs, told, now, most)
             starts: dict[Key, list[Waiting]] = {key: [] for key in keys}
             for position, key in enumerate(gangs):
                 if key in starts:
                     starts[key].append(waiting[position])
-            chosen: dict[Key, Reason] = {}
+            chosen: dict[Key, Why] = {}
             for key in keys:
                 first = starts[key][0]
-                what = Reason(starts[key], explain(first), summarise(first))
+                what = Why(starts[key], explain(first))
                 said = told.get(key)
                 if said is not None:
                     told[key] = said._replace(looked_s=now)
-                message, summary = _in_full(what, spared(key))
+                causes = _in_full(what, spared(key))
+                message, summary = in_full(causes), in_general(causes)
                 if (
                     said is None
                     or _is_news(said, first.position, message, summary, now)
@@ -148,13 +147,14 @@ class ReasonWriter:
 
         return choose
 
-    async def tell(self, gang: Gang, what: Reason, queue: int | None, spared: str) -> None:
+    async def tell(self, gang: Gang, what: Why, queue: int | None, spared: str) -> None:
         """Write why a gang waits into its GPUJob, and as events on the first of its pods."""
         if gang.record is None:
             return
         now, position = self._clock(), what.waiting[0].position
         self._allowance.tokens -= 1.0
-        message, summary = _in_full(what, spared)
+        causes = _in_full(what, spared)
+        message, summary = in_full(causes), in_general(causes)
         known = self._told.get(gang.key)
         if known is None or _is_news(known, position, message, summary, now):
             summary = summary or (known.summary if known is not None else "")
@@ -163,7 +163,7 @@ class ReasonWriter:
                 at_s=now, message=message, summary=summary, position=position, looked_s=now
             )
             self._told[gang.key] = known
-            status = lifecycle.waiting(gang.record.status, "Waiting", message, position, now)
+            status = lifecycle.waiting(gang.record.status, Reason.WAITING, causes, position, now)
             written = WriteStatus(status.model_copy(update={"queue": queue}))
             await self._executor.carry_out(gang, (written,))
         if _is_event(known, summary, now):
@@ -172,14 +172,14 @@ class ReasonWriter:
             self._told[gang.key] = owed
 
     def _events_now(
-        self, gang: Gang, what: Reason, known: _Told, summary: str
+        self, gang: Gang, what: Why, known: _Told, summary: str
     ) -> tuple[list[WriteEvent], _Told]:
         """Return the events that may be written now, and what is told of the gang with them."""
-        pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.all_pods][:_PODS]
+        pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods][:_PODS]
         if not known.owed or known.event != summary:
             uids = tuple(pod.uid for pod in pods)
             known = known._replace(event_s=self._clock(), event=summary, owed=uids)
-        note = f"{summary}; for figures: kubectl describe gpujob {gang.key[1]}"
+        note = f"{summary} For figures: kubectl describe gpujob {gang.key[1]}"
         owing = [pod for pod in pods if pod.uid in known.owed]
         now = [pod for pod in owing if self._events.take(gang.key[0])]
         owed = tuple(pod.uid for pod in owing if pod not in now)
@@ -210,14 +210,10 @@ def _to_look_at(
     return found + [due[at] for at in longest.tolist()]
 
 
-def _in_full(what: Reason, spared: str) -> tuple[str, str]:
-    """Return the reason with and without figures; the latter is '' where it is not known."""
-    if not spared or not what.summary:
-        return what.why, what.summary
-    return (
-        f"{what.why}; not preempted: {spared}",
-        f"{what.summary}; not preempted: {without_figures(spared)}",
-    )
+def _in_full(what: Why, spared: str) -> tuple[Cause, ...]:
+    """Return the causes, with why others are not made to give way where a cycle has found any."""
+    known = not spared or any(each.reason is Reason.NOT_LOOKED_AT for each in what.causes)
+    return what.causes if known else (*what.causes, Cause(Reason.NOT_PREEMPTED, detail=spared))
 
 
 def _is_news(said: _Told, position: int, message: str, summary: str, now_s: float) -> bool:

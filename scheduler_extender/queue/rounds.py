@@ -24,7 +24,7 @@ from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.quota_accounts import Accounts
-from scheduler_extender.queue.reason_writer import Chooser, Reason, ReasonWriter
+from scheduler_extender.queue.reason_writer import Chooser, ReasonWriter, Why
 from scheduler_extender.quotas.round import plan_within
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import KubeError
@@ -42,7 +42,7 @@ class Planned:
 
     question: Question
     answer: Answer
-    to_tell: dict[Key, Reason]
+    to_tell: dict[Key, Why]
     starving: list[Key]
 
 
@@ -137,7 +137,7 @@ class Rounds:
         """Plan, and choose about which jobs to write; in a thread, on what stands still."""
         question = frozen()
         answer = plan_within(question, self._accounts.turn(promised), self._planner.plan)
-        to_tell = tell(answer.waiting, answer.explain, answer.summarise)
+        to_tell = tell(answer.waiting, answer.explain)
         answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
         return Planned(question, answer, to_tell, self._queue_state.starving(now_s))
 
@@ -214,8 +214,7 @@ class Rounds:
     def _jobs(self) -> Iterator[Job]:
         """Yield all jobs that the queue holds."""
         yield from (entry.job for entry in self._queue_state.of.values())
-        starts = (each for starts in self._pending.starts.values() for each in starts)
-        yield from (part.job for start in starts for part in start.parts)
+        yield from (each.job for starts in self._pending.starts.values() for each in starts)
 
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""
@@ -261,11 +260,11 @@ class Rounds:
             if gang is not None and not self._work.busy(key) and not gpus & promised:
                 self._pending.drop(key)
                 self._queue_state.place(key)
-                count = sum(each.start.gpus for each in verdicts)
+                count = sum(each.start.job.gpus for each in verdicts)
                 uses = tuple(
                     (pod.uid, pod.on(place.node))
                     for each in verdicts
-                    for pod, place in zip(each.start.all_pods, each.decision.pods, strict=True)
+                    for pod, place in zip(each.start.pods, each.decision.pods, strict=True)
                 )
                 self._promised[key] = _Promise(gpus, count, uses)
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
@@ -307,10 +306,16 @@ class Rounds:
         if gang.record is None:
             return
         now = self._clock()
-        places = [(verdict.start.all_pods, verdict.decision) for verdict in verdicts]
+        places = [(verdict.start.pods, verdict.decision) for verdict in verdicts]
         steps = max(verdict.steps for verdict in verdicts)
         status = lifecycle.with_plan(
-            gang.record.status, gang, places, now, now + self._settings.plan_life_s, steps
+            gang.record.status,
+            gang,
+            places,
+            now,
+            now + self._settings.plan_life_s,
+            steps,
+            self._state.gpu_name,
         )
         why = self._explained(verdicts[0], snapshot, status)
         status = lifecycle.decided(status, PLACED, why, now)
@@ -321,7 +326,10 @@ class Rounds:
         """Return why the first of its pods go where they go."""
         rows = np.array(verdict.decision.rows[: explaining.GPUS], dtype=np.int64)
         node = snapshot.gpus.node
-        names = [f"{snapshot.node_names[node[row]]}/{snapshot.gpu_ids[row]}" for row in rows]
+        names = [
+            self._state.gpu_name(snapshot.node_names[node[row]], snapshot.gpu_ids[row])
+            for row in rows
+        ]
         gpus = snapshot.gpus.take(rows)
         more = len(verdict.decision.rows) - len(rows)
         return explaining.placed(self._pipeline, verdict.start.job, gpus, names, more, status.load)
@@ -338,7 +346,7 @@ class Rounds:
             self._pending.drop(key)
             self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
 
-    def _tell(self, to_tell: dict[Key, Reason]) -> None:
+    def _tell(self, to_tell: dict[Key, Why]) -> None:
         spared = self._preempter.told_of_spared()
         for key, what in to_tell.items():
             gang = self._gangs.by_key.get(key)

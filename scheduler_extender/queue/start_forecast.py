@@ -167,8 +167,7 @@ class StartForecast:
 
     async def _asked(self, question: Question) -> Asked:
         """Read what the loop alone knows."""
-        all_starts = (start for starts in question.starts.values() for start in starts)
-        wanted = {part.job.where for start in all_starts for part in start.parts}
+        wanted = {start.job.where for starts in question.starts.values() for start in starts}
         wanted |= set(question.where_of.values())
         names, nodes, most = question.snapshot.node_names, {}, {}
         gpus = np.bincount(question.snapshot.gpus.node, minlength=len(names))

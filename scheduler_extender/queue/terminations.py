@@ -20,6 +20,7 @@ from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S, deletion_asked_s
 from tandem.kube.errors import Conflict, KubeError, NotFound
 from tandem.kube.resource import PODS
+from tandem.reasons.counting import counted
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class Terminations:
         going.told = True
         passed_s = now - deletion_asked_s(pod)
         note = (
-            f"was deleted {passed_s:.0f} s ago and still holds {pod.gpus} GPU(s) of"
+            f"was deleted {passed_s:.0f} s ago and still holds {counted(pod.gpus, 'GPU')} of"
             f" {pod.node_name}: its containers have not ended. Its grace period of {pod.grace_s} s"
             f" ends at {pod.ends_by}; after that, look at the kubelet of the node"
         )

@@ -7,15 +7,23 @@ from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.workloads import above, workload_of
 from scheduler_extender.queue import lifecycle
 from tandem.contracts.resources import GPUJobStatus, Phase
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.counting import counted
+from tandem.reasons.words import clause, in_full
 
-BLOCKED = "Blocked"  # its pods cannot be planned for reasons of their own
-MISSING = "PodsMissing"  # fewer pods exist than start together
-ENDED = "PodsEnded"  # all its pods have ended, and its workload has not
-STARTING = "Starting"  # its pods have places, and their containers have not started for a while
+BLOCKED = Reason.BLOCKED  # its pods cannot be planned for reasons of their own
+MISSING = Reason.PODS_MISSING  # fewer pods exist than start together
+ENDED = Reason.PODS_ENDED  # all its pods have ended, and its workload has not
+STARTING = (
+    Reason.STARTING
+)  # its pods have places, and their containers have not started for a while
 #: Most containers start within so long of the Binding: of others it is said what they wait for.
 STARTS_WITHIN_S = 30.0
-HELD = "an administrator holds it"
+_HELD = (Cause(Reason.HELD),)
+HELD = clause(_HELD[0])
 _WAITS = (Phase.QUEUED, Phase.SUSPENDED)
+
+_Why = str | tuple[Cause, ...]
 
 
 def missing(gang: Gang) -> int:
@@ -31,18 +39,24 @@ def held(gang: Gang, status: GPUJobStatus, now_s: float, absent: str = "") -> GP
 
     `absent` says in words why pods do not exist; '' where none are missing, or not for long.
     """
-    reason, message = _why(gang, status, now_s, absent)
-    if not message or (status.reason, status.message) == (reason, message):
+    reason, why = _why(gang, status, now_s, absent)
+    if not why or _is_said(status, reason, why):
         return status
     if status.phase in _WAITS:
-        return lifecycle.waiting(status, reason, message, None, now_s)
-    return lifecycle.with_reason(status, reason, message, now_s, scheduled=True)
+        return lifecycle.waiting(status, reason, why, None, now_s)
+    return lifecycle.with_reason(status, reason, why, now_s, scheduled=True)
 
 
-def _why(gang: Gang, status: GPUJobStatus, now_s: float, absent: str) -> tuple[str, str]:
+def _is_said(status: GPUJobStatus, reason: Reason, why: _Why) -> bool:
+    """Say whether a status has the reason already; one without causes is of an earlier version."""
+    message = why if isinstance(why, str) else in_full(why)
+    return (status.reason, status.message, bool(status.causes)) == (reason, message, True)
+
+
+def _why(gang: Gang, status: GPUJobStatus, now_s: float, absent: str) -> tuple[Reason, _Why]:
     waits = status.phase in _WAITS
     if waits and gang.job.spec.hold:
-        return "Held", HELD
+        return Reason.HELD, _HELD
     if waits and (why := blocked(gang, now_s)):
         return BLOCKED, why
     if absent:
@@ -51,26 +65,26 @@ def _why(gang: Gang, status: GPUJobStatus, now_s: float, absent: str) -> tuple[s
     if waits and now_s < rests_until_s and status.reason != lifecycle.NEVER_STARTED:
         rest_s = rests_until_s - now_s
         return lifecycle.NEVER_STARTED, (
-            f"it failed to start {status.failed_starts} time(s), and is placed again in"
+            f"it failed to start {counted(status.failed_starts, 'time')}, and is placed again in"
             f" {rest_s:.0f} s at the earliest"
         )
-    if waits and status.reason != "Waiting" and is_on_its_way(gang, now_s):
+    if waits and status.reason != Reason.WAITING and is_on_its_way(gang, now_s):
         return STARTING, starting(gang)
     if status.phase in (Phase.ADMITTED, Phase.RUNNING) and starts_slowly(gang, now_s):
         return STARTING, starting(gang)
-    if status.reason not in (MISSING, BLOCKED, "Held", STARTING, ENDED):
-        return "", ""
+    if status.reason not in (MISSING, BLOCKED, Reason.HELD, STARTING, ENDED):
+        return Reason.WAITING, ""
     # What was said of its pods holds no longer.
     if status.phase is Phase.RUNNING:
-        return "Running", f"{gang.running} pod(s) running"
+        return Reason.RUNNING, f"{counted(gang.running, 'pod')} running"
     if status.phase is Phase.ADMITTED:
         return STARTING, starting(gang)
-    return "Queued", "all its pods exist; it waits for its turn"
+    return Reason.QUEUED, "all its pods exist; it waits for its turn"
 
 
 def blocked(gang: Gang, now_s: float) -> str:
     """Return why no pod of a gang can be planned for reasons of its pods' own, or ''."""
-    if not gang.bound and (why := lifecycle.unplannable(gang, now_s)):
+    if not gang.bound and (why := lifecycle.uneven_start(gang, now_s)):
         return why
     if not gang.blocked or gang.bound or lifecycle.pods_to_start(gang, now_s):
         return ""
@@ -97,8 +111,8 @@ def starting(gang: Gang) -> str:
     waiting = sorted(gang.starting(), key=lambda pod: pod.name)
     first = next((f": {pod.name} ({pod.waits_for})" for pod in waiting if pod.waits_for), "")
     return (
-        f"{gang.bound} of its {gang.bound + gang.unbound} pod(s) are on nodes, and {gang.running}"
-        f" of them run; it waits for the others to start{first}"
+        f"{gang.bound} of its {counted(gang.bound + gang.unbound, 'pod')} are on nodes, and"
+        f" {gang.running} of them run; it waits for the others to start{first}"
     )
 
 
@@ -141,18 +155,20 @@ def _maker(gang: Gang) -> str:
 def without_live_pods(gang: Gang, status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a gang whose pods have all ended or are gone, and what it waits for."""
     workload = gang.job.spec.workload
+    reason: Reason
+    why: _Why
     if gang.job.spec.hold and status.phase in _WAITS:
-        reason, message = "Held", HELD
+        reason, why = Reason.HELD, _HELD
     elif gang.pods:
         reason = ENDED
-        message = (
-            f"all {len(gang.pods)} pod(s) have ended, {gang.failed} of them failed;"
+        why = (
+            f"all {counted(len(gang.pods), 'pod')} have ended, {gang.failed} of them failed;"
             f" {workload.kind} {workload.name} has neither ended nor made others"
         )
     else:
-        reason, message = MISSING, absent(gang)
-    if (status.reason, status.message) == (reason, message):
+        reason, why = MISSING, absent(gang)
+    if _is_said(status, reason, why):
         return status
     if status.phase in _WAITS:
-        return lifecycle.waiting(status, reason, message, None, now_s)
-    return lifecycle.with_reason(status, reason, message, now_s)
+        return lifecycle.waiting(status, reason, why, None, now_s)
+    return lifecycle.with_reason(status, reason, why, now_s)

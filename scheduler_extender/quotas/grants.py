@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.quotas.config import EVERYBODY, Quota
+from tandem.reasons.causes import Cause, Reason
 
 _ALONE = Quota(namespace="")  # of a namespace for which nothing is set
 
@@ -84,30 +85,26 @@ class Turn:
                 coming[namespace] += stake.wants
         return sorted(keys, key=lambda key: key in self._borrowers)
 
-    def refusal(self, key: Key, gpus: int) -> str:
-        """Return why a gang may not have so many GPUs more now, or ''."""
+    def refusal(self, key: Key, gpus: int) -> Cause | None:
+        """Return why a gang may not have so many GPUs more now, None where it may."""
         namespace = key[0]
         if not self._quotas:
-            return ""
-        quota, after = self._of(namespace), self.held[namespace] + gpus
+            return None
+        quota, held = self._of(namespace), self.held[namespace]
+        after = held + gpus
         if quota.max_gpus is not None and after > quota.max_gpus:
-            return f"{self._holds(namespace)}, and may have {quota.max_gpus} at most"
+            return self._over(Reason.QUOTA, namespace, gpus, held, quota.max_gpus)
         stake = self._stakes.get(key)
         if stake is not None and stake.endless and quota.endless_gpus is not None:
             have = self._endless[namespace]
             if have + gpus > quota.endless_gpus:
-                return (
-                    f"services and notebooks of namespace {namespace} hold {have} GPU(s), "
-                    f"and may have {quota.endless_gpus} at most"
-                )
+                return self._over(Reason.QUOTA_ENDLESS, namespace, gpus, have, quota.endless_gpus)
         if quota.borrow or after <= self._share(namespace):
-            return ""
+            return None
         if self._spent(namespace):
-            return (
-                f"namespace {namespace} has had {self._used[namespace]:.0f} of its "
-                f"{quota.gpu_seconds:.0f} GPU-seconds, and may not borrow"
-            )
-        return f"{self._holds(namespace)} of a share of {quota.gpus or 0}, and may not borrow"
+            used, most = self._used[namespace], quota.gpu_seconds or 0.0
+            return Cause(Reason.QUOTA_TIME, namespace=namespace, value=used, bound=most)
+        return self._over(Reason.QUOTA_SHARE, namespace, gpus, held, quota.gpus or 0)
 
     def excess(self, key: Key, gpus: int) -> int:
         """Return how many GPUs its namespace has to give up before, beyond those on their way."""
@@ -159,5 +156,7 @@ class Turn:
         most = self._of(namespace).gpu_seconds
         return most is not None and self._used.get(namespace, 0.0) >= most
 
-    def _holds(self, namespace: str) -> str:
-        return f"namespace {namespace} holds {self.held[namespace]} GPU(s)"
+    @staticmethod
+    def _over(reason: Reason, namespace: str, gpus: int, has: float, most: float) -> Cause:
+        """Return that a namespace has `has` of `most`, and a gang asks for `gpus` more."""
+        return Cause(reason, namespace=namespace, gpus=gpus, value=has, bound=most)

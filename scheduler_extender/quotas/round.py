@@ -14,6 +14,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.questions import Answer, GivesWay, Question, Start
 from scheduler_extender.quotas.grants import Turn
+from tandem.reasons.causes import Cause, Reason
 
 _AGAIN = 3  # times that a round is planned anew because somebody under a cap has found no place
 _CLAIMS = 4  # that are looked into in one round
@@ -54,7 +55,7 @@ class _QuotaRound:
             stuck = {
                 waiting.start.gpujob
                 for waiting in answer.waiting
-                if waiting.start.gpujob[0] in capped and not waiting.why
+                if waiting.start.gpujob[0] in capped and not waiting.causes
             } - passed_over
             if not stuck or again == _AGAIN - 1:
                 break
@@ -67,21 +68,21 @@ class _QuotaRound:
 
     def _admit(
         self, passed_over: set[Key]
-    ) -> tuple[dict[Key, Sequence[Start]], list[tuple[Start, str]]]:
+    ) -> tuple[dict[Key, Sequence[Start]], list[tuple[Start, Cause]]]:
         """Return who may be tried, in order, and who is over a cap and why."""
         account = self._turn.copy()
         admitted: dict[Key, Sequence[Start]] = {}
-        withheld: list[tuple[Start, str]] = []
+        withheld: list[tuple[Start, Cause]] = []
         for key in self._order:
             fitting = []
             for start in self._q.starts.get(key, ()):
-                why = account.refusal(key, start.gpus)
+                why = account.refusal(key, start.job.gpus)
                 if why:
                     withheld.append((start, why))
                     continue
                 fitting.append(start)
                 if key not in passed_over:
-                    account.take(key, start.gpus)
+                    account.take(key, start.job.gpus)
             if fitting:
                 admitted[key] = fitting
         return admitted, withheld
@@ -90,7 +91,7 @@ class _QuotaRound:
         """Let nobody through who came by a place that was another's."""
         account, kept = self._turn.copy(), []
         for verdict in answer.placed:
-            key, gpus = verdict.start.gpujob, verdict.start.gpus
+            key, gpus = verdict.start.gpujob, verdict.start.job.gpus
             why = account.refusal(key, gpus)
             if why:
                 answer.waiting.add(verdict.start, why)
@@ -114,30 +115,27 @@ class _QuotaRound:
         going = self._q.going | self._pods_of(victims)
         would = self._plan(replace(self._q, starts=starts, going=going, victims={}))
         fits = {verdict.start.gpujob for verdict in would.placed}
-        fits |= {waiting.start.gpujob for waiting in would.waiting if waiting.why}
+        fits |= {waiting.start.gpujob for waiting in would.waiting if waiting.causes}
         for claim in claims:
             key = claim.start.gpujob
             if key not in fits:
                 continue
             answer.gives_way += [GivesWay(victim, key) for victim in claim.victims]
-            names = named(claim.victims, key)
-            their = "its" if len(claim.victims) == 1 else "their"
+            room = Cause(Reason.MAKING_ROOM, job=named(claim.victims, key))
             for place, waiting in enumerate(answer.waiting):
                 if waiting.start is claim.start:
-                    why = f"{waiting.why}; " if waiting.why else ""
-                    why += f"waits for {names} to give up {their} GPUs"
-                    answer.waiting.say(place, why, coming=True)
+                    answer.waiting.say(place, *waiting.causes, room, coming=True)
 
     def _claims(self, answer: Answer, free: list[Key]) -> list[_Claim]:
         """Return claims of those that wait, each with victims of its own, the least deserving."""
         turn, found = self._turn, []
         coming = turn.coming()
         for waiting in answer.waiting:
-            key, wants = waiting.start.gpujob, waiting.start.gpus
+            key, wants = waiting.start.gpujob, waiting.start.job.gpus
             over = turn.refusal(key, wants)
             if over:
                 need, pool = turn.excess(key, wants), self._lesser_at_home(key, free)
-            elif waiting.why or turn.borrows(key):
+            elif waiting.causes or turn.borrows(key):
                 continue
             else:
                 need, coming = max(0, wants - coming), max(0, coming - wants)

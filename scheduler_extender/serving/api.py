@@ -13,7 +13,6 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.cluster.feed import Feed
-from scheduler_extender.cluster.nodes import UNSUITABLE
 from scheduler_extender.cluster.records import GpuNodeRecord, PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning import explaining
@@ -22,13 +21,14 @@ from scheduler_extender.verbs.verbs import node_reason
 from tandem.contracts.prediction import ErrorBody
 from tandem.contracts.resources import GPUJobStatus
 from tandem.policy.job import Job
-from tandem.policy.pipeline import Pipeline
+from tandem.policy.pipeline import Pipeline, wanted
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import WORDS, briefly, clause, in_common, in_full
 
 #: Lines per turn of the event loop; a verb waits for no more than one such piece.
 _PIECE = 25
 _NODES_EXPLAINED = 20
 _UNPREDICTED = "its load is being predicted; then it is put in the queue"
-_UNSUITABLE = "CPU, memory, labels or taints do not suit the pod"
 
 Line = dict[str, Any]
 
@@ -106,7 +106,12 @@ def explanation(
     gang = state.gpu_jobs().get(record.gpujob)
     status = gang.status if gang else GPUJobStatus()
     held = state.ledger.held(record.uid)
-    nodes, reasons = [], _reasons(state, pipeline, record, worker) if not pod.node_name else []
+    causes = tuple(status.causes)
+    nodes: list[Line] = []
+    reasons: list[Line] = []
+    if not pod.node_name:
+        reasons, found = _reasons(state, pipeline, record, worker)
+        causes = up_to_date(causes, found)
 
     def models(node: str) -> list[str]:
         report = state.gpu_nodes().get(("", node))
@@ -115,18 +120,21 @@ def explanation(
     if not pod.node_name and names_nodes:
         shown = state.table.sorted_names[:_NODES_EXPLAINED]
         for name, lacking in zip(shown, state.nodes_for(pod).lacking(0), strict=False):
-            lacks = _UNSUITABLE if lacking == UNSUITABLE else lacking
             rows = state.table.rows(name)
             left = state.ledger.without(rows, frozenset((record.uid,)))
             ids = [state.table.gpu_ids[row] for row in rows.tolist()]
+            names = [state.gpu_name(name, uuid) for uuid in ids]
             allowed = pipeline.evaluate(worker, left).allowed
             nodes.append(
                 {
                     "node": name,
                     "models": models(name),
-                    "fits": bool(allowed.sum() >= pod.gpus and not lacks),
+                    "fits": bool(allowed.sum() >= pod.gpus and lacking is None),
                     "gpus": [gpu for gpu, fine in zip(ids, allowed, strict=True) if fine],
-                    "reason": lacks or node_reason(worker, left, pipeline.constraints, ids),
+                    "gpuNames": [gpu for gpu, fine in zip(names, allowed, strict=True) if fine],
+                    "reason": clause(lacking)
+                    if lacking is not None
+                    else node_reason(worker, left, pipeline.constraints, names),
                 }
             )
     return {
@@ -134,11 +142,14 @@ def explanation(
         "pod": record.name,
         "job": record.gpujob[1],
         "phase": status.phase.value if gang else None,
-        "message": _message(status) if gang else "",
+        "message": (in_full(causes) if causes else _message(status)) if gang else "",
+        "causes": [each.wire() for each in causes],
+        "foundAt": status.found_at,
         "position": status.position,
         "expectedStart": _expected(status),
         "node": pod.node_name or None,
         "gpus": list(pod.devices),
+        "gpuNames": [state.gpu_name(pod.node_name, uuid) for uuid in pod.devices],
         "gated": pod.gated,
         "held": held and {"why": held[0].name.lower(), "node": held[1].node,
                           "gpus": list(held[1].gpus)},
@@ -160,18 +171,38 @@ def explanation(
     }  # fmt: skip
 
 
-def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:
-    """Return how many GPUs on how many nodes refuse a pod that waits, by what refuses them.
+#: What a look at the cluster finds out anew; the rest is known from the last cycle alone.
+_SEEN_NOW = frozenset(
+    reason for reason, words in WORDS.items() if words.of or reason is Reason.NEEDS_GPUS
+)
 
-    `fits` counts the GPUs that could take a worker, `nodes` those of nodes that do not suit the
-    pod: where they are short of a resource, `says` names it.
+
+def up_to_date(said: tuple[Cause, ...], found: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Return why a pod waits, in one version: what can be seen now replaces what was said of it.
+
+    `said` is what the last cycle has written, `found` what GPUs and nodes say now.
+    """
+    others = tuple(each for each in said if each.reason not in _SEEN_NOW)
+    if len(others) == len(said):
+        return said
+    lacks = any(each.reason is not Reason.NEEDS_GPUS for each in found)
+    return (*found, *others) if lacks else (Cause(Reason.PLACE_FREE), *others)
+
+
+def _reasons(
+    state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job
+) -> tuple[list[Line], tuple[Cause, ...]]:
+    """Return how many GPUs on how many nodes refuse a pod that waits, and the causes.
+
+    By what refuses them: `fits` counts the GPUs that could take a worker, `nodes` those of nodes
+    that do not suit the pod.
     """
     table = state.table
     places = list(table.row_of.items())
     rows = np.array([row for _, row in places], dtype=np.int64)
     gpus = state.ledger.without(rows, frozenset((record.uid,)))
     nodes = state.nodes_for(record.pod)
-    lacks, what = nodes.why_not(0)
+    lacks = nodes.why_not(0)
     suits = dict(zip(table.sorted_names, nodes.eligible(0).tolist(), strict=True))
     there = np.array([suits.get(node, False) for (node, _), _ in places], dtype=np.bool_)
     evaluation = pipeline.evaluate(worker, gpus)
@@ -180,16 +211,26 @@ def _reasons(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker:
         for index, constraint in enumerate(pipeline.constraints)
     ]
     groups = [("fits", there & evaluation.allowed), *counted, ("nodes", ~there)]
-    return [
+    causes = {
+        constraint.kind: constraint.cause(worker, gpus, int(np.argmax(of)))
+        for constraint, (_, of) in zip(pipeline.constraints, counted, strict=True)
+        if of.any()
+    }
+    says = {kind: in_common(cause) for kind, cause in causes.items()}
+    says |= {"fits": "these could take it", "nodes": "; ".join(map(clause, lacks))}
+    lines = [
         {
             "reason": kind,
             "gpus": int(of.sum()),
             "nodes": len(np.unique(gpus.node[of])),
-            **({"says": lacks} if kind == "nodes" and what != UNSUITABLE else {}),
+            "says": says[kind],
         }
         for kind, of in groups
         if of.any()
     ]
+    refusing = [causes[kind].on(gpus=int(of.sum())) for kind, of in counted if kind in causes]
+    refusing.sort(key=lambda cause: -(cause.gpus or 0))
+    return lines, (wanted(worker, there & evaluation.allowed), *refusing, *lacks)
 
 
 def _here(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Job) -> list[Line]:
@@ -202,6 +243,7 @@ def _here(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Jo
     return [
         {
             "gpu": state.table.gpu_ids[row],
+            "name": state.gpu_name(held[1].node, state.table.gpu_ids[row]),
             "constraints": explaining.constraints(pipeline, worker, gpus, index),
             "scores": explaining.scores(pipeline, worker, gpus, index),
         }
@@ -219,6 +261,7 @@ def _gpus_of(state: ClusterState, report: GpuNodeRecord) -> Iterator[Line]:
         yield {
             "node": report.name,
             "gpu": gpu.uuid,
+            "index": gpu.index,
             "model": gpu.model,
             "shares": int(live.shares[row]),
             "held": int(live.jobs[row]),
@@ -253,13 +296,15 @@ def _job(state: ClusterState, key: tuple[str, str]) -> Line:
         "phase": status.phase.value,
         "reason": status.reason,
         "message": _message(status),
+        "short": briefly(status.causes),
+        "causes": [each.wire() for each in status.causes],
+        "foundAt": status.found_at,
         "position": status.position,
         "expectedStart": _expected(status),
         "queuedAt": status.queued_at,
         "startedAt": status.started_at,
         "attainedGpuSeconds": status.attained_gpu_seconds,
         "demand": job.spec.demand.wire(),
-        "roles": [role.wire() for role in job.spec.roles],
         "places": places,
     }
 

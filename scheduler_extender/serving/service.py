@@ -20,6 +20,7 @@ from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import PARALLEL_WRITES
 from scheduler_extender.config import ExtenderConfig
+from scheduler_extender.heartbeat import Heartbeat
 from scheduler_extender.leader import Fence, LeaseWatch
 from scheduler_extender.learning.learned_state import LearnedState, believing
 from scheduler_extender.predictions import HttpPredictor, PredictorMetrics
@@ -133,6 +134,7 @@ async def running(
         state,
         lambda: controller.accounts.figures(),
         lambda: controller.terminations.overdue(),
+        lambda: silent(),
     )
     service = Service(
         config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods
@@ -151,6 +153,13 @@ async def running(
         clock,
         changed=term_changed,
     )
+    heartbeat = Heartbeat("predictor", predictor.answers, metrics.registry)
+
+    def silent() -> list[str]:
+        """Return which services do not answer, for the status page."""
+        found = ["predictor"] if heartbeat.silent else []
+        return [*found, "scheduler"] if not config.leader.always and lease.nobody_leads() else found
+
     recorder = EventRecorder(api, COMPONENT, hostname)
 
     def tell(regarding: Object, reason: str, note: str, kind: str) -> None:
@@ -194,6 +203,8 @@ async def running(
         asyncio.create_task(_act_when_ready(feed, controller)),
         asyncio.create_task(_watch_runtime_class(service, api)),
     ]
+    if predictor.is_configured:
+        tasks.append(asyncio.create_task(heartbeat.run()))
     if isinstance(api, KubeClient):
         tasks.append(asyncio.create_task(adopted.keep(api, lambda: controller.leads)))
     try:

@@ -31,6 +31,7 @@ from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
 from tandem.kube.resource import PODS
 from tandem.policy.pipeline import Pipeline, best_rows
+from tandem.reasons.counting import counted
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ class Binder:
         plan = state.ledger.claim(pod.uid, Hold.PLANNED)
         if plan is not None and len(plan.gpus) != pod.gpus:
             # Quotas have been asked for as many as are planned.
-            why = f"its plan has {len(plan.gpus)} GPU(s), and the pod asks for {pod.gpus}"
+            why = f"its plan has {counted(len(plan.gpus), 'GPU')}, and the pod asks for {pod.gpus}"
             return None, why
         if plan is not None and plan.node == node:
             planned = [ids.index(gpu) for gpu in plan.gpus if gpu in ids]
@@ -234,7 +235,10 @@ class Binder:
         chosen = best_rows(evaluation, np.arange(len(rows)), pod.gpus)
         if chosen is None:
             why = node_reason(job, gpus, self._pipeline.constraints)
-            return None, why or f"{node} has {len(ids)} GPU(s), the pod asks for {pod.gpus}"
+            return (
+                None,
+                why or f"{node} has {counted(len(ids), 'GPU')}, the pod asks for {pod.gpus}",
+            )
         return Claim(node, tuple(ids[row] for row in sorted(chosen.tolist())), job), ""
 
     async def _settle(self, pod: PodInfo) -> PodRecord | None:

@@ -37,6 +37,9 @@ from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline, evaluate
 from tandem.policy.ports import Constraint
 from tandem.policy.units import Floats, Ints
+from tandem.reasons.causes import Cause
+from tandem.reasons.counting import counted
+from tandem.reasons.words import clause, in_common
 
 _NAMED = 4  # GPUs named per sentence; the rest are counted
 NO_AGENT = "no Tandem node agent reports here"
@@ -249,10 +252,10 @@ class Verbs:
         if not pod.amounts:
             return np.zeros(len(slots), dtype=np.int64), []
         table, nodes = self._state.table, self._state.nodes_for(pod)
-        at, reasons = nodes.lacking_amounts(0)
+        at, causes = nodes.lacking_amounts(0)
         by_slot = np.zeros(len(table.node_names), dtype=np.int64)
         by_slot[np.fromiter(map(table.slot_of.__getitem__, nodes.names), np.int64, len(at))] = at
-        return by_slot[slots], reasons
+        return by_slot[slots], ["", *map(clause, causes)]
 
     def _version(self, job: Job, uid: str) -> object:
         """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""
@@ -279,7 +282,11 @@ class Verbs:
         mostly = np.argmax(
             [(refused_by == index).sum(axis=0) for index in range(len(constraints))], axis=0
         )
-        in_common = [reason_of_many(constraint.kind, pod.gpus) for constraint in constraints]
+        in_common = [""] * len(constraints)
+        for index in np.unique(mostly).tolist() if len(rest) else ():
+            one = np.flatnonzero(evaluation.refused_by == index)[:1]
+            cause = constraints[index].cause(job, self._state.gpus.take(one), 0)
+            in_common[index] = reason_of_many(cause, pod.gpus)
         return b",".join(filter(None, (first, table.encoder.members(rest, in_common, mostly))))
 
 
@@ -323,24 +330,24 @@ def node_reason(
     the pod, which its tenant reads, has no ids.
     """
     evaluation = evaluate(job, gpus, constraints)
-    refused: dict[str, list[int]] = {}
+    refused: dict[Cause, list[int]] = {}
     for row, index in enumerate(evaluation.refused_by.tolist()):
         if index >= 0:
-            refused.setdefault(constraints[index].sentence(job, gpus, row), []).append(row)
+            refused.setdefault(constraints[index].cause(job, gpus, row), []).append(row)
     allowed = int(evaluation.allowed.sum())
     parts = [
-        f"{f'{len(rows)} GPU(s)' if ids is None else _listed([ids[row] for row in rows])}:"
-        f" {sentence}"
-        for sentence, rows in refused.items()
+        f"{counted(len(rows), 'GPU') if ids is None else _listed([ids[row] for row in rows])}:"
+        f" {clause(cause)}"
+        for cause, rows in refused.items()
     ]
     if allowed:
         parts.insert(0, f"{allowed} of the {job.gpus_per_pod} GPUs wanted")
     return "; ".join(parts)
 
 
-def reason_of_many(kind: str, wanted: int) -> str:
+def reason_of_many(cause: Cause, wanted: int) -> str:
     """Say why a node was refused where many were: the same words for all, which are counted."""
-    return f"fewer than {wanted} GPU(s) can take it, mostly refused by {kind}"
+    return f"fewer than {counted(wanted, 'GPU')} can take it, mostly because {in_common(cause)}"
 
 
 def _listed(ids: Sequence[str]) -> str:

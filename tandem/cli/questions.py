@@ -11,8 +11,9 @@ from tandem.cli.complete import job_names
 from tandem.cli.forms import Column, Form, lists, print_list, printed, reports, shows
 from tandem.cli.output import out, print_json, print_table
 from tandem.cli.reach import MissingError, Reader, RefusedError, reads
-from tandem.cli.screen import in_words, sharing_in_words, span, starts_in
+from tandem.cli.screen import clock, in_words, place_name, sharing_in_words, span, starts_in
 from tandem.cli.views import LimitOption, NamespaceOption, OwnNamespaceOption, say
+from tandem.contracts.names import PREDICTOR_AWAY
 from tandem.errors import TandemError, UsageError
 
 Document = dict[str, Any]
@@ -56,7 +57,7 @@ def queue(
         Column("waits for", lambda row: span(row["waitingSince"] or row["queuedAt"], at)),
         Column("starts in", lambda row: starts_in(row["expectedStart"], at)),
         Column("queued", lambda row: row["queuedAt"] or "-", wide=True),
-        Column("why", lambda row: row["message"] or row["reason"] or "-"),
+        Column("why", lambda row: row.get("short") or row["message"] or row["reason"] or "-"),
     )
     title = "Queue" if rows else "Queue: nothing waits"
     print_list(form, title, columns, rows, lambda row: f"{row['namespace']}/{row['name']}")
@@ -138,6 +139,9 @@ def answers(job: Document, now: str) -> list[str]:
     if waits or job["why"]:
         label = "why it waits" if waits else "why"
         lines += _listed(label, job["why"] or [job.get("words") or "its pods are new"])
+        if job.get("foundAt"):
+            ago = span(job["foundAt"], now)
+            lines.append(_line("found out", f"{ago} ago, at {clock(job['foundAt'])}"))
     if waits:
         expected = starts_in(job.get("expectedStart"), now)
         lines.append(
@@ -146,7 +150,7 @@ def answers(job: Document, now: str) -> list[str]:
     if job.get("hold"):
         lines.append(_line("held", "an administrator holds it; tandem resume lets it go on"))
     if job["places"]:
-        places = [f"{place['node']}/{place['gpu']}" for place in job["places"]]
+        places = [place_name(place) for place in job["places"]]
         more = job["placesInAll"] - len(places)
         lines.append(
             _line("runs on", ", ".join(places) + (f" and {more} more" if more > 0 else ""))
@@ -241,6 +245,11 @@ def _load(job: Document) -> list[str]:
     }:
         far = ", but unlike those that were learned from" if load.get("outOfDistribution") else ""
         lines.append(_line("model", f"{model} is known{far}"))
+    elif any(each["reason"] == PREDICTOR_AWAY for each in job.get("conditions") or ()):
+        lines.append(
+            _line("model", "the predictor did not answer when the job came: nobody could say"
+                           f" whether {model} is known. It is asked again")
+        )  # fmt: skip
     else:
         lines.append(
             _line("model", f"{model} was not known when the job came: tandem model push FILE"
@@ -288,7 +297,7 @@ def sharing(read: Reader, namespace: NamespaceOption = None, form: Form = Form.T
                     row["namespace"],
                     row["name"],
                     f"{row['slowdown']:.0%}",
-                    ", ".join(f"{place['node']}/{place['gpu']}" for place in row["places"]),
+                    ", ".join(map(place_name, row["places"])),
                 )
                 for row in found["slowest"]
             ],

@@ -151,7 +151,7 @@ def _gpus(shown: Snapshot, view: View) -> list[Text]:
         return [Text(clean(shown.gpus["refused"]), "dim")]
     rows: list[Document] = shown.gpus.get("rows") or []
     total = int(shown.gpus.get("total") or 0)
-    name_width = max([3, *(len(_gpu_name(row)) for row in rows)])
+    name_width = max([3, *(len(place_name(row)) for row in rows)])
     name_width = min(name_width, max(8, view.width // 4))
     bars = view.width >= name_width + 60
     title = f"{'GPU':<{name_width}} {'STATE':<11} "
@@ -165,7 +165,7 @@ def _gpus(shown: Snapshot, view: View) -> list[Text]:
         title += "JOBS"
     lines = [Text(title, "bold")]
     for row in rows:
-        line = Text(f"{_short(_gpu_name(row), name_width):<{name_width}} ")
+        line = Text(f"{_short(place_name(row), name_width):<{name_width}} ")
         state = str(row.get("state") or "")
         line.append(f"{state:<11} ", _STYLES.get(state, ""))
         used, promised = row.get("memoryUsedBytes"), row.get("memoryPromisedBytes") or 0
@@ -205,9 +205,10 @@ def _cells(value: float, most: float) -> int:
     return max(0, min(_BAR, round(_BAR * value / most))) if most > 0 else 0
 
 
-def _gpu_name(row: Document) -> str:
-    index = row.get("index")
-    return clean(f"{row.get('node')}/{index if index is not None else row.get('gpu')}")
+def place_name(place: Document) -> str:
+    """Return a GPU as people call it, node/index; by its UUID where the index is not known."""
+    index = place.get("index")
+    return clean(f"{place.get('node')}/{index if index is not None else place.get('gpu')}")
 
 
 def _jobs(row: Document) -> str:
@@ -248,7 +249,9 @@ def _queue(shown: Snapshot, view: View) -> list[Text]:
         line += f"{_short(_job_name(row), width):<{width}} "
         line += f"{span(row.get('waitingSince') or row.get('queuedAt'), shown.at):>6} "
         line += f"{starts_in(row.get('expectedStart'), shown.at):<13} "
-        lines.append(Text(line + clean(row.get("message") or row.get("reason") or "")))
+        lines.append(
+            Text(line + clean(row.get("short") or row.get("message") or row.get("reason") or ""))
+        )
     return lines
 
 

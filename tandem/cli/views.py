@@ -12,6 +12,7 @@ from tandem.cli.forms import Column, Form, lists, print_list, printed, shows
 from tandem.cli.output import clean, err, out, print_json, print_table
 from tandem.cli.reach import MissingError, Reader, reads
 from tandem.errors import UsageError
+from tandem.reasons.counting import counted
 
 NamespaceOption = Annotated[
     str | None,
@@ -125,14 +126,15 @@ def explain(
         return
     worker = found["worker"]
     needs = (
-        f"{worker['gpus']} GPU(s)"
+        counted(worker["gpus"], "GPU")
         + (" of its own" if worker["exclusive"] else "")
         + f", {worker['memoryPeakGib']:.1f} GiB each at its peak, "
         f"{worker['utilisationPercent']:.0f} % utilisation"
     )
     say(f"{where}/{name} of job {found['job']}: needs {needs}")
     if found["node"]:
-        say(f"runs on {found['node']}: {', '.join(found['gpus']) or 'no GPUs known'}")
+        gpus = found.get("gpuNames") or found["gpus"]
+        say(f"runs on {found['node']}: {', '.join(gpus) or 'no GPUs known'}")
     elif found["message"]:
         say(f"{found['phase']}: {found['message']}")
     if found.get("expectedStart"):
@@ -147,7 +149,7 @@ def explain(
                     each["node"],
                     ", ".join(each["models"]) or "-",
                     "yes" if each["fits"] else "no",
-                    ", ".join(each["gpus"]) or "-",
+                    ", ".join(each.get("gpuNames") or each["gpus"]) or "-",
                     each["reason"] or "-",
                 )
                 for each in found["nodes"]
@@ -157,24 +159,15 @@ def explain(
         print_table(
             "GPUs",
             ("what keeps the pod off", "GPUs", "nodes"),
-            [(_reason(each), each["gpus"], each["nodes"]) for each in found["reasons"]],
+            [
+                (each.get("says") or each["reason"], each["gpus"], each["nodes"])
+                for each in found["reasons"]
+            ],
         )
         out.print("Node names need the right to list gpunodes.tandem.gpu.", highlight=False)
     if found["nodesNotShown"]:
-        out.print(f"{found['nodesNotShown']} more node(s) not shown", highlight=False)
-
-
-#: What is no constraint's name in the reasons of `explain`.
-_REASONS = {
-    "fits": "nothing: these could take it",
-    "nodes": "CPU, memory, labels or taints do not suit the pod",
-}
-
-
-def _reason(each: dict[str, Any]) -> str:
-    """Return what keeps a pod off some GPUs, and what their nodes lack, where it is that."""
-    words = _REASONS.get(each["reason"], each["reason"])
-    return f"{words}: {each['says']}" if each.get("says") else words
+        more = counted(found["nodesNotShown"], "more node")
+        out.print(f"{more} not shown", highlight=False)
 
 
 def _print_sharing(found: dict[str, Any]) -> None:
@@ -201,10 +194,14 @@ def _print_sharing(found: dict[str, Any]) -> None:
         say(line)
     for gpu in found.get("here", ()):
         print_table(
-            gpu["gpu"],
-            ("constraint", "allows", "figures"),
+            gpu.get("name") or gpu["gpu"],
+            ("what is checked", "allows", "figures"),
             [
-                (each["constraint"], "yes" if each["allows"] else "no", each["says"] or "-")
+                (
+                    each.get("topic") or each["constraint"],
+                    "yes" if each["allows"] else "no",
+                    each["says"] or "-",
+                )
                 for each in gpu["constraints"]
             ]
             + [(kind, "score", f"{score:.2f}") for kind, score in gpu["scores"].items()],
@@ -238,9 +235,15 @@ def state(gpu: dict[str, Any]) -> str:
     return "ready" if gpu["fresh"] else "stale report"
 
 
+def _gpu_name(gpu: dict[str, Any]) -> str:
+    """Return a GPU as people call it; by its UUID where its index is not known."""
+    return str(gpu["gpu"]) if gpu.get("index") is None else f"{gpu['node']}/{gpu['index']}"
+
+
 _GPUS = (
     Column("node", lambda gpu: gpu["node"]),
-    Column("GPU", lambda gpu: gpu["gpu"]),
+    Column("GPU", _gpu_name),
+    Column("UUID", lambda gpu: gpu["gpu"], wide=True),
     Column("model", lambda gpu: gpu["model"]),
     Column("shares", lambda gpu: f"{gpu['held']}/{gpu['shares']}"),
     Column("memory promised", _memory),
@@ -261,7 +264,7 @@ _JOBS = (
     Column("GPU hours", lambda job: (job.get("attainedGpuSeconds") or 0) / 3600, wide=True),
     Column("model", lambda job: (job.get("demand") or {}).get("model") or "-", wide=True),
     Column("places", lambda job: ", ".join(sorted({p["node"] for p in job["places"]})) or "-"),
-    Column("message", lambda job: job["message"]),
+    Column("message", lambda job: job.get("short") or job["message"]),
 )
 
 

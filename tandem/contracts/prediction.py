@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -159,6 +159,9 @@ class Prediction(Message):
     The intervals are absent where a figure was declared or nothing is known; that of memory is of
     the peak. `interference` is there where candidates were named.
     """
+
+    #: False of all that the predictor says; the scheduler's own answer where it does not answer.
+    away: ClassVar[bool] = False
 
     load: Load
     explanation: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -61,14 +59,8 @@ def _job_cells(row: JobRow) -> tuple[str | Text, ...]:
         str(row.job.batch_size),
         "-" if row.predicted_gib is None else f"< {row.predicted_gib:.1f} GiB",
         Text(row.phase.value, _STYLE.get(row.phase, "")) if row.phase else "-",
-        Text(where or _short(row.reason)),
+        Text(where or row.reason),
     )
-
-
-def _short(reason: str) -> str:
-    """Return how many GPUs refuse and why; a column has no room for which, and what is wanted."""
-    refusals = reason.split(" can take it; ", 1)[-1]
-    return re.sub(r"GPU\(s\) refused by (\w+)", r"× \1", refusals)
 
 
 def outcome(result: Result) -> RenderableType:

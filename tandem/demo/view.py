@@ -11,9 +11,7 @@ from tandem.demo.kubelet import Kubelets, Run
 from tandem.demo.scheduler import Scheduler
 from tandem.demo.workload import GIB, DemoJob
 from tandem.kube.client import Object
-
-#: The GPUJob's condition that says why it waits.
-_NOT_SCHEDULED = ("Scheduled", "False")
+from tandem.reasons.words import briefly
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,7 @@ class View:
 
 
 class Viewer:
-    """Makes views, and remembers what was predicted and measured of each job's memory, in GiB.
-
-    Knows the short names of GPUs, which stand for their UUIDs in reasons.
-    """
+    """Makes views, and remembers what was predicted and measured of each job's memory, in GiB."""
 
     def __init__(self, nodes: Mapping[str, SimulatedNode], jobs: Mapping[str, DemoJob]) -> None:
         self.predicted_gib: dict[str, float] = {}
@@ -69,12 +64,6 @@ class Viewer:
         """Return `node/index` of a GPU."""
         node, index = self._place[uuid]
         return f"{node}/{index}"
-
-    def shortened(self, text: str) -> str:
-        """Return the text with GPUs named by node and index."""
-        for uuid, (node, index) in self._place.items():
-            text = text.replace(f"{node}/{uuid}", f"{node}/{index}").replace(uuid, str(index))
-        return text
 
     def view(
         self,
@@ -148,6 +137,5 @@ class Viewer:
             return JobRow(job, phase, where, ran_s, "", predicted)
         if status is None:
             return JobRow(job, Phase.QUEUED, "", None, "")
-        waits = (c.message for c in status.conditions if (c.type, c.status) == _NOT_SCHEDULED)
-        reason = self.shortened(refused or next(waits, ""))
+        reason = refused or briefly(status.causes)
         return JobRow(job, status.phase, "", None, reason, predicted)

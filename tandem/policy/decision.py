@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.reasons.causes import Cause
+
 
 @dataclass(frozen=True, slots=True)
 class PodPlacement:
@@ -28,22 +30,14 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One constraint that keeps a job off some GPUs."""
-
-    constraint: str
-    gpus: tuple[str, ...]  # "node/id", the first few
-    count: int
-    example: str  # the constraint's values and bound on the first of them, in words
-
-
-@dataclass(frozen=True, slots=True)
 class Waits:
-    """No place now; one may come when something ends."""
+    """No place now; one may come when something ends.
+
+    `causes` says first what the job asks for, then what keeps it off most GPUs.
+    """
 
     job: str
-    message: str
-    refusals: tuple[Refusal, ...] = ()
+    causes: tuple[Cause, ...]
 
 
 @dataclass(frozen=True, slots=True)

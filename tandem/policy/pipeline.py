@@ -9,14 +9,15 @@ import numpy as np
 
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.columns import Demands
-from tandem.policy.decision import Decision, Placement, PodPlacement, Refusal, Waits
+from tandem.policy.decision import Decision, Placement, PodPlacement, Waits
 from tandem.policy.gather import BestScored
 from tandem.policy.job import Job
 from tandem.policy.ports import Constraint, Gather, Scorer
 from tandem.policy.units import Bools, Floats, Ints
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.counting import counted
 
 _BEST_SCORED = BestScored()
-_EXAMPLES = 3  # GPUs named in a refusal; the rest are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +144,15 @@ class Pipeline:
         snapshot: Snapshot,
         eligible_nodes: Bools | None = None,
         most: Ints | None = None,
-        because: str = "",
+        because: tuple[Cause, ...] = (),
     ) -> Decision:
         """Find a place for every pod of `job`, or say why there is none.
 
         `eligible_nodes` (nodes,) is False where the pods cannot run for reasons of their own
         (taints, selectors, CPU, memory), and `most` (nodes,) is how many GPUs of each node they may
-        have of them (`limits`); `because` says what these are. Pods go one after another to the
-        node whose chosen GPUs score best (mean; ties: first node), each worker of the gang on a GPU
-        of its own.
+        have of them (`limits`); `because` says what these are, where that is known. Pods go one
+        after another to the node whose chosen GPUs score best (mean; ties: first node), each worker
+        of the gang on a GPU of its own.
         """
         gpus = snapshot.gpus
         evaluation = self.evaluate(job, gpus)
@@ -162,8 +163,7 @@ class Pipeline:
         if job.gpus_per_pod == 1:
             gang = self.gather(job, gpus, evaluation.allowed, evaluation.score)
             if gang is None:
-                placed = int(evaluation.allowed.sum())
-                return self._waits(job, snapshot, evaluation, placed, eligible_nodes, because)
+                return self._waits(job, snapshot, evaluation, eligible_nodes, because)
             return Placement(
                 job.id, tuple(_pod(snapshot, gang[i : i + 1]) for i in range(job.pods))
             )
@@ -172,7 +172,7 @@ class Pipeline:
         for _ in range(job.pods):
             rows = _best_node_rows(gpus.node, allowed, evaluation.score, job.gpus_per_pod)
             if rows is None:
-                return self._waits(job, snapshot, evaluation, len(pods), eligible_nodes, because)
+                return self._waits(job, snapshot, evaluation, eligible_nodes, because)
             allowed[rows] = False
             pods.append(_pod(snapshot, rows))
         return Placement(job.id, tuple(pods))
@@ -182,41 +182,35 @@ class Pipeline:
         job: Job,
         snapshot: Snapshot,
         evaluation: Evaluation,
-        placed: int,
         eligible_nodes: Bools | None,
-        because: str,
+        because: tuple[Cause, ...],
     ) -> Waits:
-        refusals = self.refusals(job, snapshot, evaluation)
         kept_off = 0 if eligible_nodes is None else int((~eligible_nodes).sum())
-        parts = [
-            # A tenant reads it, who need not know what nodes and GPUs are called.
-            f"{refusal.count} GPU(s) refused by {refusal.constraint}: {refusal.example}"
-            for refusal in refusals
-        ]
-        if kept_off or because:
-            which = f"{kept_off} node(s) cannot run its" if kept_off else "nodes cannot run all its"
-            parts.append(f"{which} pods ({because})" if because else f"{which} pods")
-        free = int(evaluation.allowed.sum())
-        want = f"{job.gpus_per_pod} GPU(s) on one node"
-        if job.pods > 1:
-            want = f"{job.pods} times {want} ({placed} placed)"
-        head = f"wants {want}; {free} of {len(snapshot.gpus)} GPU(s) can take it"
-        return Waits(job.id, "; ".join([head, *parts]), refusals)
+        if kept_off and not because:
+            because = (Cause(Reason.NODE_UNSUITABLE, nodes=kept_off),)
+        refusals = self.refusals(job, snapshot.gpus, evaluation)
+        return Waits(job.id, (wanted(job, evaluation.allowed), *refusals, *because))
 
-    def refusals(self, job: Job, snapshot: Snapshot, evaluation: Evaluation) -> tuple[Refusal, ...]:
-        """Return the constraints that refuse GPUs, most refusing first, with examples."""
-        found = []
+    def refusals(self, job: Job, gpus: GpuArrays, evaluation: Evaluation) -> tuple[Cause, ...]:
+        """Return what refuses how many GPUs, most refusing first, with the figures of one of them.
+
+        A tenant reads them, who need not know what nodes and GPUs are called.
+        """
+        found: list[Cause] = []
         for index, constraint in enumerate(self.constraints):
             rows = np.flatnonzero(evaluation.refused_by == index)
-            if len(rows) == 0:
-                continue
-            names = tuple(
-                f"{snapshot.node_names[snapshot.gpus.node[row]]}/{snapshot.gpu_ids[row]}"
-                for row in rows[:_EXAMPLES]
-            )
-            example = constraint.sentence(job, snapshot.gpus, int(rows[0]))
-            found.append(Refusal(constraint.kind, names, len(rows), example))
-        return tuple(sorted(found, key=lambda refusal: -refusal.count))
+            if len(rows):
+                found.append(constraint.cause(job, gpus, int(rows[0])).on(gpus=len(rows)))
+        return tuple(sorted(found, key=lambda cause: -(cause.gpus or 0)))
+
+
+def wanted(job: Job, allowed: Bools) -> Cause:
+    """Return what a job asks for, and how many of the GPUs (gpus,) can take a worker of it now."""
+    pod = counted(job.gpus_per_pod, "GPU") + (" on one node" if job.gpus_per_pod > 1 else "")
+    amount = pod if job.pods == 1 else f"{pod} for each of {job.pods:,} pods"
+    return Cause(
+        Reason.NEEDS_GPUS, amount=amount, value=int(np.count_nonzero(allowed)), bound=len(allowed)
+    )
 
 
 def _pod(snapshot: Snapshot, rows: Ints) -> PodPlacement:

@@ -13,6 +13,7 @@ from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
+from tandem.reasons.causes import Cause
 from tandem.settings import NoFlagForNumber
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Policy(NoFlagForNumber):
     """Base of all policies: frozen, unknown parameters refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    #: Of a constraint: its sentence has a value and a bound, and is shown where it allows, too.
+    #: Of a constraint: its cause has a value and a bound, and is shown where it allows, too.
     has_figures: ClassVar[bool] = False
 
     def compiled(self) -> Mapping[str, float] | None:
@@ -110,7 +111,7 @@ class Constraint(Protocol):
 
     @property
     def has_figures(self) -> bool:
-        """True where `sentence` has a value and a bound, so that it is shown where it allows."""
+        """True where `cause` has a value and a bound, so that they are shown where it allows."""
         ...
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
@@ -125,8 +126,11 @@ class Constraint(Protocol):
         """Return the fields of a compiled cycle that stand for this constraint; None: none do."""
         ...
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
-        """Say in words, with value and bound, why `row` may not take `job`."""
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
+        """Return why `row` may not take `job`: the reason, with value and bound where it has any.
+
+        Where it may: what is told of the GPU nevertheless.
+        """
         ...
 
 

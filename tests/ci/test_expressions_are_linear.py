@@ -148,7 +148,7 @@ PLACES: dict[str, Callable[[], Iterator[Found]]] = {
     "page": _of_the_page,
 }
 #: How many there are at least; a place without any could be one that is not read any more.
-AT_LEAST = {"tandem": 10, "scheduler_extender": 15, "predictor": 6, "page": 1}
+AT_LEAST = {"tandem": 10, "scheduler_extender": 5, "predictor": 6, "page": 1}
 
 
 @pytest.mark.parametrize("place", PLACES)

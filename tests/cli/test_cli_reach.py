@@ -202,15 +202,16 @@ def test_a_pod_may_be_named_without_its_namespace(service: Service) -> None:
 def test_a_tenant_is_told_how_many_gpus_refuse_a_pod_and_why(service: Service) -> None:
     """Names of nodes are for those who may list them."""
     worker = {"gpus": 1, "exclusive": False, "memoryPeakGib": 8.0, "utilisationPercent": 50.0}
-    reasons = [{"reason": "exclusive", "gpus": 12, "nodes": 3},
-               {"reason": "nodes", "gpus": 8, "nodes": 1}]  # fmt: skip
+    reasons = [{"reason": "exclusive", "gpus": 12, "nodes": 3, "says": "a job does not share"},
+               {"reason": "nodes", "gpus": 8, "nodes": 1, "says": "taints"}]  # fmt: skip
     service.say(
         {"job": "train", "phase": "Queued", "message": "waits", "node": None, "worker": worker,
          "nodes": [], "nodesNotShown": 4, "reasons": reasons}
     )  # fmt: skip
     said = service.run("explain", "train-0").stdout
-    assert "exclusive" in said
-    assert "do not suit the pod" in said
+    assert "a job does not share" in said
+    assert "exclusive" not in said
+    assert "taints" in said
     assert "12" in said
     assert "gpunodes.tandem.gpu" in said
 

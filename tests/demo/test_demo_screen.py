@@ -12,11 +12,7 @@ from tandem.demo.screen import moment
 from tandem.demo.view import GpuRow, JobRow, View
 from tandem.demo.workload import GIB, JOBS
 
-REASON = (
-    "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 1 GPU(s) refused by shares:"
-    " 2 of 2 shares taken; 1 GPU(s) refused by memory_capacity: needs 17.4 GiB of"
-    " memory; 15.6 GiB there"
-)
+REASON = "The memory is too small: 17.4 GiB needed, 15.6 GiB there, 1.8 GiB too little"
 REPORT = GPU(
     uuid="GPU-0",
     index=0,
@@ -54,8 +50,8 @@ def test_jobs_show_where_they_run_or_why_they_wait():
     text = " ".join(" ".join(shown(200)).split())
     assert "resnet50-a 32 < 8.3 GiB Running node-a/0, 3.2 s" in text
     assert (
-        "squeezenet-a 64 - Queued 1 × shares: 2 of 2 shares taken;"
-        " 1 × memory_capacity: needs 17.4 GiB of memory; 15.6 GiB there vgg19"
+        "squeezenet-a 64 - Queued The memory is too small: 17.4 GiB needed, 15.6 GiB there, 1.8 GiB"
+        " too little vgg19"
     ) in text
 
 

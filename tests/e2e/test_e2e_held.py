@@ -70,7 +70,10 @@ def test_gpus_of_a_deleted_job_count_until_its_pods_have_ended(cluster: TandemCl
     wait_until(lambda: "job-first" not in names_of(cluster, CAPPED), "its GPUJob is gone")
     cluster.apply_job(CAPPED, job("second", annotations=ALONE))
     reason = cluster.waiting_reason(CAPPED, "second")
-    assert f"namespace {CAPPED} holds 1 GPU(s), and may have 1 at most" in reason
+    assert (
+        f"Namespace {CAPPED} would hold more GPUs than it may (1 held, 1 more asked for, 1 allowed)"
+        in reason
+    )
     # A later deletion only shortens what is left, and the kubelet ends the pod by then.
     going = delete_pod(cluster, CAPPED, pod, FOR_EVER_S)["metadata"]
     assert going["deletionGracePeriodSeconds"] == 3600

@@ -158,7 +158,7 @@ def test_a_disruption_budget_is_respected_and_named(cluster: TandemCluster) -> N
     cluster.apply_job(namespace, job("short", annotations=CHECKPOINT))
     wait_until(
         lambda: (
-            "disruption budget keep allows 0 disruption(s)"
+            "disruption budget keep allows 0 disruptions"
             in gpujob(cluster, namespace, "short").get("message", "")
         ),
         "the one that waits is told of the budget",

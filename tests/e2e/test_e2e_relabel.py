@@ -108,7 +108,7 @@ def test_a_relabelled_exclusive_pod_keeps_its_gpu_to_itself(site: Site, namespac
     moves(cluster, pod, "decoy")
     site.starts(namespace, "next", "a", memory="1Gi")
     # Its message shows that it was tried on that GPU, and by which rule it was refused.
-    site.waits(namespace, "next", "does not share")
+    site.waits(namespace, "next", "does not share its GPU")
     next_pod = cluster.pod_of(namespace, "next")
     assert next_pod is not None
     assert not next_pod["spec"].get("nodeName")

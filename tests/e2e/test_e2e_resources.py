@@ -57,7 +57,7 @@ def test_one_of_two_pods_gets_the_only_device_and_the_other_hears_of_it(
     def told() -> bool:
         status = status_of(cluster, namespace, "second")
         assert not status.get("plan")
-        return f"less than 1 of {HCA} free" in status.get("message", "")
+        return f"too little {HCA} is free for its pods (less than 1)" in status.get("message", "")
 
     wait_until(told, "the second pod is told what it waits for")
     assert len(cluster.holders()) == 1
@@ -74,7 +74,10 @@ def test_a_pod_that_no_node_has_room_for_holds_no_gpu(cluster: TandemCluster) ->
         status = status_of(cluster, namespace, "large")
         assert not status.get("plan")
         assert not cluster.holders()
-        return "less than 500Gi of ephemeral-storage in all" in status.get("message", "")
+        return (
+            "too little ephemeral-storage for its pods even if nothing else ran (less than 500Gi in"
+            in status.get("message", "")
+        )
 
     wait_until(told, "the pod is told what it waits for")
     pod = cluster.pod_of(namespace, "large")

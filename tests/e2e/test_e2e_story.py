@@ -56,8 +56,8 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
     reason = cluster.waiting_reason(namespace, "late")
     (shared,) = devices(first)
     assert shared not in reason  # names of GPUs are for those who may list them
-    assert re.search(r"needs \d+\.\d GiB of memory; \d+\.\d GiB there", reason), reason
-    assert "held by a job that does not share" in reason
+    assert re.search(r"\d+\.\d GiB needed, \d+\.\d GiB there", reason), reason
+    assert "a job runs that does not share its GPU" in reason
     late = cluster.pod_of(namespace, "late")
     assert late is not None
 
@@ -163,7 +163,7 @@ def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_w
         def told() -> bool:
             events = cluster.plane.get("events", "-n", namespace)["items"]
             of_other = [e["message"] for e in events if e["involvedObject"]["name"] == other]
-            return any("GPUs are refused by exclusive" in message for message in of_other)
+            return any("a job runs that does not share its GPU" in message for message in of_other)
 
         wait_until(told, f"{other} is told why it waits")
         assert all(len(pods) == 1 for pods in cluster.holders().values())

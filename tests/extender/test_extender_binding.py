@@ -18,6 +18,7 @@ from tandem.kube.errors import Forbidden, Invalid, TooManyRequests, unreachable
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile
+from tandem.reasons.counting import counted
 
 PIPELINE = load_profile("tandem").pipeline()
 
@@ -167,9 +168,9 @@ async def test_no_gpu_is_a_reason_in_words_and_leaves_nothing_reserved() -> None
     bench.state.upsert("gpunodes", gpu_node("n0", "a"))
     assert await bench.bind(bench.create("p", exclusive=True)) == ""
     late = bench.create("late")
-    assert await bench.bind(late) == "1 GPU(s): held by a job that does not share"
+    assert await bench.bind(late) == "1 GPU: a job runs that does not share its GPU"
     assert await bench.bind(bench.create("wide", 2)) == (
-        "1 GPU(s): held by a job that does not share"
+        "1 GPU: a job runs that does not share its GPU"
     )
     assert bench.state.ledger.held(late["metadata"]["uid"]) is None
 
@@ -211,7 +212,7 @@ async def test_two_pods_at_the_same_last_share_one_is_bound_the_other_told_why()
     assert await bench.bind(bench.create("there")) == ""
     rivals = [bench.create("one"), bench.create("two")]
     answers = sorted(await asyncio.gather(*map(bench.bind, rivals)))
-    assert answers == ["", "1 GPU(s): 2 of 2 shares taken"]
+    assert answers == ["", "1 GPU: all places for jobs are taken (2 of 2)"]
 
 
 @pytest.mark.parametrize("watching", [True, False])
@@ -260,7 +261,7 @@ async def test_gpus_stay_reserved_while_the_outcome_is_unknown() -> None:
     bench.cluster.patch_faults = [TooManyRequests(429, "slow down")] * 2
     under_way = asyncio.create_task(bench.bind(first))
     await asyncio.sleep(0.1)
-    assert await bench.bind(second) == "1 GPU(s): held by a job that does not share"
+    assert await bench.bind(second) == "1 GPU: a job runs that does not share its GPU"
     assert "is under way" in await bench.bind(first, "n1")
     assert bench.binder.under_way == 1
     assert await under_way == ""
@@ -545,7 +546,7 @@ def test_a_pod_whose_plan_has_another_number_of_gpus_is_not_bound(planned: list[
         bench.state.upsert("gpujobs", gpu_job("pod-p", plan=plan, job_load=load(10)))
         for node in ("n0", "n1"):
             why = await bench.bind(created, node)
-            assert why == f"its plan has {len(planned)} GPU(s), and the pod asks for 2"
+            assert why == f"its plan has {counted(len(planned), 'GPU')}, and the pod asks for 2"
         assert bench.cluster.binds == 0
 
     asyncio.run(asyncio.wait_for(story(), 60))

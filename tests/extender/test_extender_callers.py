@@ -147,9 +147,11 @@ def test_what_nodes_and_gpus_are_called_is_for_those_who_may_list_them(api, now)
     told = answer.json()
     assert (told["nodes"], told["nodesNotShown"]) == ([], 3)
     assert told["reasons"] == [
-        {"reason": "exclusive", "gpus": 1, "nodes": 1},
-        {"reason": "nodes", "gpus": 2, "nodes": 2},
-    ]
+        {"reason": "exclusive", "gpus": 1, "nodes": 1,
+         "says": "a job runs that does not share its GPU"},
+        {"reason": "nodes", "gpus": 2, "nodes": 2,
+         "says": "its pods cannot run because of labels, taints or a cordon"},
+    ]  # fmt: skip
     assert "GPU-" not in answer.text
     assert '"n0"' not in answer.text
     (own,) = ask(app, ("/v1/explain/ml/old", "Bearer known"))

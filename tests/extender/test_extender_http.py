@@ -161,8 +161,8 @@ async def test_people_see_gpus_jobs_and_why_a_pod_waits() -> None:
         assert (await client.get("http://public/v1/jobs")).json() == {"jobs": []}
         why = (await client.get("http://public/v1/explain/ml/new")).json()
         assert [(n["node"], n["fits"], n["reason"]) for n in why["nodes"]] == [
-            ("n0", False, "GPU-n0: held by a job that does not share"),
-            ("n1", False, "CPU, memory, labels or taints do not suit the pod"),
+            ("n0", False, "n0/0: a job runs that does not share its GPU"),
+            ("n1", False, "its pods cannot run because of labels, taints or a cordon"),
         ]
         assert [n["models"] for n in why["nodes"]] == [["NVIDIA A100-SXM4-80GB"]] * 2
         old = (await client.get("http://public/v1/explain/ml/old")).json()

@@ -159,7 +159,7 @@ def test_64_exclusive_pods_for_16_gpus_16_at_a_time(client, nodes, namespace, co
     # Those who lose the race for the last GPU of a node would be tried again on another.
     taken = assignments(reader, namespace)
     assert answers.count("") == len(taken) == len(set(taken))
-    assert all("held by a job that does not share" in each for each in answers if each)
+    assert all("a job runs that does not share its GPU" in each for each in answers if each)
 
     async def again() -> None:
         async with extender(KubeClient.load(control_plane.kubeconfig())) as (_, http):
@@ -242,7 +242,7 @@ def test_the_last_share_goes_to_one_and_the_other_is_told_why(client, nodes, nam
 
     answers = sorted(asyncio.run(story()))
     assert answers[0] == ""
-    assert "2 of 2 shares taken" in answers[1]
+    assert "all places for jobs are taken (2 of 2)" in answers[1]
 
 
 def test_a_lost_answer_a_lost_request_and_a_late_one(client, nodes, namespace, control_plane):

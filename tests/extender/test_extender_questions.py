@@ -38,11 +38,13 @@ from tandem.contracts.resources import GPUNodeStatus
 from tandem.errors import TandemError
 from tandem.kube.tunnel import Answer
 from tandem.policy.catalog import load_profile
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import in_full
 
 WAITS = (
-    "wants 1 GPU(s) on one node; 0 of 3 GPU(s) can take it | 2 GPU(s) refused by shares:"
-    " 2 of 2 shares taken | 1 GPU(s) refused by memory_capacity: needs"
-    " 17.4 GiB of memory; 15.6 GiB there"
+    Cause(Reason.NEEDS_GPUS, amount="1 GPU", value=0, bound=3),
+    Cause(Reason.PLACES_TAKEN, gpus=2, value=2, bound=2),
+    Cause(Reason.MEMORY, gpus=1, value=17.4, bound=15.6),
 )
 
 
@@ -91,7 +93,9 @@ def site() -> Recorded:
     waiting["status"] |= {
         "phase": "Queued",
         "reason": "Unschedulable",
-        "message": WAITS,
+        "message": in_full(WAITS),
+        "causes": [each.wire() for each in WAITS],
+        "foundAt": rfc3339(NOW - 12),
         "position": 0,
         "queuedAt": rfc3339(NOW - 720),
         "waitingSince": rfc3339(NOW - 720),
@@ -171,8 +175,9 @@ def test_why_does_my_job_wait() -> None:
     """By the name of the Job, of the GPUJob, or of the pod."""
     for name in ("gpt", "job-gpt", "ml/gpt", "gpt-x7k2p"):
         said = run("why", name).stdout
-        assert "0 of 3 GPU(s) can take it" in said
-        assert "needs 17.4 GiB of memory; 15.6 GiB there" in said
+        assert "0 of 3 GPUs can take it now" in said
+        assert "17.4 GiB needed, 15.6 GiB there, 1.8 GiB too little" in said
+        assert re.search(r"found out +\S+ ago, at \d\d:\d\d:\d\d UTC", said)
 
 
 def test_when_will_it_start() -> None:
@@ -318,7 +323,7 @@ class Truth:
 
 
 EARLIEST, LATEST = rfc3339(NOW + 86400 * 3650), rfc3339(NOW + 86400 * 3651)
-NO_ROOM = "needs 17.4 GiB of memory; 15.6 GiB there"
+NO_ROOM = "17.4 GiB needed, 15.6 GiB there, 1.8 GiB too little"
 GPT, BERT, OLD = ({"JOB": name, "job-NAME": f"job-{name}"} for name in ("gpt", "bert", "old"))
 GPT_VIEW, BERT_VIEW, OLD_VIEW = (("job", "ml", f"job-{name}") for name in ("gpt", "bert", "old"))
 ASKED = {
@@ -336,7 +341,7 @@ ASKED = {
         ('"value": 0.25', '"job-vgg"'), (("jobs",), BERT_VIEW), {**BERT, "NODE": "n0"},
     ),
     "Which GPUs are idle?": Truth(
-        ("n1", " c ", "0/2"),
+        ("n1", "n1/0", "0/2"),
         ("Name=n0 GPUs=2 Healthy=2 Idle=0", "Name=n1 GPUs=1 Healthy=1 Idle=1", "uuid: c"),
         ('"idle": 1', '"gpu": "c"'), (("overview",), ("gpus", "state=idle")), {"NODE": "n1"},
     ),

@@ -131,8 +131,8 @@ def test_sums_by_node_are_those_of_the_pods_that_are_there(events: list, asked: 
         short = [key for key, of in asked.items() if of and free[key] < of]
         assert picture.eligible(0).tolist() == [has is not None and not short]
         lacking = picture.lacking(0)[0]
-        assert bool(lacking) == (has is None or bool(short))
-        assert has is None or not short or any(key in lacking for key in short)
+        assert (lacking is not None) == (has is None or bool(short))
+        assert has is None or not short or (lacking is not None and lacking.resource in short)
         most = picture.most(0, np.array([4]))
         if has is not None and all(free[key] >= 4 * of for key, of in asked.items() if of):
             assert most is None

@@ -29,7 +29,6 @@ from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import RUNS_KEPT_S, Scope, most_runs
 from scheduler_extender.serving.status.publisher import AwayError, Publisher
-from scheduler_extender.serving.status.reasons import KINDS, WORDS, kind_of
 from scheduler_extender.serving.status.routes import status_router
 from scheduler_extender.serving.status.selection import ORDERS, Selection
 from scheduler_extender.serving.status.sources import events_for_caller, local_changes
@@ -47,6 +46,7 @@ from tandem.kube.access import TOKEN_REVIEWS
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
+from tandem.reasons.words import kind_of
 
 OPERATOR, ML = Scope(), Scope("ml")
 
@@ -79,7 +79,7 @@ class Site:
 
     def run(self, name: str, node: str, gpu_id: str, namespace: str = "ml", **more: Any) -> None:
         """A bound pod and its GPUJob."""
-        status = {"phase": "Running", "message": "1 pod(s) running", **more}
+        status = {"phase": "Running", "message": "1 pod running", **more}
         job = gpu_job(f"job-{name}", namespace=namespace, job_load=load(10, 4, 0.2))
         job["status"] |= status
         self.state.upsert("gpujobs", job)
@@ -483,13 +483,13 @@ def test_each_gpu_has_one_state_and_the_states_add_up(site: Site) -> None:
 def test_every_count_of_the_overview_is_the_length_of_the_list_it_links_to(site: Site) -> None:
     site.run("r", "n0", "a")
     site.run("s", "n0", "a")
-    for name, phase, message in (
-        ("q1", "Queued", "n0/a: memory peaks would collide with probability 0.16, bound 0.10"),
-        ("q2", "Queued", "waits behind another job of another namespace"),
-        ("f", "Failed", "the workload failed"),
+    for name, phase, reason in (
+        ("q1", "Queued", "MemoryPeaksCollide"),
+        ("q2", "Queued", "BehindOthers"),
+        ("f", "Failed", "Failed"),
     ):
         made = gpu_job(f"job-{name}")
-        made["status"] |= {"phase": phase, "message": message, "reason": "Waiting"}
+        made["status"] |= {"phase": phase, "reason": "Waiting", "causes": [{"reason": reason}]}
         site.state.upsert("gpujobs", made)
     site.follow()
     overview = view(site.cluster, "overview")
@@ -624,27 +624,28 @@ def test_a_parameter_without_meaning_is_refused(site: Site, name: str, given: di
 # --- reasons ----------------------------------------------------------------------------------
 
 
-def test_each_constraint_s_sentence_has_a_kind() -> None:
-    """A new constraint, or new words of an old one, must not become 'another reason'."""
+def test_each_constraint_s_reason_has_a_kind_of_its_own() -> None:
     gpus = GpuArrays.empty(node=[0], memory_capacity_gib=[1.0], slots=2)
     job = Job(id="ml/j", memory_base_gib=2.0, memory_peak_extra_gib=1.0)
     for constraint in load_profile("tandem").pipeline().constraints:
-        words = constraint.sentence(job, gpus, 0)
-        assert kind_of("Waiting", words) != "other", (constraint.kind, words)
+        assert kind_of([constraint.cause(job, gpus, 0)]) != "other", constraint.kind
 
 
-def test_of_several_reasons_the_first_counts() -> None:
-    said = "waits behind ml/a; n0/a: memory peaks would collide with probability 0.3, bound 0.1"
-    assert kind_of("Waiting", said) == "behind"
-    assert kind_of("Held", "an administrator holds it") == "held"
-    assert (
-        kind_of(
-            "Preempted", "gave up its GPUs (x). It waits for GPUs and keeps its attained service"
-        )
-        == "preempted"
-    )
-    assert kind_of("Waiting", "") == "other"
-    assert {kind for kind, _, _ in KINDS} <= WORDS.keys()
+def test_jobs_are_counted_by_the_reason_that_counts_and_not_by_words(site: Site) -> None:
+    causes = [{"reason": "NeedsGPUs", "amount": "1 GPU"}, {"reason": "MemoryTooSmall", "gpus": 1}]
+    for name, more in (
+        ("of-now", {"causes": causes, "message": "quarantined: all shares taken"}),
+        ("of-before", {"message": "needs 17.4 GiB of memory; 15.6 GiB there"}),
+        ("held", {"reason": "Held", "message": "an administrator holds it"}),
+    ):
+        made = gpu_job(name)
+        made["status"] |= {"phase": "Queued", "reason": "Waiting", "position": 0, **more}
+        site.state.upsert("gpujobs", made)
+    site.follow()
+    found = view(site.cluster, "overview")["jobs"]["byReason"]
+    assert {each["reason"]: each["count"] for each in found} == {"memory": 1, "other": 1, "held": 1}
+    (row,) = view(site.cluster, "jobs", reason="memory")["rows"]
+    assert (row["name"], row["short"]) == ("of-now", "The memory is too small")
 
 
 # --- tenants ----------------------------------------------------------------------------------

@@ -103,7 +103,9 @@ def test_nodes_with_a_gpu_that_may_be_shared_pass() -> None:
     )
     answer = filtered(verbs, pod("new"), "n0", "n1", "n2")
     assert answer["NodeNames"] == ["n0"]
-    assert answer["FailedNodes"] == {"n1": "1 GPU(s): needs 20.0 GiB of memory; 15.0 GiB there"}
+    assert answer["FailedNodes"] == {
+        "n1": "1 GPU: the memory is too small (20.0 GiB needed, 15.0 GiB there, 5.0 GiB too little)"
+    }
     assert answer["FailedAndUnresolvableNodes"] == {"n2": "no Tandem node agent reports here"}
 
 
@@ -117,8 +119,8 @@ def test_no_node_fits_is_null_and_each_reason_counts_gpus_and_has_figures() -> N
     answer = filtered(verbs, pod("new"), "n0")
     assert answer["NodeNames"] is None
     assert answer["FailedNodes"]["n0"] == (
-        "1 GPU(s): held by a job that does not share; 1 GPU(s): 2 of 2 shares taken;"
-        " 1 GPU(s): quarantined"
+        "1 GPU: a job runs that does not share its GPU; 1 GPU: all places for jobs are taken"
+        " (2 of 2); 1 GPU: nothing new starts because of a fault"
     )
 
 
@@ -132,7 +134,7 @@ def test_a_pod_of_two_gpus_needs_both_on_one_node() -> None:
     answer = filtered(verbs, pod("new", gpus=2), "n0", "n1", "n2")
     assert answer["NodeNames"] == ["n0"]
     assert answer["FailedNodes"] == {
-        "n2": "1 of the 2 GPUs wanted; 1 GPU(s): held by a job that does not share"
+        "n2": "1 of the 2 GPUs wanted; 1 GPU: a job runs that does not share its GPU"
     }
     assert answer["FailedAndUnresolvableNodes"] == {"n1": "has fewer than 2 GPUs in all"}
 
@@ -145,9 +147,9 @@ def test_many_refused_nodes_share_their_words() -> None:
     )
     reasons = filtered(verbs, pod("new"), *nodes)["FailedNodes"]
     assert list(reasons) == nodes
-    assert reasons["n3"] == "1 GPU(s): held by a job that does not share"
+    assert reasons["n3"] == "1 GPU: a job runs that does not share its GPU"
     assert {reasons[node] for node in nodes[4:]} == {
-        "fewer than 1 GPU(s) can take it, mostly refused by exclusive"
+        "fewer than 1 GPU can take it, mostly because a job runs that does not share its GPU"
     }
 
 

@@ -115,6 +115,14 @@ CASES: dict[str, Case] = {
             FED_BACK % "T4": "3x80",
         },
     ),
+    "TandemPredictorSilent": (
+        5,
+        {'tandem_extender_predictor_up{instance="a"}': "1 0x10"},
+        {
+            'tandem_extender_predictor_up{instance="a"}': "1 0x10",
+            'tandem_extender_predictor_up{instance="b"}': "1x10",
+        },
+    ),
     "TandemPredictorErrors": (
         30,
         {ANSWERS % "200": "0+9x40", ANSWERS % "500": "0+1x40"},

@@ -26,6 +26,7 @@ from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.pipeline import Pipeline
+from tandem.reasons.words import sentence
 
 CLASSES = 6
 RNG = np.random.default_rng(5)
@@ -94,7 +95,7 @@ def test_a_constraint_is_a_mask_that_follows_its_gpus(kind: type) -> None:
         assert np.array_equal(mask, constraint(asked, gpus))
         assert np.array_equal(constraint(asked, gpus.take(shuffled)), mask[shuffled])
         for row in np.flatnonzero(~mask).tolist():
-            assert constraint.sentence(asked, gpus, row)
+            assert sentence(constraint.cause(asked, gpus, row))
     assert same(gpus, before)
     assert constraint(JOBS[0], gpus.take(np.zeros(0, dtype=np.int64))).shape == (0,)
 

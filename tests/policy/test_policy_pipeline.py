@@ -15,6 +15,8 @@ from tandem.policy.equations.collision import collision_probability
 from tandem.policy.equations.horus import GTX_1080, RTX_2080, slowdown_over_commit
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, _best_node_rows
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import in_full
 
 PIPELINE = load_profile("tandem").pipeline()
 
@@ -46,7 +48,7 @@ def test_a_job_that_fits_beside_another_shares_its_gpu() -> None:
     assert decision.pods[0].gpu_ids == ("a",)
 
 
-def test_would_collide_with_its_neighbours_so_waits_and_names_them() -> None:
+def test_would_collide_with_its_neighbours_so_waits_and_counts_them() -> None:
     decision = PIPELINE.place(
         job("gpt2", 40, 50, 0.5),
         cluster(
@@ -54,9 +56,9 @@ def test_would_collide_with_its_neighbours_so_waits_and_names_them() -> None:
         ),
     )
     assert isinstance(decision, Waits)
-    (refusal,) = decision.refusals
-    assert (refusal.constraint, refusal.gpus) == ("memory_collision", ("n0/a", "n1/b"))
-    assert "probability 0.15, bound 0.05" in decision.message
+    _, refusal = decision.causes
+    assert (refusal.reason, refusal.gpus) == (Reason.MEMORY_COLLISION, 2)
+    assert (refusal.value, refusal.bound) == (pytest.approx(0.15), 0.05)
 
 
 def test_a_chance_of_a_collision_that_equals_its_bound_is_within_it() -> None:
@@ -78,7 +80,7 @@ def test_a_pod_goes_to_the_node_whose_best_gpus_are_best_on_average() -> None:
 def test_too_little_memory_for_every_base_and_one_peak_so_waits() -> None:
     decision = PIPELINE.place(job("new", 10, 5, 0.0), cluster(("n0", "a", 24, [job("old", 10, 2)])))
     assert isinstance(decision, Waits)
-    assert "needs 25.0 GiB of memory; 24.0 GiB there" in decision.message
+    assert "25.0 GiB needed, 24.0 GiB there, 1.0 GiB too little" in in_full(decision.causes)
 
 
 def test_an_exclusive_job_takes_an_empty_gpu_and_keeps_it() -> None:
@@ -97,7 +99,9 @@ def test_a_gang_goes_as_a_whole_or_waits() -> None:
     assert isinstance(PIPELINE.place(job("gang", pods=3), snapshot), Placement)
     waits = PIPELINE.place(job("gang", pods=4), snapshot)
     assert isinstance(waits, Waits)
-    assert "4 times 1 GPU(s) on one node (3 placed)" in waits.message
+    assert "It needs 1 GPU for each of 4 pods (3 of 3 GPUs can take it now)" in in_full(
+        waits.causes
+    )
 
 
 def test_the_gpus_of_one_pod_are_distinct_and_of_one_node() -> None:
@@ -161,7 +165,7 @@ def test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision(profile:
     second = replace(one, memory_base_gib=20, memory_peak_extra_gib=20)
     tight = gpus.with_job(large, [0])
     assert not collision(second, tight)[0]
-    assert "0.16" in collision.sentence(second, tight, 0)
+    assert collision.cause(second, tight, 0).value == pytest.approx(0.16)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +200,10 @@ def test_the_constraint_that_refuses_most_is_named_first(first: int, second: int
     snapshot = Snapshot.from_rows([("n0", f"g{i}", 80.0) for i in range(4)])
     refused_by = np.array([0] * first + [1] * second + [-1])
     evaluation = Evaluation(refused_by < 0, refused_by, np.zeros(4))
-    found = pipeline.refusals(Job(id="j"), snapshot, evaluation)
-    kinds = [constraint.kind for constraint in pipeline.constraints[:2]]
-    expected = sorted(zip(kinds, (first, second), strict=True), key=lambda each: -each[1])
-    assert [(each.constraint, each.count) for each in found] == expected
+    found = pipeline.refusals(Job(id="j"), snapshot.gpus, evaluation)
+    two = [each.cause(Job(id="j"), snapshot.gpus, 0).reason for each in pipeline.constraints[:2]]
+    expected = sorted(zip(two, (first, second), strict=True), key=lambda each: -each[1])
+    assert [(each.reason, each.gpus) for each in found] == expected
 
 
 def test_a_quarantined_gpu_takes_nobody_and_its_refusal_says_why() -> None:
@@ -207,7 +211,7 @@ def test_a_quarantined_gpu_takes_nobody_and_its_refusal_says_why() -> None:
     ill = replace(empty, gpus=replace(empty.gpus, healthy=np.array([False])))
     assert isinstance(PIPELINE.place(job("new"), ill), Waits)
     refuses = next(each for each in PIPELINE.constraints if each.kind == "healthy")
-    assert refuses.sentence(job("new"), ill.gpus, 0) == "quarantined"
+    assert refuses.cause(job("new"), ill.gpus, 0) == Cause(Reason.QUARANTINED)
 
 
 def test_a_gpu_without_a_size_takes_one_whole_job_and_no_other() -> None:
@@ -217,5 +221,5 @@ def test_a_gpu_without_a_size_takes_one_whole_job_and_no_other() -> None:
     fits = MemoryCapacity()
     assert fits(whole, gpus).tolist() == [True, True]
     assert fits(other, gpus).tolist() == [False, True]
-    assert "asks for a whole GPU" in fits.sentence(other, gpus, 0)
-    assert "6.0 GiB of memory; 80.0 GiB there" in fits.sentence(other, gpus, 1)
+    assert fits.cause(other, gpus, 0) == Cause(Reason.MEMORY_UNKNOWN)
+    assert fits.cause(other, gpus, 1) == Cause(Reason.MEMORY, value=6.0, bound=80.0)

@@ -29,7 +29,6 @@ def raw_pod(
     annotations: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
     owner: tuple[str, str] | None = None,
-    api_version: str = "batch/v1",  # of the owner
     gated: bool = True,
     **spec: object,
 ) -> dict:
@@ -43,7 +42,7 @@ def raw_pod(
         kind, owner_name = owner
         metadata["ownerReferences"] = [
             {
-                "apiVersion": api_version,
+                "apiVersion": "batch/v1",
                 "kind": kind,
                 "name": owner_name,
                 "uid": f"uid-{owner_name}",

@@ -193,10 +193,9 @@ def test_two_share_the_third_waits_with_its_reason_and_goes_when_one_ends(cluste
         assert cluster.gated("late")
         status = cluster.gpujob("pod-late")["status"]
         assert (status["phase"], status["reason"]) == ("Queued", "Waiting")
-        assert "2 of 2 shares taken" in status["message"]
+        assert "all places for jobs are taken (2 of 2)" in status["message"]
         note = next(note for name, reason, note in cluster.said if (name, reason) == WAITS)
-        assert "waits for 1 GPU(s) on one node; GPUs are refused by" in note
-        assert "shares" in note
+        assert "It needs 1 GPU. On some GPUs, all places for jobs are taken." in note
         assert "kubectl describe gpujob pod-late" in note
         scheduled = next(c for c in status["conditions"] if c["type"] == "Scheduled")
         assert scheduled["status"] == "False"

@@ -22,6 +22,7 @@ from scheduler_extender.queue.effects import (
 )
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Preemption
+from tandem.reasons.causes import Reason
 
 NOW = 1_800_000_000.0
 HOLDS = replace(
@@ -134,9 +135,9 @@ def test_a_pod_that_becomes_the_reason_of_a_wait_is_told_once() -> None:
     blocked = pod("p0", gated=False, schedulingGates=gates)
     waits = gang(blocked)
     assert waits.record is not None
-    status = lifecycle.waiting(waits.record.status, "Blocked", blocked.blocked, None, NOW)
+    status = lifecycle.waiting(waits.record.status, Reason.BLOCKED, blocked.blocked, None, NOW)
     _, event = decisions.write(waits, status)
-    assert event == WriteEvent(blocked, "Blocked", blocked.blocked)
+    assert event == WriteEvent(blocked, Reason.BLOCKED, blocked.blocked)
     told = gang(blocked, reason="Blocked", message=blocked.blocked)
     assert decisions.write(told, status) == (WriteStatus(status),)
 

@@ -49,7 +49,10 @@ def test_gpus_of_a_deleted_job_count_until_its_pods_end() -> None:
     assert cluster.gated("second")
     assert cluster.gated("third")
     message = cluster.gpujob("pod-second")["status"]["message"]
-    assert "namespace default holds 1 GPU(s), and may have 1 at most" in message
+    assert (
+        "Namespace default would hold more GPUs than it may (1 held, 1 more asked for, 1 allowed)"
+        in message
+    )
     ((_, held, _),) = cluster.controller.accounts.figures()
     assert held == 1
 
@@ -88,7 +91,7 @@ def test_a_plan_exceeds_a_quota_by_the_gpus_of_a_deleted_job() -> None:
     run(scenario)
     assert unlimited.gpujob("pod-second")["status"]["phase"] == "Admitted"
     (why,) = cluster.controller.accounts.exceeding_plans().values()
-    assert "holds 2 GPU(s), and may have 1 at most" in why
+    assert "(2 held, 1 allowed)" in why
 
 
 def test_borrowing_counts_the_gpus_of_deleted_jobs_first() -> None:
@@ -180,7 +183,7 @@ def test_a_pod_that_holds_gpus_long_after_its_deletion_is_reported_once() -> Non
         notes = [note for _, reason, note in cluster.said if reason == "DeletionOverdue"]
         told.append((len(notes), cluster.controller.terminations.overdue()))
     assert told == [(0, {}), (0, {}), (1, {"default": 1}), (1, {"default": 1})]
-    assert "was deleted 300 s ago and still holds 1 GPU(s) of n0" in notes[0]
+    assert "was deleted 300 s ago and still holds 1 GPU of n0" in notes[0]
     cluster.api.patch(PODS, "first", {"metadata": {"finalizers": None}}, "default")
     assert cluster.controller.terminations.overdue() == {}
 

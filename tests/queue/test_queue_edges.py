@@ -38,7 +38,7 @@ def test_two_jobs_within_a_share_take_back_the_gpus_of_two_borrowers_at_once() -
         assert [phases[name] for name in ("a1", "a2")] == ["Running"] * 2
         assert [phases[name] for name in ("a3", "a4")] == ["Preempting"] * 2
         for name in ("b1", "b2"):
-            assert "waits for" in cluster.status("b", name)["message"]
+            assert "ther jobs give up GPUs for it" in cluster.status("b", name)["message"]
         cluster.ends("a", "a3")
         cluster.ends("a", "a4")
         await cluster.comes("b1", "Running")

@@ -14,14 +14,13 @@ from test_queue_controller import NOW
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
-from scheduler_extender.planning.explaining import summary_of, without_figures
 from scheduler_extender.planning.questions import Answer, Start, WaitingStarts
 from scheduler_extender.queue import reason_writer
 from scheduler_extender.queue.collector import collector_paused
 from scheduler_extender.queue.effects import Executor
 from scheduler_extender.queue.reason_writer import ReasonWriter
-from tandem.policy.decision import Refusal, Waits
 from tandem.policy.job import Job
+from tandem.reasons.causes import Cause, Reason
 
 
 class Recorded:
@@ -62,7 +61,7 @@ class Queue:
         self.reason_writer = ReasonWriter(executor, lambda: self.writer.now)
         self.gangs: dict[tuple[str, str], Gang] = {}
         self.waiting = WaitingStarts()
-        self.summary = "waits for 8 times 1 GPU(s) on one node; GPUs are refused by shares"
+        self.reason = Reason.PLACES_TAKEN
         self.figures = 0
         for namespace, count in gangs.items():
             for index in range(count):
@@ -79,11 +78,8 @@ class Queue:
                 self.writer.now += 1
                 self.figures += 1
                 choose = self.reason_writer.chooser(lambda _: "")
-                chosen = choose(
-                    self.waiting,
-                    lambda _: f"{self.figures} GPU(s) refused by shares",
-                    lambda _: self.summary,
-                )
+                cause = Cause(self.reason, gpus=self.figures, value=2, bound=2)
+                chosen = choose(self.waiting, lambda _, cause=cause: (cause,))
                 for key, what in chosen.items():
                     await self.reason_writer.tell(self.gangs[key], what, None, "")
 
@@ -100,7 +96,7 @@ def test_240_waiting_gangs_cause_each_event_once_within_the_budget() -> None:
     events = queue.writer.events
     assert len(events) == 240 * 8
     assert most_in_a_second([at for at, _, _ in events]) <= reason_writer.EVENTS_BURST
-    assert not any(char.isdigit() for _, _, note in events for char in note.split(";")[1])
+    assert not any(char.isdigit() for _, _, note in events for char in note.split("For figures")[0])
     before = len(events)
     queue.run(600)
     assert len(events) == before, "only figures have changed"
@@ -120,9 +116,9 @@ def test_one_namespace_does_not_use_up_the_events_of_another() -> None:
 
 def test_another_reason_is_a_new_event_but_not_at_each_change() -> None:
     queue = Queue(team=1)
-    reasons = ("GPUs are refused by shares", "GPUs are refused by memory_capacity")
+    reasons = (Reason.PLACES_TAKEN, Reason.MEMORY)
     for index in range(300):
-        queue.summary = reasons[index % 2]
+        queue.reason = reasons[index % 2]
         queue.run(1)
     assert 2 * 8 <= len(queue.writer.events) <= 8 * (1 + 300 / reason_writer.EVENT_EVERY_S)
 
@@ -132,23 +128,6 @@ def test_an_event_is_repeated_before_it_expires() -> None:
     queue.run(4000)
     notes = Counter(note for _, _, note in queue.writer.events)
     assert list(notes.values()) == [3 * 8]
-
-
-def test_a_summary_has_no_figures_that_change() -> None:
-    refusals = (
-        Refusal("shares", 3, ("n/a", "n/b", "n/c"), "2 of 2 shares taken"),
-        Refusal("memory_capacity", 1, ("n/d",), "needs 17.4 GiB of memory; 15.6 GiB there"),
-    )
-    job = Job(id="j", gpus_per_pod=2, pods=4)
-    found = Waits("j", "wants ...; 2 node(s) cannot run its pods", refusals)
-    assert summary_of(job, found) == (
-        "waits for 4 times 2 GPU(s) on one node; GPUs are refused by memory_capacity, shares;"
-        " some nodes cannot run its pods"
-    )
-    text = "namespace team-1 holds 5 GPU(s), has had 12.5 of 100 GPU-seconds; waits for a/job-7"
-    assert without_figures(text) == (
-        "namespace team-1 holds N GPU(s), has had N of N GPU-seconds; waits for a/job-7"
-    )
 
 
 def test_who_is_looked_at_are_new_gangs_in_turns_and_then_those_looked_at_longest_ago(
@@ -187,10 +166,11 @@ def test_the_starts_that_wait_are_read_with_what_is_said_of_each() -> None:
     waiting = WaitingStarts()
     for start in starts[:3]:
         waiting.add(start)
-    waiting.add(starts[3], "waits for others", coming=True)
-    waiting.say(1, "soon", coming=True)
+    others, soon = Cause(Reason.MAKING_ROOM), Cause(Reason.BEHIND)
+    waiting.add(starts[3], others, coming=True)
+    waiting.say(1, soon, coming=True)
     assert [each.position for each in waiting] == [0, 1, 2, 3]
-    assert [each.why for each in waiting] == ["", "soon", "", "waits for others"]
+    assert [each.causes for each in waiting] == [(), (soon,), (), (others,)]
     assert [each.start for each in waiting] == starts
     assert waiting.coming() == [starts[1], starts[3]]
     assert waiting[-1] == waiting[3]
@@ -200,9 +180,10 @@ def test_the_starts_that_wait_are_read_with_what_is_said_of_each() -> None:
 
 
 def test_an_answer_whose_board_is_gone_says_so() -> None:
-    answer = Answer(lambda _: "why", lambda _: "summary")
+    why = (Cause(Reason.BEHIND),)
+    answer = Answer(lambda _: why)
     answer.waiting.add(Start(("team", "j"), Job(id="team/j"), ()))
-    assert answer.explain(answer.waiting[0]) == "why"
+    assert answer.explain(answer.waiting[0]) == why
     answer.forget_board()
     with pytest.raises(RuntimeError, match="board is gone"):
         answer.explain(answer.waiting[0])

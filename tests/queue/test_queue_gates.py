@@ -201,7 +201,7 @@ def test_a_quota_that_was_cut_after_the_plans_keeps_the_latest_of_them_from_bind
         after.loop = asyncio.get_running_loop()
         assert await after.controller._leading()
         after.controller.work.hold()
-        assert "may have 1 at most" in await after.bind("second")
+        assert "(2 held, 1 allowed)" in await after.bind("second")
         assert await after.bind("first") == ""
         assert after.bound() == ["first"]
 

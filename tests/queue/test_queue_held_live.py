@@ -180,7 +180,9 @@ def test_gpus_of_a_deleted_job_count_until_its_pods_have_ended(
             await asyncio.to_thread(client.delete, JOBS, "first", namespace)
             await it.until(lambda: not client.list(GPU_JOBS, namespace), "its GPUJob is gone")
             await it.apply("second")
-            said = f"namespace {namespace} holds 1 GPU(s), and may have 1 at most"
+            said = (
+                f"Namespace {namespace} would hold more GPUs than it may (1 held, 1 more asked for"
+            )
             await it.until(lambda: said in it.status("second").get("message", ""), said)
 
             def grace_s() -> bool:

@@ -16,6 +16,7 @@ from scheduler_extender.quotas.grants import Stake, Turn
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.resources import Demand
 from tandem.kube.resource import GPU_JOBS, PODS
+from tandem.reasons.words import sentence
 
 
 def test_waiting_preempted_and_suspended() -> None:
@@ -36,18 +37,18 @@ def test_waiting_preempted_and_suspended() -> None:
 
     run(scenario)
     assert messages == [
-        "wants 1 GPU(s) on one node; 0 of 2 GPU(s) can take it; 2 GPU(s) refused by shares:"
-        " 1 of 1 shares taken",
+        "It needs 1 GPU (0 of 2 GPUs can take it now). On 2 GPUs, all places for jobs are taken"
+        " (on one of them 1 of 1). One comes free when a job there ends.",
         "gives up its GPUs: default/job-second needs them",
-        "gave up its GPUs (default/job-second needs them). It waits for GPUs and keeps its attained"
-        " service",
+        "gave up its GPUs (default/job-second needs them). It waits for others; the GPU time that"
+        " it has had still counts for its place in the queue",
     ]
     assert all(on_the_page(message) for message in messages)
     assert on_the_page(cluster.said[0][2])
     assert cluster.said[0] == (
         "second-2",
         "Waiting",
-        "waits for 1 GPU(s) on one node; GPUs are refused by shares; for figures: kubectl describe"
+        "It needs 1 GPU. On some GPUs, all places for jobs are taken. For figures: kubectl describe"
         " gpujob job-second",
     )
 
@@ -69,7 +70,10 @@ def test_hold_and_the_refusal_of_a_pod_without_a_plan() -> None:
         cluster.api.patch(GPU_JOBS, "pod-p", {"spec": {"hold": True}}, "default")
         await cluster.cycle()
         status = cluster.gpujob("pod-p")["status"]
-        assert (status["reason"], status["message"]) == ("Held", "an administrator holds it")
+        assert (status["reason"], status["message"]) == (
+            "Held",
+            "An administrator holds it. It goes on when they let it: tandem resume.",
+        )
         assert on_the_page(status["message"])
 
     run(scenario)
@@ -87,11 +91,11 @@ def test_evicted_by_the_memory_guard() -> None:
     run(cluster.cycle)
     said = {(name, reason): note for name, reason, note in cluster.said}
     assert said["greedy", "MemoryOutgrown"] == (
-        "Evicted from GPU-n0-0: holds 60.0 GiB where 12.0 GiB were predicted. Its next run is"
+        "Evicted from n0/0: holds 60.0 GiB where 12.0 GiB were predicted. Its next run is"
         " placed with more memory."
     )
     assert said["innocent", "NeighbourEvicted"] == (
-        "default/greedy was evicted from GPU-n0-0, whose memory was nearly used up."
+        "default/greedy was evicted from n0/0, whose memory was nearly used up."
     )
     assert on_the_page(said["greedy", "MemoryOutgrown"])
     assert on_the_page(said["innocent", "NeighbourEvicted"])
@@ -100,15 +104,15 @@ def test_evicted_by_the_memory_guard() -> None:
 @pytest.mark.parametrize(
     ("sufferer", "measured", "message"),
     [
-        ("a", True, "leaves GPU-0: it is slowed down by 40% next to ml/b (measured)"),
-        ("b", False, "leaves GPU-0: ml/b is slowed down by 40% next to it (reported by its pods)"),
+        ("a", True, "leaves n0/0: it is slowed down by 40% next to ml/b (measured)"),
+        ("b", False, "leaves n0/0: ml/b is slowed down by 40% next to it (reported by its pods)"),
     ],
 )
 def test_moved(sufferer: str, measured: bool, message: str) -> None:
     move = Move(
         ("ml", "a"), ("n0", "GPU-0"), (("ml", "b"),), ("ml", sufferer), 0.4, measured, cost_gib=10.0
     )
-    assert told_of_move(move) == message
+    assert told_of_move(move, "n0/0") == message
     assert on_the_page(message)
 
 
@@ -116,8 +120,13 @@ def test_quota() -> None:
     stakes = {("vision", "a"): Stake(held=16, wants=16, endless=False)}
     turn = Turn([Quota(namespace="vision", gpus=16, borrow=False)], stakes)
     refused = turn.refusal(("vision", "b"), 2)
-    assert refused == "namespace vision holds 16 GPU(s) of a share of 16, and may not borrow"
-    assert on_the_page(refused)
+    assert refused is not None
+    said = sentence(refused)
+    assert said == (
+        "Namespace vision would hold more than its share of GPUs, and may not borrow (16 held, 2"
+        " more asked for, a share of 16). It starts when another job of the namespace ends."
+    )
+    assert on_the_page(said)
 
 
 def test_wrong_value() -> None:
@@ -131,9 +140,9 @@ def test_wrong_value() -> None:
 
 
 def test_predictor_unreachable() -> None:
-    why = "the predictor is not reachable"
+    why = "the predictor does not answer"
     said = without_predictor(Demand(gpus_per_pod=1, model="bert"), why)
-    assert said.explanation == "the predictor is not reachable; the job gets whole GPUs"
+    assert said.explanation == "the predictor does not answer; the job gets whole GPUs"
     assert on_the_page(said.explanation)
     declared = Demand(gpus_per_pod=1, model="bert", declared_memory_bytes=GIB)
     assert without_predictor(declared, why).explanation == f"{why}; its declared memory counts"

@@ -31,6 +31,7 @@ from tandem.contracts.resources import (
 from tandem.kube.errors import Forbidden
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CORE_EVENTS, JOBS, PODS, Resource
+from tandem.reasons.counting import counted
 
 QUOTA = 'pods "j-3" is forbidden: exceeded quota: q, requested: pods=1, used: pods=3, limited: 3'
 
@@ -258,8 +259,8 @@ def test_no_state_of_a_gang_is_silent(
         api_version="batch/v1", kind=owner or "Pod", name="j" if owner else "p0", uid="uid-j"
     )
     said_at_first = {
-        Phase.ADMITTED: ("Planned", f"{len(places)} pod(s) planned"),
-        Phase.RUNNING: ("Running", f"{size} pod(s) running"),
+        Phase.ADMITTED: ("Planned", f"{counted(len(places), 'pod')} planned"),
+        Phase.RUNNING: ("Running", f"{counted(size, 'pod')} running"),
     }.get(phase, ("Queued", SILENT))
     status = GPUJobStatus(
         phase=phase,

@@ -141,7 +141,7 @@ class Exchange:
             )
         )
         now = {v.start.job.id: sorted(v.decision.rows) for v in answer.placed}
-        later = {w.start.job.id for w in answer.waiting if w.why.startswith("waits for")}
+        later = {w.start.job.id for w in answer.waiting if w.coming}
         return now, later, {"/".join(gives.victim) for gives in answer.gives_way}
 
     def rows_of(self, job: str) -> list[int]:

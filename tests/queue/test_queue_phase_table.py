@@ -22,6 +22,7 @@ from scheduler_extender.queue.phases import (
 )
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import GPUJobStatus, Phase, Plan, PodPlan, Preemption
+from tandem.reasons.causes import Reason
 
 NOW = 1_800_000_000.0
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "queueing.md"
@@ -50,7 +51,7 @@ def result(row: Transition, of: Phase) -> GPUJobStatus:
         case lifecycle.with_plan, _:
             return lifecycle.with_plan(status, some, [], NOW, NOW + 30)
         case lifecycle.waiting, _:
-            return lifecycle.waiting(status, "Waiting", "no GPU is free", 0, NOW)
+            return lifecycle.waiting(status, Reason.WAITING, "no GPU is free", 0, NOW)
         case lifecycle.never_started, _:
             return lifecycle.never_started(status, "no container started", "evict", NOW)
         case lifecycle.rested, _:

@@ -35,7 +35,7 @@ class Hanging(Cluster):
             await self.let_go.wait()
         if demand.model == "new":
             return Prediction(load=load(), explanation="by the formula")
-        return without_predictor(demand, "the predictor is not reachable")
+        return without_predictor(demand, "the predictor does not answer", away=True)
 
     def has_load(self, name: str) -> bool:
         found = [job for job in self.api.list(GPU_JOBS) if job["metadata"]["name"] == name]
@@ -149,7 +149,8 @@ def test_after_a_few_requests_without_an_answer_no_job_waits_until_a_probe_is_an
         before = service.requests
         for _ in range(100):
             said = await predictor.predict("ns", DEMAND, None)
-            assert "not reachable" in said.explanation
+            assert "does not answer" in said.explanation
+            assert said.away
             assert await predictor.interference(load(), [load()], None) is None
         # Half-open: the probe is one request at a time, in the background.
         assert service.requests - before <= 1

@@ -228,7 +228,7 @@ def test_a_disruption_budget_is_respected_and_those_who_wait_are_told() -> None:
         for _ in range(3):
             await cluster.pass_s(60)
         assert not cluster.suspended("old")
-        assert "disruption budget keep allows 0 disruption(s)" in cluster.status("new")["message"]
+        assert "disruption budget keep allows 0 disruptions" in cluster.status("new")["message"]
 
     run(scenario)
 
@@ -467,7 +467,7 @@ def test_neither_side_of_a_preemption_reads_the_names_of_another_namespace(budge
             assert "disruption budgets of other namespaces" in new
         else:
             assert "a job of another namespace needs them" in old
-            assert "waits for a job of another namespace to give up its GPUs" in new
+            assert "Other jobs give up GPUs for it (a job of another namespace)" in new
 
     run(scenario)
 

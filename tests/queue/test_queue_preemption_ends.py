@@ -176,7 +176,7 @@ def test_a_pod_that_does_not_go_is_reported_and_counted() -> None:
             await cluster.pass_s(60)
         status = cluster.mpi_status()
         assert (status["phase"], status["reason"]) == ("Preempting", "PreemptionOverdue")
-        assert "1 pod(s) still hold them; 1 of these are being deleted" in status["message"]
+        assert "1 pod still holds them; 1 is being deleted" in status["message"]
         assert ("mpi-worker-0", "PreemptionOverdue", status["message"]) in cluster.said
         scheduled = next(c for c in status["conditions"] if c["type"] == "Scheduled")
         assert scheduled["reason"] == "PreemptionOverdue"

@@ -29,6 +29,7 @@ from tandem.policy.decision import Placement, PodPlacement
 from tandem.policy.dispatch.admit import Admit
 from tandem.policy.jobs import JobArrays
 from tandem.policy.ordering.fifo import Fifo
+from tandem.reasons.causes import Cause, Reason
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_a_new_plan_keeps_the_places_of_pods_still_on_their_way() -> None:
     status = lifecycle.with_plan(group.record.status, group, [([second], place)], 5, 35)
     assert [(p.uid, p.gpus) for p in status.plan.pods] == [("uid-p0", ["a"]), ("uid-p1", ["c"])]
     assert (status.phase, status.attempts) == (Phase.ADMITTED, 1)
-    assert (status.reason, status.message) == ("Planned", "1 pod(s) planned on n1: c")
+    assert (status.reason, status.message) == ("Planned", "1 pod planned on n1/c")
     assert (status.plan.made_at, status.plan.deadline) == (rfc3339(5), rfc3339(35))
     assert (status.admitted_at, status.position) == (rfc3339(5), None)
     (scheduled,) = status.conditions
@@ -161,16 +162,16 @@ def test_a_new_plan_keeps_the_places_of_pods_still_on_their_way() -> None:
 
 
 def test_who_waits_has_waited_since_it_began_to_and_keeps_its_phase() -> None:
-    first = lifecycle.waiting(gang(pod("p")).record.status, "Waiting", "no room", 3, 100)
+    first = lifecycle.waiting(gang(pod("p")).record.status, Reason.WAITING, "no room", 3, 100)
     assert (first.phase, first.waiting_since, first.position) == (Phase.QUEUED, rfc3339(100), 3)
-    again = lifecycle.waiting(first, "Waiting", "still no room", 2, 160)
+    again = lifecycle.waiting(first, Reason.WAITING, "still no room", 2, 160)
     assert again.waiting_since == rfc3339(100)
     (scheduled,) = again.conditions
     assert (scheduled.status, scheduled.message) == ("False", "still no room")
     assert scheduled.last_transition_time == rfc3339(100)
     for phase in (Phase.RUNNING, Phase.SUSPENDED):
         kept = gang(pod("p"), phase=phase).record.status
-        assert lifecycle.waiting(kept, "Waiting", "no room", None, 100).phase is phase
+        assert lifecycle.waiting(kept, Reason.WAITING, "no room", None, 100).phase is phase
 
 
 def test_a_gang_runs_once_as_many_pods_run_as_must_start_together() -> None:
@@ -265,7 +266,8 @@ def test_earlier_jobs_take_their_place_first_and_later_ones_see_what_is_left() -
         [start("late", whole, queued=2), start("early", whole, queued=1)], Fifo(), ("n", "a", 80)
     )
     assert isinstance(decisions["early"], Placement)
-    assert "exclusive" in str(decisions["late"])
+    _, refused = decisions["late"]  # type: ignore[misc]
+    assert refused == Cause(Reason.NOT_SHARED, gpus=1)
 
 
 def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> None:
@@ -274,7 +276,7 @@ def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> No
     gpus = ("n", "a", 80), ("n", "b", 80)
     assert isinstance(cycle(starts, Fifo(), *gpus)["small"], Placement)
     blocked = cycle(starts, Fifo(blocks=True), *gpus)["small"]
-    assert blocked == "waits behind default/big"
+    assert blocked == (Cause(Reason.BEHIND, job="default/big"),)
     # A job that the cluster could not hold if it were empty blocks no other.
     assert isinstance(cycle(starts[1:], Fifo(blocks=True), gpus[0])["small"], Placement)
 

@@ -25,6 +25,8 @@ from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import clause
 
 
 class Round:
@@ -77,7 +79,7 @@ class Round:
     def plan(self, question: Question) -> Answer:
         """Give away what is free, in order."""
         self.seen.append(question)
-        answer = Answer(lambda _: "no room", lambda _: "")
+        answer = Answer(lambda _: (Cause(Reason.PLACES_TAKEN),))
         going = {key for key in self.running if f"uid-{key[1]}" in question.going}
         free = self.gpus - sum(self.size[key] for key in self.running if key not in going)
         offered = question.starts if self.obeys else self.starts
@@ -98,7 +100,10 @@ class Round:
 
     @property
     def waiting(self) -> dict[str, str]:
-        return {"/".join(each.start.gpujob): each.why for each in self.answer.waiting}
+        return {
+            "/".join(each.start.gpujob): " ".join(map(clause, each.causes))
+            for each in self.answer.waiting
+        }
 
     @property
     def gives_way(self) -> list[tuple[str, str]]:
@@ -130,7 +135,7 @@ def test_who_is_over_a_cap_is_not_offered_and_is_told_why() -> None:
     capped = Quota(namespace="a", max_gpus=2)
     made = Round(("a/1", 2), ("a/2", 1), ("b/1", 1), gpus=4, quotas=(capped,))
     assert made.placed == ["a/1", "b/1"]
-    assert "may have 2 at most" in made.waiting["a/2"]
+    assert "2 held, 1 more asked for, 2 allowed" in made.waiting["a/2"]
     assert key_of("a/2") not in made.seen[0].starts
 
 
@@ -138,7 +143,7 @@ def test_a_plan_that_gives_away_more_than_a_cap_is_corrected() -> None:
     capped = Quota(namespace="a", max_gpus=2)
     made = Round(("a/1", 2), ("a/2", 1), ("b/1", 1), gpus=4, quotas=(capped,), obeys=False)
     assert made.placed == ["a/1", "b/1"]
-    assert "may have 2 at most" in made.waiting["a/2"]
+    assert "2 held, 1 more asked for, 2 allowed" in made.waiting["a/2"]
 
 
 def test_one_that_fits_under_a_cap_starts_where_one_before_it_finds_no_place() -> None:
@@ -154,7 +159,7 @@ def test_the_last_of_those_that_borrow_gives_way_and_no_more_than_needed() -> No
     gangs = [(name, 1) for name in runs]
     made = Round(*gangs, ("b/1", 1), gpus=4, runs=runs, quotas=(A, B))
     assert made.gives_way == [("a/4", "b/1")]
-    assert "waits for" in made.waiting["b/1"]
+    assert made.waiting["b/1"] == ("other jobs give up GPUs for it (a job of another namespace)")
     assert [waiting.coming for waiting in made.answer.waiting] == [True]
     # The second plan was made as if the victim were gone, and asks no others to go.
     assert made.seen[-1].going == {"uid-4"}

@@ -20,12 +20,18 @@ from scheduler_extender.quotas.usage import Usage
 from tandem.contracts.names import HISTORY_CONFIG_MAP as NAME
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, JOBS, PODS, Resource
+from tandem.reasons.causes import Cause
+from tandem.reasons.words import clause
 
 A, B = Quota(namespace="a", gpus=2), Quota(namespace="b", gpus=2)
 
 
 def stake(held: int = 0, wants: int = 1, *, endless: bool = False, leaving: int = 0) -> Stake:
     return Stake(held, wants, endless, leaving)
+
+
+def told(cause: Cause | None) -> str:
+    return "" if cause is None else clause(cause)
 
 
 # --- the rules --------------------------------------------------------------------------------
@@ -35,7 +41,7 @@ def test_without_quotas_the_order_stays_and_nobody_is_refused() -> None:
     turn = Turn()
     keys = [("a", "1"), ("b", "2")]
     assert turn.ranked(keys) == keys
-    assert turn.refusal(("a", "1"), 10**6) == ""
+    assert turn.refusal(("a", "1"), 10**6) is None
 
 
 def test_who_keeps_within_a_share_goes_before_who_borrows() -> None:
@@ -70,27 +76,30 @@ def test_a_namespace_without_a_share_only_borrows_and_the_star_is_for_it() -> No
 @pytest.mark.parametrize(
     ("quota", "said"),
     [
-        (Quota(namespace="a", gpus=2, max_gpus=3), "holds 3 GPU(s), and may have 3 at most"),
-        (Quota(namespace="a", gpus=3, borrow=False), "of a share of 3, and may not borrow"),
+        (Quota(namespace="a", gpus=2, max_gpus=3), "3 held, 1 more asked for, 3 allowed"),
+        (Quota(namespace="a", gpus=3, borrow=False), "3 held, 1 more asked for, a share of 3"),
         (
             Quota(namespace="a", gpus=9, gpu_seconds=50, borrow=False),
-            "has had 60 of its 50 GPU-seconds",
+            "60 of 50 GPU-seconds",
         ),
-        (Quota(namespace="a", endless_gpus=3), "hold 3 GPU(s), and may have 3 at most"),
+        (
+            Quota(namespace="a", endless_gpus=3),
+            "services and notebooks of namespace a would hold more GPUs than they may (3 held",
+        ),
     ],
 )
 def test_every_limit_is_kept_and_named(quota: Quota, said: str) -> None:
     stakes = {("a", "has"): stake(held=3, endless=True), ("a", "wants"): stake(endless=True)}
     turn = Turn([quota], stakes, {"a": 60.0})
-    assert said in turn.refusal(("a", "wants"), 1)
-    assert Turn([quota], {}, {}).refusal(("a", "wants"), 1) == ""
+    assert said in told(turn.refusal(("a", "wants"), 1))
+    assert Turn([quota], {}, {}).refusal(("a", "wants"), 1) is None
 
 
 def test_what_a_cycle_gives_away_counts_at_once() -> None:
     turn = Turn([Quota(namespace="a", max_gpus=2)], {("a", "x"): stake()})
-    assert turn.refusal(("a", "x"), 2) == ""
+    assert turn.refusal(("a", "x"), 2) is None
     turn.take(("a", "x"), 2)
-    assert turn.refusal(("a", "y"), 1) != ""
+    assert turn.refusal(("a", "y"), 1) is not None
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
@@ -99,12 +108,12 @@ def test_what_a_cycle_gives_away_counts_at_once() -> None:
 def test_a_cap_of_any_size_is_filled_and_never_exceeded(most: int, held: int, wants: int) -> None:
     stakes = {("a", "has"): stake(held=held), ("a", "new"): stake(wants=wants)}
     turn = Turn([Quota(namespace="a", max_gpus=most)], stakes)
-    assert (turn.refusal(("a", "new"), wants) == "") is (held + wants <= most)
+    assert (turn.refusal(("a", "new"), wants) is None) is (held + wants <= most)
     assert turn.excess(("a", "new"), wants) == min(wants, max(0, held + wants - most))
     # Another namespace is not concerned, and a cap for all is each one's own.
-    assert turn.refusal(("b", "new"), wants) == ""
+    assert turn.refusal(("b", "new"), wants) is None
     everybody = Turn([Quota(namespace="*", max_gpus=most)], stakes)
-    assert (everybody.refusal(("b", "new"), wants) == "") is (wants <= most)
+    assert (everybody.refusal(("b", "new"), wants) is None) is (wants <= most)
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
@@ -116,24 +125,24 @@ def test_a_cap_for_services_counts_services_alone(most: int) -> None:
         ("a", "train"): stake(),
     }
     turn = Turn([Quota(namespace="a", endless_gpus=most)], stakes)
-    assert turn.refusal(("a", "serve"), 1) == ""
-    assert "services and notebooks" in turn.refusal(("a", "serve"), 2)
-    assert turn.refusal(("a", "train"), 5) == ""
+    assert turn.refusal(("a", "serve"), 1) is None
+    assert "services and notebooks" in told(turn.refusal(("a", "serve"), 2))
+    assert turn.refusal(("a", "train"), 5) is None
     turn.take(("a", "serve"), 1)
-    assert "services and notebooks" in turn.refusal(("a", "serve"), 1)
+    assert "services and notebooks" in told(turn.refusal(("a", "serve"), 1))
 
 
 def test_a_share_that_may_not_be_exceeded_is_filled_to_the_last_gpu() -> None:
     turn = Turn([Quota(namespace="a", gpus=3, borrow=False)], {("a", "x"): stake(held=1)})
-    assert turn.refusal(("a", "y"), 2) == ""
-    assert "holds 1 GPU(s) of a share of 3" in turn.refusal(("a", "y"), 3)
+    assert turn.refusal(("a", "y"), 2) is None
+    assert "1 held, 3 more asked for, a share of 3" in told(turn.refusal(("a", "y"), 3))
 
 
 @pytest.mark.parametrize(("used", "spent"), [(99.0, False), (100.0, True), (101.0, True)])
 def test_gpu_seconds_are_spent_when_the_window_has_them_all(used: float, spent: bool) -> None:
     quota = Quota(namespace="a", gpus=4, gpu_seconds=100, borrow=False)
     turn = Turn([quota], {("a", "x"): stake()}, {"a": used, "b": 999.0})
-    assert (turn.refusal(("a", "x"), 1) != "") is spent
+    assert (turn.refusal(("a", "x"), 1) is not None) is spent
 
 
 def test_who_keeps_within_a_share_is_lent_to_only_while_others_borrow() -> None:
@@ -154,8 +163,8 @@ def test_a_copy_of_an_account_does_not_change_it() -> None:
     turn = Turn([Quota(namespace="a", max_gpus=2)], {("a", "x"): stake(held=1)})
     copy = turn.copy()
     copy.take(("a", "y"), 1)
-    assert copy.refusal(("a", "y"), 1) != ""
-    assert turn.refusal(("a", "y"), 1) == ""
+    assert copy.refusal(("a", "y"), 1) is not None
+    assert turn.refusal(("a", "y"), 1) is None
 
 
 def test_how_much_a_namespace_must_give_up_first() -> None:
@@ -396,7 +405,10 @@ def test_a_cap_refuses_with_its_reason_and_stands_in_nobody_elses_way() -> None:
         await cluster.comes("a1", "Running")
         assert cluster.phases()["a2"] == "Queued"
         message = cluster.status("a", "a2")["message"]
-        assert "namespace a holds 1 GPU(s), and may have 1 at most" in message
+        assert (
+            "Namespace a would hold more GPUs than it may (1 held, 1 more asked for, 1 allowed)"
+            in message
+        )
         # Within the namespace the order holds: who has had its share of time gives way.
         await cluster.pass_s(150)
         await cluster.comes("a1", "Preempting")
@@ -431,7 +443,7 @@ def test_services_and_notebooks_have_a_cap_of_their_own_and_are_never_preempted(
         cluster.submit("a", "a1", gpus=3)
         await cluster.comes("a1", "Running")
         assert cluster.status("a", "lab", "statefulset")["phase"] == "Running"
-        assert "services and notebooks" in cluster.status("a", "serve", "replicaset")["message"]
+        assert "Services and notebooks" in cluster.status("a", "serve", "replicaset")["message"]
         await cluster.pass_s(500)
         cluster.submit("a", "a2")
         await cluster.comes("a1", "Preempting")

@@ -91,7 +91,7 @@ def test_pab_sends_a_slow_newcomer_back_to_wait_for_a_gpu_of_its_own() -> None:
         status = cluster.status("b")
         assert status["alone"]
         assert status["reason"] == "Waiting"
-        assert "exclusive" in status["message"]
+        assert "a job runs that does not share its GPU" in status["message"]
         (why,) = cluster.decisions("b", "Moved")
         assert "40% of its speed alone" in why
         cluster.ends("c")

@@ -82,8 +82,11 @@ def test_of_two_pods_the_one_without_a_resource_waits_and_hears_which(cluster: M
     assert cluster.held() == 1
     waits = cluster.status(f"pod-{'ab'[plans.index([])]}")
     assert waits["phase"] == "Queued"
-    assert f"less than 1 of {HCA} free on 1" in waits["message"]
-    assert f"less than 1 of {HCA} in all on 1" in waits["message"]
+    assert f"On 1 node, too little {HCA} is free for its pods (less than 1)" in waits["message"]
+    assert (
+        f"On 1 node, there is too little {HCA} for its pods even if nothing else ran"
+        in waits["message"]
+    )
 
 
 def test_the_filter_and_the_explanation_name_what_the_plan_misses(cluster: Mixed) -> None:
@@ -96,11 +99,11 @@ def test_the_filter_and_the_explanation_name_what_the_plan_misses(cluster: Mixed
     asked: Any = {"Pod": cluster.pod("a"), "NodeNames": ["n0"], "Nodes": None}
     answer = json.loads(Verbs(cluster.state, pipeline).filter(asked))
     assert answer["NodeNames"] is None
-    assert answer["FailedNodes"] == {"n0": f"less than 1 of {HCA} free"}
+    assert answer["FailedNodes"] == {"n0": f"too little {HCA} is free for its pods (less than 1)"}
     record = cluster.state.pod_named("default", "a")
     assert record is not None
     told = explanation(cluster.state, pipeline, record)
-    assert told["nodes"][0]["reason"] == f"less than 1 of {HCA} free"
+    assert told["nodes"][0]["reason"] == f"too little {HCA} is free for its pods (less than 1)"
     assert not told["nodes"][0]["fits"]
 
 
@@ -119,24 +122,30 @@ def test_a_planned_pod_fits_where_it_is_planned(cluster: Mixed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "asked", "has", "told"),
+    ("resource", "asked", "has"),
     [
-        ("ephemeral-storage", "500Gi", "100Gi", "less than 500Gi of ephemeral-storage in all on 1"),
-        ("hugepages-2Mi", "1Gi", "0", "less than 1Gi of hugepages-2Mi in all on 1"),
-        ("example.com/fpga", "2", "1", "less than 2 of example.com/fpga in all on 1"),
-        ("cpu", "9", "8", "less than 9 of cpu in all on 1"),
-        ("memory", "65Gi", "64Gi", "less than 65Gi of memory in all on 1"),
+        ("ephemeral-storage", "500Gi", "100Gi"),
+        ("hugepages-2Mi", "1Gi", "0"),
+        ("example.com/fpga", "2", "1"),
+        ("cpu", "9", "8"),
+        ("memory", "65Gi", "64Gi"),
     ],
 )
 def test_what_no_node_has_is_named_and_no_gpu_is_held_for_it(
-    cluster: Mixed, resource: str, asked: str, has: str, told: str
+    cluster: Mixed, resource: str, asked: str, has: str
 ) -> None:
     cluster.node("n0", **{resource: has})
     cluster.create("a", **{resource: asked})
     for _ in range(3):
         cluster.cycles()
         assert (cluster.planned("pod-a"), cluster.held()) == ([], 0)
-    assert told in cluster.status("pod-a")["message"]
+    status = cluster.status("pod-a")
+    short = {"reason": "NodeTooSmall", "nodes": 1, "resource": resource, "amount": asked}
+    assert short in status["causes"]
+    assert (
+        f"too little {resource} for its pods even if nothing else ran (less than {asked} in"
+        in (status["message"])
+    )
     assert cluster.gated("a")
     cluster.allocate("n0", **{resource: asked})
     cluster.cycles()
@@ -155,7 +164,7 @@ def test_a_node_takes_no_more_pods_of_a_gang_than_it_has_room_for(
         cluster.create(f"p{index}", gang=3, **asks)
     cluster.cycles()
     assert (cluster.planned("gang-g"), cluster.held()) == ([], 0)
-    assert f"fewer than their GPUs on 2, by {by}" in cluster.status("gang-g")["message"]
+    assert f"On 2 nodes, there is too little {by}" in cluster.status("gang-g")["message"]
     cluster.node("n2", gpus=4, **{HCA: "1"})
     cluster.cycles()
     assert sorted(cluster.planned("gang-g")) == ["n0", "n1", "n2"]

@@ -50,7 +50,7 @@ def test_who_may_accumulate_shares_in_micro_batches_where_the_batch_would_not_fi
         cluster.bind_as_planned("first")
         cluster.api.create(PODS, raw_pod("fixed", annotations=batch(64)))
         await cluster.cycle()
-        assert "peaks need 82.5 GiB" in cluster.gpujob("pod-fixed")["status"]["message"]
+        assert "82.5 GiB needed" in cluster.gpujob("pod-fixed")["status"]["message"]
         splits = raw_pod("splits", annotations=batch(64) | {"tandem.gpu/accumulation": "true"})
         cluster.api.create(PODS, splits)
         await cluster.cycle()
@@ -327,7 +327,7 @@ def test_with_three_shares_the_queue_and_the_verbs_count_every_resident() -> Non
                 await cluster.cycle()
             if name != "c":
                 cluster.bind_as_planned(name)
-        refused = "one would be slowed down by 42%, bound 37%"
+        refused = "one of the jobs would run too slowly next to the other (42% slower, 37% allowed)"
         assert refused in cluster.gpujob("pod-c")["status"]["message"]
         # A pod that comes to the verbs without a plan meets the same bar.
         verbs = Verbs(cluster.state, believing(profile, LearningConfig()).pipeline())

@@ -62,8 +62,10 @@ class Changes:
         state: ClusterState,
         quotas: QuotaFigures = lambda: (),
         deleted: Callable[[], dict[str, int]] = dict,
+        silent: Callable[[], list[str]] = list,
     ) -> None:
         self._state, self._quotas, self._deleted = state, quotas, deleted
+        self._silent = silent  # services that do not answer
         self._epoch = uuid4().hex[:8]
         self._sequence = 0
         self._oldest = 0  # changes up to here have been forgotten
@@ -242,7 +244,8 @@ class Changes:
             yield run + b"\n"
         quotas = [_quota(*each) for each in self._quotas()]
         holding = self._deleted()  # pods long after their deletion, by namespace
-        yield _json({"kind": "quotas", "quotas": quotas, "deleted": holding}) + b"\n"
+        told = {"quotas": quotas, "deleted": holding, "silent": self._silent()}
+        yield _json({"kind": "quotas", **told}) + b"\n"
 
     def _node(self, report: GpuNodeRecord) -> Iterator[bytes]:
         state, name = self._state, report.name

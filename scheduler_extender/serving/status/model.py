@@ -45,6 +45,7 @@ class Cluster:
         self.runs: OrderedDict[str, Raw] = OrderedDict()
         self.quotas: list[Raw] = []
         self.deleted: dict[str, int] = {}  # pods that hold GPUs long after it, by namespace
+        self.silent: list[str] = []  # services that do not answer
         self._names: list[str] = []  # of the nodes, sorted
         self._gpus = 0
         self._slowed: dict[Key, float] = {}
@@ -119,10 +120,10 @@ class Cluster:
             case "run":
                 self._put_run(value)
             case "quotas":
-                told = value["quotas"], value["deleted"]
-                if (self.quotas, self.deleted) == told:
+                told = value["quotas"], value["deleted"], value["silent"]
+                if (self.quotas, self.deleted, self.silent) == told:
                     return
-                self.quotas, self.deleted = told
+                self.quotas, self.deleted, self.silent = told
             case "end":
                 self.version = value["version"]
                 return

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from scheduler_extender.serving.status.reasons import kind_of
+from tandem.reasons.causes import Cause, understood
+from tandem.reasons.words import briefly, kind_of
 
 Key = tuple[str, str]  # (namespace, name)
 Raw = Mapping[str, Any]
@@ -122,6 +123,9 @@ class Job:
     reason: str
     message: str
     kind: str  # of the reason for which it waits
+    causes: tuple[Cause, ...]
+    short: str  # what counts of the causes, in a few words
+    found_at: str
     position: int | None
     expected: Raw | None
     queued_at: str
@@ -208,13 +212,6 @@ def _holders(rows: Iterable[list[Any]]) -> Iterator[Holder]:
         yield Holder(uid, pod, (namespace, name), *rest)
 
 
-def _gpus_of(spec: Raw) -> int:
-    """Return how many GPUs a whole gang takes, in all its roles."""
-    demand = spec["demand"]
-    roles = [(role["pods"], role["demand"]) for role in spec["roles"]]
-    return sum(pods * each["gpusPerPod"] for pods, each in roles or [(demand["gangSize"], demand)])
-
-
 def job_of(value: Raw, line: bytes) -> Job:
     """Return the job of a line."""
     facts, spec, status = value["facts"], value["spec"], value["status"]
@@ -222,6 +219,7 @@ def job_of(value: Raw, line: bytes) -> Job:
     observed = status.get("observed") or {}
     slowdown = observed.get("slowdown") or {}
     phase, reason, message = status["phase"], status["reason"], status["message"]
+    causes = understood(status.get("causes") or ())
     places = {
         (node, gpu): None
         for _, _, pod_phase, node, gpus, *_ in sorted(facts["pods"])
@@ -236,14 +234,17 @@ def job_of(value: Raw, line: bytes) -> Job:
         phase=phase,
         reason=reason,
         message=message,
-        kind=kind_of(reason, message) if phase in WAITING else "",
+        kind=kind_of(causes, reason) if phase in WAITING else "",
+        causes=causes,
+        short=briefly(causes),
+        found_at=status.get("foundAt") or "",
         position=status.get("position"),
         expected=status.get("expectedStart"),
         queued_at=status.get("queuedAt") or "",
         waiting_since=status.get("waitingSince") or "",
         started_at=status.get("startedAt") or "",
         finished_at=status.get("finishedAt") or "",
-        gpus=_gpus_of(spec),
+        gpus=demand["gpusPerPod"] * demand["gangSize"],
         model=demand.get("model") or "",
         batch_size=demand.get("batchSize"),
         exclusive=demand["exclusive"],

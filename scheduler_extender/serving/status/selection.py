@@ -242,6 +242,12 @@ class Selection:
 
     # --- reading ------------------------------------------------------------------------------
 
+    def index_of(self, node: str, uuid: str) -> int | None:
+        """Return the index of a GPU on its node; None where no agent reports it."""
+        found = self._nodes.get(node)
+        gpus = found.gpus if found is not None else ()
+        return next((gpu.index for gpu in gpus if gpu.uuid == uuid), None)
+
     def __len__(self) -> int:
         """Return how many jobs there are."""
         return len(self._own)

@@ -105,9 +105,13 @@ def inner_router(changes: Changes, predictor: HttpPredictor, traffic: Traffic) -
 
 def local_profiles(predictor: HttpPredictor) -> Profiles:
     """Return models as the predictor has them."""
+    from scheduler_extender.predictions import AwayError as PredictorAwayError
 
     async def profile(namespace: str, name: str) -> dict[str, Any] | None:
-        found = await predictor.model(namespace, name)
+        try:
+            found = await predictor.model(namespace, name)
+        except PredictorAwayError as error:
+            raise HTTPException(503, str(error)) from error
         return None if found is None else found.wire()
 
     return profile
@@ -122,6 +126,8 @@ def remote_profiles(extender: httpx.AsyncClient) -> Profiles:
             answer = await extender.get(path)
         except httpx.HTTPError as error:
             raise HTTPException(503, "the extender does not answer") from error
+        if answer.status_code == 503:
+            raise HTTPException(503, str(answer.json()["detail"]))
         found: dict[str, Any] | None = answer.json() if answer.is_success else None
         return found
 

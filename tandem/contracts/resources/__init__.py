@@ -26,8 +26,6 @@ from tandem.contracts.resources.gpu_job import (
     PodPlan,
     PodService,
     Preemption,
-    ResourceAmount,
-    Role,
     SubBatch,
     WorkloadRef,
 )
@@ -82,8 +80,6 @@ __all__ = [
     "Precision",
     "Preemption",
     "Probability",
-    "ResourceAmount",
-    "Role",
     "Source",
     "SubBatch",
     "Time",

@@ -20,8 +20,6 @@ from tandem.contracts.resources.fields import (
 from tandem.contracts.values import (
     MAX_ENTRIES,
     MAX_PODS,
-    MAX_RESOURCES,
-    MAX_ROLES,
     Bytes,
     Count,
     Cpus,
@@ -39,6 +37,7 @@ from tandem.contracts.values import (
     Word,
     last,
 )
+from tandem.reasons.causes import Causes
 
 
 class WorkloadRef(Message):
@@ -83,30 +82,6 @@ class Demand(Message):
         said = (self.precision, self.optimizer, self.sequence_length, self.parallelism)
         stated = [str(value) for value in said if value is not None]
         return (*stated, *(["checkpointing"] if self.gradient_checkpointing else []))
-
-
-class ResourceAmount(Message):
-    """A resource of a node apart from GPUs, and how much of it each pod asks for.
-
-    Memory and storage are in bytes, CPU is in `Demand.cpus`.
-    """
-
-    name: Reference
-    amount: Count
-
-
-class Role(Message):
-    """Pods of a gang that ask for the same and declare the same.
-
-    `pods` is how many there are, `min_pods` with how many of them the gang may start. `demand` is
-    that of each pod; its `gang_size` is that of the role.
-    """
-
-    name: Reference
-    pods: Positive
-    min_pods: Positive
-    demand: Demand
-    resources: Annotated[list[ResourceAmount], Field(max_length=MAX_RESOURCES)] = []
 
 
 class PairLoad(Message):
@@ -219,24 +194,15 @@ class GPUJobSpec(Message):
 
     Administrators may set `hold` (it is not started) and `prioritized_at` (it goes before all that
     were not moved to the front, in the order of these times). `fingerprint` stands for image,
-    command and resources of its first pod: by it a job without a model is known again. `demand` is
-    that of its first pod. `roles` has all of its pods where they ask for different things.
+    command and resources of its first pod: by it a job without a model is known again.
     """
 
     workload: WorkloadRef
     demand: Demand
-    roles: Annotated[list[Role], Field(max_length=MAX_ROLES)] = []
     gang: Reference = ""
     fingerprint: Label = ""
     hold: bool = False
     prioritized_at: Time | None = None
-
-    @property
-    def gpus(self) -> int:
-        """GPUs that the whole gang takes."""
-        if self.roles:
-            return sum(role.pods * role.demand.gpus_per_pod for role in self.roles)
-        return self.demand.gang_size * self.demand.gpus_per_pod
 
 
 class PodService(Message):
@@ -281,8 +247,10 @@ class GPUJobStatus(Message):
     was last promoted: their difference orders the queue. `queue` is its queue by that service,
     `position` its place among all that wait, 0 first. `queue_key` orders the jobs of one queue: the
     time at which it came to the end of the queue, or less where it has got ahead of others.
-    `preempted_at` and `decisions` have the latest only. `load` is what is predicted, `observed` is
-    what is measured since. `expected_start` is given of gangs that wait, where it can be forecast.
+    `causes` are the reasons with their parameters, found out at `found_at`; `message` has their
+    sentences. `preempted_at` and `decisions` have the latest only. `load` is what is predicted,
+    `observed` is what is measured since. `expected_start` is given of gangs that wait, where it can
+    be forecast.
     `alone`: it was too slow next to other jobs, and has its GPUs for itself from then on.
     `failed_starts` counts since it last ran how often containers of its pods did not start in time;
     until `rests_until` no pod of it is placed for that reason. `pod_service` has the pods that hold
@@ -293,6 +261,8 @@ class GPUJobStatus(Message):
     phase: Phase = Phase.QUEUED
     reason: Word = ""
     message: Text = ""
+    causes: Causes = []
+    found_at: Time | None = None
     load: Load | None = None
     sub_batches: Annotated[list[SubBatch], Field(max_length=64), last(64)] = []
     plan: Plan | None = None

@@ -13,6 +13,7 @@ from tandem.policy.equations.ojpp import spread_after
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats, Ints
+from tandem.reasons.causes import Cause, Reason, figure
 
 
 # Paper: [OJPP] Eq. (8), (15) | bound on the imbalance of a job | test:
@@ -37,13 +38,10 @@ class Balance(Policy):
     def each(self, jobs: Demands, gpus: GpuArrays) -> None:
         """One job at a time: the answer depends on tables of the job's own."""
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        worst = self._worst(job, gpus)[row]
-        return (
-            f"slowdowns of one job's workers would differ by {worst:.0%}, "
-            f"bound {self.max_imbalance:.0%}"
-        )
+        worst = figure(self._worst(job, gpus)[row])
+        return Cause(Reason.UNEQUAL_WORKERS, value=worst, bound=self.max_imbalance)
 
     def _worst(self, job: Job, gpus: GpuArrays) -> Floats:
         """Return the largest spread of a job with a worker on each GPU, (gpus,)."""

@@ -9,6 +9,7 @@ from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools
+from tandem.reasons.causes import Cause, Reason
 
 
 class Healthy(Policy):
@@ -28,9 +29,9 @@ class Healthy(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"needs_healthy": 1}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        return "quarantined"
+        return Cause(Reason.QUARANTINED)
 
 
 class Fresh(Policy):
@@ -52,6 +53,6 @@ class Fresh(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"needs_fresh": 1}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        return "its agent has not reported recently, so it is not shared"
+        return Cause(Reason.NOT_MEASURED)

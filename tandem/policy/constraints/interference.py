@@ -12,6 +12,7 @@ from tandem.policy.columns import Demands
 from tandem.policy.job import NOBODY, UNKNOWN, Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
+from tandem.reasons.causes import Cause, Reason, figure
 
 
 # Paper: [OJPP] Eq. (6), (7), (13) | bound on the slowdown on a device | test:
@@ -45,12 +46,12 @@ class Interference(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"max_interference": self.max_interference}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        worst = self._worst(job, gpus)[row]
-        if np.isinf(worst):
-            return "a job there and this one are known not to get along"
-        return f"one would be slowed down by {worst:.0%}, bound {self.max_interference:.0%}"
+        worst = figure(self._worst(job, gpus)[row])
+        if worst is None:
+            return Cause(Reason.BAD_NEIGHBOURS)
+        return Cause(Reason.SLOWDOWN, value=worst, bound=self.max_interference)
 
     def _worst(self, job: Job, gpus: GpuArrays) -> Floats:
         if job.own_slowdown is None or job.caused_slowdown is None:
@@ -82,9 +83,9 @@ class Apart(Policy):
     def each(self, jobs: Demands, gpus: GpuArrays) -> None:
         """One job at a time: the answer depends on tables of the job's own."""
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        return "beside a model with which one of the two was slowed down too much before"
+        return Cause(Reason.BAD_NEIGHBOURS)
 
 
 # Paper: [OJPP] Eq. (1), (11) | compute demands within the device | test:
@@ -109,10 +110,10 @@ class Utilisation(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"max_utilisation": self.max_percent}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        total = gpus.gpu_utilisation[row] + job.gpu_utilisation
-        return f"utilisation would be {total:.0f} %, bound {self.max_percent:.0f} %"
+        total = figure(gpus.gpu_utilisation[row] + job.gpu_utilisation)
+        return Cause(Reason.UTILISATION, value=total, bound=self.max_percent)
 
     def _within(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         within: Bools = gpus.gpu_utilisation + job.gpu_utilisation <= self.max_percent

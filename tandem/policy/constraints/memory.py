@@ -13,6 +13,7 @@ from tandem.policy.equations.collision import collision_probability, memory_need
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
+from tandem.reasons.causes import Cause, Reason, figure
 
 
 class MemoryCapacity(Policy):
@@ -37,12 +38,12 @@ class MemoryCapacity(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"needs_memory": 1}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        needed = self._needed(job, gpus)[row]
-        if gpus.memory_capacity_gib[row] == 0 and gpus.shares[row] > 0:
-            return "the size of its memory is unknown: it takes one job that asks for a whole GPU"
-        return f"needs {needed:.1f} GiB of memory; {gpus.memory_capacity_gib[row]:.1f} GiB there"
+        there = float(gpus.memory_capacity_gib[row])
+        if there == 0 and gpus.shares[row] > 0:
+            return Cause(Reason.MEMORY_UNKNOWN)
+        return Cause(Reason.MEMORY, value=figure(self._needed(job, gpus)[row]), bound=there)
 
     def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         fits: Bools = self._needed(job, gpus) <= gpus.memory_capacity_gib
@@ -89,13 +90,11 @@ class MemoryCollision(Policy):
         bound = self.max_collision_probability
         return {"max_collision_probability": bound, "strict_collision": self.strict}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        chance = self._probability(job, gpus)[row]
-        return (
-            f"memory peaks would collide with probability {chance:.2f}, "
-            f"bound {self.max_collision_probability:.2f}"
-        )
+        chance = figure(self._probability(job, gpus)[row])
+        bound = self.max_collision_probability
+        return Cause(Reason.MEMORY_COLLISION, value=chance, bound=bound)
 
     def _within(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         within: Bools = self._probability(job, gpus) <= self.max_collision_probability
@@ -145,12 +144,10 @@ class PeakFits(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"peaks_fit": 1, "peaks_opportunistic": self.opportunistic}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
-        needed = self._needed(job, gpus)[row]
-        return (
-            f"peaks need {needed:.1f} GiB together; {gpus.memory_capacity_gib[row]:.1f} GiB there"
-        )
+        needed, there = figure(self._needed(job, gpus)[row]), float(gpus.memory_capacity_gib[row])
+        return Cause(Reason.MEMORY_PEAKS, value=needed, bound=there)
 
     def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         fits: Bools = self._needed(job, gpus) <= gpus.memory_capacity_gib

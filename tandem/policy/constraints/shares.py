@@ -12,6 +12,7 @@ from tandem.policy.columns import Demands
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Ints
+from tandem.reasons.causes import Cause, Reason
 
 
 # Paper: [Horus] 4.3; [SJF-BSBF] V-B2; [Xonar] II-B | cap on the jobs of a GPU: two | test:
@@ -37,14 +38,13 @@ class Shares(Policy):
         bound = {} if self.at_most is None else {"at_most": self.at_most}
         return {"needs_shares": 1, **bound}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
         if gpus.shares[row] == 0:
-            return "not offered for sharing or whole use"
-        taken, offered = gpus.jobs[row], self._offered(gpus)[row]
-        if taken > offered:
-            return f"takes nobody else for now: {taken} jobs there, {offered} share(s) offered"
-        return f"{taken} of {offered} shares taken"
+            return Cause(Reason.NOT_OFFERED)
+        taken, offered = int(gpus.jobs[row]), int(self._offered(gpus)[row])
+        reason = Reason.CLOSED if taken > offered else Reason.PLACES_TAKEN
+        return Cause(reason, value=taken, bound=offered)
 
     def _offered(self, gpus: GpuArrays) -> Ints:
         return gpus.shares if self.at_most is None else np.minimum(gpus.shares, self.at_most)
@@ -67,8 +67,8 @@ class Exclusive(Policy):
         """Return the fields of a compiled cycle that stand for this constraint."""
         return {"needs_exclusive": 1}
 
-    def sentence(self, job: Job, gpus: GpuArrays, row: int) -> str:
+    def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Say why `row` may not take `job`."""
         if gpus.exclusive[row]:
-            return "held by a job that does not share"
-        return f"needs a whole GPU; {gpus.jobs[row]} job(s) there"
+            return Cause(Reason.NOT_SHARED)
+        return Cause(Reason.NEEDS_WHOLE_GPU, value=int(gpus.jobs[row]))

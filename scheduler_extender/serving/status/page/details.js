@@ -1,6 +1,6 @@
 // One node, one GPU, one job, one model.
 import { html, useEffect, useState } from "./ui.js";
-import { NONE, bytes, clock, duration, expected, gpuModel, gpuTime, number, percent, plural, shortId, slowdown, speed } from "./format.js";
+import { NONE, bytes, clock, duration, expected, gpuModel, gpuName, gpuTime, number, percent, plural, shortId, slowdown, speed } from "./format.js";
 import { Ago, Card, Empty, Facts, For, Job, Meter, Phase, State, Table, TimeAxis, gpuHref, href, modelHref, nodeHref, useClock } from "./parts.js";
 import { GPU, SOURCES } from "./lists.js";
 import { read } from "./data.js";
@@ -122,7 +122,7 @@ export function JobView({ doc, parameters }) {
           ["Position", doc.position == null ? NONE : html`<a href=${href("jobs", { phase: "Waiting" })}>${number(doc.position + 1)}</a>`],
           ["Expected start", html`<b>${expected(doc.expectedStart)}</b>${doc.expectedStart ? html` <span class="dim">(four times in five; as of <${Ago} at=${doc.expectedStart.asOf}/>)</span>` : ""}`],
         ]}/>
-        <${Why} message=${doc.message}/>`
+        <${Why} parts=${doc.why} at=${doc.foundAt}/>`
       : html`<p>${doc.message}</p>
         <${Facts} rows=${[
           doc.startedAt && ["Started", html`<${Ago} at=${doc.startedAt}/>`],
@@ -133,7 +133,7 @@ export function JobView({ doc, parameters }) {
         ]}/>`}
     <//>
     ${doc.places.length ? html`<${Card} title="Where it runs" wide>
-      <ul class="inline">${doc.places.map((place) => html`<li key=${place.gpu}><a href=${nodeHref(place.node)}>${place.node}</a> / <a href=${gpuHref(place.node, place.gpu)}>${shortId(place.gpu)}</a></li>`)}</ul>
+      <ul class="inline">${doc.places.map((place) => html`<li key=${place.gpu}><a href=${nodeHref(place.node)}>${place.node}</a> / <a href=${gpuHref(place.node, place.gpu)}>${gpuName(place)}</a></li>`)}</ul>
       ${doc.placesInAll > doc.places.length ? html`<p class="note"><a href=${href("gpus", { job: jobKey(doc) })}>All ${number(doc.placesInAll)} GPUs</a></p>` : ""}
       <h3>Neighbours</h3>
       <${Table} label="Neighbours" rows=${doc.neighbours} rowKey=${jobKey} empty="No other job that is shown to you is on its GPUs."
@@ -161,7 +161,7 @@ export function JobView({ doc, parameters }) {
     <//>
     <${Card} title="What it asks for" wide><${Facts} rows=${[
       ["Workload", `${doc.workload.kind} ${doc.workload.name}`],
-      ["GPUs", `${plural(doc.gpus, "GPU")}: ${(doc.roles.length ? doc.roles : [{ pods: doc.demand.gangSize, demand: doc.demand }]).map((role) => `${role.name ? `${role.name}, ` : ""}${plural(role.pods, "pod")} with ${role.demand.gpusPerPod} each`).join("; ")}`],
+      ["GPUs", `${plural(doc.gpus, "GPU")}: ${plural(doc.demand.gangSize, "pod")} with ${doc.demand.gpusPerPod} each`],
       ["Model", doc.demand.model ? html`<a href=${modelHref(doc.namespace, doc.demand.model)}>${doc.demand.model}</a>` : NONE],
       ["Batch", doc.demand.batchSize], ["Iterations", doc.demand.iterations],
       ["Shares", doc.demand.exclusive ? "no: exclusive" : "yes, where that pays"],
@@ -178,17 +178,17 @@ export function JobView({ doc, parameters }) {
       columns=${[
         { name: "Pod", show: (pod) => pod.pod }, { name: "Phase", show: (pod) => pod.phase },
         { name: "Node", show: (pod) => (pod.node ? html`<a href=${nodeHref(pod.node)}>${pod.node}</a>` : NONE) },
-        { name: "GPUs", show: (pod) => (pod.gpus.length ? pod.gpus.map((gpu, i) => html`${i ? ", " : ""}<a key=${gpu} href=${gpuHref(pod.node, gpu)}>${shortId(gpu)}</a>`) : NONE) },
+        { name: "GPUs", show: (pod) => (pod.gpus.length ? pod.gpus.map((gpu, i) => html`${i ? ", " : ""}<a key=${gpu} href=${gpuHref(pod.node, gpu)}>${gpuName({ gpu, index: (doc.places.find((each) => each.gpu === gpu) || {}).index })}</a>`) : NONE) },
       ]}/><//>
     <${Events} path=${`jobs/${encodeURIComponent(doc.namespace)}/${encodeURIComponent(doc.name)}/events`} at=${doc.phase + doc.message}/>
     <${Yaml} path=${`jobs/${encodeURIComponent(doc.namespace)}/${encodeURIComponent(doc.name)}/yaml`} phase=${doc.phase}/>`;
 }
 
-// The reason in full: the queue controller separates its parts by semicolons.
-function Why({ message }) {
-  const parts = message.split("; ").filter(Boolean);
+// The reasons in full, each in a sentence or two, and when they were found out.
+function Why({ parts, at }) {
   if (!parts.length) return html`<${Empty}>The queue has not looked at it yet. That takes a few seconds.<//>`;
-  return html`<ul class="why">${parts.map((part, i) => html`<li key=${i}>${part}</li>`)}</ul>`;
+  return html`<ul class="why">${parts.map((part, i) => html`<li key=${i}>${part}</li>`)}</ul>
+    ${at ? html`<p class="note">Found out <${Ago} at=${at}/>.</p>` : ""}`;
 }
 
 function useRead(path, deps) {
@@ -196,7 +196,7 @@ function useRead(path, deps) {
   useEffect(() => {
     if (!path) return undefined;
     const ending = new AbortController();
-    read(path, {}, ending.signal).then((value) => set({ value }), (error) => { if (!ending.signal.aborted) set({ error: error.message }); });
+    read(path, {}, ending.signal).then((value) => set({ value }), (error) => { if (!ending.signal.aborted) set({ error: error.message, status: error.status }); });
     return () => ending.abort();
   }, [path, ...deps]);
   return found;
@@ -223,7 +223,7 @@ function Yaml({ path, phase }) {
 // --- model -----------------------------------------------------------------------------------
 
 export function Model({ doc }) {
-  const { value, error } = useRead(`models/${encodeURIComponent(doc.namespace)}/${encodeURIComponent(doc.model)}/profile`, [doc.jobs]);
+  const { value, error, status } = useRead(`models/${encodeURIComponent(doc.namespace)}/${encodeURIComponent(doc.model)}/profile`, [doc.jobs]);
   const features = value && value.features;
   return html`
     <${Card} title="Is it known?" wide>
@@ -232,7 +232,7 @@ export function Model({ doc }) {
         ["FLOPs of a forward pass", `${(features.flops / 1e9).toFixed(2)} GFLOP per sample`], ["Parameters", `${(features.parameters / 1e6).toFixed(2)} million`],
         ["Memory of parameters", bytes(features.parameterBytes)], ["Activations", bytes(features.activationBytes)], ["Largest tensor", bytes(features.largestTensorBytes)],
         ["Operators", `${number(features.nodes)}, ${number(features.depth)} deep`], ["Skew", percent(features.tensorSkew * 100)], ["Graph", html`<code>${shortId(value.featureHash)}</code>`],
-      ]}/>` : html`<${Empty}>${error || "Loading."}${error ? ". Push its graph with `tandem model push FILE --name NAME`." : ""}<//>`}
+      ]}/>` : html`<${Empty}>${error || "Loading."}${status === 404 ? ". Push its graph with `tandem model push FILE --name NAME`." : ""}<//>`}
     <//>
     <${Card} title="Predictions next to measurements" wide><${Table} label="Jobs of this model" rows=${doc.rows} rowKey=${jobKey} empty="No job of this model is left."
       columns=${[

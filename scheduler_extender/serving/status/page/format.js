@@ -92,4 +92,6 @@ export const plural = (count, one, many = `${one}s`) => `${number(count)} ${coun
 // The model without the maker, which all have in common.
 export const gpuModel = (name) => (name || "").replace(/^NVIDIA /, "");
 
+// A GPU as people call it; by its UUID where no agent reports it.
+export const gpuName = (place) => (place.index == null ? shortId(place.gpu) : String(place.index));
 export const shortId = (uuid) => (uuid.length > 16 ? `${uuid.slice(0, 12)}…` : uuid);

@@ -1,6 +1,6 @@
 // The overview and the lists. Each number is a link to the objects that it counts.
 import { html } from "./ui.js";
-import { NONE, bytes, expected, gpuModel, gpuTime, number, percent, plural, shortId, slowdown } from "./format.js";
+import { NONE, bytes, expected, gpuModel, gpuName, gpuTime, number, percent, plural, shortId, slowdown } from "./format.js";
 import {
   Ago, Card, Choice, Empty, Facts, For, GPU_STATES, Job, Meter, PHASES, Pager, Phase, Search, State, States, Table,
   gpuHref, href, jobHref, modelHref, nodeHref, useClock,
@@ -11,6 +11,8 @@ const Count = ({ to, n, words }) => html`<a href=${to}>${words ? words : number(
 // --- overview --------------------------------------------------------------------------------
 
 const ATTENTION = {
+  predictorSilent: ["silent", () => "The predictor does not answer", "New jobs are placed by what they declare, or take whole GPUs; those that are known run on. `tandem doctor` looks for the cause."],
+  schedulerSilent: ["silent", () => "No scheduler leads", "Nothing new is placed; what runs goes on. `tandem doctor` looks for the cause."],
   quarantined: ["quarantined", (n) => `${plural(n, "GPU")} quarantined`, "Its node's agent found it unhealthy. Open the GPU for the reason."],
   unavailable: ["unavailable", (n) => `${plural(n, "GPU")} not offered`, "The agent offers no share. Open the GPU for the reason."],
   silent: ["silent", (n) => `${plural(n, "node")} with a silent agent`, "Look at the pod of the agent on the node."],
@@ -112,7 +114,7 @@ export function Overview({ doc, parameters }) {
 
 // --- jobs ------------------------------------------------------------------------------------
 
-const places = (job) => (job.placesInAll ? html`<span class="places">${job.places.slice(0, 2).map((place, i) => html`${i ? ", " : ""}<a key=${place.gpu} href=${gpuHref(place.node, place.gpu)} title=${place.gpu}>${place.node}/${shortId(place.gpu)}</a>`)}${job.placesInAll > 2 ? html`, <a href=${href("gpus", { job: `${job.namespace}/${job.name}` })}>${number(job.placesInAll)} in all</a>` : ""}</span>` : NONE);
+const places = (job) => (job.placesInAll ? html`<span class="places">${job.places.slice(0, 2).map((place, i) => html`${i ? ", " : ""}<a key=${place.gpu} href=${gpuHref(place.node, place.gpu)} title=${place.gpu}>${place.node}/${gpuName(place)}</a>`)}${job.placesInAll > 2 ? html`, <a href=${href("gpus", { job: `${job.namespace}/${job.name}` })}>${number(job.placesInAll)} in all</a>` : ""}</span>` : NONE);
 
 export const QUEUE = {
   position: { name: "Position", right: true, show: (job) => (job.position == null ? NONE : number(job.position + 1)) },
@@ -122,7 +124,7 @@ export const QUEUE = {
   model: { name: "Model", show: (job) => (job.model ? html`<a href=${modelHref(job.namespace, job.model)}>${job.model}</a>` : NONE) },
   waits: { name: "Waits", show: (job) => html`<${For} at=${job.waitingSince || job.queuedAt}/>` },
   start: { name: "Expected start", show: (job) => expected(job.expectedStart) },
-  why: { name: "Why", wide: true, show: (job) => html`<span class="clamp" title=${job.message}>${job.message || NONE}</span>` },
+  why: { name: "Why", wide: true, show: (job) => html`<span class="clamp" title=${job.message}>${job.short || NONE}</span>` },
   places: { name: "Where", show: places },
   time: {
     name: "Time",
@@ -135,7 +137,7 @@ const REASONS = [
   ["", "any reason"], ["occupied", "GPUs are taken"], ["memory", "not enough memory"], ["memory_collision", "memory peaks collide"],
   ["utilisation", "GPUs overloaded"], ["interference", "slowdown too large"], ["not_worth", "sharing does not pay"], ["behind", "behind others"],
   ["making_room", "others make room"], ["quota", "quota"], ["held", "held"], ["blocked", "pods blocked"], ["preempted", "preempted"],
-  ["nodes", "no suitable node"], ["unhealthy", "GPUs quarantined"], ["stale", "agents silent"], ["not_offered", "GPUs not offered"], ["starting", "about to start"], ["other", "other"],
+  ["nodes", "no suitable node"], ["unhealthy", "GPUs quarantined"], ["stale", "agents silent"], ["missing", "pods missing"], ["never_started", "never started"], ["not_offered", "GPUs not offered"], ["starting", "about to start"], ["other", "other"],
 ];
 
 export function Jobs({ doc, parameters, go }) {

@@ -7,7 +7,6 @@ from typing import Any
 
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import PHASES, Gpu, Job, Key, Raw, Scope
-from scheduler_extender.serving.status.reasons import WORDS
 from scheduler_extender.serving.status.selection import ORDERS, Order, Selection, Stretch
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,
@@ -22,6 +21,7 @@ from scheduler_extender.serving.status.views.query import (
     run_row,
 )
 from tandem.contracts.names import API_VERSION
+from tandem.reasons.words import KINDS, sentence
 
 _RUNS = 200  # that ended, of one job
 _FILTERS = ("reason", "model", "node", "gpu", "sharing", "q")
@@ -32,8 +32,8 @@ def jobs(cluster: Cluster, scope: Scope, query: Query) -> Document:
     phase, reason, sort = query.get("phase"), query.get("reason"), query.get("sort") or "queue"
     if phase and phase not in (*PHASES, "Waiting"):
         raise BadQueryError(f"phase: one of {', '.join(PHASES)}, Waiting")
-    if reason and reason not in WORDS:
-        raise BadQueryError(f"reason: one of {', '.join(WORDS)}")
+    if reason and reason not in KINDS:
+        raise BadQueryError(f"reason: one of {', '.join(KINDS)}")
     if sort not in ORDERS:
         raise BadQueryError(f"sort: one of {', '.join(ORDERS)}")
     selection = cluster.selection(scope, query.get("namespace"))
@@ -91,11 +91,10 @@ def job(cluster: Cluster, scope: Scope, query: Query) -> Document:
     predicted = [each.predicted_slowdown for each in own if each.predicted_slowdown is not None]
     return {
         **job_row(cluster.selection(scope), found),
-        "why": [part.strip() for part in found.message.split(" | ") if part.strip()],
-        "words": WORDS.get(found.kind) if found.kind else None,
+        "why": [sentence(each) for each in found.causes] or list(filter(None, [found.message])),
+        "words": KINDS[found.kind] if found.kind else None,
         "workload": spec["workload"],
         "demand": spec["demand"],
-        "roles": spec["roles"],
         "hold": spec["hold"],
         "prioritizedAt": spec.get("prioritizedAt"),
         "timeline": _timeline(status),

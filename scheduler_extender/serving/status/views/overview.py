@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import GPU_STATES, PHASES, Raw, Scope
-from scheduler_extender.serving.status.reasons import WORDS
 from scheduler_extender.serving.status.selection import MICRO, Selection
 from scheduler_extender.serving.status.views.query import Document, Query, job_row, named
+from tandem.reasons.words import KINDS
 
 _NAMESPACES = 50
 _WORST = 5
@@ -52,8 +52,7 @@ def _jobs(found: Selection) -> Document:
         "byPhase": {phase: found.phases[phase] for phase in PHASES},
         "waiting": len(found.line),
         "byReason": [
-            {"reason": kind, "words": WORDS.get(kind, kind), "count": count}
-            for kind, count in reasons
+            {"reason": kind, "words": KINDS[kind], "count": count} for kind, count in reasons
         ],
         "longestWait": None
         if longest is None
@@ -119,6 +118,7 @@ def _attention(cluster: Cluster, found: Selection) -> list[Document]:
     """Return what is broken or needs a look: kind, count and the list that shows the objects."""
     states = found.sums.states
     counts: list[tuple[str, int, str, Mapping[str, str]]] = [
+        *((f"{name}Silent", 1, "overview", {}) for name in cluster.silent),
         ("quarantined", states["quarantined"], "gpus", {"state": "quarantined"}),
         ("unavailable", states["unavailable"], "gpus", {"state": "unavailable"}),
         *_of_nodes(cluster, found.scope),

@@ -165,6 +165,8 @@ def job_row(selection: Selection, job: Job) -> Document:
         "phase": job.phase,
         "reason": job.kind or None,
         "message": job.message,
+        "short": job.short or job.message,
+        "foundAt": job.found_at or None,
         "position": _position(selection, job),
         "expectedStart": job.expected if job.waits else None,
         "queuedAt": job.queued_at or None,
@@ -174,7 +176,10 @@ def job_row(selection: Selection, job: Job) -> Document:
         "gpus": job.gpus,
         "model": job.model or None,
         "exclusive": job.exclusive,
-        "places": [{"node": node, "gpu": gpu} for node, gpu in job.places[:_PLACES]],
+        "places": [
+            {"node": node, "gpu": gpu, "index": selection.index_of(node, gpu)}
+            for node, gpu in job.places[:_PLACES]
+        ],
         "placesInAll": len(job.places),
         "slowdown": job.slowdown,
     }

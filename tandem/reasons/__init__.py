@@ -1,0 +1,1 @@
+"""Why a job waits, as data; and the one place that makes sentences of it."""

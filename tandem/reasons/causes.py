@@ -1,0 +1,164 @@
+"""Why a job is where it is: a closed set of reasons, each with typed parameters.
+
+Policies, the queue controller and the quotas return causes. `words.py` makes all sentences of them,
+so that no program has to read a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+
+class Reason(StrEnum):
+    """The closed set: the reasons of the condition `Scheduled` of a GPUJob."""
+
+    # What keeps a worker of the job off GPUs.
+    NOT_OFFERED = "GPUNotOffered"
+    CLOSED = "GPUClosed"
+    PLACES_TAKEN = "PlacesTaken"
+    NOT_SHARED = "HeldByExclusiveJob"
+    NEEDS_WHOLE_GPU = "NeedsWholeGPU"
+    QUARANTINED = "GPUQuarantined"
+    NOT_MEASURED = "GPUNotMeasured"
+    MEMORY = "MemoryTooSmall"
+    MEMORY_UNKNOWN = "MemorySizeUnknown"
+    MEMORY_PEAKS = "MemoryPeaksTooLarge"
+    MEMORY_COLLISION = "MemoryPeaksCollide"
+    UTILISATION = "GPUOverloaded"
+    SLOWDOWN = "SlowdownTooHigh"
+    BAD_NEIGHBOURS = "BadNeighbours"
+    UNEQUAL_WORKERS = "UnequalWorkers"
+    # What keeps its pods off nodes.
+    NODE_SHORT = "NodeResourceTaken"
+    NODE_TOO_SMALL = "NodeTooSmall"
+    NODE_HAS_FEWER = "NodeHasRoomForFewer"
+    NODE_UNSUITABLE = "NodeUnsuitable"
+    # Why it is not its turn.
+    NEEDS_GPUS = "NeedsGPUs"
+    PLACE_FREE = "PlaceFree"
+    WAITING_IS_BETTER = "WaitingIsBetter"
+    BEHIND = "BehindOthers"
+    NOT_LOOKED_AT = "NotLookedAtYet"
+    MAKING_ROOM = "OthersGiveUpGPUs"
+    OVERTAKEN = "TakenByJobsBefore"
+    NOT_PREEMPTED = "OthersProtected"
+    QUOTA = "QuotaUsedUp"
+    QUOTA_ENDLESS = "ServiceQuotaUsedUp"
+    QUOTA_TIME = "TimeQuotaUsedUp"
+    QUOTA_SHARE = "ShareUsedUp"
+    HELD = "Held"
+    # What its own pods lack.
+    BLOCKED = "Blocked"
+    PODS_MISSING = "PodsMissing"
+    PODS_ENDED = "PodsEnded"
+    STARTING = "Starting"
+    NEVER_STARTED = "NeverStarted"
+    PLAN_EXPIRED = "PlanExpired"
+    PODS_GONE = "PodsGone"
+    # What has become of it.
+    WAITING = "Waiting"
+    QUEUED = "Queued"
+    NEW_PODS = "NewPods"
+    PLANNED = "Planned"
+    RUNNING = "Running"
+    PREEMPTING = "Preempting"
+    PREEMPTION_OVERDUE = "PreemptionOverdue"
+    PREEMPTED = "Preempted"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
+LONGEST_NAME, LONGEST = 253, 2000
+Short = Annotated[str | None, Field(max_length=LONGEST_NAME)]
+Long = Annotated[str | None, Field(max_length=LONGEST)]
+Number = Annotated[int | None, Field(ge=0, le=2**62)]
+Quantity = Annotated[float | None, Field(ge=0, le=1e30, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason and its parameters, those that it has.
+
+    `gpu` is one GPU as node/index, for readers who may know it; `gpus` and `nodes` count those of
+    which the reason is true. `value` is what is there or needed, and `bound` what is allowed, in
+    the unit that the reason has: GiB, a part of 1, percent or a count. `resource` and `amount` are
+    a resource of a node and a quantity of Kubernetes. `job` are the jobs that it is about, as
+    the owner may read them. `pod` is one of its own pods. `detail` is what the API server, a
+    controller or a user has written, and for reasons without parameters the words themselves.
+    """
+
+    reason: Reason
+    gpu: Short = None
+    gpus: Number = None
+    nodes: Number = None
+    value: Quantity = None
+    bound: Quantity = None
+    resource: Short = None
+    amount: Short = None
+    job: Long = None
+    namespace: Short = None
+    pod: Short = None
+    detail: Long = None
+
+    def wire(self) -> dict[str, object]:
+        """Return the JSON object as it goes over the wire; absent values are left out."""
+        found: dict[str, object] = _CAUSE.dump_python(self, mode="json", exclude_none=True)
+        return found
+
+    def cut(self) -> Cause:
+        """Return the same with texts of a length that an API server takes."""
+        longest = {"job": LONGEST, "detail": LONGEST}
+        changes = {}
+        for name in _TEXTS:
+            text, most = getattr(self, name), longest.get(name, LONGEST_NAME)
+            if text is not None and len(text) > most:
+                changes[name] = text[: most - 1] + "…"
+        return replace(self, **changes) if changes else self
+
+    def on(self, *, gpu: str | None = None, gpus: int | None = None) -> Cause:
+        """Return the same of a GPU with its name, or of so many."""
+        return replace(self, gpu=gpu, gpus=gpus)
+
+
+_TEXTS = ("gpu", "resource", "amount", "job", "namespace", "pod", "detail")
+
+
+def figure(value: float) -> float | None:
+    """Return a figure as a cause has it; what is beyond all bounds is none."""
+    return float(value) if math.isfinite(value) else None
+
+
+def first_of(causes: Sequence[Cause]) -> Cause | None:
+    """Return the cause that counts: the first that says more than what the job asks for."""
+    said = (cause for cause in causes if cause.reason is not Reason.NEEDS_GPUS)
+    return next(said, causes[0] if causes else None)
+
+
+_CAUSE: TypeAdapter[Cause] = TypeAdapter(Cause)
+MOST_CAUSES = 16
+
+
+def _known(values: object) -> object:
+    """Keep what this version understands: another version may have other reasons."""
+    if not isinstance(values, list):
+        return values
+    return list(understood(values))
+
+
+def understood(values: Iterable[object]) -> tuple[Cause, ...]:
+    """Return the causes that this version understands, of values as they come from JSON."""
+    found = []
+    for value in values:
+        with suppress(ValidationError):
+            found.append(_CAUSE.validate_python(value))
+    return tuple(found[:MOST_CAUSES])
+
+
+Causes = Annotated[list[Cause], Field(max_length=MOST_CAUSES), BeforeValidator(_known)]

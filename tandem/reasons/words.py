@@ -1,0 +1,361 @@
+"""The words for each reason: the one place that makes sentences of causes.
+
+A sentence says what is missing, by how much, and what would change it. Figures stand apart: the
+same reason without them is the same event, whose count the API server raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tandem.reasons.causes import Cause, Reason, first_of
+from tandem.reasons.counting import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a reason is told.
+
+    `kind` is its group on the status page. `topic` is what it is about, in a table. `says` is a
+    clause without figures, `figures` the figures alone, whether the cause keeps a job off or not,
+    and `lacks` by how much they are beyond the bound. `remedy` is what would change it. Templates
+    name the fields of a cause; `gap` is the difference of `value` and `bound`.
+    """
+
+    kind: str
+    topic: str
+    says: str
+    figures: str = ""
+    remedy: str = ""
+    lacks: str = ""
+    of: str = ""  # "GPU" or "node", where it is about some of them
+    verbatim: bool = False  # the detail is the sentence
+
+
+#: The groups of the status page, in the words of its lists.
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "held": "An administrator holds it",
+        "blocked": "Its pods cannot be planned yet",
+        "quota": "Quota of its namespace",
+        "making_room": "Other jobs are giving up GPUs for it",
+        "behind": "Behind other jobs in the queue",
+        "not_worth": "Sharing now would cost more than waiting",
+        "memory": "Not enough GPU memory",
+        "memory_collision": "Memory peaks would collide",
+        "utilisation": "GPUs would be overloaded",
+        "interference": "A job would be slowed down too much",
+        "occupied": "All suitable GPUs are taken",
+        "not_offered": "GPUs are not offered",
+        "unhealthy": "GPUs are quarantined",
+        "stale": "Agents do not report",
+        "nodes": "No node can run its pods",
+        "missing": "Some of its pods do not exist",
+        "never_started": "Its containers did not start",
+        "starting": "Its pods are about to start",
+        "preempted": "It gave up its GPUs for another job",
+        "other": "Another reason",
+    }
+)
+
+_GIB = "{value:.1f} GiB needed, {bound:.1f} GiB there"
+_COUNT = "{value:.0f} of {bound:.0f}"
+_END = "One comes free when a job there ends."
+
+WORDS: Mapping[Reason, Words] = MappingProxyType(
+    {
+        Reason.NOT_OFFERED: Words(
+            "not_offered", "Offer", "no place is offered to jobs", of="GPU",
+            remedy="An administrator can see why: tandem doctor.",
+        ),
+        Reason.CLOSED: Words(
+            "occupied", "Places", "more jobs run than the GPU has places for",
+            figures="{value:.0f} jobs, places for {bound:.0f}", of="GPU",
+            remedy="It takes jobs again when some of them have ended.",
+        ),
+        Reason.PLACES_TAKEN: Words(
+            "occupied", "Places", "all places for jobs are taken", figures=_COUNT, of="GPU",
+            remedy=_END,
+        ),
+        Reason.NOT_SHARED: Words(
+            "occupied", "Sharing", "a job runs that does not share its GPU", of="GPU",
+            remedy="The GPU comes free when that job ends.",
+        ),
+        Reason.NEEDS_WHOLE_GPU: Words(
+            "occupied", "Sharing", "other jobs run, and this job does not share a GPU",
+            figures="{value:.0f} running", of="GPU",
+            remedy="It starts when a GPU is empty.",
+        ),
+        Reason.QUARANTINED: Words(
+            "unhealthy", "Health", "nothing new starts because of a fault", of="GPU",
+            remedy="An administrator has to look at it: tandem gpus has the fault.",
+        ),
+        Reason.NOT_MEASURED: Words(
+            "stale", "Measurements",
+            "nothing has been measured lately, so that no job may join another", of="GPU",
+            remedy="Jobs may share it again when its node reports.",
+        ),
+        Reason.MEMORY: Words(
+            "memory", "Memory", "the memory is too small", figures=_GIB, of="GPU",
+            lacks="{gap:.1f} GiB too little",
+            remedy="A smaller batch, a larger GPU or the end of a job there makes room.",
+        ),
+        Reason.MEMORY_UNKNOWN: Words(
+            "memory", "Memory",
+            "the size of the memory is unknown, so that only a job that asks for a whole GPU fits",
+            of="GPU", remedy="An administrator can see why: tandem doctor.",
+        ),
+        Reason.MEMORY_PEAKS: Words(
+            "memory", "Memory peaks", "the memory is too small for the peaks of all jobs together",
+            figures=_GIB, lacks="{gap:.1f} GiB too little", of="GPU",
+            remedy="A smaller batch, a larger GPU or the end of a job there makes room.",
+        ),
+        Reason.MEMORY_COLLISION: Words(
+            "memory_collision", "Memory peaks", "memory peaks of two jobs would fall together",
+            figures="with a chance of {value:.0%}, {bound:.0%} allowed", of="GPU",
+            remedy="It starts when a job there ends, or on a GPU with more memory.",
+        ),
+        Reason.UTILISATION: Words(
+            "utilisation", "Utilisation", "the jobs together would overload the GPU",
+            figures="{value:.0f} % of its time asked for, {bound:.0f} % allowed", of="GPU",
+            remedy="It starts when a job there ends.",
+        ),
+        Reason.SLOWDOWN: Words(
+            "interference", "Slowdown", "one of the jobs would run too slowly next to the other",
+            figures="{value:.0%} slower, {bound:.0%} allowed", of="GPU",
+            remedy="It starts when a job there ends, or next to another job.",
+        ),
+        Reason.BAD_NEIGHBOURS: Words(
+            "interference", "Slowdown",
+            "a job runs next to which one of the two was too slow before", of="GPU",
+            remedy="It starts when that job ends, or next to another job.",
+        ),
+        Reason.UNEQUAL_WORKERS: Words(
+            "interference", "Slowdown", "the workers of one job would differ too much in speed",
+            figures="by {value:.0%}, {bound:.0%} allowed", of="GPU",
+            remedy="It starts when a job there ends.",
+        ),
+        Reason.NODE_SHORT: Words(
+            "nodes", "Nodes", "too little {resource} is free for its pods",
+            figures="less than {amount}", of="node",
+            remedy="It starts when other pods there end, or asks for less.",
+        ),
+        Reason.NODE_TOO_SMALL: Words(
+            "nodes", "Nodes",
+            "there is too little {resource} for its pods even if nothing else ran",
+            figures="less than {amount} in all", of="node",
+            remedy="A pod that asks for less of it would fit.",
+        ),
+        Reason.NODE_HAS_FEWER: Words(
+            "nodes", "Nodes", "there is too little {resource} for a pod on each free GPU",
+            of="node",
+            remedy="Pods that ask for less of it would fit.",
+        ),
+        Reason.NODE_UNSUITABLE: Words(
+            "nodes", "Nodes", "its pods cannot run because of labels, taints or a cordon",
+            figures="{detail}", of="node",
+            remedy="Node selector, affinity or tolerations of the pods would have to change.",
+        ),
+        Reason.NEEDS_GPUS: Words(
+            "occupied", "GPUs", "it needs {amount}",
+            figures="{value:.0f} of {of_gpus} can take it now",
+        ),
+        Reason.PLACE_FREE: Words(
+            "starting", "Queue", "a place has come free since it was tried last",
+            remedy="It is tried again at once.",
+        ),
+        Reason.WAITING_IS_BETTER: Words(
+            "not_worth", "Queue",
+            "it fits next to other jobs, but waiting for a better place finishes more work",
+            remedy="It starts when a better place comes free.",
+        ),
+        Reason.BEHIND: Words(
+            "behind", "Queue", "it waits behind other jobs, and no job overtakes another here",
+            figures="the first is {job}", remedy="It starts when those before it have started.",
+        ),
+        Reason.NOT_LOOKED_AT: Words(
+            "behind", "Queue", "it waits for its turn to be looked at",
+            remedy="Jobs before it are looked at first.",
+        ),
+        Reason.MAKING_ROOM: Words(
+            "making_room", "Queue", "other jobs give up GPUs for it", figures="{job}",
+            remedy="It starts when they have stopped.",
+        ),
+        Reason.OVERTAKEN: Words(
+            "nodes", "Queue", "jobs before it take the {resource} that is free",
+            remedy="It is tried again at once.",
+        ),
+        Reason.NOT_PREEMPTED: Words(
+            "occupied", "Queue", "jobs that could make room are protected", figures="{detail}",
+            remedy="They are asked again when that has changed.",
+        ),
+        Reason.QUOTA: Words(
+            "quota", "Quota", "namespace {namespace} would hold more GPUs than it may",
+            figures="{value:.0f} held, {asked}{bound:.0f} allowed",
+            remedy="It starts when another job of the namespace ends.",
+        ),
+        Reason.QUOTA_ENDLESS: Words(
+            "quota", "Quota",
+            "services and notebooks of namespace {namespace} would hold more GPUs than they may",
+            figures="{value:.0f} held, {asked}{bound:.0f} allowed",
+            remedy="It starts when one of them ends.",
+        ),
+        Reason.QUOTA_TIME: Words(
+            "quota", "Quota",
+            "namespace {namespace} has used up its GPU time, and may not borrow",
+            figures="{value:.0f} of {bound:.0f} GPU-seconds",
+            remedy="It starts when earlier use no longer counts.",
+        ),
+        Reason.QUOTA_SHARE: Words(
+            "quota", "Quota",
+            "namespace {namespace} would hold more than its share of GPUs, and may not borrow",
+            figures="{value:.0f} held, {asked}a share of {bound:.0f}",
+            remedy="It starts when another job of the namespace ends.",
+        ),
+        Reason.HELD: Words(
+            "held", "Hold", "an administrator holds it",
+            remedy="It goes on when they let it: tandem resume.",
+        ),
+        Reason.BLOCKED: Words("blocked", "Pods", "its pods cannot be planned", verbatim=True),
+        Reason.PODS_MISSING: Words(
+            "missing", "Pods", "some of its pods do not exist", verbatim=True
+        ),
+        Reason.PODS_ENDED: Words("missing", "Pods", "all its pods have ended", verbatim=True),
+        Reason.STARTING: Words("starting", "Pods", "its pods are about to start", verbatim=True),
+        Reason.NEVER_STARTED: Words(
+            "never_started", "Pods", "its containers did not start", verbatim=True
+        ),
+        Reason.PLAN_EXPIRED: Words(
+            "starting", "Pods", "its pods were not bound in time", verbatim=True
+        ),
+        Reason.PODS_GONE: Words("starting", "Pods", "its pods are new", verbatim=True),
+        Reason.WAITING: Words("other", "Queue", "it waits", verbatim=True),
+        Reason.QUEUED: Words("other", "Queue", "it is in the queue", verbatim=True),
+        Reason.NEW_PODS: Words("starting", "Pods", "its workload has pods again", verbatim=True),
+        Reason.PLANNED: Words("starting", "Pods", "its pods have places", verbatim=True),
+        Reason.RUNNING: Words("other", "Pods", "its pods run", verbatim=True),
+        Reason.PREEMPTING: Words("preempted", "Queue", "it gives up its GPUs", verbatim=True),
+        Reason.PREEMPTION_OVERDUE: Words(
+            "preempted", "Queue", "it has not given up its GPUs in time", verbatim=True
+        ),
+        Reason.PREEMPTED: Words(
+            "preempted", "Queue", "it gave up its GPUs and waits for others", verbatim=True
+        ),
+        Reason.COMPLETED: Words("other", "Workload", "the workload completed", verbatim=True),
+        Reason.FAILED: Words("other", "Workload", "the workload failed", verbatim=True),
+    }
+)  # fmt: skip
+
+
+def kind_of(causes: Sequence[Cause], reason: str = "") -> str:
+    """Return the group of what counts; of an object without causes, that of its `reason`."""
+    cause = first_of(causes)
+    if cause is not None:
+        return WORDS[cause.reason].kind
+    try:
+        return WORDS[Reason(reason)].kind
+    except ValueError:
+        return "other"
+
+
+def topic_of(cause: Cause) -> str:
+    """Return what a cause is about, in a word or two."""
+    return WORDS[cause.reason].topic
+
+
+def in_full(causes: Iterable[Cause]) -> str:
+    """Return all sentences."""
+    return " ".join(map(sentence, causes))
+
+
+def sentence(cause: Cause) -> str:
+    """Return one or two sentences: what is missing, by how much, what would change it."""
+    words = WORDS[cause.reason]
+    if words.verbatim and cause.detail:
+        return cause.detail
+    remedy = f" {words.remedy}" if words.remedy else ""
+    return f"{_capital(_where(cause) + clause(cause, one_of_them=True))}.{remedy}"
+
+
+def briefly(causes: Sequence[Cause]) -> str:
+    """Return what counts in a few words with figures, for a row of a list."""
+    cause = first_of(causes)
+    if cause is None:
+        return ""
+    said = figures(cause, lacking=True)
+    words = _filled(WORDS[cause.reason].says, cause)
+    return _capital(f"{words}: {said}" if said else words)
+
+
+def in_general(causes: Iterable[Cause]) -> str:
+    """Return all reasons without figures and without the names of other jobs; '' where unknown."""
+    parts = []
+    for cause in causes:
+        if cause.reason is Reason.NOT_LOOKED_AT:
+            return ""
+        words = WORDS[cause.reason]
+        place = f"on some {words.of}s, " if words.of else ""
+        if said := _filled(words.says, cause):
+            parts.append(_capital(place + said) + ".")
+    return " ".join(dict.fromkeys(parts))
+
+
+def in_common(cause: Cause) -> str:
+    """Return what is missing on many, without figures."""
+    return _filled(WORDS[cause.reason].says, cause)
+
+
+def clause(cause: Cause, *, one_of_them: bool = False) -> str:
+    """Return what is missing and by how much, without where and without a full stop."""
+    words = _filled(WORDS[cause.reason].says, cause)
+    said = figures(cause, lacking=True)
+    if not said:
+        return words
+    several = one_of_them and WORDS[cause.reason].of and max(cause.gpus or 0, cause.nodes or 0) > 1
+    only_one = several and cause.amount is None and cause.detail is None
+    return f"{words} ({'on one of them ' if only_one else ''}{said})"
+
+
+def figures(cause: Cause, *, lacking: bool = False) -> str:
+    """Return value and bound of a cause, true whether it keeps a job off or not; '' without any."""
+    words = WORDS[cause.reason]
+    said = _filled(words.figures, cause)
+    more = _filled(words.lacks, cause) if lacking and said else ""
+    return ", ".join(filter(None, (said, more)))
+
+
+def _where(cause: Cause) -> str:
+    if cause.gpu is not None:
+        return f"on {cause.gpu}, "
+    if cause.gpus is not None and WORDS[cause.reason].of == "GPU":
+        return f"on {counted(cause.gpus, 'GPU')}, "
+    if cause.nodes is not None:
+        return f"on {counted(cause.nodes, 'node')}, "
+    return ""
+
+
+def _filled(template: str, cause: Cause) -> str:
+    """Return a template with the fields of a cause; '' where one that it names is absent."""
+    if not template:
+        return ""
+    fields: dict[str, str | float | None] = {
+        "value": cause.value, "bound": cause.bound, "resource": cause.resource,
+        "amount": cause.amount, "job": cause.job, "namespace": cause.namespace, "pod": cause.pod,
+        "detail": cause.detail,
+    }  # fmt: skip
+    given = {name: value for name, value in fields.items() if value not in (None, "")}
+    given["asked"] = f"{cause.gpus:,} more asked for, " if cause.gpus else ""
+    if cause.bound is not None:
+        given["of_gpus"] = counted(int(cause.bound), "GPU")
+    if cause.value is not None and cause.bound is not None:
+        given["gap"] = max(0.0, cause.value - cause.bound)
+    try:
+        return template.format_map(given)
+    except KeyError:
+        return ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,54 @@
+"""`/v1/explain` gives one version of each reason: what is seen now, or what a cycle has found."""
+
+from __future__ import annotations
+
+import pytest
+from extender_builders import gpu_job, gpu_node, load, pod
+
+from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.serving.api import explanation, up_to_date
+from tandem.policy.catalog import load_profile
+from tandem.reasons.causes import Cause, Reason
+
+NEEDS = Cause(Reason.NEEDS_GPUS, amount="1 GPU", value=0, bound=1)
+FREE = Cause(Reason.NEEDS_GPUS, amount="1 GPU", value=1, bound=1)
+THEN = Cause(Reason.MEMORY, gpus=1, value=17.4, bound=15.6)
+NOW = Cause(Reason.PLACES_TAKEN, gpus=1, value=2, bound=2)
+BEHIND, PROTECTED = Cause(Reason.BEHIND, job="a/b"), Cause(Reason.NOT_PREEMPTED, detail="budget")
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "told"),
+    [
+        ((NEEDS, THEN), (NEEDS, NOW), (NEEDS, NOW)),
+        ((NEEDS, THEN, PROTECTED), (NEEDS, NOW), (NEEDS, NOW, PROTECTED)),
+        ((NEEDS, THEN), (FREE,), (Cause(Reason.PLACE_FREE),)),
+        ((BEHIND,), (NEEDS, NOW), (BEHIND,)),
+        ((), (NEEDS, NOW), ()),
+    ],
+)
+def test_what_is_seen_now_replaces_what_was_said_of_it(
+    said: tuple[Cause, ...], found: tuple[Cause, ...], told: tuple[Cause, ...]
+) -> None:
+    assert up_to_date(said, found) == told
+
+
+def test_an_explanation_has_the_reason_of_its_table_and_not_the_one_of_the_status() -> None:
+    state = ClusterState(now_s=0.0)
+    state.upsert("gpunodes", gpu_node("n0", "GPU-0", observed_at_s=0.0))
+    waits = gpu_job("pod-new", namespace="ml", job_load=load(100))
+    waits["status"] |= {
+        "phase": "Queued",
+        "queuedAt": "2026-01-01T00:00:00Z",
+        "message": "of an earlier cycle",
+        "causes": [NEEDS.wire(), NOW.wire()],
+    }
+    state.upsert("gpujobs", waits)
+    made = pod("new", namespace="ml")
+    state.upsert("pods", made)
+    record = state.pod_named("ml", "new")
+    assert record is not None
+    told = explanation(state, load_profile("tandem").pipeline(), record)
+    assert {each["reason"] for each in told["causes"]} == {"NeedsGPUs", "NodeUnsuitable"}
+    assert "places" not in told["message"]
+    assert "earlier cycle" not in told["message"]
