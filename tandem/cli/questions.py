@@ -11,7 +11,15 @@ from tandem.cli.complete import job_names
 from tandem.cli.forms import Column, Form, lists, print_list, printed, reports, shows
 from tandem.cli.output import out, print_json, print_table
 from tandem.cli.reach import MissingError, Reader, RefusedError, reads
-from tandem.cli.screen import clock, in_words, place_name, sharing_in_words, span, starts_in
+from tandem.cli.screen import (
+    clock,
+    gain_in_words,
+    in_words,
+    place_name,
+    sharing_in_words,
+    span,
+    starts_in,
+)
 from tandem.cli.views import LimitOption, NamespaceOption, OwnNamespaceOption, say
 from tandem.contracts.names import PREDICTOR_AWAY
 from tandem.errors import TandemError, UsageError
@@ -283,9 +291,11 @@ def sharing(read: Reader, namespace: NamespaceOption = None, form: Form = Form.T
     gain = found["gainGpus"]
     if gain is not None:
         verdict = "pays" if gain > 0 else "does not pay"
+        if found.get("gainMeasuredGpus") is None:
+            verdict = f"is expected {'to pay' if gain > 0 else 'not to pay'}"
         out.print(
-            f"It {verdict}: without it the same work needs {abs(gain):.1f} GPUs"
-            f" {'more' if gain > 0 else 'less'}.",
+            f"It {verdict} ({gain_in_words(found)}): without it the same work needs"
+            f" {abs(gain):.1f} GPUs {'more' if gain > 0 else 'less'}.",
             highlight=False,
         )
     if found["slowest"]:
@@ -315,6 +325,9 @@ def quotas(read: Reader, namespace: NamespaceOption = None, form: Form = Form.TA
         print_json(found)
         return
     print_list(form, "Namespaces", _QUOTAS, found["rows"], lambda row: str(row["namespace"]))
+    counts_more = any(row["gpus"] != row["gpusHeld"] for row in found["rows"])
+    if counts_more and form is not Form.NAME:
+        out.print("counted: for its quota, a shared GPU counts once for each job.", highlight=False)
     if found["total"] > len(found["rows"]) and form is not Form.NAME:
         more = found["total"] - len(found["rows"])
         out.print(f"{more:,} more namespaces, all within their quota or without", highlight=False)
@@ -326,7 +339,8 @@ def _hours(seconds: float | None) -> str:
 
 _QUOTAS = (
     Column("namespace", lambda row: row["namespace"]),
-    Column("GPUs held", lambda row: row["gpusHeld"]),
+    Column("GPUs", lambda row: row["gpus"]),
+    Column("counted", lambda row: row["gpusHeld"]),
     Column("quota", lambda row: row["quotaGpus"]),
     Column("at most", lambda row: row["maxGpus"]),
     Column("GPU hours", lambda row: _hours(row["gpuSecondsUsed"])),

@@ -14,6 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from tandem.cli.output import clean
+from tandem.reasons.counting import counted
 
 Document = dict[str, Any]
 
@@ -123,16 +124,26 @@ def sharing_in_words(sharing: Document) -> str:
     """Return what sharing brings and costs, '' where nothing is shared."""
     if not sharing.get("gpus"):
         return ""
-    words = f"{sharing['gpus']:,} GPUs by {sharing['jobs']:,} jobs"
+    words = f"{counted(sharing['gpus'], 'GPU')} by {counted(sharing['jobs'], 'job')}"
     gain = sharing.get("gainGpus")
     if gain is not None:
-        words += f", worth {gain:+.1f} GPUs"
+        words += f", worth {gain:+.1f} GPUs ({gain_in_words(sharing)})"
         if sharing["gpusCounted"] < sharing["gpus"]:
             words += f" (known of {sharing['gpusCounted']:,})"
     slowdown = sharing.get("meanSlowdown")
     if slowdown is not None:
         words += f", jobs {slowdown:.0%} slower on average"
     return words
+
+
+def gain_in_words(sharing: Document) -> str:
+    """Return how much of what sharing is worth is measured, and how much only predicted."""
+    gain, measured = sharing["gainGpus"], sharing.get("gainMeasuredGpus")
+    if measured is None:
+        return "predicted"
+    if sharing["gpusMeasured"] == sharing["gpusCounted"]:
+        return "measured"
+    return f"{measured:+.1f} measured, {gain - measured:+.1f} predicted"
 
 
 def _foot(view: View) -> Text:

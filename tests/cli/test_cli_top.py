@@ -66,7 +66,15 @@ def snapshot(gpus: list[dict], queue: list[dict], **more: Any) -> Snapshot:
     overview = {
         "gpus": {"total": 2, "nodes": 1, "byState": {"shared": 1, "idle": 1, "silent": 0}},
         "jobs": {"total": 3, "byPhase": {"Queued": 1, "Running": 2, "Failed": 0}},
-        "sharing": {"gpus": 1, "jobs": 2, "gainGpus": 0.7, "gpusCounted": 1, "meanSlowdown": 0.12},
+        "sharing": {
+            "gpus": 1,
+            "jobs": 2,
+            "gainGpus": 0.7,
+            "gpusCounted": 2,
+            "meanSlowdown": 0.12,
+            "gainMeasuredGpus": 0.2,
+            "gpusMeasured": 1,
+        },
         "namespaces": {"total": 2, "rows": [{"namespace": "team-b"}, {"namespace": "team-a"}]},
     }
     found = {"rows": gpus, "total": len(gpus), "pages": 1}
@@ -81,7 +89,8 @@ def test_a_frame_shows_gpus_with_their_jobs_and_the_queue_with_its_reasons() -> 
     drawn = text(frame(snapshot([SHARED, gpu(1)], [waiting("job-gpt")]), View(150, 30)))
     assert "10:00:00 UTC" in drawn
     assert "1 shared  1 idle" in drawn
-    assert "1 GPUs by 2 jobs, worth +0.7 GPUs, jobs 12% slower on average" in drawn
+    worth = "worth +0.7 GPUs (+0.2 measured, +0.5 predicted)"
+    assert f"1 GPU by 2 jobs, {worth}, jobs 12% slower on average" in drawn
     line = next(line for line in drawn.splitlines() if line.startswith("gpu-0/0"))
     assert "8/12/16" in line
     assert "70/80" in line

@@ -201,7 +201,7 @@ def test_which_gpus_are_idle() -> None:
 def test_did_sharing_pay() -> None:
     said = run("sharing").stdout
     # 1 / 1.25 + 1 / 1.1 - 1
-    assert "It pays: without it the same work needs 0.7 GPUs more." in said
+    assert "It pays (measured): without it the same work needs 0.7 GPUs more." in said
     assert "job-bert" in said
 
 
@@ -346,7 +346,7 @@ ASKED = {
         ('"idle": 1', '"gpu": "c"'), (("overview",), ("gpus", "state=idle")), {"NODE": "n1"},
     ),
     "Did sharing pay?": Truth(
-        ("It pays: without it the same work needs 0.7 GPUs more.",),
+        ("It pays (measured): without it the same work needs 0.7 GPUs more.",),
         ("Namespace=ml Name=job-bert", "Slowdown=0.25", "Namespace=other Name=job-vgg",
          "Slowdown=0.1"),
         ('"gainGpus": 0.7',), (("overview",),),

@@ -41,6 +41,7 @@ from scheduler_extender.serving.status.views import (
     query_of,
 )
 from scheduler_extender.serving.traffic import Traffic
+from tandem.cli.screen import gain_in_words
 from tandem.contracts import names
 from tandem.kube.access import TOKEN_REVIEWS
 from tandem.policy.catalog import load_profile
@@ -525,8 +526,24 @@ def test_the_gain_of_sharing_is_what_the_measured_speeds_add_up_to(site: Site) -
     site.follow()
     sharing = view(site.cluster, "overview")["sharing"]
     assert (sharing["gpus"], sharing["jobs"], sharing["gainGpus"]) == (1, 2, 0.6)
+    assert (sharing["gainMeasuredGpus"], sharing["gpusMeasured"]) == (0.6, 1)
     assert sharing["meanSlowdown"] == 0.25
     assert view(site.cluster, "jobs", sharing="true")["total"] == 2
+
+
+def test_a_gain_says_how_much_of_it_is_measured(site: Site) -> None:
+    site.run("one", "n0", "a", observed=slowdown(0.25))
+    site.run("two", "n0", "a", observed=slowdown(0.25))
+    site.run("three", "n1", "c", observed=slowdown(0.25))
+    site.run("four", "n1", "c")  # of which nothing is measured
+    site.follow()
+    sharing = view(site.cluster, "overview")["sharing"]
+    assert (sharing["gainMeasuredGpus"], sharing["gpusMeasured"]) == (0.6, 1)
+    assert gain_in_words(sharing | {"gainGpus": 0.9, "gpusCounted": 2}) == (
+        "+0.6 measured, +0.3 predicted"
+    )
+    assert gain_in_words(sharing | {"gainGpus": 0.6, "gpusCounted": 1}) == "measured"
+    assert gain_in_words(sharing | {"gainMeasuredGpus": None}) == "predicted"
 
 
 def test_a_namespace_over_its_quota_comes_first() -> None:

@@ -107,6 +107,8 @@ class Sums:
     shared: int = 0
     gain_micro: int = 0
     gain_gpus: int = 0  # of the shared GPUs, those whose gain is known
+    measured_micro: int = 0  # of the gain, that of GPUs on which all slowdowns are measured
+    measured_gpus: int = 0
     silent_nodes: int = 0
     out_of_memory_nodes: int = 0
     states: Counter[str] = field(default_factory=Counter)
@@ -406,7 +408,7 @@ class Selection:
 
     def _add_shared(self, found: Sums, gpu: Gpu) -> None:
         found.shared += 1
-        speeds = []
+        speeds, measured = [], 0
         for holder in gpu.holders:
             job = self._all_jobs.get(holder.job)
             if job is not None:
@@ -414,11 +416,16 @@ class Selection:
             slowdown = holder.predicted_slowdown
             if job is not None and job.slowdown is not None:
                 slowdown = job.slowdown
+                measured += 1
             if slowdown is not None:
                 speeds.append(1 / (1 + slowdown))
         if len(speeds) == len(gpu.holders):
-            found.gain_micro += round((sum(speeds) - 1) * MICRO)
+            gain = round((sum(speeds) - 1) * MICRO)
+            found.gain_micro += gain
             found.gain_gpus += 1
+            if measured == len(speeds):
+                found.measured_micro += gain
+                found.measured_gpus += 1
 
     def _note_slowdown(self, key: Key) -> None:
         job = self._all_jobs.get(key) if self.sums.sharing[key] else None

@@ -38,7 +38,7 @@ function Attention({ rows, overQuota, over }) {
 
 function quotaWords(row) {
   const parts = [];
-  if (row.quotaGpus != null) parts.push(`holds ${number(row.gpusHeld)} of ${plural(row.quotaGpus, "GPU")}`);
+  if (row.quotaGpus != null) parts.push(`${number(row.gpusHeld)} of ${plural(row.quotaGpus, "GPU")}${row.gpusHeld !== row.gpus ? ` (${plural(row.gpus, "GPU")}; a shared one counts for each job)` : ""}`);
   if (row.quotaGpuSeconds != null) parts.push(`${gpuTime(row.gpuSecondsUsed)} of ${gpuTime(row.quotaGpuSeconds)} in the window`);
   if (row.maxGpus != null) parts.push(`at most ${plural(row.maxGpus, "GPU")}`);
   return parts.join(", ") || "no quota";
@@ -52,11 +52,19 @@ function Reasons({ rows, filter }) {
     <b>${number(row.count)}</b></li>`)}</ul>`;
 }
 
+// How much of the gain is measured, and how much only predicted.
+function gainFrom({ gainGpus, gainMeasuredGpus, gpusCounted, gpusMeasured }) {
+  if (gainMeasuredGpus == null) return "predicted";
+  if (gpusMeasured === gpusCounted) return "measured";
+  const signed = (value) => `${value >= 0 ? "+" : ""}${value.toFixed(1)}`;
+  return `${signed(gainMeasuredGpus)} measured, ${signed(gainGpus - gainMeasuredGpus)} predicted`;
+}
+
 function Sharing({ sharing, filter }) {
   if (!sharing.gpus) return html`<${Empty}>No GPU is shared now. Jobs share a GPU where the profile expects that to pay.<//>`;
   const gain = sharing.gainGpus;
   return html`<div>
-    <p class="headline">${gain == null ? html`<b>Not measured yet</b>` : gain >= 0 ? html`<b>+${gain.toFixed(1)} GPUs</b> gained` : html`<b>${gain.toFixed(1)} GPUs</b> lost`}</p>
+    <p class="headline">${gain == null ? html`<b>Not known yet</b>` : gain >= 0 ? html`<b>+${gain.toFixed(1)} GPUs</b> gained` : html`<b>${gain.toFixed(1)} GPUs</b> lost`}${gain == null ? "" : html` <span class="dim">${gainFrom(sharing)}</span>`}</p>
     <p class="note">${gain == null ? "No slowdown is known of the jobs that share." : `The jobs on ${plural(sharing.gpusCounted, "shared GPU")} do the work of ${(sharing.gpusCounted + gain).toFixed(1)} GPUs of their own.`}</p>
     <${Facts} rows=${[
       ["Shared GPUs", html`<${Count} to=${href("gpus", { ...filter, state: "sharing" })} words=${number(sharing.gpus)}/>`],

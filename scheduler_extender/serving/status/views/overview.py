@@ -66,7 +66,8 @@ def sharing(found: Selection) -> Document:
 
     On a GPU that jobs share, each job runs at the speed 1 / (1 + slowdown) of a GPU of its own. The
     gain is the sum of these speeds less one: so many GPUs more would be needed for the same work.
-    A GPU counts only where the slowdown of all its jobs is measured or predicted.
+    A GPU counts only where the slowdown of all its jobs is measured or predicted, and as measured
+    where none of them is predicted.
     """
     sums, measured = found.sums, len(found.slowdowns)
     return {
@@ -74,6 +75,8 @@ def sharing(found: Selection) -> Document:
         "jobs": len(sums.sharing),
         "gainGpus": round(sums.gain_micro / MICRO, 2) if sums.gain_gpus else None,
         "gpusCounted": sums.gain_gpus,
+        "gainMeasuredGpus": round(sums.measured_micro / MICRO, 2) if sums.measured_gpus else None,
+        "gpusMeasured": sums.measured_gpus,
         "jobsMeasured": measured,
         "meanSlowdown": round(found.slowdown_micro / MICRO / measured, 3) if measured else None,
         "slowest": [job_row(found, job) for job in found.slowest(_WORST)],
