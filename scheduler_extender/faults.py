@@ -19,7 +19,7 @@ POINTS = (
     "gpujob-create-before", "gpujob-create-after",
     "enqueue-before", "enqueue-after",
     "plan-before", "plan-after",
-    "gate-before", "gate-after",
+    "gate-before", "gate-nominated", "gate-after",
     "bind-reserved", "bind-sent",
     "preempt-chosen", "preempting-written", "preempt-asked", "preempt-gone", "preempt-resumed",
     "suspended-written",

@@ -72,6 +72,7 @@ class Gang:
     )
     _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     _starting: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    _nominated: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     # Holders that no annotation says what they were placed with, and those placed on whole GPUs.
     _unmarked: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
     _on_whole_gpus: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
@@ -115,6 +116,7 @@ class Gang:
         same.pods, same.gone = dict(self.pods), dict(self.gone)
         same._holders, same._ended = dict(self._holders), dict(self._ended)
         same._folded, same._starting = dict(self._folded), dict(self._starting)
+        same._nominated = dict(self._nominated)
         return same
 
     @property
@@ -139,6 +141,11 @@ class Gang:
             service = pod.gpus * max(0, _ms(end_s) - _ms(seconds(pod.started_at)))
             added += max(0, service - self._counted(pod))
         return status.attained_gpu_seconds + max(0, added) / 1000
+
+    @property
+    def nominated(self) -> Mapping[str, PodInfo]:
+        """Live pods on no node for which kube-scheduler is to try one node first, by uid."""
+        return self._nominated
 
     def starting(self) -> list[PodInfo]:
         """Return the pods on nodes whose containers have not started, those terminating apart."""
@@ -345,14 +352,13 @@ class Gang:
             return
         self.running += by * bool(pod.node_name and pod.phase == "Running")
         if pod.node_name and pod.phase == "Pending":
-            if by > 0:
-                self._starting[pod.uid] = pod
-            else:
-                del self._starting[pod.uid]
+            _keep(self._starting, pod, by)
         _count_name(self._live, pod, by)
         if pod.node_name:
             return
         self.unbound += by
+        if pod.nominated_node:
+            _keep(self._nominated, pod, by)
         self._asks[pod.gpus] += by
         if not self._asks[pod.gpus]:
             del self._asks[pod.gpus]
@@ -390,6 +396,13 @@ def folded_until_s(status: GPUJobStatus) -> float:
 
 def _ms(time_s: float) -> int:
     return round(1000 * time_s)
+
+
+def _keep(pods: dict[str, PodInfo], pod: PodInfo, by: int) -> None:
+    if by > 0:
+        pods[pod.uid] = pod
+    else:
+        del pods[pod.uid]
 
 
 def _count_name(names: _Names, pod: PodInfo, by: int) -> None:

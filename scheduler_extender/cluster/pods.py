@@ -48,6 +48,7 @@ class PodInfo:
     uid: str
     resource_version: str
     node_name: str = ""
+    nominated_node: str = ""  # which kube-scheduler tries first and alone
     phase: str = "Pending"
     gates: tuple[str, ...] = ()
     deleting: bool = False
@@ -163,6 +164,7 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
         uid=metadata.get("uid", ""),
         resource_version=metadata.get("resourceVersion", ""),
         node_name=spec.get("nodeName") or "",
+        nominated_node=status.get("nominatedNodeName") or "",
         phase=status.get("phase") or "Pending",
         gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
         deleting="deletionTimestamp" in metadata,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -167,10 +167,17 @@ class EvictPods:
 
 @dataclass(frozen=True, slots=True)
 class OpenGates:
-    """Remove our gate from planned pods; `made_at` is the time of their plan."""
+    """Nominate the planned node of each pod and remove its gate; `made_at` is the plan's time."""
+
+    places: tuple[tuple[PodInfo, str], ...]  # pods, and the node of each
+    made_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClearNominations:
+    """Take back the nominations of pods that have no live plan any more."""
 
     pods: tuple[PodInfo, ...]
-    made_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +226,7 @@ Effect = (
     | WriteEvent
     | EvictPods
     | OpenGates
+    | ClearNominations
     | MarkPods
     | Suspend
     | ReadWorkload
@@ -234,12 +242,17 @@ class Executor:
         self._writer = writer
         self._owners = Owners(writer)
         self._clock = clock
-        # Pods, by uid, of which the API server would not take the gate away: as they were then.
-        self._gates_refused: dict[str, tuple[str, str]] = {}
+        # Pods, by uid, of which the API server would not take the gate or the nomination away: as
+        # they were then, and under which plan.
+        self._refused: dict[str, tuple[str, str]] = {}
 
     def may_open(self, pod: PodInfo, made_at: str) -> bool:
         """Say whether a gate can be tried: once for each version of a pod under the same plan."""
-        return self._gates_refused.get(pod.uid) != (pod.resource_version, made_at)
+        return self._refused.get(pod.uid) != (pod.resource_version, made_at)
+
+    def may_clear(self, pod: PodInfo) -> bool:
+        """Say whether a nomination can be cleared: once for each version of a pod."""
+        return self.may_open(pod, "")
 
     async def carry_out(self, gang: Gang, effects: Effects) -> None:
         """Carry out the effects of a decision about a gang, and those of what it decides next.
@@ -259,12 +272,8 @@ class Executor:
                     await self._write_status(gang, effect)
                 case WriteEvent(pod, reason, note, kind):
                     await self._writer.say(pod, reason, note, kind)
-                case EvictPods(pods):
-                    await asyncio.gather(*(self._evict(pod) for pod in pods))
-                case OpenGates(pods, made_at):
-                    await asyncio.gather(*(self._open_gate(pod, made_at) for pod in pods))
-                case MarkPods(marks):
-                    await asyncio.gather(*(self._mark(gang, mark) for mark in marks))
+                case EvictPods() | OpenGates() | ClearNominations() | MarkPods():
+                    await asyncio.gather(*self._of_pods(gang, effect))
                 case Suspend(suspend, then):
                     why = await self._owners.suspend(gang.job, suspend)
                     await self._go_on(gang, partial(then, why))
@@ -273,6 +282,20 @@ class Executor:
                     await self._go_on(gang, partial(then, workload))
                 case Reach(point):
                     faults.reach(point)
+
+    def _of_pods(
+        self, gang: Gang, effect: EvictPods | OpenGates | ClearNominations | MarkPods
+    ) -> Iterator[Awaitable[None]]:
+        """Yield what is to be done about each pod."""
+        match effect:
+            case EvictPods(pods):
+                yield from map(self._evict, pods)
+            case OpenGates(places, made_at):
+                yield from (self._open_gate(pod, node, made_at) for pod, node in places)
+            case ClearNominations(pods):
+                yield from map(self._clear_nomination, pods)
+            case MarkPods(marks):
+                yield from (self._mark(gang, mark) for mark in marks)
 
     async def _go_on(self, gang: Gang, then: Callable[[float], Effects]) -> None:
         """Carry out what is decided on an answer, unless the GPUJob was deleted meanwhile."""
@@ -323,36 +346,81 @@ class Executor:
         except TooManyRequests as error:
             await self._writer.say(pod, "NotPreempted", str(error), "Warning")
 
-    async def _open_gate(self, pod: PodInfo, made_at: str) -> None:
-        """Remove our gate, and touch the pod: kube-scheduler looks again at one it had put away.
+    async def _open_gate(self, pod: PodInfo, node: str, made_at: str) -> None:
+        """Nominate the node, remove our gate, and touch the pod.
 
-        The name of its GPUJob is fixed with it, for pods that came past the webhook.
+        kube-scheduler looks again at a pod that it had put away once it is touched. The name of its
+        GPUJob is fixed with it, for pods that came past the webhook. The API server takes spec and
+        status in two writes; the nomination comes first, so that the first attempt follows it.
         """
+        annotations = {names.WAKE: made_at, names.GPU_JOB: gpujob_name(pod)}
+        faults.reach("gate-before")
+        nominated = None
+        if not pod.gated or pod.nominated_node != node:
+            # A write of the status carries annotations as well: an open pod needs no other.
+            with_it = {} if pod.gated else annotations
+            nominated = await self._nominate(pod, node, with_it)
+            if nominated is not None and not pod.gated:
+                self._refused.pop(pod.uid, None)
+                faults.reach("gate-after")
+                self._writer.take_pod(nominated)
+                return
+            faults.reach("gate-nominated")
         # The resourceVersion guards the list of gates, which is replaced as a whole.
+        version = nominated["metadata"]["resourceVersion"] if nominated else pod.resource_version
         body: Object = {
             "metadata": {
                 "uid": pod.uid,
-                "resourceVersion": pod.resource_version,
-                "annotations": {names.WAKE: made_at, names.GPU_JOB: gpujob_name(pod)},
+                "resourceVersion": version,
+                "annotations": annotations,
             }
         }
         if pod.gated:
             body["spec"] = {"schedulingGates": None}  # ours is the last: see PodInfo.blocked
-        faults.reach("gate-before")
         try:
             answer = await self._writer.call(
                 self._writer.api.patch, PODS, pod.name, body, pod.namespace
             )
         except (Invalid, Forbidden) as error:
-            self._gates_refused.pop(pod.uid, None)
-            self._gates_refused[pod.uid] = (pod.resource_version, made_at)
-            while len(self._gates_refused) > _REFUSED_KEPT:
-                del self._gates_refused[next(iter(self._gates_refused))]
+            self._note_refused(pod.uid, version, made_at)
             await self._writer.say(pod, "GateNotRemoved", str(error), "Warning")
             return
-        self._gates_refused.pop(pod.uid, None)
+        self._refused.pop(pod.uid, None)
         faults.reach("gate-after")
         self._writer.take_pod(answer)
+
+    def _note_refused(self, uid: str, version: str, made_at: str) -> None:
+        self._refused.pop(uid, None)
+        self._refused[uid] = (version, made_at)
+        while len(self._refused) > _REFUSED_KEPT:
+            del self._refused[next(iter(self._refused))]
+
+    async def _nominate(
+        self, pod: PodInfo, node: str, annotations: Mapping[str, str]
+    ) -> Object | None:
+        """Write which node kube-scheduler tries first and alone, '' for none; return the pod.
+
+        None where the API server refuses it: a pod goes to its planned node without that, too.
+        """
+        metadata: Object = {"uid": pod.uid, "resourceVersion": pod.resource_version}
+        if annotations:
+            metadata["annotations"] = dict(annotations)
+        body: Object = {"metadata": metadata, "status": {"nominatedNodeName": node or None}}
+        try:
+            answer: Object = await self._writer.call(
+                self._writer.api.patch, PODS, pod.name, body, pod.namespace, subresource="status"
+            )
+        except (Invalid, Forbidden) as error:
+            log.warning("node not nominated pod=%s/%s error=%s", *pod.key, error)
+            return None
+        return answer
+
+    async def _clear_nomination(self, pod: PodInfo) -> None:
+        answer = await self._nominate(pod, "", {})
+        if answer is None:
+            self._note_refused(pod.uid, pod.resource_version, "")
+        else:
+            self._writer.take_pod(answer)
 
     async def _mark(self, gang: Gang, mark: Mark) -> None:
         annotations = {names.GPU_JOB: mark.placed.gpu_job, names.PLACED_WITH: mark.placed.text()}

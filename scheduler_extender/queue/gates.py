@@ -1,15 +1,15 @@
-"""Which pods kube-scheduler may try: those with a live plan, whose gates are then removed."""
+"""Which pods kube-scheduler may try, and where first: those with a live plan, on its node."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import Executor, OpenGates
+from scheduler_extender.queue.effects import ClearNominations, Effect, Executor, OpenGates
 from scheduler_extender.queue.waits import HELD
 from tandem.contracts import names
 
@@ -53,18 +53,39 @@ class Gates:
         return self.withdrawn.get((record.key, plan.made_at), "")
 
     def step(self, gang: Gang) -> Awaitable[None] | None:
-        """Let the planned pods of a gang go to the scheduler; also what a crash left undone."""
+        """Let the planned pods of a gang go to the scheduler; also what a crash left undone.
+
+        A nomination reserves CPU and memory in kube-scheduler. It ends with the plan that it
+        follows, so that it is in no other pod's way.
+        """
         record = gang.record
-        if record is None or record.status.plan is None:
+        if record is None:
             return None
-        made_at = record.status.plan.made_at
         planned = lifecycle.planned_uids(record.status, self._clock())
-        waiting = [gang.pods[place.uid] for place in record.plan if gang.is_waiting(place.uid)]
-        pods = tuple(
-            pod
-            for pod in waiting
-            if (pod.gated or pod.annotations.get(names.WAKE) != made_at)
-            and not self._refusal(pod, record, planned)
-            and self._executor.may_open(pod, made_at)
-        )
-        return self._executor.carry_out(gang, (OpenGates(pods, made_at),)) if pods else None
+        effects: list[Effect] = []
+        if record.status.plan is not None:
+            made_at = record.status.plan.made_at
+            waiting = ((each.uid, each.node) for each in record.plan if gang.is_waiting(each.uid))
+            places = tuple(
+                (pod, node)
+                for pod, node in ((gang.pods[uid], node) for uid, node in waiting)
+                if (pod.gated or pod.annotations.get(names.WAKE) != made_at)
+                and not self._refusal(pod, record, planned)
+                and self._executor.may_open(pod, made_at)
+            )
+            if places:
+                effects.append(OpenGates(places, made_at))
+        stale = tuple(filter(self._executor.may_clear, self._stale(gang, record, planned)))
+        if stale:
+            effects.append(ClearNominations(stale))
+        return self._executor.carry_out(gang, effects) if effects else None
+
+    def _stale(
+        self, gang: Gang, record: GpuJobRecord, planned: Collection[str]
+    ) -> Iterator[PodInfo]:
+        """Yield the pods that are nominated for a node without a plan that may be followed."""
+        plan = record.status.plan
+        none = record.spec.hold or (plan and (record.key, plan.made_at) in self.withdrawn)
+        for uid, pod in gang.nominated.items():
+            if none or uid not in planned:
+                yield pod

@@ -27,6 +27,7 @@ Admit = Callable[[Object], Object]
 _Key = tuple[str, str]
 #: Kinds of which the object and its status are written apart.
 _WITH_STATUS = (PODS,)
+_METADATA_OF_STATUS = frozenset(("annotations", "labels"))
 
 
 class MemoryCluster:
@@ -153,7 +154,10 @@ class MemoryCluster:
                 raise _replaced(known, wanted["uid"])
             item = _merge(copy.deepcopy(known), body)
             if subresource == "status":
-                item = copy.deepcopy(known) | {"status": item.get("status")}
+                merged, item = item, copy.deepcopy(known) | {"status": item.get("status")}
+                if resource == PODS:  # of which a write of the status changes these as well
+                    for part in _METADATA_OF_STATUS & merged["metadata"].keys():
+                        item["metadata"][part] = merged["metadata"][part]
             elif resource in _WITH_STATUS and "status" in known:
                 item["status"] = copy.deepcopy(known["status"])
             if "deletionTimestamp" in item["metadata"] and not item["metadata"].get("finalizers"):
@@ -208,6 +212,7 @@ class MemoryCluster:
             item["spec"]["nodeName"] = node
             item["metadata"].setdefault("annotations", {}).update(annotations or {})
             status = item["status"] = item.get("status") or {}
+            status.pop("nominatedNodeName", None)
             others = [
                 each for each in status.get("conditions") or () if each["type"] != "PodScheduled"
             ]

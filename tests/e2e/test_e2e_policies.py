@@ -261,6 +261,10 @@ ATTAINED = {"status": GPUJobStatus(attained_gpu_seconds=0, phase="Queued").wire(
 MINE = {"tandem.gpu/visible-devices": "GPU-n0-0"}
 
 
+def nominates(node: str | None) -> Object:
+    return {"status": {"nominatedNodeName": node}}
+
+
 def train(pod: Object) -> Object:
     return pod["spec"]["containers"][0]
 
@@ -312,6 +316,10 @@ FORGERIES = [
     Attempt("gate removed", ASSIGNMENTS, "PATCH", f"{PODS}/gated", gates("example.com/data")),
     Attempt("gate removed by an administrator", ASSIGNMENTS, "PATCH", f"{PODS}/gated", gates(),
             "admin"),
+    Attempt("a node of one's choice nominated", ASSIGNMENTS, "PATCH", f"{PODS}/gated/status",
+            nominates("n0")),
+    Attempt("a node nominated by an administrator", ASSIGNMENTS, "PATCH", f"{PODS}/open/status",
+            nominates("n0"), "admin"),
     creates("without the gate", SHAPE, lambda p: p["spec"].update(schedulingGates=[])),
     creates("by another scheduler", SHAPE,
             lambda p: p["spec"].update(schedulerName="default-scheduler")),
@@ -458,6 +466,11 @@ FORGERIES = [
 ]  # fmt: skip
 
 RIGHTFUL = [
+    Attempt("a planned node nominated", "", "PATCH", f"{PODS}/gated/status", nominates("n0"),
+            "scheduler"),
+    Attempt("no nomination any more", "", "PATCH", f"{PODS}/gated/status", nominates(None)),
+    Attempt("a nomination of others' pods", "", "PATCH", f"{PODS}/unbound/status",
+            nominates("n0")),
     creates("a pod as admitted", "", lambda p: None),
     in_gpujob("a bare pod"),
     in_gpujob("a pod of a Job", owner=("Job", "train.v1")),
@@ -579,6 +592,9 @@ def _populate(clients: dict[str, KubeClient]) -> None:
     web = plain(nodeName="n0")
     web["metadata"] = {"name": "web"}
     admin.request("POST", PODS, body=web)
+    unbound = plain(schedulerName="none")
+    unbound["metadata"] = {"name": "unbound"}
+    admin.request("POST", PODS, body=unbound)
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "c:1"}]}}
     steps = {"metadata": {"name": "steps"}, "spec": {"suspend": True, "template": template}}
     admin.request("POST", JOBS_OF_BATCH, body={"apiVersion": "batch/v1", "kind": "Job", **steps})

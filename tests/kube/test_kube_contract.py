@@ -370,6 +370,34 @@ def test_gates_are_removed_and_never_added(side: Side) -> None:
         side.patch(PODS, "p", {"spec": {"schedulingGates": [GATE]}})
 
 
+def test_a_write_of_a_pod_s_status_nominates_a_node_and_sets_annotations(side: Side) -> None:
+    side.pod(schedulingGates=[GATE])
+    body = {
+        "metadata": {"annotations": {"example.com/note": "x"}},
+        "spec": {"schedulingGates": None},
+        "status": {"nominatedNodeName": "node-x"},
+    }
+    written = side.patch(PODS, "p", body, subresource="status")
+    assert written == side.get(PODS, "p")
+    assert written["status"]["nominatedNodeName"] == "node-x"
+    assert written["metadata"]["annotations"] == {"example.com/note": "x"}
+    assert written["spec"]["schedulingGates"] == [GATE], "of the spec it writes nothing"
+    side.patch(PODS, "p", {"status": {"nominatedNodeName": None}}, subresource="status")
+    assert "nominatedNodeName" not in side.get(PODS, "p")["status"]
+
+
+def test_a_nomination_is_made_by_a_write_of_the_status_alone_and_ends_with_a_binding(
+    side: Side,
+) -> None:
+    pod = side.pod()
+    nomination = {"status": {"nominatedNodeName": "node-y"}}
+    side.patch(PODS, "p", nomination, subresource="status")
+    side.patch(PODS, "p", {"status": {"nominatedNodeName": "node-z"}})
+    assert side.get(PODS, "p")["status"]["nominatedNodeName"] == "node-y"
+    bind(side, pod)
+    assert "nominatedNodeName" not in side.get(PODS, "p")["status"]
+
+
 def test_a_node_is_set_by_a_binding_alone(side: Side) -> None:
     side.pod()
     with pytest.raises(errors.Invalid):

@@ -53,9 +53,13 @@ class Recording(MemoryCluster):
     def __init__(self) -> None:
         super().__init__()
         self.patches: list[tuple[str, dict]] = []
+        self.refuses_nominations: KubeError | None = None
 
     def patch(self, resource: Any, name: str, body: Any, *args: Any, **kwargs: Any) -> Any:
-        self.patches.append((name, body))
+        status = kwargs.get("subresource") == "status"
+        self.patches.append((f"{name}/status" if status else name, body))
+        if status and self.refuses_nominations:
+            raise self.refuses_nominations
         return super().patch(resource, name, body, *args, **kwargs)
 
 
@@ -101,6 +105,27 @@ class Gate:
         asyncio.run(do())
         return True
 
+    def seen(self) -> None:
+        """Let the gang know the pod as the API server has it."""
+        self.gang.put(pod_info(self.api.get(PODS, "p", "default")))
+
+    def plan(self, made: Plan | None) -> None:
+        """Give the gang another plan, or none."""
+        assert self.gang.record is not None
+        status = self.gang.record.status.model_copy(update={"plan": made})
+        record = replace(self.gang.record, status=status)
+        self.gang = Gang(self.gang.key, record, self.gang.pods)
+
+    def later_plan(self, node: str) -> Plan:
+        """Return a plan of now with another node."""
+        (place,) = self.gang.job.plan
+        places = [place.model_copy(update={"node": node})]
+        made_at, deadline = rfc3339(self.now), rfc3339(self.now + 30)
+        return Plan(made_at=made_at, deadline=deadline, pods=places)
+
+    def nominated(self) -> str:
+        return self.api.get(PODS, "p", "default").get("status", {}).get("nominatedNodeName", "")
+
     def left(self) -> list[dict]:
         return self.api.get(PODS, "p", "default")["spec"].get("schedulingGates") or []
 
@@ -113,17 +138,115 @@ def replace_spec(record: GpuJobRecord | None, **changes: Any) -> GpuJobRecord:
 # --- gates --------------------------------------------------------------------------------------
 
 
-def test_the_gate_of_a_planned_pod_is_opened_by_one_write_that_names_the_pod_exactly() -> None:
+def test_a_planned_pod_is_nominated_then_opened_by_writes_that_name_it_exactly() -> None:
     gate = Gate()
     assert gate.step()
-    ((name, body),) = gate.api.patches
+    (first, nomination), (second, opening) = gate.api.patches
     metadata = gate.stored["metadata"]
-    assert name == "p"
-    assert body["metadata"]["uid"] == metadata["uid"]
-    assert body["metadata"]["resourceVersion"] == metadata["resourceVersion"]
+    assert (first, second) == ("p/status", "p")
+    exact = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+    assert nomination == {"metadata": exact, "status": {"nominatedNodeName": "n0"}}
+    assert opening["metadata"]["uid"] == metadata["uid"]
+    after_the_first = str(int(metadata["resourceVersion"]) + 1)
+    assert opening["metadata"]["resourceVersion"] == after_the_first
     fixed = {names.GPU_JOB: "pod-p"}  # by the same write
-    assert body["metadata"]["annotations"] == {names.WAKE: rfc3339(NOW)} | fixed
+    assert opening["metadata"]["annotations"] == {names.WAKE: rfc3339(NOW)} | fixed
     assert gate.left() == []
+    assert gate.nominated() == "n0"
+
+
+def test_a_pod_that_was_nominated_before_a_crash_is_only_opened() -> None:
+    gate = Gate()
+    gate.api.patch(
+        PODS, "p", {"status": {"nominatedNodeName": "n0"}}, "default", subresource="status"
+    )
+    gate.seen()
+    gate.api.patches.clear()
+    assert gate.step()
+    assert [name for name, _ in gate.api.patches] == ["p"]
+    assert gate.left() == []
+
+
+def test_a_nomination_of_somebody_else_gives_way_to_the_planned_node() -> None:
+    gate = Gate()
+    gate.api.patch(
+        PODS, "p", {"status": {"nominatedNodeName": "n9"}}, "default", subresource="status"
+    )
+    gate.seen()
+    assert gate.step()
+    assert gate.nominated() == "n0"
+
+
+@pytest.mark.parametrize("error", [Invalid(422, "no"), Forbidden(403, "no")])
+def test_a_gate_opens_where_the_node_may_not_be_nominated(error: KubeError) -> None:
+    gate = Gate()
+    gate.api.refuses_nominations = error
+    assert gate.step()
+    assert gate.left() == []
+    assert gate.nominated() == ""
+
+
+def test_an_open_pod_gets_the_node_of_its_next_plan_by_one_write() -> None:
+    gate = Gate()
+    assert gate.step()
+    gate.seen()
+    gate.now += 10
+    gate.plan(gate.later_plan("n1"))
+    gate.api.patches.clear()
+    assert gate.step()
+    assert [name for name, _ in gate.api.patches] == ["p/status"]
+    assert gate.nominated() == "n1"
+    gate.seen()
+    assert not gate.step()
+
+
+def test_a_nomination_ends_with_its_plan() -> None:
+    gate = Gate()
+    assert gate.step()
+    gate.seen()
+    gate.now += 30
+    gate.api.patches.clear()
+    assert gate.step()
+    ((name, body),) = gate.api.patches
+    assert (name, body["status"]) == ("p/status", {"nominatedNodeName": None})
+    assert gate.nominated() == ""
+    gate.seen()
+    assert not gate.step()
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["gated", "open"])
+def test_a_pod_without_a_plan_keeps_no_nomination(made: bool) -> None:
+    gate = Gate(made=False, **({} if made else {"gates": []}))
+    gate.api.patch(
+        PODS, "p", {"status": {"nominatedNodeName": "n9"}}, "default", subresource="status"
+    )
+    gate.seen()
+    assert gate.step()
+    assert gate.nominated() == ""
+    assert gate.left() == ([{"name": names.SCHEDULING_GATE}] if made else [])
+
+
+def test_a_nomination_that_may_not_be_cleared_is_tried_once_for_each_version() -> None:
+    gate = Gate()
+    assert gate.step()
+    gate.seen()
+    gate.now += 30
+    gate.api.refuses_nominations = Forbidden(403, "no")
+    assert gate.step()
+    assert not gate.step()
+    gate.api.patch(PODS, "p", {"metadata": {"labels": {"a": "b"}}}, "default")
+    gate.seen()
+    assert gate.step()
+
+
+def test_a_nomination_of_kube_scheduler_s_under_a_live_plan_is_left_alone() -> None:
+    gate = Gate()
+    assert gate.step()
+    gate.api.patch(
+        PODS, "p", {"status": {"nominatedNodeName": "n1"}}, "default", subresource="status"
+    )
+    gate.seen()
+    assert not gate.step()
 
 
 def test_a_pod_that_changed_since_is_not_written() -> None:
@@ -189,15 +312,9 @@ def test_a_planned_pod_that_is_bound_already_is_not_written() -> None:
 def test_an_open_pod_is_woken_for_its_plan_and_its_gates_are_not_touched() -> None:
     gate = Gate()
     assert gate.step()
-    gate.gang.put(pod_info(gate.api.get(PODS, "p", "default")))
+    gate.seen()
     gate.now += 10
-    later = Plan(
-        made_at=rfc3339(gate.now),
-        deadline=rfc3339(gate.now + 30),
-        pods=gate.gang.record.status.plan.pods,
-    )
-    status = gate.gang.record.status.model_copy(update={"plan": later})
-    gate.gang = Gang(gate.gang.key, replace(gate.gang.record, status=status), gate.gang.pods)
+    gate.plan(gate.later_plan("n0"))
     assert gate.step()
     body = gate.api.patches[-1][1]
     assert body["metadata"]["annotations"][names.WAKE] == rfc3339(gate.now)
