@@ -400,7 +400,9 @@ class NodeBook:
         return self._uses
 
     def _at(self, names: tuple[str, ...]) -> Ints:
-        """Return the slots of `names`; worked out once for the same tuple."""
+        """Return the slots of `names`; worked out once for the same tuple of all nodes."""
+        if len(names) == 1:
+            return np.array([self._slot(names[0])])
         if self._asked is not names:
             self._asked = names
             self._asked_at = np.fromiter(map(self._slot, names), np.int64, len(names))

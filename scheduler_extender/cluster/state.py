@@ -123,9 +123,12 @@ class ClusterState:
         """Return (nodes,) in the order of a snapshot: where the pod could run, GPUs apart."""
         return self.nodes.eligible(pod, self.table.sorted_names)
 
-    def nodes_for(self, pod: PodInfo) -> NodesPicture:
-        """Return what decides on which nodes of a snapshot one pod, number 0, could run."""
-        return self.nodes.picture_without(pod, self.table.sorted_names)
+    def nodes_for(self, pod: PodInfo, names: tuple[str, ...] = ()) -> NodesPicture:
+        """Return what decides on which of the nodes one pod, number 0, could run.
+
+        By default these are the nodes of a snapshot.
+        """
+        return self.nodes.picture_without(pod, names or self.table.sorted_names)
 
     def nodes_picture(
         self,

@@ -130,6 +130,8 @@ class Verbs:
         if why:
             # Preempting others would not help. The controller touches the pod when it has a plan.
             return filter_answer(b"", b"", json.dumps(dict.fromkeys(names, why)).encode()[1:-1])
+        if len(names) == 1:
+            return self._filter_one(pod, names[0])
         table = self._state.table
         slots = self._slots(names)
         known = slots >= 0
@@ -181,6 +183,9 @@ class Verbs:
         """Return 10 for the planned node, for others the policy's score between 0 and 8."""
         asked, names, last = args.get("Pod"), asked_nodes(args), self._last
         pod = last.pod if last is not None and asked == last.asked else read_pod(asked)
+        if len(names) == 1:
+            alone: HostPriority = {"Host": names[0], "Score": self._score_of_one(pod, names[0])}
+            return json.dumps([alone]).encode()
         slots = self._slots(names)
         known = slots >= 0
         here = slots[known]
@@ -218,6 +223,48 @@ class Verbs:
             if int(self._pipeline.evaluate(job, left).allowed.sum()) >= pod.gpus:
                 kept[node] = victims
         return kept
+
+    def _filter_one(self, pod: PodInfo, node: str) -> bytes:
+        """Answer about one node from its rows alone.
+
+        kube-scheduler tries the nominated node of a pod alone, so that the time of this answer must
+        not depend on the number of nodes.
+        """
+        has = len(self._state.table.rows(node))
+        unresolvable = why = ""
+        if node not in self._state.table.slot_of:
+            unresolvable = NO_AGENT
+        elif has < pod.gpus:
+            unresolvable = f"has fewer than {pod.gpus} GPUs in all"
+        elif pod.amounts:
+            at, causes = self._state.nodes_for(pod, (node,)).lacking_amounts(0)
+            why = clause(causes[at[0] - 1]) if at[0] else ""
+        if not (unresolvable or why):
+            job, gpus = self._state.worker(pod), self._gpus_without(pod, node)
+            constraints = self._pipeline.constraints
+            if int(evaluate(job, gpus, constraints).allowed.sum()) >= pod.gpus:
+                return filter_answer(json.dumps(node).encode())
+            why = node_reason(job, gpus, constraints)
+        member = json.dumps({node: unresolvable or why}).encode()[1:-1]
+        return filter_answer(b"", b"", member) if unresolvable else filter_answer(b"", member)
+
+    def _score_of_one(self, pod: PodInfo, node: str) -> int:
+        """Return the score of a node that is asked about alone: it is the best of all."""
+        if pod.gpus == 0:
+            return 0
+        plan = self._state.ledger.claim(pod.uid, Hold.PLANNED)
+        if plan is not None and plan.node == node and node in self._state.table.slot_of:
+            return MAX_SCORE
+        job, gpus = self._state.worker(pod), self._gpus_without(pod, node)
+        allowed = evaluate(job, gpus, self._pipeline.constraints).allowed
+        return BEST_UNPLANNED if int(allowed.sum()) >= pod.gpus else 0
+
+    def _gpus_without(self, pod: PodInfo, node: str) -> GpuArrays:
+        """Return the GPUs of a node, the pod's own claims left out."""
+        rows, held = self._state.table.rows(node), self._state.ledger.held(pod.uid)
+        if held is not None and held[1].node == node:
+            return self._state.ledger.without(rows, frozenset((pod.uid,)))
+        return self._state.gpus.take(rows)
 
     def _slots(self, names: list[str]) -> Ints:
         """Return (names,): the slot of each node, -1 where no agent reports.

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 
+import numpy as np
 import pytest
-from extender_builders import NOW, gpu, gpu_job, gpu_node, load, pod
+from extender_builders import NOW, gpu, gpu_job, gpu_node, load, node, pod
 from pydantic import TypeAdapter, ValidationError
 
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.verbs.verbs import MalformedPodError, Verbs
 from scheduler_extender.verbs.wire import FILTER, PREEMPT, ExtenderFilterResult, HostPriority
 from tandem.policy.catalog import load_profile
+from tandem.policy.cluster import GpuArrays
+from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.units import Bools
 
 PIPELINE = load_profile("tandem").pipeline()
 
@@ -200,6 +206,71 @@ def test_questions_change_nothing_and_an_answer_is_not_kept_past_a_change() -> N
     assert state.table.generation == before
     state.upsert(*running("x", "n0", "a", exclusive=True))
     assert filtered(verbs, pod("new", uid="u"), "n0")["NodeNames"] is None
+
+
+class Widest:
+    """A constraint that allows all, and how many GPUs it was asked about at most."""
+
+    kind = "widest"
+    rows = 0
+
+    def __call__(self, _: Job, gpus: GpuArrays) -> Bools:
+        self.rows = max(self.rows, len(gpus))
+        return np.ones(len(gpus), dtype=np.bool_)
+
+
+def test_a_question_about_one_node_is_answered_from_the_gpus_of_that_node() -> None:
+    state, _ = cluster(*(("gpunodes", gpu_node(f"n{i}", "a", "b")) for i in range(20)))
+    widest = Widest()
+    verbs = Verbs(state, Pipeline((widest,)))
+    assert filtered(verbs, pod("p"), "n7")["NodeNames"] == ["n7"]
+    assert scores(verbs, pod("p"), "n7") == {"n7": 8}
+    assert widest.rows == 2
+
+
+def test_one_node_is_judged_as_it_is_among_all(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(30):
+        names = [f"n{i}" for i in range(draw.randint(2, 5))]
+        gpus = {name: [f"{name}-{i}" for i in range(draw.randint(1, 3))] for name in names}
+        planned = draw.choice(names)
+        plan = gpu_job(
+            "pod-p", plan=[("p", planned, [gpus[planned][0]])], job_load=load(draw.choice((10, 70)))
+        )
+        _, verbs = cluster(
+            *(("nodes", storing(name, draw.choice(("1", "9")))) for name in names),
+            *(("gpunodes", gpu_node(name, *gpus[name])) for name in names),
+            *(
+                running(f"r{i}", node, draw.choice(gpus[node]), exclusive=draw.random() < 0.3)
+                for i, node in enumerate(draw.choices(names, k=4))
+            ),
+            *([("gpujobs", plan)] if draw.random() < 0.7 else []),
+        )
+        asks = pod("p", draw.choice((1, 1, 2, 3)), uid="p", memory=draw.choice(("10Gi", "75Gi")))
+        without_disk = copy.deepcopy(asks)
+        if draw.random() < 0.5:
+            asks["spec"]["containers"][0]["resources"]["requests"]["example.com/disk"] = "5"
+        together = filtered(verbs, asks, *names, "gone")
+        scored = scores(verbs, asks, *names, "gone")
+        for name in (*names, "gone"):
+            alone = filtered(verbs, asks, name)
+            passes = name in (together["NodeNames"] or ())
+            assert alone["NodeNames"] == ([name] if passes else None)
+            for refusals in ("FailedNodes", "FailedAndUnresolvableNodes"):
+                expected = {key: why for key, why in together[refusals].items() if key == name}
+                if len(names) <= 4 or refusals != "FailedNodes":  # the first four in full
+                    assert alone[refusals] == expected
+                assert alone[refusals].keys() == expected.keys()
+            score = scores(verbs, asks, name)[name]
+            gpus_do = filtered(verbs, without_disk, name)["NodeNames"] == [name]
+            assert score == (10 if scored[name] == 10 else 8 if gpus_do else 0)
+
+
+def storing(name: str, disks: str) -> dict:
+    """A node with some of another resource."""
+    found = node(name)
+    found["status"]["allocatable"]["example.com/disk"] = disks
+    return found
 
 
 def test_whole_nodes_and_pods_without_gpus_are_answered_too() -> None:
