@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from benchmarks.plane_jobs import GPUS, NODES, Gang, believed
 from benchmarks.training import Training
 from controlplane import ControlPlane, Node, wait_until
@@ -97,7 +99,10 @@ class Watching:
 
     def _follow(self) -> None:
         while not self._stop.wait(1.0):
-            answer = self._plane.http.get(self._path)
+            try:
+                answer = self._plane.http.get(self._path)
+            except httpx.HTTPError:
+                continue  # one question without an answer must not end what is counted
             if answer.is_success:
                 self._see(answer.json()["items"])
 

@@ -1,39 +1,58 @@
 """Pods per second through a real kube-scheduler, with the extender against without.
 
 A real control plane with kwok nodes. All pods are created while the scheduler stands still; the
-time runs from the moment at which it goes on to the last Binding, by a watch. Three ways:
+time runs from the moment at which it goes on until the API server lists no pod without a node.
+Three ways:
 
 - `without`: the scheduler as it is configured for Tandem, but for the extender, and pods that ask
   for no GPU;
 - `with`: the extender, and ungated pods that ask for a GPU (webhook off);
-- `whole path`: as users have it, with the webhook, gates, the queue controller and the predictor.
+- `whole path`: as users have it, with the webhook, gates, the queue controller and the predictor;
+  the time runs from the first creation. Then single pods on the idle cluster, one after another.
+
+With `--requests` the API server's audit log says who asked it for what on the whole path, by pod;
+writing it takes time, so that rates are measured without it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import platform
 import tempfile
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import numpy as np
+import yaml
 
+from benchmarks.verbs import machine
 from controlplane import ControlPlane, Node, manifests, wait_until
 from controlplane.gpus import report_gpus
 from controlplane.installation import Installation, plain_verbs
 from tandem.contracts import names
+from tandem.errors import TandemError
 
-BAR, STRETCH = 0.7, 0.9
+BAR, STRETCH = 1.0, 1.5
 QPS = {"qps": 1000, "burst": 2000}
 GPUS = 8
+ALONE = 40  # single pods on the idle cluster
+#: Who asked for what; watches and their lists are of programs, not of pods.
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [
+        {"level": "None", "verbs": ["list", "watch"]},
+        {"level": "None", "resources": [{"group": "coordination.k8s.io"}]},
+        {"level": "Metadata", "namespaces": ["bench-whole-path"]},
+        {"level": "None"},
+    ],
+}
 _PARALLEL = 16
 
 
@@ -45,6 +64,8 @@ class Measured:
     nodes: int
     pods: int
     seconds: float
+    planned: int = 0  # pods on the node that is planned for them
+    alone_ms: tuple[float, ...] = field(default=())  # each of single pods, from its creation
 
     @property
     def pods_per_s(self) -> float:
@@ -66,43 +87,49 @@ def pod(name: str, scheduler: str, *, gpu: bool) -> dict[str, Any]:
     }
 
 
-class Watched:
-    """Counts the bound pods of a namespace as the API server tells of them."""
+class Waiting:
+    """The pods of a namespace that have no node, as the API server lists them."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
-        self._plane = plane
+        self._http = plane.http
         self._path = f"/api/v1/namespaces/{namespace}/pods"
-        self._bound: set[str] = set()
-        self.last_s = 0.0
-        version = plane.http.get(self._path).json()["metadata"]["resourceVersion"]
-        self._thread = threading.Thread(target=self._follow, args=(version,), daemon=True)
-        self._thread.start()
 
-    @property
-    def bound(self) -> int:
-        """Return how many pods have a node."""
-        return len(self._bound)
+    def until_none(self, what: str, timeout_s: float = 1800.0) -> float:
+        """Return when there are none any more (`time.perf_counter`), to about 0.1 s.
 
-    def _follow(self, version: str) -> None:
-        query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": "3600"}
-        stream = self._plane.http.stream("GET", self._path, params=query, timeout=None)
-        # At the end the API server goes away under it.
-        with contextlib.suppress(httpx.HTTPError), stream as answer:
-            for line in answer.iter_lines():
-                found = json.loads(line)["object"]
-                if found.get("spec", {}).get("nodeName"):
-                    if found["metadata"]["name"] not in self._bound:
-                        self.last_s = time.perf_counter()
-                    self._bound.add(found["metadata"]["name"])
+        A watch would say when to the millisecond, and may end without a word.
+
+        Raises:
+            TandemError: that takes longer than `timeout_s`; says how many are left.
+        """
+        until_s = time.perf_counter() + timeout_s
+        while left := self._count():
+            if time.perf_counter() > until_s:
+                raise TandemError(f"not in {timeout_s:.0f} s: {what}; {left} pods have no node")
+            time.sleep(0.1 + left / 1000)  # a list of many takes the API server's time
+        return time.perf_counter()
+
+    def _count(self) -> int:
+        metadata = {"Accept": "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"}
+        answer = self._http.get(
+            self._path, params={"fieldSelector": "spec.nodeName="}, headers=metadata
+        )
+        return len(answer.raise_for_status().json()["items"] or ())  # null: none
 
 
 class Bench:
-    """A plane with nodes and GPUs; each way in a namespace of its own."""
+    """A plane with nodes and GPUs; each way in a namespace of its own.
 
-    def __init__(self, plane: ControlPlane, folder: Path, nodes: int, pods: int) -> None:
+    `source` is the checkout whose services are measured, ours by default.
+    """
+
+    def __init__(
+        self, plane: ControlPlane, folder: Path, nodes: int, pods: int, source: Path | None = None
+    ) -> None:
         self.plane = plane
         self.nodes, self.pods = nodes, pods
-        self.installation = Installation(plane, folder)
+        checkout = {"source": source} if source is not None else {}
+        self.installation = Installation(plane, folder, **checkout)
         self.installation.apply_manifests()
         report_gpus(plane.http, [f"n{i}" for i in range(nodes)], GPUS)
 
@@ -147,7 +174,22 @@ class Bench:
         scheduler = self._services()
         template = pod("p", names.SCHEDULER_NAME, gpu=True)
         # The gates hold the pods back; they are opened while others are being created.
-        return self._through("whole path", scheduler, template, paused=False)
+        measured = self._through("whole path", scheduler, template, paused=False)
+        return replace(measured, alone_ms=self._alone(template))
+
+    def _alone(self, template: dict[str, Any]) -> tuple[float, ...]:
+        """Return how long each of single pods takes from its creation to its Binding, in ms."""
+        path = f"/api/v1/namespaces/{_namespace('whole path')}/pods"
+        found = []
+        for index in range(ALONE):
+            name = f"alone-{index}"
+            began = time.perf_counter()
+            body = {**template, "metadata": {**template["metadata"], "name": name}}
+            self.plane.http.post(path, json=body).raise_for_status()
+            while not self.plane.http.get(f"{path}/{name}").json()["spec"].get("nodeName"):
+                time.sleep(0.005)
+            found.append(round((time.perf_counter() - began) * 1e3, 1))
+        return tuple(found)
 
     def _services(self) -> Any:  # noqa: ANN401 - the process of the scheduler
         running = self.plane.processes.get(names.SCHEDULER_NAME)
@@ -193,7 +235,7 @@ class Bench:
         plane.kubectl("create", "namespace", namespace)
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
         wait_until(lambda: plane.http.get(account).is_success, "the namespace is set up")
-        watched = Watched(plane, namespace)
+        waiting = Waiting(plane, namespace)
         if paused:
             scheduler.pause()
             try:
@@ -204,10 +246,23 @@ class Bench:
         else:
             began = time.perf_counter()
             self._create(namespace, template)
-        wait_until(
-            lambda: watched.bound == self.pods, f"all are bound ({way})", timeout_s=1800, poll_s=0.2
+        ended = waiting.until_none(f"all are bound ({way})")
+        return Measured(way, self.nodes, self.pods, ended - began, self._on_plan(namespace))
+
+    def _on_plan(self, namespace: str) -> int:
+        """Count the pods on the nodes that their GPUJobs' plans name."""
+        path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpujobs"
+        jobs = self.plane.http.get(path, timeout=60).raise_for_status().json()["items"]
+        planned = {
+            place["uid"]: place["node"]
+            for job in jobs
+            for place in ((job.get("status") or {}).get("plan") or {}).get("pods", ())
+        }
+        pods = self.plane.http.get(f"/api/v1/namespaces/{namespace}/pods", timeout=60)
+        return sum(
+            planned.get(pod["metadata"]["uid"]) == pod["spec"]["nodeName"]
+            for pod in pods.raise_for_status().json()["items"]
         )
-        return Measured(way, self.nodes, self.pods, watched.last_s - began)
 
     def _create(self, namespace: str, template: dict[str, Any]) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
@@ -232,6 +287,22 @@ def _configuration() -> dict[str, Any]:
     return config | {"clientConnection": dict(QPS)}
 
 
+def requests_by_pod(audit_log: Path, pods: int) -> dict[str, float]:
+    """Return how often each account asked the API server for what on the whole path, by pod."""
+    found: Counter[str] = Counter()
+    for line in audit_log.read_text().splitlines():
+        event = json.loads(line)
+        target = event["objectRef"]
+        what = "/".join(filter(None, (target["resource"], target.get("subresource"))))
+        who = event["user"]["username"].rpartition(":")[2]
+        # kube-scheduler and extender share their account.
+        agent = event.get("userAgent", "").partition("/")[0]
+        if agent == "python-httpx":
+            continue  # our own: a creation for each pod, and looks at it
+        found[f"{who} ({agent}) {event['verb']} {what}"] += 1
+    return {name: round(count / pods, 2) for name, count in found.most_common()}
+
+
 def main(tell: Callable[[str], None] = print) -> None:
     """Measure, print a table, and write the figures as JSON where that is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler")
@@ -239,27 +310,57 @@ def main(tell: Callable[[str], None] = print) -> None:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--whole-path", action="store_true", help="the third way as well")
+    parser.add_argument("--requests", action="store_true", help="the third way, and who asks what")
+    parser.add_argument("--source", type=Path, help="measure the services of this checkout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     ways = ["without", "with"] * options.rounds + ["whole path"] * options.whole_path
-    cells = []
+    ways = ["whole path"] if options.requests else ways
+    cells: list[Measured] = []
     nodes = [Node(f"n{i}", cpu=64, pods=500) for i in range(options.nodes)]
-    with tempfile.TemporaryDirectory() as folder, ControlPlane.start(nodes) as plane:
-        bench = Bench(plane, Path(folder), options.nodes, options.pods)
-        for way in ways:
-            cells.append(bench.measure(way))
-            tell(f"{way:<12} {cells[-1].pods_per_s:8.1f} pods/s  ({cells[-1].seconds:.1f} s)")
+    with tempfile.TemporaryDirectory() as folder:
+        audit_log = Path(folder, "audit.log")
+        with ControlPlane.start(nodes, apiserver_args=_audit(options, audit_log)) as plane:
+            bench = Bench(plane, Path(folder), options.nodes, options.pods, options.source)
+            for way in ways:
+                cells.append(bench.measure(way))
+                tell(_line(cells[-1]))
+        if options.requests:
+            pods = options.pods + ALONE
+            requests = requests_by_pod(audit_log, pods)
+            for name, count in requests.items():
+                tell(f"{count:8.2f}  {name}")
+            tell(f"{sum(requests.values()):8.2f}  in all, by pod")
+            return
     best = {
         way: max(cell.pods_per_s for cell in cells if cell.way == way)
         for way in dict.fromkeys(ways)
     }
-    ratio = best["with"] / best["without"]
-    tell(
-        f"with / without, the best of {options.rounds}: {ratio:.2f} (bar {BAR}, stretch {STRETCH})"
-    )
+    for way, rate in best.items():
+        if way != "without":
+            tell(f"{way} / without, the best of each: {rate / best['without']:.2f}")
+    tell(f"with / without: bar {BAR}, stretch {STRETCH}")
     if options.json:
-        figures = {"ratio": ratio, "machine": platform.machine(), "cells": [*map(asdict, cells)]}
+        figures = {"best": best, "machine": machine(), "cells": [*map(asdict, cells)]}
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def _audit(options: argparse.Namespace, log: Path) -> list[str]:
+    if not options.requests:
+        return []
+    policy = log.with_name("audit.yaml")
+    policy.write_text(yaml.safe_dump(AUDIT_POLICY))
+    return [f"--audit-policy-file={policy}", f"--audit-log-path={log}"]
+
+
+def _line(cell: Measured) -> str:
+    line = f"{cell.way:<12} {cell.pods_per_s:8.1f} pods/s  ({cell.seconds:.1f} s)"
+    if cell.way == "whole path":
+        line += f"  {cell.planned} of {cell.pods} on the planned node"
+    if cell.alone_ms:
+        p50, p99 = np.percentile(cell.alone_ms, (50, 99))
+        line += f"; a pod alone {p50:.0f} ms, p99 {p99:.0f} ms"
+    return line
 
 
 if __name__ == "__main__":

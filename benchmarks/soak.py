@@ -20,6 +20,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 
 from benchmarks.tables import commit, markdown
@@ -63,7 +64,11 @@ class Stream:
         due = time.monotonic()
         while not self._over.wait(max(0.0, due - time.monotonic())):
             due = max(due + 1 / self._rate, time.monotonic() - 5)
-            answer = self._plane.http.post(self._path, json=self._job())
+            try:
+                answer = self._plane.http.post(self._path, json=self._job())
+            except httpx.HTTPError:
+                self.refused += 1
+                continue
             self.submitted += answer.is_success
             self.refused += answer.is_error
 

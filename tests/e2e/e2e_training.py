@@ -6,6 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+import httpx
+
 from controlplane import ControlPlane
 from scheduler_extender.cluster.jobs import seconds
 
@@ -63,7 +65,10 @@ class Trainer:
 
     def _follow(self) -> None:
         while not self._stop.wait(0.1):
-            answer = self._plane.http.get(self._pods, params={"resourceVersion": "0"})
+            try:
+                answer = self._plane.http.get(self._pods, params={"resourceVersion": "0"})
+            except httpx.HTTPError:
+                continue  # one question without an answer must not end the training
             now, unix_s = time.monotonic(), time.time()
             for pod in answer.json().get("items", ()):
                 self._see(pod, now)
