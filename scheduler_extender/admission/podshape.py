@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, mo
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from tandem.contracts.gangs import derived_name
+from tandem.contracts.gangs import derived_name, qualified_kind
 from tandem.contracts.quantity import is_zero
 
 _SECTIONS = ("limits", "requests")
@@ -162,6 +162,7 @@ class ContainerShape(_Shape):
 class OwnerReference(_Shape):
     """An object whose pod it is."""
 
+    api_version: str = ""
     kind: str = ""
     name: str = ""
     controller: bool = False
@@ -260,7 +261,8 @@ class PodShape(_Shape):
     def gpujob(self) -> str:
         """The name of the GPUJob of a pod that is being created; '' while it depends on its own."""
         known = self.metadata
-        owner = next(((o.kind, o.name) for o in known.owner_references if o.controller), None)
+        owners = (o for o in known.owner_references if o.controller)
+        owner = next(((qualified_kind(o.api_version, o.kind), o.name) for o in owners), None)
         found = derived_name(known.name, known.annotations, known.labels, owner)
         return found if known.name or found != derived_name("", {}, {}, None) else ""
 

@@ -70,9 +70,9 @@ def kept_run_s(gang: Gang, record: GpuJobRecord, now_s: float) -> float:
 
     A job that saves no checkpoint begins anew with new pods.
     """
-    demand, since = record.spec.demand, record.status.running_since
-    ran_s = gang.attained_gpu_s(now_s) / (demand.gpus_per_pod * demand.gang_size)
-    if demand.checkpoint:
+    since = record.status.running_since
+    ran_s = gang.attained_gpu_s(now_s) / record.spec.gpus
+    if record.spec.demand.checkpoint:
         return ran_s
     return min(ran_s, now_s - seconds(since)) if since else 0.0
 

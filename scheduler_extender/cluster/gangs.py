@@ -17,7 +17,16 @@ from itertools import islice
 
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
-from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
+from scheduler_extender.cluster.records import (
+    Declared,
+    GpuJobRecord,
+    Key,
+    PodRecord,
+    Record,
+    declared_of,
+    demand_of,
+    figures_of,
+)
 from scheduler_extender.cluster.workloads import ENDLESS, is_endless
 from tandem.contracts import names
 from tandem.contracts.resources import GPUJobStatus, PodService
@@ -26,6 +35,7 @@ from tandem.contracts.resources import GPUJobStatus, PodService
 _ENDS_AGAIN_S = 60.0
 
 _Names = list[tuple[str, str]]  # (name, uid) of pods, ascending
+Ask = tuple[int, Declared]  # GPUs of a pod, and what it declares
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,7 @@ class Gang:
     gone: dict[str, tuple[PodInfo, float]] = field(default_factory=dict)
     ends_since_s: float = -math.inf
     expected: Expected | None = None
+    has_loads: bool = field(default=False, init=False)  # its pods declare, or did, several loads
     size_is_stale: bool = False  # its pods disagree with its size, and its workload is not read yet
     running: int = field(default=0, init=False)  # live pods on a node in phase Running
     succeeded: int = field(default=0, init=False)
@@ -67,6 +78,8 @@ class Gang:
     unbound: int = field(default=0, init=False)  # live pods on no node
     _endless: int = field(default=0, init=False, repr=False)  # of those that have not ended
     _asks: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # their GPUs
+    _roles: dict[Ask, _Names] = field(default_factory=dict, init=False, repr=False)  # live pods
+    _loads: Counter[tuple[object, ...]] = field(default_factory=Counter, init=False, repr=False)
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
         default_factory=dict, init=False, repr=False
     )
@@ -227,10 +240,14 @@ class Gang:
         """How many live pods are on no node and could follow no plan yet (`PodInfo.blocked`)."""
         return self.unbound - sum(map(len, self._waiting.values()))
 
+    def roles(self) -> list[list[PodInfo]]:
+        """Return the live pods by what they ask for and declare, in the order of `by_role`."""
+        return in_order([[self.pods[uid] for _, uid in named] for named in self._roles.values()])
+
     @property
-    def is_uneven(self) -> bool:
-        """True where live pods on no node ask for different numbers of GPUs."""
-        return len(self._asks) > 1
+    def asks(self) -> int:
+        """In how many ways its live pods ask for GPUs."""
+        return len(self._roles)
 
     @property
     def most_gpus(self) -> int:
@@ -354,6 +371,7 @@ class Gang:
         if pod.node_name and pod.phase == "Pending":
             _keep(self._starting, pod, by)
         _count_name(self._live, pod, by)
+        self._count_role(pod, by)
         if pod.node_name:
             return
         self.unbound += by
@@ -368,12 +386,51 @@ class Gang:
             if not named:
                 del self._waiting[pod.shape]
 
+    def _count_role(self, pod: PodInfo, by: int) -> None:
+        alike = self._roles.setdefault(ask := ask_of(pod), [])
+        _count_name(alike, pod, by)
+        if not alike:
+            del self._roles[ask]
+        figures = figures_of(ask[1])
+        self._loads[figures] += by
+        if not self._loads[figures]:
+            del self._loads[figures]
+        self.has_loads = self.has_loads or len(self._loads) > 1
+
     def _mark(self, pod: PodInfo) -> None:
         placed = pod.placed_with
         if placed is None or names.GPU_JOB not in pod.annotations:
             self._unmarked[pod.uid] = pod
         elif placed.memory_bytes is None:
             self._on_whole_gpus[pod.uid] = pod
+
+
+def ask_of(pod: PodInfo) -> Ask:
+    """Return what tells the pods of one role from those of others."""
+    return pod.gpus, declared_of(pod)
+
+
+def by_role(pods: Iterable[PodInfo]) -> list[list[PodInfo]]:
+    """Return pods by what they ask for and declare; those that are hardest to place come first."""
+    found: dict[Ask, list[PodInfo]] = {}
+    for pod in pods:
+        found.setdefault(ask_of(pod), []).append(pod)
+    return in_order(found.values())
+
+
+def in_order(roles: Iterable[list[PodInfo]]) -> list[list[PodInfo]]:
+    """Return roles with those first whose pods are hardest to place: they need most GPUs."""
+
+    def place(pods: list[PodInfo]) -> tuple[int, bool, int, str]:
+        demand = demand_of(declared_of(pods[0]))
+        return (
+            -pods[0].gpus,
+            not demand.exclusive,
+            -(demand.declared_memory_bytes or 0),
+            pods[0].name,
+        )
+
+    return sorted(roles, key=place)
 
 
 def _has_run(pod: PodInfo) -> bool:
@@ -425,6 +482,7 @@ class Gangs:
         self._gangs: dict[Key, Gang] = {}
         self._clock = clock
         self._gang_of_pod: dict[str, Key] = {}
+        self._with_loads: list[Key] = []  # gangs that have come to have several loads
 
     @property
     def by_key(self) -> Mapping[Key, Gang]:
@@ -435,6 +493,18 @@ class Gangs:
         """Return the gang of a pod."""
         key = self._gang_of_pod.get(uid)
         return self._gangs.get(key) if key else None
+
+    def has_loads(self, key: Key) -> bool:
+        """Say whether the pods of a gang declare, or have declared, several loads."""
+        gang = self._gangs.get(key)
+        return gang is not None and gang.has_loads
+
+    def take_with_loads(self) -> list[Key]:
+        """Return the gangs whose pods declare several loads since the last call."""
+        if not self._with_loads:
+            return []
+        found, self._with_loads = self._with_loads, []
+        return found
 
     def runs_on(self, uid: str, node: str, gpu: str) -> bool:
         """Say whether a pod is bound to a node and was given a GPU there.
@@ -486,7 +556,10 @@ class Gangs:
             if now > gang.ends_since_s + _ENDS_AGAIN_S:
                 gang.ends_since_s = now
         self._gang_of_pod[record.uid] = record.gpujob
+        had_loads = gang.has_loads
         gang.put(pod)
+        if gang.has_loads and not had_loads:
+            self._with_loads.append(record.gpujob)
         return [*left, record.gpujob]
 
     def _leave(self, uid: str) -> list[Key]:

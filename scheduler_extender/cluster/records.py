@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from scheduler_extender.cluster.jobs import (
@@ -19,7 +20,13 @@ from scheduler_extender.cluster.jobs import (
 from scheduler_extender.cluster.pods import OWN_COLUMNS, PodInfo, pod_info
 from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
-from scheduler_extender.cluster.workloads import gpujob_name, is_endless, role_of
+from scheduler_extender.cluster.workloads import (
+    earlier_name,
+    gpujob_name,
+    is_endless,
+    is_renamed,
+    role_of,
+)
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.inventory import changes, inventory_of, parse_inventory
@@ -313,7 +320,9 @@ def as_known(record: PodRecord, known: PodRecord) -> PodRecord:
     """
     if not (record.ours and known.ours):
         return record
-    fixed = names.GPU_JOB in record.pod.annotations and names.GPU_JOB not in known.pod.annotations
+    fixed = names.GPU_JOB in record.pod.annotations and (
+        names.GPU_JOB not in known.pod.annotations or _joins(record, known)
+    )
     gpujob = record.gpujob if fixed else known.gpujob
     role = role_of(known.pod)
     if (gpujob, role) == (record.gpujob, role_of(record.pod)):
@@ -321,51 +330,96 @@ def as_known(record: PodRecord, known: PodRecord) -> PodRecord:
     return replace(record, pod=replace(record.pod, known_as=(gpujob[1], role)), gpujob=gpujob)
 
 
-#: What a pod declares of itself and its GPUJob has from the first of its pods: memory, exclusive,
-#: accumulation, and whether it has no end of its own.
-Declared = tuple[str, str, str, bool]
+def _joins(record: PodRecord, known: PodRecord) -> bool:
+    """Say whether a pod goes to the GPUJob that its workload has by the name of an earlier release.
+
+    It stands for the same owner, so that nobody's GPUs count for others.
+    """
+    return record.gpujob != known.gpujob and (
+        known.gpujob[1] != earlier_name(record.pod) == record.gpujob[1]
+        and is_renamed(record.pod, known.gpujob[1])
+    )
+
+
+#: What a pod declares of itself, as it is written, and whether it has no end of its own.
+Declared = tuple[tuple[str, ...], bool]
+_DECLARED = tuple(
+    name for name in names.USER_ANNOTATIONS if name not in (names.GANG, names.GANG_SIZE)
+)
+#: Of a demand, what the load of a worker follows from.
+_FIGURES = attrgetter(
+    "model",
+    "batch_size",
+    "declared_memory_bytes",
+    "declared_utilisation_percent",
+    "precision",
+    "optimizer",
+    "sequence_length",
+    "framework",
+    "parallelism",
+    "gradient_checkpointing",
+)
 
 
 def declared_of(pod: PodInfo) -> Declared:
     """Return what a pod declares of itself, as it is written."""
     texts = pod.annotations
-    memory, exclusive = texts.get(names.MEMORY, ""), texts.get(names.EXCLUSIVE, "")
-    return memory, exclusive, texts.get(names.ACCUMULATION, ""), is_endless(pod)
+    return tuple(texts.get(name, "") for name in _DECLARED), is_endless(pod)
 
 
 @lru_cache(4096)
-def _demand_of(declared: Declared) -> Demand:
-    *texts, endless = declared
-    named = dict(zip((names.MEMORY, names.EXCLUSIVE, names.ACCUMULATION), texts, strict=True))
+def demand_of(declared: Declared, gpus: int = 1) -> Demand:
+    """Return what a pod asks for by what it declares; one that cannot be read takes whole GPUs."""
+    texts, endless = declared
+    named = dict(zip(_DECLARED, texts, strict=True))
     try:
-        demand = parse_demand({name: text for name, text in named.items() if text}, 1)
+        demand = parse_demand({name: text for name, text in named.items() if text}, gpus)
     except AnnotationError:
-        return Demand(gpus_per_pod=1, exclusive=True)
+        return Demand(gpus_per_pod=gpus, exclusive=True)
     return demand.model_copy(update={"exclusive": True}) if endless else demand
 
 
-def accumulates(declared: Iterable[Declared]) -> bool:
-    """Say whether all pods may run their batch in parts: they learn of the number by annotation."""
-    return all(_demand_of(each).accumulation for each in declared)
+@lru_cache(4096)
+def figures_of(declared: Declared) -> tuple[object, ...]:
+    """Return what a pod declares of the load that it puts on a GPU."""
+    figures: tuple[object, ...] = _FIGURES(demand_of(declared))
+    return figures
 
 
-def at_least_declared(job: Job, record: GpuJobRecord, declared: Iterable[Declared]) -> Job:
-    """Return a worker of a GPUJob with the most that its pods declare: they may differ.
+def accumulates(declared: Declared) -> bool:
+    """Say whether pods may run their batch in parts: they learn of the number by annotation."""
+    return demand_of(declared).accumulation
 
-    What the GPUJob says came from the first of them.
+
+def has_own_figures(record: GpuJobRecord, declared: Declared, *, several: bool) -> bool:
+    """Say whether a pod declares another load than the pod that its GPUJob was made of.
+
+    `several`: the pods of the gang declare different loads. Of a gang whose pods all declare the
+    same, the GPUJob says what counts.
     """
-    said = record.spec.demand
-    for demand in map(_demand_of, declared):
-        memory_bytes = demand.declared_memory_bytes or 0
-        if demand.exclusive and not said.exclusive:
-            job = replace(job, exclusive=True)
-        if memory_bytes > (said.declared_memory_bytes or 0) and not job.exclusive:
-            memory_gib = gib(memory_bytes)
-            if memory_gib > job.memory_peak_gib:
-                job = replace(
-                    job, memory_base_gib=memory_gib, memory_peak_extra_gib=0.0, sub_batches=()
-                )
-    return job
+    if not (several or record.spec.roles):
+        return False
+    own: bool = figures_of(declared) != _FIGURES(record.spec.demand)
+    return own
+
+
+def worker_of(record: GpuJobRecord, declared: Declared, *, several: bool) -> Job:
+    """Return the load of a pod of a GPUJob: what is known of the job, or of the pod's own role.
+
+    What is predicted of the job says nothing of pods that declare another load: they have what they
+    declare, or whole GPUs; and the most that was seen of the job, where that is more.
+    """
+    demand, said, status = demand_of(declared), record.spec.demand, record.status
+    if not has_own_figures(record, declared, several=several):
+        if demand.exclusive == said.exclusive or (said.exclusive and not several):
+            return record.worker
+        whole = load_now(said, status).memory_source is Source.WHOLE_GPU
+        return replace(record.worker, exclusive=demand.exclusive or status.alone or whole)
+    status = status.model_copy(update={"load": None, "sub_batches": []})
+    if status.alone:
+        demand = demand.model_copy(update={"exclusive": True})
+    name = f"{record.namespace}/{record.name}"
+    return policy_job(name, demand, load_now(demand, status), pods=1)
 
 
 def worker_by_annotations(pod: PodInfo) -> Job:

@@ -30,11 +30,12 @@ from scheduler_extender.cluster.records import (
     Record,
     accumulates,
     as_known,
-    at_least_declared,
     declared_of,
+    has_own_figures,
     not_less,
     placed_with,
     worker_by_annotations,
+    worker_of,
 )
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from scheduler_extender.cluster.workloads import gpujob_name, role_of
@@ -208,15 +209,18 @@ class ClusterState:
         return (pod.namespace, gpujob_name(pod)) if known is None else known.gpujob
 
     def _worker(self, pod: PodInfo, classify: Callable[[Job, Load | None], Job]) -> Job:
-        gang = self.gpu_jobs().get(self._gpujob_of(pod))
+        key = self._gpujob_of(pod)
+        gang = self.gpu_jobs().get(key)
         if gang is None:
             job = classify(worker_by_annotations(pod), None)
         else:
-            job = classify(gang.worker, gang.status.load)
-            declared = (declared_of(pod),)
+            declared, several = declared_of(pod), self.gangs.has_loads(key)
+            own = has_own_figures(gang, declared, several=several)
+            job = classify(
+                worker_of(gang, declared, several=several), None if own else gang.status.load
+            )
             if job.sub_batches and accumulates(declared):
                 job = in_steps(job, gang.steps(pod.uid, pod.annotations))
-            job = at_least_declared(job, gang, declared)
             placed = pod.placed_with
             if placed is not None and not gang.measured:
                 job = not_less(job, placed)
@@ -328,6 +332,9 @@ class ClusterState:
             case PodRecord():
                 self._follow_pod(record, gone=gone)
         gangs = self.gangs.forget(record) if gone else self.gangs.observe(record)
+        for key in self.gangs.take_with_loads():
+            # Its pods declare different loads: what its GPUJob says counts for some alone.
+            self._derive_all(self.gangs.pods_of(key))
         if self.listener is not None:
             (self.listener.forget if gone else self.listener.observe)(record, gangs)
         for follow in self.followers:
@@ -414,12 +421,13 @@ class ClusterState:
         self.nodes.use(uid, self._use(record))
 
     def _as_declared(self, planned: Claim, record: PodRecord) -> Claim:
-        """Return the place of a pod with no less than it declares of itself."""
-        gang = self.gpu_jobs().get(record.gpujob)
+        """Return the place of a pod with the load of its own role."""
+        gang, several = self.gpu_jobs().get(record.gpujob), self.gangs.has_loads(record.gpujob)
         if gang is None:
             return planned
-        job = at_least_declared(planned.job, gang, (declared_of(record.pod),))
-        return planned if job is planned.job else replace(planned, job=job)
+        if worker_of(gang, declared_of(record.pod), several=several) is gang.worker:
+            return planned
+        return replace(planned, job=self.worker_to_hold(record.pod))
 
     def _use(self, record: PodRecord | None) -> Use | None:
         if record is None:

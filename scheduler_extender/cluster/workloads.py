@@ -121,13 +121,12 @@ def _kubeflow(field: str) -> Callable[[Raw], Roles]:
             role: int((each or {}).get("succeeded") or 0)
             for role, each in (status.get("replicaStatuses") or {}).items()
         }
-        # Of MPIJobs, a Job of its own makes the launcher, and may do so once the workers are ready.
-        launches = field == "mpiReplicaSpecs" and job.get("apiVersion") != "kubeflow.org/v1"
+        waits = spec.get("launcherCreationPolicy") == "WaitForWorkersReady"
         return {
             role.lower(): Role(
                 max(0, int(part.get("replicas", 1)) - ended.get(role, 0)),
                 gpus=asks(role),
-                later=launches and role == "Launcher",
+                later=waits and role == "Launcher",
             )
             for role, part in parts.items()
         }
@@ -156,7 +155,7 @@ def _kubeflow_kind(kind: str, plural: str, field: str) -> Kind:
     )
 
 
-#: By the kind of the workload. Kinds that are not here start pod by pod and are evicted.
+#: By the kind of the workload. Pods of kinds that are not here start one by one; none is evicted.
 KINDS: Mapping[str, Kind] = {
     "Job": Kind(JOBS, _indexed_job, ("spec", "suspend")),
     "JobSet": Kind(
@@ -176,8 +175,22 @@ KINDS: Mapping[str, Kind] = {
     ),
     "RayCluster": Kind(Resource("ray.io", "v1", "RayCluster", "rayclusters")),
     "Pod": Kind(restarts=False),
+    # Read by nobody; their controllers make pods anew.
+    **{
+        kind: Kind()
+        for kind in (
+            "DaemonSet",
+            "Deployment",
+            "Notebook",
+            "ReplicaSet",
+            "ReplicationController",
+            "StatefulSet",
+        )
+    },
 }
-_OTHER = Kind()
+#: Bare pods, and kinds of which nobody knows that their controllers make pods anew: what these have
+#: done would be lost.
+_OTHER = Kind(restarts=False)
 
 #: Kinds whose pods do not end by themselves: services and notebooks.
 ENDLESS = frozenset(
@@ -215,13 +228,29 @@ def gpujob_name(pod: PodInfo) -> str:
 
 
 def _derived_name(pod: PodInfo) -> str:
-    owner = (pod.owner.kind, pod.owner.name) if pod.owner else None
-    return gangs.derived_name(pod.name, pod.annotations, pod.labels, owner)
+    return gangs.derived_name(pod.name, pod.annotations, pod.labels, _owner(pod))
+
+
+def earlier_name(pod: PodInfo) -> str:
+    """Return the name of the pod's GPUJob if it is from before names told API groups apart."""
+    return gangs.earlier_name(pod.name, pod.annotations, pod.labels, _owner(pod))
+
+
+def is_renamed(pod: PodInfo, name: str) -> bool:
+    """Say whether the GPUJob `name` is that of the pod's owner, by its name then or now."""
+    return name in (_derived_name(pod), earlier_name(pod))
+
+
+def _owner(pod: PodInfo) -> tuple[str, str] | None:
+    owner = pod.owner
+    if owner is None:
+        return None
+    return gangs.qualified_kind(owner.api_version, owner.kind), owner.name
 
 
 def _has_moved(pod: PodInfo) -> bool:
     """Return True where labels and owner lead to another GPUJob than the pod's: they are void."""
-    return gpujob_name(pod) != _derived_name(pod)
+    return not is_renamed(pod, gpujob_name(pod))
 
 
 def above(pod: PodInfo) -> tuple[str, str] | None:
@@ -229,16 +258,27 @@ def above(pod: PodInfo) -> tuple[str, str] | None:
     for label, kind in _ABOVE.items():
         if pod.labels.get(label) and not _has_moved(pod):
             return kind, pod.labels[label]
+    launches = gangs.mpi_job(pod.labels, _owner(pod))
+    if launches and gpujob_name(pod) == _derived_name(pod) and not _names_gang(pod):
+        return "MPIJob", launches
     return None
 
 
+def _names_gang(pod: PodInfo) -> bool:
+    return gangs.names_group(pod.annotations, pod.labels)
+
+
 def workload_of(pod: PodInfo) -> WorkloadRef:
-    """Return the object that controls the pod; a bare pod is its own.
+    """Return the object that controls the pod; a bare pod and a step of a workflow is its own.
 
     A pod that was given another owner or other labels since its GPUJob was fixed is its own, too.
     """
     own = WorkloadRef(api_version="v1", kind="Pod", name=pod.name, uid=pod.uid)
-    return own if pod.owner is None or _has_moved(pod) else pod.owner
+    if pod.owner is None or _has_moved(pod):
+        return own
+    kind = gangs.qualified_kind(pod.owner.api_version, pod.owner.kind)
+    alone = gangs.derived_name(pod.name, {}, {}, None)
+    return own if gangs.owns_steps(kind) and gpujob_name(pod) == alone else pod.owner
 
 
 def is_endless(pod: PodInfo) -> bool:

@@ -105,8 +105,7 @@ class HistoryStore:
             return
         self._services[record.uid] = status.attained_gpu_seconds
         self._namespaces[record.uid] = record.namespace
-        demand = record.spec.demand
-        if (gpus := demand.gang_size * demand.gpus_per_pod) > 1:
+        if (gpus := record.spec.gpus) > 1:
             self._gpus[record.uid] = gpus
         self._trim()
         self._unsaved = True

@@ -143,13 +143,13 @@ class NextRuns:
 
     def _enter_placement(self, record: GpuJobRecord, seen: Observed, at_s: float) -> None:
         """Note how fast a gang ran where it was, if its model's skew is known."""
-        demand, load, rate = record.spec.demand, record.status.load, seen.solo_iterations_per_second
+        load, rate = record.status.load, seen.solo_iterations_per_second
         if load is None or load.tensor_skew is None or seen.spread is None or not rate:
             return
         if seen.seconds < LEAST_S or not seen.kind:
             return
         kind = in_steps_kind(seen.kind, seen.accumulation_steps)
-        of = (record.namespace, kind, seen.gpu_model, demand.gang_size * demand.gpus_per_pod)
+        of = (record.namespace, kind, seen.gpu_model, record.spec.gpus)
         self._learned.placements.enter(of, load.tensor_skew, rate, at_s, spread=seen.spread)
 
 

@@ -78,8 +78,7 @@ class Sharing:
         here = next((w for w in every if w.at == at), None)
         shared = [w for w in every if w.others]
         load = load_now(record.spec.demand, record.status)
-        cost = gib_of(load.memory_base_bytes) * record.spec.demand.gpus_per_pod
-        cost *= record.spec.demand.gang_size
+        cost = gib_of(load.memory_base_bytes) * record.spec.gpus
         if here is None:
             return Resident(gang.key, None, cost_gib=cost, stays=stays)
         slowest = max(shared, key=lambda w: (w.busy_percent, w.at)) if shared else here

@@ -15,7 +15,7 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import columns_of, gpu_arrays
 from scheduler_extender.planning.cluster_pipeline import SPECIAL
-from scheduler_extender.planning.questions import Question, Start
+from scheduler_extender.planning.questions import Part, Question, Start
 from tandem.policy.board import Board
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import JobColumns
@@ -30,7 +30,8 @@ _NOBODY: Key = ("", "")
 class CycleInput:
     """A board, and what its jobs are: gangs on GPUs (`start` None) or starts that wait.
 
-    A gang of which some pods run and others wait has a row for each. `nodes`, `most` and `apart`
+    A gang of which some pods run and others wait has a row for each, and so has each role of a
+    start. `nodes`, `most` and `apart`
     are facts about `Job.where` (ClusterPipeline). Gangs that are giving up their GPUs are off the
     board: `held` has the rows of whoever was there, them included.
     """
@@ -44,6 +45,14 @@ class CycleInput:
     nodes: dict[int, Bools]
     most: dict[int, Ints] = field(default_factory=dict)
     apart: dict[int, Ints] = field(default_factory=dict)
+    #: Of starts with several roles (rows in `ranked`), the rows of all roles, its own first.
+    roles: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def parts(self, index: int) -> tuple[Part, ...]:
+        """Return the roles of a start that waits, as they were asked for."""
+        start = self.starts[index]
+        assert start is not None
+        return start.parts
 
     def began(self, indices: list[int]) -> None:
         """Note who was started before the others were tried: they stay where they are."""
@@ -122,12 +131,16 @@ class _Holders:
     going: set[int]
     gpus: Ints  # (workers,) rows of the snapshot
     jobs: Ints  # (workers,) rows of the board
+    #: Gangs whose pods have different numbers of GPUs. They stay where they are: the dispatch would
+    #: choose another place by the number of one pod.
+    mixed: set[int]
 
     def renamed(self, new: Ints) -> _Holders:
         """Return the same after the rows of the board have got `new` numbers."""
         name = new.tolist()
         held = {name[i]: at for i, at in self.held.items()}
-        return _Holders(held, {name[i] for i in self.going}, self.gpus, new[self.jobs])
+        going, mixed = ({name[i] for i in each} for each in (self.going, self.mixed))
+        return _Holders(held, going, self.gpus, new[self.jobs], mixed)
 
     def residents_of(self, count: int) -> list[list[int]]:
         """Return the residents of each of `count` GPUs."""
@@ -158,11 +171,11 @@ def cycle_input_of(
     snapshot, known = question.snapshot, known or KnownJobs()
     rows = _Rows()
     holders = _holders(question, rows_of_gpus, rows, known)
-    ranked = _rank(question, rows, sorted(holders.held.keys() - holders.going))
+    ranked, roles = _rank(question, rows, sorted(holders.held.keys() - holders.going))
     # In order of arrival, as the simulator's are: by it policies break ties.
     new = rows.in_order(question.arrays.arrived_s)
     holders = holders.renamed(new)
-    held, going = holders.held, holders.going
+    held, going, mixed = holders.held, holders.going, holders.mixed
     residents_of = holders.residents_of(len(snapshot.gpus))
     columns = columns_of(snapshot.gpus)
     most = _most(question)
@@ -181,12 +194,18 @@ def cycle_input_of(
         residents_of=residents_of,
         empty=int(np.count_nonzero(columns["jobs"] == 0)),
         stale={i for there in residents_of if len(there) > 1 for i in there},
-        pinned={i for i in held if i not in going and rows.keys[i] not in question.victims},
+        pinned={
+            i
+            for i in held
+            if i not in going and (rows.keys[i] not in question.victims or i in mixed)
+        },
         known_loads=loads,
     )
+    name = new.tolist()
     inputs = CycleInput(
-        board, rows.keys, rows.starts, held, going, new[ranked], dict(question.eligible), most
-    )
+        board, rows.keys, rows.starts, held, going, new[ranked], dict(question.eligible), most,
+        roles={name[i]: tuple(name[each] for each in all_of) for i, all_of in roles.items()},
+    )  # fmt: skip
     _keep_apart(question, inputs)
     for index in sorted(going):
         board.remove(index)
@@ -227,6 +246,7 @@ def _holders(
     leaving: dict[str, int] = {}
     held: list[list[int]] = []
     gpus, jobs = [], []
+    mixed: set[int] = set()
     for uid in sorted(question.claims):
         claim = question.claims[uid]
         name = claim.job.id
@@ -239,6 +259,8 @@ def _holders(
             index = rows.add(claim.job, key if standing >= 0 else _NOBODY, None, standing)
             rows_of[name] = index
             held.append([])
+        elif claim.job.gpus_per_pod != rows.jobs[index].gpus_per_pod:
+            mixed.add(index)
         for gpu in claim.gpus:
             row = rows_of_gpus.get((claim.node, gpu))
             if row is not None:
@@ -250,13 +272,16 @@ def _holders(
     rows.jobs = known.on_gpus(rows.jobs, pods, where)
     on_gpus = {index: tuple(at) for index, at in enumerate(held) if at}
     going = set(leaving.values()) & on_gpus.keys()
-    return _Holders(on_gpus, going, np.array(gpus, np.int64), np.array(jobs, np.int64))
+    return _Holders(on_gpus, going, np.array(gpus, np.int64), np.array(jobs, np.int64), mixed)
 
 
-def _rank(question: Question, rows: _Rows, running: Sequence[int]) -> Ints:
+def _rank(
+    question: Question, rows: _Rows, running: Sequence[int]
+) -> tuple[Ints, dict[int, tuple[int, ...]]]:
     """Add a row for each start that waits; return all in order, a gang before its own starts.
 
-    `running` are the rows of the board of the gangs that run.
+    `running` are the rows of the board of the gangs that run. Starts with several roles have rows
+    for the others too, which are not in the order: the second value has them by start.
     """
     order, first = question.rank(), len(rows.jobs)
     # Each look-up of a key costs a quarter of a microsecond: two for each gang, the rest by row.
@@ -286,7 +311,11 @@ def _rank(question: Question, rows: _Rows, running: Sequence[int]) -> Ints:
     rows.keys += keys
     rows.starts += starts
     rows.standing += standing
-    return ranked
+    roles: dict[int, tuple[int, ...]] = {}
+    for at, start in [(at, start) for at, start in enumerate(starts) if start.others]:
+        others = (rows.add(part.job, start.gpujob, None, standing[at]) for part in start.others)
+        roles[first + at] = (first + at, *others)
+    return ranked, roles
 
 
 def _arrays(
@@ -319,8 +348,10 @@ def _keep_apart(question: Question, inputs: CycleInput) -> None:
         return
     names = np.array(question.snapshot.node_names)
     handles = {key: i for i, key in enumerate(inputs.keys) if i in inputs.held}
+    waiting = {i for i, start in enumerate(inputs.starts) if start is not None}
+    waiting |= {i for roles in inputs.roles.values() for i in roles}
     for index, key in enumerate(inputs.keys):
-        if key not in question.avoids or inputs.starts[index] is None:
+        if key not in question.avoids or index not in waiting:
             continue
         avoid, job = question.avoids[key], inputs.board.jobs[index]
         everywhere = np.ones(len(names), dtype=np.bool_)

@@ -48,7 +48,9 @@ def picture_of(
     snapshot = question.snapshot
     inputs = cycle_input_of(question, {at: row for row, at in enumerate(places_of(snapshot))})
     running = [i for i in inputs.held if i not in inputs.going]
-    waiting = [i for i in inputs.ranked.tolist() if inputs.starts[i] is not None]
+    # Of a gang of several roles nothing is forecast: the simulator's jobs have one.
+    ranked = inputs.ranked.tolist()
+    waiting = [i for i in ranked if inputs.starts[i] is not None and i not in inputs.roles]
     order = [*running, *waiting, *sorted(inputs.going)]
     keys = [inputs.keys[i] for i in order]
     jobs = [inputs.board.jobs[i] for i in order]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,8 +18,17 @@ from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Refusa
 from scheduler_extender.planning.cycle_input import CycleInput, KnownJobs, cycle_input_of
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
-from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Waiting
+from scheduler_extender.planning.questions import (
+    Answer,
+    GivesWay,
+    Part,
+    Question,
+    Start,
+    Verdict,
+    Waiting,
+)
 from scheduler_extender.planning.reserving import Capacity, Impossible, Reserve
+from scheduler_extender.planning.together import start_together
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
@@ -28,7 +37,9 @@ from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Ints
 from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.counting import counted
 
+_TURNS = 8  # gangs of several roles that are tried at their place in the order
 _AGAIN = 3  # times that a round is decided anew because a preemption would not pay
 
 
@@ -113,15 +124,67 @@ class _Round:
         if dispatch.weighs_pairs and self._q.front:
             # It tries jobs by worth; those that were moved to the front come before all others.
             front = [i for i in self._waiting() if inputs.keys[i] in self._q.front]
-            if front:
-                self._dispatch(np.array(front, dtype=np.int64))
-                inputs.began([i for i in front if i in board.rows_of])
-        waiting = ~board.arrays.running[inputs.ranked]
-        self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
+            whole = [i for i in front if i not in inputs.roles]
+            if whole:
+                self._dispatch(np.array(whole, dtype=np.int64))
+                inputs.began([i for i in whole if i in board.rows_of])
+            for index in front:
+                self._start_roles(index)
+        if inputs.roles:
+            self._in_turns()
+        else:
+            waiting = ~board.arrays.running[inputs.ranked]
+            self._dispatch(inputs.ranked if dispatch.preempts else inputs.ranked[waiting])
         self._note()
         if dispatch.ignores_preemption_cost:
             room = MakingRoom(self._q, inputs, self._pipeline, self._starts, self._stops)
-            room.seek(self._waiting())
+            room.seek([i for i in self._waiting() if i not in inputs.roles])
+
+    def _in_turns(self) -> None:
+        """Dispatch, and start gangs of several roles when their turn in the order has come.
+
+        The dispatch knows jobs of one role. It gets those in front of such a gang before the gang
+        is tried, and all others afterwards. Beyond `_TURNS` such gangs, the others come last.
+        """
+        inputs, board = self._inputs, self._inputs.board
+        blocks, preempts = self._profile.order.blocks, self._profile.dispatch.preempts
+        ranked = inputs.ranked
+        whole = np.array([index not in inputs.roles for index in ranked.tolist()])
+        at = [place for place in np.flatnonzero(~whole).tolist() if self._waits(ranked[place])]
+        place_of = np.arange(len(ranked))
+        tried = -1  # of the order, up to where the dispatch has been
+        for place in (*at[:_TURNS], len(ranked)):
+            running = board.arrays.running[ranked]
+            before = whole & ~running & (place_of < place)
+            if place == len(ranked) or (before & (place_of > tried)).any():
+                self._dispatch(ranked[before | (whole & running)] if preempts else ranked[before])
+                begun = [i for i in ranked[before].tolist() if i in board.rows_of]
+                if place < len(ranked):
+                    inputs.began(begun)
+                if blocks and len(begun) < np.count_nonzero(before):
+                    return
+            tried = place
+            if place < len(ranked) and not self._start_roles(int(ranked[place])) and blocks:
+                return
+        for place in at[_TURNS:]:
+            if not self._start_roles(int(ranked[place])) and blocks:
+                return
+
+    def _waits(self, index: int) -> bool:
+        return self._inputs.starts[index] is not None and index not in self._inputs.board.rows_of
+
+    def _start_roles(self, index: int) -> bool:
+        """Start a gang of several roles, or say that one of them has no place."""
+        roles = self._inputs.roles.get(index)
+        if roles is None or not self._waits(index):
+            return False
+        if self._tries.left <= 0:
+            self._tries.put_off.add(self._inputs.board.jobs[index].id)
+            return False
+        self._tries.left -= 1
+        begun = start_together(self._inputs.board, roles, self._pipeline)
+        self._inputs.began(list(roles) if begun else [])
+        return begun
 
     def _to_their_targets(self) -> None:
         """Start gangs that are being moved where their move leads, if they may still go there."""
@@ -133,6 +196,7 @@ class _Round:
             job, gpus = inputs.board.jobs[index], inputs.board.gpus
             if (
                 len(rows) == job.gpus
+                and index not in inputs.roles
                 and self._pipeline.evaluate(job, gpus.take(rows)).allowed.all()
             ):
                 inputs.board.start(index, rows)
@@ -236,17 +300,18 @@ class _Round:
             if index not in self._starts:
                 answer.waiting.add(start)
                 continue
-            job = inputs.board.jobs[index]
-            place = _placement(job, self._starts[index], self._q.snapshot)
-            if index not in needs and place is not None:
+            job, roles = inputs.board.jobs[index], inputs.roles.get(index, (index,))
+            place = self._place_of(roles)
+            leaving = set().union(*(needs.get(role, ()) for role in roles))
+            if not leaving and place is not None:
                 at = [int(node[pod.rows[0]]) for pod in place.pods]
-                short = room and room.take(list(zip(start.pods, at, strict=True)))
+                short = room and room.take(list(zip(start.all_pods, at, strict=True)))
                 if short:
                     answer.waiting.add(start, Cause(Reason.OVERTAKEN, resource=short))
                     continue
                 answer.placed.append(Verdict(start, place, job.accumulation_steps))
                 continue
-            new = sorted((needs.get(index, set()) & self._stops) - asked)
+            new = sorted((leaving & self._stops) - asked)
             asked |= set(new)
             answer.gives_way += [GivesWay(inputs.keys[v], start.gpujob) for v in new]
             names = named([inputs.keys[v] for v in new], start.gpujob)
@@ -257,6 +322,17 @@ class _Round:
             for i in sorted((self._moves | self._too_slow) - asked)
         ]
         return answer
+
+    def _place_of(self, roles: Sequence[int]) -> Placement | None:
+        """Return the place of a start, role by role, or None where pods would be torn apart."""
+        pods: list[PodPlacement] = []
+        for role in roles:
+            job = self._inputs.board.jobs[role]
+            place = _placement(job, self._starts[role], self._q.snapshot)
+            if place is None:
+                return None
+            pods += place.pods
+        return Placement(self._inputs.board.jobs[roles[0]].id, tuple(pods))
 
 
 @dataclass(eq=False)
@@ -282,13 +358,28 @@ class _Explaining:
             return (Cause(Reason.BEHIND, job=first),)
         if job.id in self._tries.put_off:
             return (Cause(Reason.NOT_LOOKED_AT),)
-        if job.demand not in self._known:
-            self._known[job.demand] = self._search(job)
-        return self._known[job.demand]
+        return self._of_roles(waiting.start)
 
     def _is_behind(self, waiting: Waiting) -> bool:
         behind = waiting.position > 0 and waiting.start not in self._impossible
         return self._profile.order.blocks and behind
+
+    def _of_roles(self, start: Start) -> tuple[Cause, ...]:
+        """Return why a start waits: the first of its roles that has no place, even by itself."""
+        if not start.others:
+            return self._found(start.job)
+        for part in start.parts:
+            if not self._fits(part.job):
+                return tuple(_of_role(part, cause) for cause in self._found(part.job))
+        return (Cause(Reason.ROLES, detail="; ".join(map(_wants, start.parts))),)
+
+    def _fits(self, job: Job) -> bool:
+        return Pipeline.choose(self._pipeline, job, self._inputs.board.gpus) is not None
+
+    def _found(self, job: Job) -> tuple[Cause, ...]:
+        if job.demand not in self._known:
+            self._known[job.demand] = self._search(job)
+        return self._known[job.demand]
 
     def _search(self, job: Job) -> tuple[Cause, ...]:
         board = self._inputs.board
@@ -312,6 +403,20 @@ class _Explaining:
             return why
         short = ", ".join(nodes.short_of(job.where, gpus))
         return (*why, Cause(Reason.NODE_HAS_FEWER, resource=short, nodes=fewer))
+
+
+def _of_role(part: Part, cause: Cause) -> Cause:
+    """Return what a role needs with its name."""
+    if cause.reason is not Reason.NEEDS_GPUS or not part.role:
+        return cause
+    of = "of" if part.job.pods > 1 else "for"  # the amount says for how many pods it is
+    return replace(cause, amount=f"{cause.amount} {of} role {part.role}").cut()
+
+
+def _wants(part: Part) -> str:
+    role = f"{part.role}: " if part.role else ""
+    pods, gpus = counted(part.job.pods, "pod"), counted(part.job.gpus_per_pod, "GPU")
+    return f"{role}{pods} with {gpus} each"
 
 
 def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:

@@ -19,12 +19,42 @@ from tandem.reasons.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The pods of one role of a start: they ask for the same and declare the same."""
+
+    role: str  # '' where its workload has no name for it
+    job: Job  # with as many pods as `pods`
+    pods: tuple[PodInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
-    """Pods of one GPUJob that start together: a gang, or one replacement."""
+    """Pods of one GPUJob that start together: a gang, or one replacement.
+
+    `job`, `pods` and `role` are those of one role, `others` the other roles, if it has any: they
+    start with it or not at all.
+    """
 
     gpujob: Key
     job: Job  # with as many pods as `pods`
     pods: tuple[PodInfo, ...]
+    role: str = ""
+    others: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All roles, those that are hardest to place first."""
+        return (Part(self.role, self.job, self.pods), *self.others)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that all its pods take."""
+        return self.job.gpus + sum(part.job.gpus for part in self.others)
+
+    @property
+    def all_pods(self) -> tuple[PodInfo, ...]:
+        """The pods of all roles, role by role."""
+        return self.pods + tuple(pod for part in self.others for pod in part.pods)
 
 
 @dataclass(frozen=True, slots=True)

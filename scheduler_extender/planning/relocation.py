@@ -19,7 +19,12 @@ from tandem.policy.units import Ints
 def has_place(
     state: ClusterState, pipeline: Pipeline, gang: Gang, job: Job, shunned: frozenset[str]
 ) -> bool:
-    """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`."""
+    """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`.
+
+    A gang of several roles stays where it is: `job` is one of them.
+    """
+    if gang.job.spec.roles:
+        return False
     claims, snapshot, pods = state.ledger.counting(), state.snapshot(), gang.holders()
     row_of = {place: row for row, place in enumerate(places_of(snapshot))}
     leaving = frozenset(pod.uid for pod in pods)

@@ -19,7 +19,8 @@ from scheduler_extender.cluster.table import places_of, without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import CycleInput, freest_first
 from scheduler_extender.planning.questions import Question, Start
-from tandem.policy.gather import whole_pods
+from scheduler_extender.planning.together import rows_for, start_together
+from tandem.policy.job import Job
 from tandem.policy.units import Floats, Ints
 
 #: Jobs of one namespace that are looked at in one cycle, and of all.
@@ -29,6 +30,10 @@ _LOOKS_PER_NAMESPACE, _LOOKS = 4, 32
 _KNOWN_S = 300.0
 
 _Asks = tuple[Key, tuple[object, ...]]  # a gang, and what its pods ask
+
+
+def _asks(start: Start) -> _Asks:
+    return start.gpujob, tuple(part.job.demand for part in start.parts)
 
 
 class Capacity:
@@ -44,11 +49,8 @@ class Capacity:
         self._gpus = np.bincount(self._empty.node, minlength=len(question.snapshot.node_names))
         self._known: dict[tuple[object, ...], Ints] = {}
 
-    def rows(self, index: int) -> Ints:
-        """Return the GPUs (rows) that the job at `index` of the board could use."""
-        start = self._inputs.starts[index]
-        assert start is not None
-        job = start.job
+    def rows(self, job: Job) -> Ints:
+        """Return the GPUs (rows) that a job could use."""
         if job.demand not in self._known:
             mask = self._q.capable(job.where)
             nodes = {} if mask is None else {job.where: mask}
@@ -60,9 +62,9 @@ class Capacity:
         return self._known[job.demand]
 
     def holds(self, index: int) -> bool:
-        """Say whether the cluster could hold the job at `index` of the board."""
-        job, node = self._inputs.board.jobs[index], self._empty.node
-        return whole_pods(job, node, self.rows(index)) is not None
+        """Say whether the cluster could hold the job at `index` of the board, in all its roles."""
+        jobs, node = [part.job for part in self._inputs.parts(index)], self._empty.node
+        return rows_for(jobs, node, lambda at: self.rows(jobs[at])) is not None
 
 
 class Impossible:
@@ -78,7 +80,7 @@ class Impossible:
 
     def __contains__(self, start: Start | None) -> bool:
         """Say whether the cluster is known not to hold a job."""
-        return start is not None and (start.gpujob, start.job.demand) in self._until_s
+        return start is not None and _asks(start) in self._until_s
 
     def sift(
         self, waiting: Iterable[int], question: Question, inputs: CycleInput, capacity: Capacity
@@ -99,7 +101,7 @@ class Impossible:
             start, key = inputs.starts[index], inputs.keys[index]
             if start is None or start in self or looks[key[0]] == _LOOKS_PER_NAMESPACE:
                 continue
-            asks = key, start.job.demand
+            asks = _asks(start)
             if asks in seen:
                 continue
             if looks.total() == _LOOKS:
@@ -147,6 +149,10 @@ class Reserve:
 
     def _start(self, index: int, inputs: CycleInput, pipeline: ClusterPipeline) -> bool:
         board = inputs.board
+        if index in inputs.roles:
+            begun = start_together(board, inputs.roles[index], pipeline)
+            inputs.began(list(inputs.roles[index]) if begun else [])
+            return begun
         rows = pipeline.choose(board.jobs[index], board.gpus)
         if rows is None:
             return False
@@ -184,14 +190,18 @@ class Reserve:
 
         GPUs on which a job has no end of its own are never free again.
         """
-        board, job = inputs.board, inputs.board.jobs[index]
+        board, jobs = inputs.board, [part.job for part in inputs.parts(index)]
         endless = {i for i in inputs.held if inputs.keys[i] in question.endless}
         ends = np.array([endless.isdisjoint(there) for there in board.residents_of], dtype=np.bool_)
-        rows = capacity.rows(index)
-        rows = rows[ends[rows]]
         free_in_s = _free_in_s(inputs)
-        order = np.lexsort((rows, free_in_s[rows], board.gpus.jobs[rows], ~before[rows]))
-        return whole_pods(job, board.gpus.node, rows[order])
+
+        def soonest(part: int) -> Ints:
+            rows = capacity.rows(jobs[part])
+            rows = rows[ends[rows]]
+            order = np.lexsort((rows, free_in_s[rows], board.gpus.jobs[rows], ~before[rows]))
+            return rows[order]
+
+        return rows_for(jobs, board.gpus.node, soonest)
 
 
 def _free_in_s(inputs: CycleInput) -> Floats:

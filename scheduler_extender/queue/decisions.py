@@ -16,9 +16,9 @@ from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.cluster.records import GpuJobRecord, declared_of, demand_of
 from scheduler_extender.cluster.selectors import selects
-from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of
+from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of, role_of
 from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.effects import (
     CreateGpuJob,
@@ -33,8 +33,16 @@ from scheduler_extender.queue.effects import (
 from scheduler_extender.queue.waits import BLOCKED, MISSING
 from tandem.contracts import names
 from tandem.contracts.annotations import AnnotationError, parse_demand
-from tandem.contracts.resources import GPUJobSpec, GPUJobStatus, Phase, WorkloadRef
-from tandem.contracts.values import LEAST_CPUS, MAX_CPUS
+from tandem.contracts.resources import (
+    Demand,
+    GPUJobSpec,
+    GPUJobStatus,
+    Phase,
+    ResourceAmount,
+    Role,
+    WorkloadRef,
+)
+from tandem.contracts.values import LEAST_CPUS, MAX_CPUS, MAX_INTEGER, MAX_ROLES
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.counting import counted
 
@@ -53,6 +61,39 @@ _PODS_TOLD = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
 
 
+def _with_cpus(demand: Demand, pod: PodInfo) -> Demand:
+    if pod.cpu <= 0:
+        return demand
+    cpus = min(max(pod.cpu / max(pod.gpus, 1), LEAST_CPUS), MAX_CPUS)
+    return demand.model_copy(update={"cpus": cpus})
+
+
+def roles_of(gang: Gang) -> tuple[Role, ...]:
+    """Return what the pods of a gang ask for where they ask for different things, else nothing."""
+    if not 1 < gang.asks <= MAX_ROLES:
+        return ()
+    roles: list[Role] = []
+    for pods in gang.roles():
+        first, count = pods[0], len(pods)
+        demand = demand_of(declared_of(first), first.gpus).model_copy(update={"gang_size": count})
+        name = role_of(first) or f"{first.gpus}-gpu"
+        same = sum(role.name == name or role.name.startswith(f"{name}-") for role in roles)
+        memory = [("memory", first.memory_bytes)] if first.memory_bytes else []
+        roles.append(
+            Role(
+                name=f"{name}-{same + 1}" if same else name,
+                pods=count,
+                min_pods=count,
+                demand=_with_cpus(demand, first),
+                resources=[
+                    ResourceAmount(name=resource, amount=min(amount, MAX_INTEGER))
+                    for resource, amount in (*memory, *first.amounts)
+                ],
+            )
+        )
+    return tuple(roles)
+
+
 # --- a gang without a GPUJob -------------------------------------------------------------------
 
 
@@ -68,9 +109,7 @@ def create(
     except AnnotationError as error:
         # The webhook refuses these; a pod that came past it waits, and its owner reads why.
         return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
-    if pod.cpu > 0:
-        cpus = min(max(pod.cpu / max(pod.gpus, 1), LEAST_CPUS), MAX_CPUS)
-        demand = demand.model_copy(update={"cpus": cpus})
+    demand = _with_cpus(demand, pod)
     if workload.kind in ENDLESS:
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(

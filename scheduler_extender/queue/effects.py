@@ -22,7 +22,7 @@ from scheduler_extender.cluster.workloads import gpujob_name, kind_of, resource_
 from scheduler_extender.cluster.writes import Object, Writer
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
-from tandem.contracts.resources import GPUJobStatus
+from tandem.contracts.resources import GPUJobStatus, Role
 from tandem.kube.errors import (
     Forbidden,
     Invalid,
@@ -140,6 +140,13 @@ class WriteSize:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteRoles:
+    """Write which pods of the gang ask for different things."""
+
+    roles: tuple[Role, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Write the status of the GPUJob. `before` and `after` are points of `faults`."""
 
@@ -197,6 +204,14 @@ class MarkPods:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinGpuJob:
+    """Write on waiting pods that they belong to the GPUJob `name`, which their workload has."""
+
+    pods: tuple[PodInfo, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Suspend:
     """Suspend or resume the workload. `then` gets the reason why that is not possible, or ''."""
 
@@ -222,12 +237,14 @@ Effect = (
     CreateGpuJob
     | DeleteGpuJob
     | WriteSize
+    | WriteRoles
     | WriteStatus
     | WriteEvent
     | EvictPods
     | OpenGates
     | ClearNominations
     | MarkPods
+    | JoinGpuJob
     | Suspend
     | ReadWorkload
     | Reach
@@ -267,12 +284,14 @@ class Executor:
                 case DeleteGpuJob():
                     await self._delete(gang)
                 case WriteSize(size):
-                    await self._write_size(gang, size)
+                    await self._write_spec(gang, {"demand": {"gangSize": size}})
+                case WriteRoles(roles):
+                    await self._write_spec(gang, {"roles": [role.wire() for role in roles]})
                 case WriteStatus():
                     await self._write_status(gang, effect)
                 case WriteEvent(pod, reason, note, kind):
                     await self._writer.say(pod, reason, note, kind)
-                case EvictPods() | OpenGates() | ClearNominations() | MarkPods():
+                case EvictPods() | OpenGates() | ClearNominations() | MarkPods() | JoinGpuJob():
                     await asyncio.gather(*self._of_pods(gang, effect))
                 case Suspend(suspend, then):
                     why = await self._owners.suspend(gang.job, suspend)
@@ -284,7 +303,9 @@ class Executor:
                     faults.reach(point)
 
     def _of_pods(
-        self, gang: Gang, effect: EvictPods | OpenGates | ClearNominations | MarkPods
+        self,
+        gang: Gang,
+        effect: EvictPods | OpenGates | ClearNominations | MarkPods | JoinGpuJob,
     ) -> Iterator[Awaitable[None]]:
         """Yield what is to be done about each pod."""
         match effect:
@@ -296,6 +317,8 @@ class Executor:
                 yield from map(self._clear_nomination, pods)
             case MarkPods(marks):
                 yield from (self._mark(gang, mark) for mark in marks)
+            case JoinGpuJob(pods, name):
+                yield from (self._join(pod, name) for pod in pods)
 
     async def _go_on(self, gang: Gang, then: Callable[[float], Effects]) -> None:
         """Carry out what is decided on an answer, unless the GPUJob was deleted meanwhile."""
@@ -314,11 +337,11 @@ class Executor:
             self._writer.api.delete, GPU_JOBS, record.name, record.namespace, uid=record.uid
         )
 
-    async def _write_size(self, gang: Gang, size: int) -> None:
+    async def _write_spec(self, gang: Gang, spec: Object) -> None:
         record = gang.job
         body = {
             "metadata": {"uid": record.uid, "resourceVersion": record.resource_version},
-            "spec": {"demand": {"gangSize": size}},
+            "spec": spec,
         }
         answer = await self._writer.call(
             self._writer.api.patch, GPU_JOBS, record.name, body, record.namespace
@@ -424,12 +447,18 @@ class Executor:
 
     async def _mark(self, gang: Gang, mark: Mark) -> None:
         annotations = {names.GPU_JOB: mark.placed.gpu_job, names.PLACED_WITH: mark.placed.text()}
-        body: Object = {"metadata": {"uid": mark.uid, "annotations": annotations}}
+        await self._annotate(gang.key[0], mark.pod, mark.uid, annotations)
+
+    async def _join(self, pod: PodInfo, gpujob: str) -> None:
+        await self._annotate(pod.namespace, pod.name, pod.uid, {names.GPU_JOB: gpujob})
+
+    async def _annotate(
+        self, namespace: str, pod: str, uid: str, annotations: Mapping[str, str]
+    ) -> None:
+        body: Object = {"metadata": {"uid": uid, "annotations": annotations}}
         try:
-            answer = await self._writer.call(
-                self._writer.api.patch, PODS, mark.pod, body, gang.key[0]
-            )
+            answer = await self._writer.call(self._writer.api.patch, PODS, pod, body, namespace)
         except (Invalid, Forbidden, NotFound, Replaced) as error:
-            log.warning("pod not marked pod=%s/%s error=%s", gang.key[0], mark.pod, error)
+            log.warning("pod not marked pod=%s/%s error=%s", namespace, pod, error)
             return
         self._writer.take_pod(answer)

@@ -185,9 +185,12 @@ class Learning:
                 )
 
     def _is_spread(self, gang: Gang, record: GpuJobRecord) -> bool | None:
-        """Say whether a gang is on more nodes than it needs; None where it has a single pod."""
+        """Say whether a gang is on more nodes than it needs; None where it has a single pod.
+
+        Nor is that known of a gang whose roles have different numbers of GPUs.
+        """
         demand, holders = record.spec.demand, gang.holders()
-        if demand.gang_size == 1 or len(holders) < demand.gang_size:
+        if demand.gang_size == 1 or len(holders) < demand.gang_size or record.spec.roles:
             return None
         nodes = {pod.node_name for pod in holders}
         widest = self._state.table.widest_node(holders[0].node_name)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.gangs import Gang, by_role
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.workloads import role_of
@@ -24,7 +24,7 @@ from tandem.contracts.resources import (
     Source,
     SubBatch,
 )
-from tandem.contracts.values import LONGEST_TEXT, shortened
+from tandem.contracts.values import LONGEST_TEXT, MAX_ROLES, shortened
 from tandem.policy.decision import Placement
 from tandem.reasons.causes import MOST_CAUSES, Cause, Reason, first_of
 from tandem.reasons.counting import counted
@@ -103,44 +103,35 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     """Return the groups of pods that want a place; each group starts as a whole or not at all.
 
     A gang of which nothing runs starts with its size; whoever is beyond the size, and a
-    replacement in a gang that runs, starts alone. Fewer pods than the size: none starts yet; but
-    members that have succeeded (of an indexed Job stopped as it ended, say) do not come back. A pod
-    for which a plan could not take effect yet (`PodInfo.blocked`) is not counted. Of pods that
-    start alone and ask the same of a node, the first `MOST_STARTS` by name are returned: the others
-    would be refused with them, and follow when they have their places. Pods that ask for different
-    numbers of GPUs do not start together (`uneven`), and nobody starts beside them. A gang whose
-    containers did not start rests first.
+    replacement in a gang that runs, starts alone; beyond a gang of several roles, once the gang has
+    its places. Fewer pods than the size: none starts yet; but members that have succeeded (of an
+    indexed Job stopped as it ended, say) do not come back. A pod for which a plan could not take
+    effect yet (`PodInfo.blocked`) is not counted. Of pods that start alone and ask the same of a
+    node, the first `MOST_STARTS` by name are returned: the others would be refused with them, and
+    follow when they have their places. Pods that ask in too many different ways do not start
+    together. A gang whose containers did not start rests first.
     """
     starts = _starts(gang, now_s)
-    if not gang.is_uneven:
+    if gang.asks <= MAX_ROLES:
         return starts
-    if not gang.bound and any(map(uneven, starts)):
-        return []
-    return [pods for pods in starts if not uneven(pods)]
+    return [pods for pods in starts if not too_many_roles(pods)]
 
 
-def uneven(pods: Sequence[PodInfo]) -> str:
-    """Return why pods cannot start together, or ''.
-
-    The GPUJob has one number of GPUs for each of its pods. Plan and quota would count that.
-    """
-    first = pods[0]
-    other = next((pod for pod in pods if pod.gpus != first.gpus), None)
-    if other is None:
+def too_many_roles(pods: Sequence[PodInfo]) -> str:
+    """Return why pods cannot start together, or ''. Each role is looked for a place by itself."""
+    if len(pods) <= MAX_ROLES or (roles := len(by_role(pods))) <= MAX_ROLES:
         return ""
     return (
-        f"pod {first.name} asks for {counted(first.gpus, 'GPU')} and pod {other.name} for"
-        f" {other.gpus}; pods that start together ask for the same number of {names.RESOURCE}:"
-        " give them the same limit, or each number a gang of its own"
-        f" ({names.GANG}, {names.GANG_SIZE})"
+        f"its pods ask for GPUs in {roles} different ways (their {names.RESOURCE} or annotations"
+        f" differ); pods that start together may do so in {MAX_ROLES} at most"
     )
 
 
-def uneven_start(gang: Gang, now_s: float) -> str:
+def unplannable(gang: Gang, now_s: float) -> str:
     """Return why pods that are there cannot start together, or ''."""
-    if not gang.is_uneven:
+    if gang.asks <= MAX_ROLES:
         return ""
-    return next(filter(None, map(uneven, _starts(gang, now_s))), "")
+    return next(filter(None, map(too_many_roles, _starts(gang, now_s))), "")
 
 
 def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
@@ -161,6 +152,9 @@ def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
+    if gang.asks > 1:
+        # Whoever is beyond the size may be smaller than the gang, and start it in part.
+        return [waiting[:size]]
     return [waiting[:size], *([pod] for pod in waiting[size : size + MOST_STARTS])]
 
 

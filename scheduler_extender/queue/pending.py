@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.gangs import Ask, Gang, ask_of, by_role
 from scheduler_extender.cluster.jobs import in_steps, job_of
 from scheduler_extender.cluster.pods import PodInfo, Shape
 from scheduler_extender.cluster.records import (
-    Declared,
     GpuJobRecord,
     Key,
     accumulates,
-    at_least_declared,
     declared_of,
+    has_own_figures,
+    worker_of,
 )
-from scheduler_extender.planning.questions import Start
+from scheduler_extender.cluster.workloads import role_of
+from scheduler_extender.planning.questions import Part, Start
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.queue_state import Believe
 from tandem.policy.job import Job
@@ -51,33 +52,57 @@ class PendingJobs:
         starts = []
         name = f"{record.namespace}/{record.name}"
         # Pods of one gang that ask the same differ in their names alone.
-        alike: dict[tuple[frozenset[Shape], frozenset[Declared], int, int], Job] = {}
+        alike: dict[tuple[frozenset[Shape], Ask, int], Job] = {}
         for pods in lifecycle.pods_to_start(gang, now_s):
-            shapes = {pod.shape: pod for pod in pods}
-            declared = frozenset(map(declared_of, pods))
-            kind = frozenset(shapes), declared, len(pods), pods[0].gpus
-            job = alike.get(kind)
-            if job is None:
-                job = job_of(name, record.spec, record.status, pods=len(pods))
-                gpus = pods[0].gpus
-                where = self._number(shapes, gpus if len(pods) > 1 else 0)
-                job = replace(job, where=where, gpus_per_pod=gpus)
-                job = self._believe(job, record.status.load)
-                if not accumulates(declared):
+            parts = []
+            roles = by_role(pods)
+            for role in roles:
+                shapes = {pod.shape: pod for pod in role}
+                kind = frozenset(shapes), ask_of(role[0]), len(role)
+                job = alike.get(kind)
+                if job is None:
+                    job = alike[kind] = self._job(gang, record, role, shapes)
+                if len(roles) > 1:
+                    # All pods of a gang run in as many steps, and their roles offer different ones.
                     job = replace(job, sub_batches=())
-                if gang.holds and record.status.plan is not None:
-                    # A replacement runs as its siblings do.
-                    steps = record.status.plan.accumulation_steps
-                    job = replace(in_steps(job, steps), sub_batches=())
-                job = at_least_declared(job, record, declared)
-                alike[kind] = job
-            if len(pods) == 1:
-                job = replace(job, id=f"{name}#{pods[0].name}")
-            starts.append(Start(gang.key, job, tuple(pods)))
+                parts.append(Part(role_of(role[0]), job, tuple(role)))
+            first, *others = parts
+            job = first.job if len(pods) > 1 else replace(first.job, id=f"{name}#{pods[0].name}")
+            starts.append(Start(gang.key, job, first.pods, first.role, tuple(others)))
         if starts:
             self.starts[gang.key] = tuple(starts)
             self.where_of[gang.key] = starts[0].job.where
             self._changed()
+
+    def _job(
+        self, gang: Gang, record: GpuJobRecord, role: list[PodInfo], shapes: Mapping[Shape, PodInfo]
+    ) -> Job:
+        """Return the job of pods that ask for the same and declare the same."""
+        status, gpus, declared = record.status, role[0].gpus, declared_of(role[0])
+        worker = worker_of(record, declared, several=gang.has_loads)
+        where = self._number(shapes, gpus if len(role) > 1 else 0)
+        name = f"{record.namespace}/{record.name}"
+        job = job_of(name, record.spec, status, pods=len(role))
+        if has_own_figures(record, declared, several=gang.has_loads):
+            job = replace(
+                worker,
+                pods=len(role),
+                gpus_per_pod=gpus,
+                where=where,
+                queued_at_s=job.queued_at_s,
+                attained_gpu_seconds=job.attained_gpu_seconds,
+            )
+            return self._believe(job, None)
+        job = replace(job, where=where, gpus_per_pod=gpus)
+        if job.exclusive != worker.exclusive:
+            job = replace(job, exclusive=worker.exclusive)
+        job = self._believe(job, status.load)
+        if not accumulates(declared):
+            job = replace(job, sub_batches=())
+        if gang.holds and status.plan is not None:
+            # A replacement runs as its siblings do.
+            job = replace(in_steps(job, status.plan.accumulation_steps), sub_batches=())
+        return job
 
     def drop(self, key: Key) -> None:
         """Forget what a gang wants: it has it, or is looked at anew."""

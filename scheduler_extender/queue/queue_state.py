@@ -7,7 +7,7 @@ asks for, kept gang by gang in columns as events change it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -88,10 +88,13 @@ def entry_of(
     status, spec, holders = record.status, record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
     starting = [pod for pod in gang.starting() if pod.bound_at]
+    job = job_of(f"{record.namespace}/{record.name}", spec, status)
+    if spec.roles:
+        job = replace(job, pods=spec.gpus, gpus_per_pod=1)
     left_s, speed = progress_of(spec.demand, status, kept_run_s(gang, record, now_s))
     return QueueEntry(
         row=row,
-        job=believe(job_of(f"{record.namespace}/{record.name}", spec, status), status.load),
+        job=believe(job, status.load),
         attained=gang.attained_gpu_s(now_s),
         promoted=status.promoted_gpu_seconds,
         rate=gang.gpus_running,

@@ -137,7 +137,9 @@ def _stake(gang: Gang, record: GpuJobRecord, entry: QueueEntry, promised: int = 
         held = entry.job.gpus
     return Stake(
         held=held,
-        wants=entry.job.pods * max(entry.job.gpus_per_pod, gang.most_gpus),
+        wants=record.spec.gpus
+        if record.spec.roles
+        else entry.job.pods * max(entry.job.gpus_per_pod, gang.most_gpus),
         endless=gang.is_endless,
         leaving=sum(live[uid].gpus for uid in entry.leaving if uid in live),
     )

@@ -175,7 +175,7 @@ class ReasonWriter:
         self, gang: Gang, what: Why, known: _Told, summary: str
     ) -> tuple[list[WriteEvent], _Told]:
         """Return the events that may be written now, and what is told of the gang with them."""
-        pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.pods][:_PODS]
+        pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.all_pods][:_PODS]
         if not known.owed or known.event != summary:
             uids = tuple(pod.uid for pod in pods)
             known = known._replace(event_s=self._clock(), event=summary, owed=uids)

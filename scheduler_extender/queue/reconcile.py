@@ -11,10 +11,24 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.workloads import KINDS, above, resource_of, workload_of
+from scheduler_extender.cluster.workloads import (
+    KINDS,
+    above,
+    earlier_name,
+    resource_of,
+    workload_of,
+)
 from scheduler_extender.queue import decisions, lifecycle, waits
 from scheduler_extender.queue.decisions import method_of
-from scheduler_extender.queue.effects import CreateGpuJob, DeleteGpuJob, Mark, MarkPods, Owners
+from scheduler_extender.queue.effects import (
+    CreateGpuJob,
+    DeleteGpuJob,
+    JoinGpuJob,
+    Mark,
+    MarkPods,
+    Owners,
+    WriteRoles,
+)
 from scheduler_extender.queue.lifecycle import starts_by_s
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.missing_pods import SETTLE_S, MissingPods
@@ -23,7 +37,7 @@ from scheduler_extender.queue.phases import Stage, stage_of
 from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
-from tandem.contracts.resources import Phase, WorkloadRef
+from tandem.contracts.resources import Phase, Role, WorkloadRef
 from tandem.kube.errors import Forbidden, NotFound
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
@@ -52,6 +66,7 @@ class Reconciler:
 
     def __init__(self, parts: Parts, load_prediction: LoadPrediction) -> None:
         self._executor = parts.executor
+        self._gangs = parts.gangs
         self._settings = parts.settings
         self._clock = parts.clock
         self._later = parts.work.later
@@ -66,6 +81,7 @@ class Reconciler:
         self._partial_since: dict[Key, float] = {}
         self._without_pods: dict[Key, _Read] = {}
         self._marked: dict[Key, set[Mark]] = {}
+        self._roles: dict[Key, tuple[Role, ...]] = {}  # as they were written last
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
@@ -76,6 +92,7 @@ class Reconciler:
         self._partial_since.pop(key, None)
         self._without_pods.pop(key, None)
         self._marked.pop(key, None)
+        self._roles.pop(key, None)
 
     def step(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about one gang, if anything; only decides, does not wait.
@@ -84,6 +101,9 @@ class Reconciler:
         """
         match stage_of(gang):
             case Stage.NEW:
+                if earlier := self._earlier(gang):
+                    pods = tuple(gang.live_pods())
+                    return self._executor.carry_out(gang, (JoinGpuJob(pods, earlier),))
                 return self.create(gang, gang.first())
             case Stage.REPLACED:
                 return self._executor.carry_out(gang, (DeleteGpuJob(),))
@@ -115,6 +135,18 @@ class Reconciler:
     def read(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be read about a gang for which nothing else is to be done, if any."""
         return self._missing_pods.step(gang)
+
+    def _earlier(self, gang: Gang) -> str:
+        """Return the GPUJob that the workload of a new gang has from an earlier release, or ''.
+
+        Its pods start together, and what they have had counts together, whoever of them is newer.
+        """
+        pod = gang.first()
+        name = earlier_name(pod)
+        other = self._gangs.by_key.get((pod.namespace, name)) if name != gang.key[1] else None
+        if other is None or other.record is None or above(pod) is not None:
+            return ""
+        return name if other.record.spec.workload.uid == workload_of(pod).uid else ""
 
     async def create(self, gang: Gang, pod: PodInfo) -> None:
         """Create the GPUJob of a gang from the first of its pods.
@@ -177,6 +209,9 @@ class Reconciler:
             return self._mark(gang, marks)
         if (sized := self._sizes.step(gang)) is not None:
             return sized
+        if (roles := self._new_roles(gang)) is not None:
+            self._roles[gang.key] = roles
+            return self._executor.carry_out(gang, (WriteRoles(roles),))
         if self._load_prediction.is_due(gang, now):
             return self._load_prediction.again(gang)
         if self._is_half_placed(gang, now):
@@ -198,6 +233,19 @@ class Reconciler:
             self._counted_at[gang.key] = now
             return self._executor.carry_out(gang, decisions.write(gang, status))
         return None
+
+    def _new_roles(self, gang: Gang) -> tuple[Role, ...] | None:
+        """Return the roles of a gang that is about to start, where its GPUJob has others.
+
+        An API server with the definition of an earlier release drops them: each is written once.
+        """
+        spec = gang.job.spec
+        if gang.asks == 1 and not spec.roles:
+            return None
+        if gang.bound or gang.unbound < gang.still_to_come(spec.demand.gang_size):
+            return None
+        roles = decisions.roles_of(gang)
+        return None if roles in (tuple(spec.roles), self._roles.get(gang.key)) else roles
 
     def _missing_marks(self, gang: Gang) -> list[Mark]:
         """Return what is to be written on pods that hold GPUs, except what was refused before."""

@@ -214,7 +214,8 @@ class Rounds:
     def _jobs(self) -> Iterator[Job]:
         """Yield all jobs that the queue holds."""
         yield from (entry.job for entry in self._queue_state.of.values())
-        yield from (each.job for starts in self._pending.starts.values() for each in starts)
+        starts = (each for starts in self._pending.starts.values() for each in starts)
+        yield from (part.job for start in starts for part in start.parts)
 
     def _victims(self, now: float) -> dict[Key, Victim]:
         """Return who may be made to give way now."""
@@ -260,11 +261,11 @@ class Rounds:
             if gang is not None and not self._work.busy(key) and not gpus & promised:
                 self._pending.drop(key)
                 self._queue_state.place(key)
-                count = sum(each.start.job.gpus for each in verdicts)
+                count = sum(each.start.gpus for each in verdicts)
                 uses = tuple(
                     (pod.uid, pod.on(place.node))
                     for each in verdicts
-                    for pod, place in zip(each.start.pods, each.decision.pods, strict=True)
+                    for pod, place in zip(each.start.all_pods, each.decision.pods, strict=True)
                 )
                 self._promised[key] = _Promise(gpus, count, uses)
                 self._work.do(key, self._write_plan(gang, verdicts, snapshot))
@@ -306,7 +307,7 @@ class Rounds:
         if gang.record is None:
             return
         now = self._clock()
-        places = [(verdict.start.pods, verdict.decision) for verdict in verdicts]
+        places = [(verdict.start.all_pods, verdict.decision) for verdict in verdicts]
         steps = max(verdict.steps for verdict in verdicts)
         status = lifecycle.with_plan(
             gang.record.status,

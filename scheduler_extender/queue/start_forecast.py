@@ -167,7 +167,8 @@ class StartForecast:
 
     async def _asked(self, question: Question) -> Asked:
         """Read what the loop alone knows."""
-        wanted = {start.job.where for starts in question.starts.values() for start in starts}
+        all_starts = (start for starts in question.starts.values() for start in starts)
+        wanted = {part.job.where for start in all_starts for part in start.parts}
         wanted |= set(question.where_of.values())
         names, nodes, most = question.snapshot.node_names, {}, {}
         gpus = np.bincount(question.snapshot.gpus.node, minlength=len(names))

@@ -84,7 +84,7 @@ def _why(gang: Gang, status: GPUJobStatus, now_s: float, absent: str) -> tuple[R
 
 def blocked(gang: Gang, now_s: float) -> str:
     """Return why no pod of a gang can be planned for reasons of its pods' own, or ''."""
-    if not gang.bound and (why := lifecycle.uneven_start(gang, now_s)):
+    if not gang.bound and (why := lifecycle.unplannable(gang, now_s)):
         return why
     if not gang.blocked or gang.bound or lifecycle.pods_to_start(gang, now_s):
         return ""

@@ -76,13 +76,13 @@ class _QuotaRound:
         for key in self._order:
             fitting = []
             for start in self._q.starts.get(key, ()):
-                why = account.refusal(key, start.job.gpus)
+                why = account.refusal(key, start.gpus)
                 if why:
                     withheld.append((start, why))
                     continue
                 fitting.append(start)
                 if key not in passed_over:
-                    account.take(key, start.job.gpus)
+                    account.take(key, start.gpus)
             if fitting:
                 admitted[key] = fitting
         return admitted, withheld
@@ -91,7 +91,7 @@ class _QuotaRound:
         """Let nobody through who came by a place that was another's."""
         account, kept = self._turn.copy(), []
         for verdict in answer.placed:
-            key, gpus = verdict.start.gpujob, verdict.start.job.gpus
+            key, gpus = verdict.start.gpujob, verdict.start.gpus
             why = account.refusal(key, gpus)
             if why:
                 answer.waiting.add(verdict.start, why)
@@ -131,7 +131,7 @@ class _QuotaRound:
         turn, found = self._turn, []
         coming = turn.coming()
         for waiting in answer.waiting:
-            key, wants = waiting.start.gpujob, waiting.start.job.gpus
+            key, wants = waiting.start.gpujob, waiting.start.gpus
             over = turn.refusal(key, wants)
             if over:
                 need, pool = turn.excess(key, wants), self._lesser_at_home(key, free)

@@ -305,6 +305,7 @@ def _job(state: ClusterState, key: tuple[str, str]) -> Line:
         "startedAt": status.started_at,
         "attainedGpuSeconds": status.attained_gpu_seconds,
         "demand": job.spec.demand.wire(),
+        "roles": [role.wire() for role in job.spec.roles],
         "places": places,
     }
 

@@ -13,6 +13,44 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 #: A DNS-1123 subdomain: what the API server takes as the name of an object.
 OBJECT_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _KEPT = 200  # characters of a name that are kept before a hash
+#: Groups whose kinds have names of their own: there the kind alone says which workload it is.
+_PLAIN_GROUPS = frozenset(
+    {
+        "",
+        "apps",
+        "batch",
+        "jobset.x-k8s.io",
+        "kubeflow.org",
+        "leaderworkerset.x-k8s.io",
+        "ray.io",
+    }
+)
+#: Kinds that own pods of different steps: each pod is a workload of its own.
+_OWNERS_OF_STEPS = frozenset({"workflow.argoproj.io"})
+
+
+def qualified_kind(api_version: str, kind: str) -> str:
+    """Return a kind as it enters the name of a GPUJob, as `KIND.GROUP` where others may have it.
+
+    Batch and Volcano have a `Job` each: `Job` and `Job.batch.volcano.sh`.
+    """
+    group = api_version.rpartition("/")[0]
+    return kind if group in _PLAIN_GROUPS else f"{kind}.{group}"
+
+
+def owns_steps(kind: str) -> bool:
+    """Say whether the pods of an owner, by its `qualified_kind`, are a workload each."""
+    return kind.lower() in _OWNERS_OF_STEPS
+
+
+def mpi_job(labels: Mapping[str, str], owner: tuple[str, str] | None) -> str:
+    """Return the MPIJob of its launcher, '' for all other pods.
+
+    The operator makes a Job for the launcher, so that it has another owner than the workers.
+    """
+    name = labels.get(names.JOB_NAME_LABEL, "")
+    by_operator = labels.get(names.OPERATOR_LABEL) == names.MPI_OPERATOR
+    return name if by_operator and owner == ("Job", f"{name}-launcher") else ""
 
 
 def gpujob_name(
@@ -37,11 +75,53 @@ def derived_name(
 ) -> str:
     """Return the name of the GPUJob that annotations, labels and owner of a pod lead to.
 
-    `pod` is the pod's name, `owner` the (kind, name) of its controller. The user's annotation comes
-    first, then the groups of other schedulers, then a workload above the controller (a JobSet, a
-    group of a LeaderWorkerSet), then the owner; a bare pod is a workload of its own. The kind is
-    part of the name: a Job and a PyTorchJob may share one.
+    `pod` is the pod's name, `owner` the (`qualified_kind`, name) of its controller. The user's
+    annotation comes first, then the groups of other schedulers, then a workload above the
+    controller (a JobSet, a group of a LeaderWorkerSet, the MPIJob of a launcher), then the owner;
+    a bare pod is a workload of its own, and so is a step of a workflow. The kind is part of the
+    name: a Job and a PyTorchJob may share one.
     """
+    if not names_group(annotations, labels):
+        if launches := mpi_job(labels, owner):
+            return _fit(f"mpijob-{launches}")
+        if owner is not None and owns_steps(owner[0]):
+            return _fit(f"pod-{pod}")
+    return _by_kind(pod, annotations, labels, owner)
+
+
+def earlier_name(
+    pod: str,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    owner: tuple[str, str] | None,
+) -> str:
+    """Return the name that `derived_name` had before names told API groups apart.
+
+    GPUJobs and pods that were made then keep it.
+    """
+    plain = None if owner is None else (owner[0].partition(".")[0], owner[1])
+    return _by_kind(pod, annotations, labels, plain)
+
+
+def names_group(annotations: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Say whether a pod names its gang, or a workload above its controller."""
+    return bool(annotations.get(names.GANG)) or any(
+        labels.get(label)
+        for label in (
+            names.COSCHEDULING_GROUP_LABEL,
+            names.COSCHEDULING_LEGACY_LABEL,
+            names.JOBSET_LABEL,
+            names.LEADER_WORKER_SET_LABEL,
+        )
+    )
+
+
+def _by_kind(
+    pod: str,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    owner: tuple[str, str] | None,
+) -> str:
     gang = annotations.get(names.GANG)
     if gang:
         return _fit(f"gang-{gang}")

@@ -125,6 +125,10 @@ LEADER_WORKER_SET_WORKER_LABEL = "leaderworkerset.sigs.k8s.io/worker-index"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 REPLICA_TYPE_LABEL = "training.kubeflow.org/replica-type"
 JOB_ROLE_LABEL = "training.kubeflow.org/job-role"
+#: Set by the operators of MPIJobs on the pods of launcher and workers.
+JOB_NAME_LABEL = "training.kubeflow.org/job-name"
+OPERATOR_LABEL = "training.kubeflow.org/operator-name"
+MPI_OPERATOR = "mpi-operator"
 
 
 #: The reason of the condition `Predicted` where the predictor did not say anything.

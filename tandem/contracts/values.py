@@ -26,6 +26,10 @@ MAX_GPU_BYTES = 2**40
 MAX_INTEGER = 2**62
 #: Pods of one gang.
 MAX_PODS = 10_000
+#: Ways in which the pods of one gang may ask for different things: each is placed by itself.
+MAX_ROLES = 32
+#: Resources of a pod apart from GPUs that are told apart, and memory.
+MAX_RESOURCES = 66
 #: A GPUJob with as many entries as this is larger than etcd takes (1.5 MiB).
 MAX_ENTRIES = 16_384
 

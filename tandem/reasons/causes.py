@@ -44,6 +44,7 @@ class Reason(StrEnum):
     NEEDS_GPUS = "NeedsGPUs"
     PLACE_FREE = "PlaceFree"
     WAITING_IS_BETTER = "WaitingIsBetter"
+    ROLES = "RolesDoNotFitTogether"
     BEHIND = "BehindOthers"
     NOT_LOOKED_AT = "NotLookedAtYet"
     MAKING_ROOM = "OthersGiveUpGPUs"

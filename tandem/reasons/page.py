@@ -57,6 +57,7 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.NODE_TOO_SMALL, nodes=1, resource="rdma/hca", amount="2"),
             Cause(Reason.NODE_HAS_FEWER, nodes=2, resource="cpu"),
             Cause(Reason.NODE_UNSUITABLE, nodes=4),
+            Cause(Reason.ROLES, detail="worker: 2 pods with 4 GPUs each; 1 pod with 1 GPU each"),
             Cause(Reason.NEEDS_GPUS, amount="2 GPUs on one node", value=1, bound=8),
             Cause(Reason.PLACE_FREE),
             Cause(Reason.WAITING_IS_BETTER),

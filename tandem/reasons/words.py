@@ -171,6 +171,10 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             "it fits next to other jobs, but waiting for a better place finishes more work",
             remedy="It starts when a better place comes free.",
         ),
+        Reason.ROLES: Words(
+            "occupied", "GPUs", "each of its roles would find GPUs, but not all at the same time",
+            figures="{detail}", remedy="It starts when there are GPUs for all of them.",
+        ),
         Reason.BEHIND: Words(
             "behind", "Queue", "it waits behind other jobs, and no job overtakes another here",
             figures="the first is {job}", remedy="It starts when those before it have started.",

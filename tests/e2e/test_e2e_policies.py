@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.contracts import names
-from tandem.contracts.gangs import gpujob_name
+from tandem.contracts.gangs import gpujob_name, qualified_kind
 from tandem.contracts.resources import (
     Demand,
     GPUJobSpec,
@@ -158,15 +158,22 @@ def creates(words: str, policy: str, change: Callable[[Object], object]) -> Atte
     return Attempt(words, policy, "POST", PODS, admitted(change))
 
 
-def in_gpujob(words: str, *, owner: tuple[str, str] | None = None, **labels: str) -> Attempt:
+def in_gpujob(
+    words: str,
+    *,
+    owner: tuple[str, str] | None = None,
+    api_version: str = "batch/v1",
+    **labels: str,
+) -> Attempt:
     """Return the creation of a pod as the webhook leaves it, with the name of its GPUJob."""
 
     def change(pod: Object) -> None:
         pod["metadata"]["labels"] = labels
         if owner is not None:
-            reference = {"apiVersion": "batch/v1", "kind": owner[0], "name": owner[1], "uid": "u"}
+            reference = {"apiVersion": api_version, "kind": owner[0], "name": owner[1], "uid": "u"}
             pod["metadata"]["ownerReferences"] = [reference | {"controller": True}]
-        name = gpujob_name("job", {}, labels, owner)
+        qualified = owner and (qualified_kind(api_version, owner[0]), owner[1])
+        name = gpujob_name("job", {}, labels, qualified)
         pod["metadata"]["annotations"][names.GPU_JOB] = name
 
     return creates(words, "", change)
@@ -478,6 +485,15 @@ RIGHTFUL = [
     in_gpujob("a pod of a group", owner=("Job", "a"), **{names.COSCHEDULING_GROUP_LABEL: "G"}),
     in_gpujob("a pod of a group that is no name", **{names.COSCHEDULING_GROUP_LABEL: "My_Group"}),
     in_gpujob("a pod of an owner that is no name", owner=("x.Y", "a/b c")),
+    in_gpujob("a pod of another group's Job", owner=("Job", "train"),
+              api_version="batch.volcano.sh/v1alpha1"),
+    in_gpujob("a pod of a TFJob", owner=("TFJob", "train"), api_version="kubeflow.org/v1"),
+    in_gpujob("a pod of a core kind", owner=("ReplicationController", "a"), api_version="v1"),
+    in_gpujob("a step of a workflow", owner=("Workflow", "w"), api_version="argoproj.io/v1alpha1"),
+    in_gpujob("the launcher of an MPIJob", owner=("Job", "mpi-launcher"), **{
+        names.OPERATOR_LABEL: names.MPI_OPERATOR, names.JOB_NAME_LABEL: "mpi"}),
+    in_gpujob("who only says that it launches", owner=("Job", "mpi"), **{
+        names.OPERATOR_LABEL: names.MPI_OPERATOR, names.JOB_NAME_LABEL: "mpi"}),
     in_gpujob("a pod of a JobSet", owner=("Job", "a"), **{names.JOBSET_LABEL: "set"}),
     in_gpujob("a pod of a LeaderWorkerSet", owner=("StatefulSet", "a"), **{
         names.LEADER_WORKER_SET_LABEL: "serve", names.LEADER_WORKER_SET_GROUP_LABEL: "3"}),

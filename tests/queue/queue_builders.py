@@ -29,6 +29,7 @@ def raw_pod(
     annotations: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
     owner: tuple[str, str] | None = None,
+    api_version: str = "batch/v1",  # of the owner
     gated: bool = True,
     **spec: object,
 ) -> dict:
@@ -42,7 +43,7 @@ def raw_pod(
         kind, owner_name = owner
         metadata["ownerReferences"] = [
             {
-                "apiVersion": "batch/v1",
+                "apiVersion": api_version,
                 "kind": kind,
                 "name": owner_name,
                 "uid": f"uid-{owner_name}",

@@ -37,7 +37,7 @@ WORKERS = {
             {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 7}}},
             8,
         ),
-        ("MPIJob", {"mpiReplicaSpecs": {"Launcher": {}, "Worker": {"replicas": 2}}}, 2),
+        ("MPIJob", {"mpiReplicaSpecs": {"Launcher": {}, "Worker": {"replicas": 2}}}, 3),
         ("LeaderWorkerSet", {"replicas": 5, "leaderWorkerTemplate": {"size": 4}}, 4),
         ("RayCluster", {"workerGroupSpecs": [{"replicas": 3}]}, 1),
         ("Unheard", {"replicas": 3}, 1),

@@ -370,7 +370,12 @@ def runs(kind: str = "Job", *, checkpoint: bool = True, **more: Any) -> Gang:
 
 
 def version(kind: str) -> str:
-    return {"Job": "batch/v1", "JobSet": "jobset.x-k8s.io/v1alpha2"}.get(kind, "apps/v1")
+    known = {
+        "Job": "batch/v1",
+        "JobSet": "jobset.x-k8s.io/v1alpha2",
+        "RayCluster": "ray.io/v1",
+    }
+    return known.get(kind, "apps/v1")
 
 
 def bound(name: str, *, deleting: bool = False, **_: Any) -> Any:

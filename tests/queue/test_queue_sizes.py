@@ -152,16 +152,18 @@ def test_roles_that_are_created_later_are_not_waited_for() -> None:
     assert gang_size(pod("p", labels={worker: "2"}), leads) == 4
 
 
-@pytest.mark.parametrize(("version", "size"), [("v1", 3), ("v2beta1", 2)])
-def test_the_launcher_of_an_mpijob_is_waited_for_only_where_it_is_made_with_the_workers(
-    version: str, size: int
+@pytest.mark.parametrize(
+    ("policy", "size"), [(None, 3), ("AtStartup", 3), ("WaitForWorkersReady", 2)]
+)
+@pytest.mark.parametrize("version", ["v1", "v2beta1"])
+def test_the_launcher_of_an_mpijob_is_waited_for_unless_it_comes_after_the_workers(
+    version: str, policy: str | None, size: int
 ) -> None:
-    """The operator of v2 makes a Job of its own for it, which may come after the workers."""
     replicas = {"Launcher": {"template": GPU}, "Worker": {"replicas": 2, "template": GPU}}
     mpi_job = {
         "apiVersion": f"kubeflow.org/{version}",
         "kind": "MPIJob",
-        "spec": {"mpiReplicaSpecs": replicas},
+        "spec": {"mpiReplicaSpecs": replicas, "launcherCreationPolicy": policy},
     }
     worker = pod("p", labels={"training.kubeflow.org/replica-type": "worker"})
     assert gang_size(worker, mpi_job) == size

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queue_builders import gang, on_the_page, pod, raw_pod
+from queue_builders import gang, pod, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_gates import Tenant
 
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue import lifecycle
 from scheduler_extender.quotas.config import Quota
 from tandem.kube.resource import GPU_JOBS, NODES, PODS
 
@@ -56,14 +55,13 @@ def test_a_gang_of_one_small_pod_and_large_ones_passes_no_quota_and_reads_why() 
         assert cluster.gated("a")
         assert cluster.gated("b")
         found = status(cluster, "gang-g")
-        assert (found["phase"], found["reason"]) == ("Queued", "Blocked")
-        assert on_the_page(found["message"])
-        assert ("a", "Blocked", found["message"]) in cluster.said
+        assert (found["phase"], found["reason"]) == ("Queued", "Waiting")
+        assert "9 more asked for, 2 allowed" in found["message"]
 
     run(scenario)
 
 
-def test_without_a_quota_an_uneven_gang_does_not_start_either() -> None:
+def test_without_a_quota_pods_of_different_sizes_start_together() -> None:
     cluster = site()
 
     async def scenario() -> None:
@@ -71,25 +69,13 @@ def test_without_a_quota_an_uneven_gang_does_not_start_either() -> None:
             cluster.api.create(PODS, raw_pod(name, gpus=gpus, annotations=of_gang(3)))
         for _ in range(3):
             await cluster.cycle()
-        assert planned(cluster) == 0, "nor does the one beyond its size"
-        assert status(cluster, "gang-g")["reason"] == "Blocked"
-
-    run(scenario)
-
-
-def test_an_uneven_gang_starts_once_its_pods_ask_for_the_same() -> None:
-    cluster = site()
-
-    async def scenario() -> None:
-        cluster.api.create(PODS, raw_pod("a", gpus=1, annotations=of_gang(2)))
-        cluster.api.create(PODS, raw_pod("b", gpus=8, annotations=of_gang(2)))
-        await cluster.cycle()
-        cluster.api.delete(PODS, "a", "default")
-        cluster.api.create(PODS, raw_pod("c", gpus=8, annotations=of_gang(2)))
+        assert planned(cluster) == 0, "there are 16 GPUs"
+        assert status(cluster, "gang-g")["reason"] == "Waiting"
+        cluster.add_node("w2", gpus=8)
         for _ in range(3):
             await cluster.cycle()
-        assert planned(cluster) == 16
-        assert not cluster.gated("c")
+        assert planned(cluster) == 17
+        assert cluster.gated("d"), "it is beyond the size of the gang"
 
     run(scenario)
 
@@ -217,14 +203,6 @@ def test_a_gang_of_which_one_pod_saves_no_checkpoint_does_not_give_way() -> None
     assert not both.checkpoints
     both.remove("uid-b", 0.0)
     assert both.checkpoints
-
-
-def test_the_reason_names_the_first_two_that_differ() -> None:
-    pods = [pod(f"p{number}", gpus=gpus) for number, gpus in enumerate((2, 2, 4, 8))]
-    assert lifecycle.uneven(pods[:2]) == ""
-    assert "pod p0 asks for 2 GPUs and pod p2 for 4" in lifecycle.uneven(pods)
-    assert lifecycle.uneven_start(gang(*pods, size=4), 0.0) == lifecycle.uneven(pods)
-    assert lifecycle.uneven_start(gang(*pods), 0.0) == "", "each starts alone"
 
 
 def test_services_in_the_gang_of_a_job_are_services() -> None:

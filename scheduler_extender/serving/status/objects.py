@@ -212,6 +212,13 @@ def _holders(rows: Iterable[list[Any]]) -> Iterator[Holder]:
         yield Holder(uid, pod, (namespace, name), *rest)
 
 
+def _gpus_of(spec: Raw) -> int:
+    """Return how many GPUs a whole gang takes, in all its roles."""
+    demand = spec["demand"]
+    roles = [(role["pods"], role["demand"]) for role in spec["roles"]]
+    return sum(pods * each["gpusPerPod"] for pods, each in roles or [(demand["gangSize"], demand)])
+
+
 def job_of(value: Raw, line: bytes) -> Job:
     """Return the job of a line."""
     facts, spec, status = value["facts"], value["spec"], value["status"]
@@ -244,7 +251,7 @@ def job_of(value: Raw, line: bytes) -> Job:
         waiting_since=status.get("waitingSince") or "",
         started_at=status.get("startedAt") or "",
         finished_at=status.get("finishedAt") or "",
-        gpus=demand["gpusPerPod"] * demand["gangSize"],
+        gpus=_gpus_of(spec),
         model=demand.get("model") or "",
         batch_size=demand.get("batchSize"),
         exclusive=demand["exclusive"],

@@ -26,6 +26,8 @@ from tandem.contracts.resources.gpu_job import (
     PodPlan,
     PodService,
     Preemption,
+    ResourceAmount,
+    Role,
     SubBatch,
     WorkloadRef,
 )
@@ -80,6 +82,8 @@ __all__ = [
     "Precision",
     "Preemption",
     "Probability",
+    "ResourceAmount",
+    "Role",
     "Source",
     "SubBatch",
     "Time",

@@ -20,6 +20,8 @@ from tandem.contracts.resources.fields import (
 from tandem.contracts.values import (
     MAX_ENTRIES,
     MAX_PODS,
+    MAX_RESOURCES,
+    MAX_ROLES,
     Bytes,
     Count,
     Cpus,
@@ -82,6 +84,30 @@ class Demand(Message):
         said = (self.precision, self.optimizer, self.sequence_length, self.parallelism)
         stated = [str(value) for value in said if value is not None]
         return (*stated, *(["checkpointing"] if self.gradient_checkpointing else []))
+
+
+class ResourceAmount(Message):
+    """A resource of a node apart from GPUs, and how much of it each pod asks for.
+
+    Memory and storage are in bytes, CPU is in `Demand.cpus`.
+    """
+
+    name: Reference
+    amount: Count
+
+
+class Role(Message):
+    """Pods of a gang that ask for the same and declare the same.
+
+    `pods` is how many there are, `min_pods` with how many of them the gang may start. `demand` is
+    that of each pod; its `gang_size` is that of the role.
+    """
+
+    name: Reference
+    pods: Positive
+    min_pods: Positive
+    demand: Demand
+    resources: Annotated[list[ResourceAmount], Field(max_length=MAX_RESOURCES)] = []
 
 
 class PairLoad(Message):
@@ -194,15 +220,24 @@ class GPUJobSpec(Message):
 
     Administrators may set `hold` (it is not started) and `prioritized_at` (it goes before all that
     were not moved to the front, in the order of these times). `fingerprint` stands for image,
-    command and resources of its first pod: by it a job without a model is known again.
+    command and resources of its first pod: by it a job without a model is known again. `demand` is
+    that of its first pod. `roles` has all of its pods where they ask for different things.
     """
 
     workload: WorkloadRef
     demand: Demand
+    roles: Annotated[list[Role], Field(max_length=MAX_ROLES)] = []
     gang: Reference = ""
     fingerprint: Label = ""
     hold: bool = False
     prioritized_at: Time | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the whole gang takes."""
+        if self.roles:
+            return sum(role.pods * role.demand.gpus_per_pod for role in self.roles)
+        return self.demand.gang_size * self.demand.gpus_per_pod
 
 
 class PodService(Message):

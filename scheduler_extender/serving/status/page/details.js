@@ -161,7 +161,7 @@ export function JobView({ doc, parameters }) {
     <//>
     <${Card} title="What it asks for" wide><${Facts} rows=${[
       ["Workload", `${doc.workload.kind} ${doc.workload.name}`],
-      ["GPUs", `${plural(doc.gpus, "GPU")}: ${plural(doc.demand.gangSize, "pod")} with ${doc.demand.gpusPerPod} each`],
+      ["GPUs", `${plural(doc.gpus, "GPU")}: ${(doc.roles.length ? doc.roles : [{ pods: doc.demand.gangSize, demand: doc.demand }]).map((role) => `${role.name ? `${role.name}, ` : ""}${plural(role.pods, "pod")} with ${role.demand.gpusPerPod} each`).join("; ")}`],
       ["Model", doc.demand.model ? html`<a href=${modelHref(doc.namespace, doc.demand.model)}>${doc.demand.model}</a>` : NONE],
       ["Batch", doc.demand.batchSize], ["Iterations", doc.demand.iterations],
       ["Shares", doc.demand.exclusive ? "no: exclusive" : "yes, where that pays"],

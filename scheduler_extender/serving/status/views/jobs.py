@@ -95,6 +95,7 @@ def job(cluster: Cluster, scope: Scope, query: Query) -> Document:
         "words": KINDS[found.kind] if found.kind else None,
         "workload": spec["workload"],
         "demand": spec["demand"],
+        "roles": spec["roles"],
         "hold": spec["hold"],
         "prioritizedAt": spec.get("prioritizedAt"),
         "timeline": _timeline(status),
