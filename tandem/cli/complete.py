@@ -70,6 +70,17 @@ def model_names(context: typer.Context, incomplete: str) -> list[str]:
     return [each for each in found if each.startswith(incomplete)]
 
 
+def context_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the contexts of the kubeconfig."""
+    from tandem.kube.kubeconfig import UNUSABLE, Files
+
+    try:
+        known = Files(context.params.get("kubeconfig")).names()
+    except UNUSABLE:
+        return []
+    return [name for each in known if (name := str(each)).startswith(incomplete)]
+
+
 def names_path(plural: str, namespace: str | None) -> str:
     """Return where the API server lists one of our resources."""
     middle = f"/namespaces/{namespace}" if namespace else ""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tandem.cli.complete import context_names
 from tandem.cli.output import err, out
 from tandem.contracts import names
 from tandem.errors import TandemError, UsageError
@@ -33,7 +34,10 @@ KubeconfigOption = Annotated[
     Path | None, typer.Option("--kubeconfig", help="A kubeconfig file. [that of kubectl]")
 ]
 ContextOption = Annotated[
-    str | None, typer.Option("--context", help="A context of the kubeconfig file.")
+    str | None,
+    typer.Option(
+        "--context", help="A context of the kubeconfig file.", autocompletion=context_names
+    ),
 ]
 SystemOption = Annotated[
     str, typer.Option("--tandem-namespace", help="The namespace of Tandem's services.")

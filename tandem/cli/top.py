@@ -50,6 +50,7 @@ def top(
     """Show GPUs, what runs on them, and the queue, live; q ends it."""
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}", f"one of {', '.join(SORTS)}")
+    read.check_namespace(namespace)  # a screen without jobs would not say that it is misspelt
     view = View(PIPE_WIDTH, 0, sort, namespace or "", plain=not _speaks_unicode())
     if form is Form.JSON:
         found = taken(read, view)

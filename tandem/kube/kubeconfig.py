@@ -98,10 +98,13 @@ class Files:
         return self._entries["users"].get(str(context.said.get("user") or ""), Entry())
 
     def _get(self, kind: str, name: str) -> Entry:
-        try:
-            return self._entries[kind][name]
-        except KeyError:
-            raise LookupError(f"{self._named} has no {kind.removesuffix('s')} {name!r}") from None
+        known = self._entries[kind]
+        if name not in known:
+            others = ", ".join(map(str, known)) or "none"
+            raise LookupError(
+                f"{self._named} has no {kind.removesuffix('s')} {name!r}, but {others}"
+            )
+        return known[name]
 
     def names(self) -> list[str]:
         """Return the names of the contexts, in the order of the files."""

@@ -35,6 +35,7 @@ CASES = [
     (["tandem", "why", "job-"], ["job-bert", "job-resnet"]),
     (["tandem", "why", "team-b/"], ["team-b/job-gpt"]),
     (["tandem", "gpus", "--node", "gpu-1"], ["gpu-1"]),
+    (["tandem", "top", "--context", "x"], ["x"]),
     (["tandem", "why", "nothing-like-that"], []),
 ]
 

@@ -54,6 +54,7 @@ EMPTY = {
     "quotas": {"view": {"namespaces": {"rows": [], "total": 0}}},
     "sharing": {"view": {"sharing": {"gpus": 0}}},
     "model list": {"models": []},
+    "top": {"time": "2026-01-01T00:00:00Z", "view": {}},
 }
 
 

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,7 @@ from typer.testing import CliRunner
 
 from controlplane import binaries, wait_until
 from tandem.cli.main import build_app
+from tandem.cli.page import PageServer
 from tandem.contracts import names
 from tandem.errors import TandemError
 from tandem.kube.client import KubeClient
@@ -106,6 +108,23 @@ def test_people_read_through_the_api_servers_proxy_with_their_own_rights(
     assert "--account" in answer.exception.hint
     answer = run(ada, "jobs", "-n", team, "--account", f"{team}/ci", "--json")
     assert [job["name"] for job in json.loads(answer.stdout)["jobs"]] == ["job-train"]
+
+
+def test_the_page_comes_through_the_api_servers_proxy(live: Live, team: str) -> None:
+    def read(address: str) -> bytes:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return answer.read()
+
+    def page(kubeconfig: Path, namespace: str = "") -> tuple[bytes, Any]:
+        with PageServer(Tunnel(KubeClient.load(kubeconfig)), namespace=namespace) as server:
+            server.start()
+            views = server.address.replace("/status/", "/v1/status/")
+            return read(server.address), json.loads(read(f"{views}jobs"))["view"]
+
+    # A tenant sees the own namespace, by a token; an administrator all, by a certificate.
+    for found, view in (page(live.account(team, "ci"), team), page(live.plane.kubeconfig())):
+        assert b"<title>Tandem</title>" in found
+        assert (team, "job-train") in {(row["namespace"], row["name"]) for row in view["rows"]}
 
 
 def test_tokens_for_the_read_only_api_alone_show_the_events_of_a_job(live: Live, team: str) -> None:

@@ -46,7 +46,7 @@ RULES = {
 OTHERS = {"demo": {"--json"}, "simulate": {"--json"}}
 TOOLS = ("controlplane", "profile")
 #: What is completed by names: of the cluster, or of a choice that Typer itself completes.
-NAMED = {"--namespace", "--node", "--model", "--gpu", "JOB", "POD", "NAME"}
+NAMED = {"--context", "--namespace", "--node", "--model", "--gpu", "JOB", "POD", "NAME"}
 
 
 def commands() -> dict[str, Any]:

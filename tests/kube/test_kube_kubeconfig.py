@@ -418,7 +418,7 @@ def test_of_several_files_the_first_that_has_a_name_wins(
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        (document() | {"current-context": "other"}, "no context 'other'"),
+        (document() | {"current-context": "other"}, "no context 'other', but x"),
         (document() | {"current-context": ""}, "no context is chosen"),
         (document() | {"clusters": []}, "no cluster 'c'"),
         (document(cluster={"server": "ftp://a"}), "no address of a server"),

@@ -4,6 +4,7 @@ import { Refused, follow, read, session } from "./data.js";
 import { Card, Empty, href } from "./parts.js";
 import { Gpus, Jobs, Models, Nodes, Overview } from "./lists.js";
 import { Gpu, JobView, Model, Node } from "./details.js";
+import { Terms } from "./terms.js";
 
 const part = encodeURIComponent;
 // For each view: its path in the API, its title, its component, and the tab that it belongs to.
@@ -17,6 +18,8 @@ const VIEWS = {
   job: [(p) => `jobs/${part(p.namespace)}/${part(p.name)}`, (p) => `Job ${p.namespace}/${p.name}`, JobView, "jobs"],
   models: [() => "models", () => "Models", Models, "models"],
   model: [(p) => `models/${part(p.namespace)}/${part(p.name)}`, (p) => `Model ${p.namespace}/${p.name}`, Model, "models"],
+  // All of it is in the page: nothing is read.
+  terms: [null, () => "Terms", Terms, ""],
 };
 const TABS = [["overview", "Overview"], ["jobs", "Jobs"], ["gpus", "GPUs"], ["nodes", "Nodes"], ["models", "Models"]];
 const OBJECTS = new Set(["gpu", "node", "job", "model"]);
@@ -112,7 +115,7 @@ function App() {
 
   const ready = scope !== undefined && !refusal;
   useEffect(() => {
-    if (!ready) return undefined;
+    if (!ready || !path) return undefined;
     const ending = new AbortController();
     const wanted = path(at.parameters);
     follow(wanted, OBJECTS.has(at.view) ? {} : at.parameters, {
@@ -135,7 +138,7 @@ function App() {
     }
   }, [key]);
 
-  const doc = state.key === key ? state.doc : null;
+  const doc = !path ? {} : state.key === key ? state.doc : null;
   const trouble = state.key === key || (state.trouble && state.trouble.status === 0) ? state.trouble : null;
   const signOut = () => { session.signOut(); setScope(undefined); setState({ doc: null, trouble: null, key: "" }); setAttempt(attempt + 1); };
 

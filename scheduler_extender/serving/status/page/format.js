@@ -57,6 +57,12 @@ export function since(text) {
   return Number.isFinite(at) ? (now() - at) / 1000 : null;
 }
 
+// How long it was from one time to another.
+export function between(first, last) {
+  const [from, to] = [Date.parse(first || ""), Date.parse(last || "")];
+  return Number.isFinite(from) && Number.isFinite(to) ? duration((to - from) / 1000) : NONE;
+}
+
 export function ago(text) {
   const seconds = since(text);
   if (seconds == null) return NONE;

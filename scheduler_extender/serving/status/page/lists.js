@@ -1,6 +1,6 @@
 // The overview and the lists. Each number is a link to the objects that it counts.
 import { html } from "./ui.js";
-import { NONE, bytes, expected, gpuModel, gpuName, gpuTime, number, percent, plural, shortId, slowdown } from "./format.js";
+import { NONE, between, bytes, expected, gpuModel, gpuName, gpuTime, number, percent, plural, shortId, slowdown } from "./format.js";
 import {
   Ago, Card, Choice, Empty, Facts, For, GPU_STATES, Job, Meter, PHASES, Pager, Phase, Search, State, States, Table,
   gpuHref, href, jobHref, modelHref, nodeHref, useClock,
@@ -126,7 +126,7 @@ const places = (job) => (job.placesInAll ? html`<span class="places">${job.place
 
 export const QUEUE = {
   position: { name: "Position", right: true, show: (job) => (job.position == null ? NONE : number(job.position + 1)) },
-  job: { name: "Job", show: (job) => html`<${Job} job=${job}/>` },
+  job: { name: "Job", leads: true, show: (job) => html`<${Job} job=${job}/>` },
   phase: { name: "Phase", show: (job) => html`<${Phase} of=${job.phase}/>` },
   gpus: { name: "GPUs", right: true, show: (job) => number(job.gpus) },
   model: { name: "Model", show: (job) => (job.model ? html`<a href=${modelHref(job.namespace, job.model)}>${job.model}</a>` : NONE) },
@@ -139,6 +139,14 @@ export const QUEUE = {
     show: (job) => (job.finishedAt ? html`ended <${Ago} at=${job.finishedAt}/>` : job.startedAt && job.phase === "Running" ? html`runs for <${For} at=${job.startedAt}/>` : html`waits for <${For} at=${job.waitingSince || job.queuedAt}/>`),
   },
   slow: { name: "Slowdown", show: (job) => slowdown(job.slowdown) },
+  waited: { name: "Waited", show: (job) => between(job.queuedAt, job.startedAt) },
+  ran: { name: "Ran", show: (job) => between(job.startedAt, job.finishedAt) },
+  service: { name: "Service", show: (job) => (job.attainedGpuSeconds ? gpuTime(job.attainedGpuSeconds) : NONE) },
+  beside: {
+    name: "Shared with",
+    show: (job) => (job.neighbours && job.neighbours.length ? job.neighbours.map((each) => `${each.kind || "a model of another namespace"} (${slowdown(each.slowdown)})`).join(", ") : NONE),
+  },
+  ended: { name: "Ended", show: (job) => html`<${Ago} at=${job.finishedAt}/>` },
 };
 
 const REASONS = [
@@ -152,7 +160,10 @@ export function Jobs({ doc, parameters, go }) {
   useClock(2000);
   const set = (name, value) => go("jobs", { ...parameters, [name]: value, page: "" });
   const waiting = parameters.phase === "Waiting" || parameters.phase === "Queued" || parameters.phase === "Suspended" || parameters.reason;
-  const columns = waiting
+  const ended = parameters.phase === "Completed" || parameters.phase === "Failed";
+  const columns = ended
+    ? [QUEUE.job, QUEUE.gpus, QUEUE.model, QUEUE.waited, QUEUE.ran, QUEUE.service, QUEUE.slow, QUEUE.beside, QUEUE.ended]
+    : waiting
     ? [QUEUE.position, QUEUE.job, QUEUE.gpus, QUEUE.model, QUEUE.waits, QUEUE.start, QUEUE.why]
     : [QUEUE.job, QUEUE.phase, QUEUE.gpus, QUEUE.model, QUEUE.time, QUEUE.slow, QUEUE.places, QUEUE.why];
   return html`

@@ -1,6 +1,7 @@
 // The parts that all views are made of. A state is always a shape, a colour and a word.
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { NONE, ago, clock, lasted, now, number } from "./format.js";
+import { Term } from "./terms.js";
 
 // --- addresses -----------------------------------------------------------------------------
 
@@ -118,9 +119,15 @@ export function States({ counts, link, total }) {
 // On a narrow screen each row becomes a card; the roles keep it a table for screen readers.
 export function Table({ label, columns, rows, rowKey, empty }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
+  // A card begins with what it is about: the column that leads, else the first one.
+  const leads = columns.find((c) => c.leads) || columns[0];
+  const place = (c, shown) => [c.right && "right", c.wide && "wide", c === leads && "lead", shown === NONE && "none"].filter(Boolean).join(" ");
   return html`<table class="list" role="table" aria-label=${label}>
-    <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<th role="columnheader" scope="col" class=${c.right ? "right" : ""} key=${c.name}>${c.name}</th>`)}</tr></thead>
-    <tbody role="rowgroup">${rows.map((row) => html`<tr role="row" key=${rowKey(row)}>${columns.map((c) => html`<td role="cell" class=${`${c.right ? "right" : ""} ${c.wide ? "wide" : ""}`} data-label=${c.name} key=${c.name}><div class="cell">${c.show(row)}</div></td>`)}</tr>`)}</tbody>
+    <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<th role="columnheader" scope="col" class=${c.right ? "right" : ""} key=${c.name}><${Term} name=${c.name}/></th>`)}</tr></thead>
+    <tbody role="rowgroup">${rows.map((row) => html`<tr role="row" key=${rowKey(row)}>${columns.map((c) => {
+      const shown = c.show(row);
+      return html`<td role="cell" class=${place(c, shown)} data-label=${c.name} key=${c.name}><div class="cell">${shown}</div></td>`;
+    })}</tr>`)}</tbody>
   </table>`;
 }
 
@@ -156,7 +163,7 @@ export function Choice({ label, value, options, onChange }) {
 
 export const Card = ({ title, children, wide, note }) => html`<section class=${`card ${wide ? "wide" : ""}`}><h2>${title}</h2>${note ? html`<p class="note lead">${note}</p>` : ""}${children}</section>`;
 
-export const Facts = ({ rows }) => html`<dl class="facts">${rows.filter((row) => row).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value == null || value === "" ? NONE : value}</dd></div>`)}</dl>`;
+export const Facts = ({ rows }) => html`<dl class="facts">${rows.filter((row) => row).map(([name, value]) => html`<div key=${name}><dt><${Term} name=${name}/></dt><dd>${value == null || value === "" ? NONE : value}</dd></div>`)}</dl>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 

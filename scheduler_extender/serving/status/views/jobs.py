@@ -23,6 +23,7 @@ from scheduler_extender.serving.status.views.query import (
 from tandem.contracts.names import API_VERSION
 from tandem.reasons.words import KINDS, sentence
 
+_ENDED = ("Completed", "Failed")
 _RUNS = 200  # that ended, of one job
 _FILTERS = ("reason", "model", "node", "gpu", "sharing", "q")
 
@@ -47,7 +48,23 @@ def jobs(cluster: Cluster, scope: Scope, query: Query) -> Document:
         ]
     if any(query.get(name) for name in _FILTERS):
         found = _matching(cluster, selection, query, found[:])
-    return page_of(query, found, lambda job: job_row(selection, job)) | {"byPhase": by_phase}
+
+    def row(job: Job) -> Document:
+        shown = job_row(selection, job)
+        return shown | _ending(cluster, scope, job) if phase in _ENDED else shown
+
+    return page_of(query, found, row) | {"byPhase": by_phase}
+
+
+def _ending(cluster: Cluster, scope: Scope, job: Job) -> Document:
+    """Return what the list of ended jobs shows besides: its service, and what was last measured."""
+    status = for_reader(cluster, scope, job.whole()["status"])
+    seen = status.get("observed") or {}
+    return {
+        **picked(status, "attainedGpuSeconds"),
+        "slowdown": (seen.get("slowdown") or {}).get("value"),
+        "neighbours": [picked(each, "kind", "slowdown") for each in seen.get("neighbours") or ()],
+    }
 
 
 def _matching(cluster: Cluster, selection: Selection, query: Query, found: list[Job]) -> list[Job]:
