@@ -59,7 +59,10 @@ def prioritize(
     context: ContextOption = None,
     form: Form = Form.TABLE,
 ) -> None:
-    """Move a job to the front, behind those that were moved there before it."""
+    """Move a job to the front of the queue.
+
+    It goes behind those that were moved there before it.
+    """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     name = _patch(job, namespace, kubeconfig, context, {"prioritizedAt": now}, form)
     _say(form, f"{name} goes before all that were not moved to the front")

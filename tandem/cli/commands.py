@@ -20,37 +20,25 @@ COMMANDS = {
     "config": Command("The extender's configuration.", "extender"),
     "controlplane": Command("A real Kubernetes control plane as processes on loopback.", "run"),
     "demo": Command(
-        "Run twelve jobs on simulated GPUs through the real extender, predictor and node agents.",
+        "Run twelve jobs on simulated GPUs through the real services.",
         "run",
     ),
-    "doctor": Command(
-        "Say what is wrong with Tandem in a cluster and what to do; exit code 1 if anything is."
-    ),
+    "doctor": Command("Say what is wrong with Tandem in a cluster, and what to do."),
     "explain": Command("Say where a pod is, or what keeps it off each node."),
     "gpus": Command("List GPUs, what holds them and what is promised of them."),
     "hold": Command("Keep a job from being started; one that runs goes on."),
-    "jobs": Command("List jobs: where they are in the queue, where they run, and why they wait."),
+    "jobs": Command("List jobs: where they run, or why they wait."),
     "model": Command("Push, list, show and delete model graphs."),
     "page": Command("Show the status page in a browser, until Ctrl+C."),
     "predict": Command("Predict what a training job would use of a GPU.", "predictor"),
-    "prioritize": Command("Move a job to the front, behind those that were moved there before it."),
+    "prioritize": Command("Move a job to the front of the queue."),
     "profile": Command("Measure what training jobs use of this machine's GPU.", "profile"),
-    "queue": Command(
-        "List the jobs that wait, the next first: when they will start, and why not now."
-    ),
-    "quotas": Command(
-        "List namespaces with what they hold of their quota; those over it come first."
-    ),
+    "queue": Command("List the jobs that wait: when they start, and why not now."),
+    "quotas": Command("List namespaces with what they hold of their quota."),
     "resume": Command("Let a held job be started again."),
-    "sharing": Command(
-        "Say whether sharing pays: what it is worth in GPUs, and whom it slows down most."
-    ),
-    "simulate": Command(
-        "Replay a trace of jobs on a simulated cluster, under one profile or several.", "simulator"
-    ),
-    "top": Command("Show GPUs, what runs on them, and the queue, live; q ends it."),
+    "sharing": Command("Say whether sharing pays, and whom it slows down most."),
+    "simulate": Command("Replay a trace of jobs on a simulated cluster.", "simulator"),
+    "top": Command("Show GPUs, what runs on them, and the queue, live."),
     "train": Command("Train the predictor's models on measurements.", "train"),
-    "why": Command(
-        "Say all about a job: why it waits, when it starts, what slows it down, why it was stopped."
-    ),
+    "why": Command("Say why a job waits, when it starts, and what slows it down."),
 }

@@ -40,7 +40,10 @@ def queue(
     limit: LimitOption = 200,
     form: Form = Form.TABLE,
 ) -> None:
-    """List the jobs that wait, the next first: when they will start, and why not now."""
+    """List the jobs that wait: when they start, and why not now.
+
+    The next one comes first.
+    """
     rows: list[Document] = []
     at, total, page = "", 0, 1
     while page <= _PAGES:
@@ -88,7 +91,10 @@ def why(
     namespace: OwnNamespaceOption = None,
     form: Form = Form.TABLE,
 ) -> None:
-    """Say all about a job: why it waits, when it starts, what slows it down, why it was stopped."""
+    """Say why a job waits, when it starts, and what slows it down.
+
+    It also says why the job was stopped, what was predicted of it, and what was measured.
+    """
     where, _, name = job.rpartition("/")
     if not name or "/" in where:
         raise UsageError(f"{job!r} names no job", "write NAMESPACE/JOB, such as team-a/train")
@@ -277,7 +283,7 @@ def _line(label: str, words: str) -> str:
 @reads
 @reports
 def sharing(read: Reader, namespace: NamespaceOption = None, form: Form = Form.TABLE) -> None:
-    """Say whether sharing pays: what it is worth in GPUs, and whom it slows down most."""
+    """Say whether sharing pays, and whom it slows down most."""
     found = read.of_namespace("/v1/status/overview", namespace)["view"]["sharing"]
     if not found["gpus"]:
         read.check_namespace(namespace)
@@ -317,7 +323,10 @@ def sharing(read: Reader, namespace: NamespaceOption = None, form: Form = Form.T
 @reads
 @lists
 def quotas(read: Reader, namespace: NamespaceOption = None, form: Form = Form.TABLE) -> None:
-    """List namespaces with what they hold of their quota; those over it come first."""
+    """List namespaces with what they hold of their quota.
+
+    Those over it come first.
+    """
     found = read.of_namespace("/v1/status/overview", namespace)["view"]["namespaces"]
     if not found["rows"]:
         read.check_namespace(namespace)

@@ -130,7 +130,10 @@ def simulate(
     plot_format: str = typer.Option("svg", help="svg or png."),
     list_: bool = typer.Option(False, "--list", help="List the profiles and stop."),
 ) -> None:
-    """Replay a trace of jobs on a simulated cluster, under one profile or several."""
+    """Replay a trace of jobs on a simulated cluster.
+
+    Several profiles are compared.
+    """
     if list_:
         _list_profiles()
         return

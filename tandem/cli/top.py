@@ -47,7 +47,10 @@ def top(
     interval: Annotated[float, typer.Option("--interval", help="Seconds between two reads.")] = 2.0,
     form: Form = Form.TABLE,
 ) -> None:
-    """Show GPUs, what runs on them, and the queue, live; q ends it."""
+    """Show GPUs, what runs on them, and the queue, live.
+
+    The key q ends it.
+    """
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}", f"one of {', '.join(SORTS)}")
     read.check_namespace(namespace)  # a screen without jobs would not say that it is misspelt

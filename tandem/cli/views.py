@@ -92,7 +92,7 @@ def jobs(
     limit: LimitOption = None,
     form: Form = Form.TABLE,
 ) -> None:
-    """List jobs: where they are in the queue, where they run, and why they wait."""
+    """List jobs: where they run, or why they wait."""
     found = read.of_namespace("/v1/jobs", namespace)
     if not found["jobs"]:
         read.check_namespace(namespace)

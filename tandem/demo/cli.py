@@ -39,7 +39,7 @@ def demo(
         typer.Option(metavar="DIR", help="Keep the services' logs and configuration there."),
     ] = None,
 ) -> None:
-    """Run twelve jobs on simulated GPUs through the real extender, predictor and node agents."""
+    """Run twelve jobs on simulated GPUs through the real services."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if keep_logs is None:
         from tandem.local.scratch import Scratch

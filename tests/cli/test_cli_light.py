@@ -138,6 +138,7 @@ def test_the_table_says_what_the_commands_say() -> None:
     for name, command in tree.commands.items():
         said = " ".join((command.help or "").split("\n\n")[0].split())
         assert COMMANDS[name].summary == said, name
+        assert len(said) <= 62, f"{name}: --help cuts it at 80 columns"
 
 
 def test_every_extra_of_the_table_exists() -> None:

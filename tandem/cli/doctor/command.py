@@ -68,7 +68,10 @@ def doctor(
     ] = WITHIN_S,
     form: Form = Form.TABLE,
 ) -> None:
-    """Say what is wrong with Tandem in a cluster and what to do; exit code 1 if anything is."""
+    """Say what is wrong with Tandem in a cluster, and what to do.
+
+    The exit code is 1 if anything is.
+    """
     found = []
     for finding in _findings(kubeconfig, context, namespace, agents, timeout):
         found.append(finding)
