@@ -638,6 +638,28 @@ def test_a_parameter_without_meaning_is_refused(site: Site, name: str, given: di
         view(site.cluster, name, **given)
 
 
+def test_models_next_to_which_a_job_was_slow_have_their_names(site: Site) -> None:
+    theirs, own = f"{'a' * 64}@32", f"{'b' * 64}@64"
+    seen = slowdown(0.25, theirs, f"{'c' * 64}@8")
+    site.run("one", "n0", "a", observed=seen)
+    for namespace, name, model, batch, kind in (
+        ("bio", "two", "gpt2", 32, theirs),
+        ("ml", "three", "bert", 64, own),
+    ):
+        made = gpu_job(f"job-{name}", namespace=namespace)
+        made["spec"]["demand"] |= {"model": model, "batchSize": batch}
+        made["status"] |= {"phase": "Running", "observed": {"at": rfc3339(NOW), "kind": kind}}
+        site.state.upsert("gpujobs", made)
+    site.follow()
+
+    def names(**scope: Any) -> list[str | None]:
+        job = view(site.cluster, "job", "ml", "job-one", **scope)
+        return [each["model"] for each in job["observed"]["neighbours"]]
+
+    assert names() == ["gpt2 (batch 32)", None]
+    assert names(scope=Scope("ml")) == [None, None], "it is a model of another namespace"
+
+
 # --- reasons ----------------------------------------------------------------------------------
 
 

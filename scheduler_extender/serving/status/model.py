@@ -28,6 +28,8 @@ from scheduler_extender.serving.status.selection import Selection
 #: Selections that follow the changes: those that were used last, and lately.
 _SELECTIONS = 32
 _UNUSED_CHANGES = 1000
+#: Models whose names are kept for what their runs are known by: the last that were seen.
+_MODELS = 20_000
 
 
 class Cluster:
@@ -46,6 +48,8 @@ class Cluster:
         self.quotas: list[Raw] = []
         self.deleted: dict[str, int] = {}  # pods that hold GPUs long after it, by namespace
         self.silent: list[str] = []  # services that do not answer
+        # Models by namespace and by what their runs are known by; of any namespace by ''.
+        self._models: OrderedDict[Key, str] = OrderedDict()
         self._names: list[str] = []  # of the nodes, sorted
         self._gpus = 0
         self._slowed: dict[Key, float] = {}
@@ -68,6 +72,11 @@ class Cluster:
     def all_nodes(self) -> list[Node]:
         """Return the nodes by name."""
         return [self.nodes[name] for name in self._names]
+
+    def model_of(self, scope: Scope, namespace: str, known_by: str) -> str:
+        """Return the model that runs are known by, by its name; '' where the reader sees none."""
+        own = self._models.get((namespace, known_by), "")
+        return own or (self._models.get(("", known_by), "") if scope.namespace is None else "")
 
     def selection(self, scope: Scope, namespace: str = "") -> Selection:
         """Return what a reader sees, or of it what belongs to one namespace.
@@ -173,6 +182,12 @@ class Cluster:
         before = self.jobs.pop(key, None)
         if job is not None:
             self.jobs[key] = job
+            if job.known_by and job.model:
+                name = f"{job.model} (batch {job.batch_size})" if job.batch_size else job.model
+                for namespace in (job.namespace, ""):
+                    self._models[namespace, job.known_by] = name
+                while len(self._models) > _MODELS:
+                    self._models.popitem(last=False)
         if before is job:
             return  # a job that is gone, and was never known
         self.job_revision += 1

@@ -134,6 +134,7 @@ class Job:
     finished_at: str
     gpus: int
     model: str
+    known_by: str  # by what runs of its model and batch are known again, '' where by nothing
     batch_size: int | None
     exclusive: bool
     places: tuple[Key, ...]  # (node, GPU)
@@ -253,6 +254,7 @@ def job_of(value: Raw, line: bytes) -> Job:
         finished_at=status.get("finishedAt") or "",
         gpus=_gpus_of(spec),
         model=demand.get("model") or "",
+        known_by=observed.get("kind") or "",
         batch_size=demand.get("batchSize"),
         exclusive=demand["exclusive"],
         places=tuple(places),

@@ -1,6 +1,6 @@
 // One node, one GPU, one job, one model.
 import { html, useEffect, useState } from "./ui.js";
-import { NONE, bytes, clock, duration, expected, gpuModel, gpuName, gpuTime, number, percent, plural, shortId, slowdown, speed } from "./format.js";
+import { NONE, bytes, clock, duration, expected, gpuModel, gpuName, gpuTime, modelName, number, percent, plural, shortId, slowdown, speed } from "./format.js";
 import { Ago, Card, Empty, Facts, For, Job, Meter, Phase, State, Table, TimeAxis, gpuHref, href, modelHref, nodeHref, useClock } from "./parts.js";
 import { GPU, SOURCES } from "./lists.js";
 import { read } from "./data.js";
@@ -157,7 +157,7 @@ export function JobView({ doc, parameters }) {
         ["Is the model known?", load.outOfDistribution ? html`<${State} of="slowed" table=${{ slowed: ["triangle", "Unlike those that the prediction was fitted to", ""] }}/>` : load.modelVersion ? `Yes, by ${load.modelVersion}` : "No learned model was used"],
         seen && seen.slowdown && ["Slowdown measured by", `${seen.slowdown.means}, against ${seen.slowdown.reference}${seen.slowdown.estimated ? ", an estimate" : ""}`],
       ]}/>` : html`<${Empty}>Nothing is predicted yet. Without a model or a declared load the job takes whole GPUs.<//>`}
-      ${seen && seen.neighbours.length ? html`<h3>Slowed down next to</h3><ul class="inline">${seen.neighbours.map((each, i) => html`<li key=${i}>${each.kind ? each.kind : "a model of another namespace"}: <b>${slowdown(each.slowdown)}</b></li>`)}</ul>` : ""}
+      ${seen && seen.neighbours.length ? html`<h3>Slowed down next to</h3><ul class="inline">${seen.neighbours.map((each, i) => html`<li key=${i}>${each.model || (each.kind ? modelName(each.kind) : "a model of another namespace")}: <b>${slowdown(each.slowdown)}</b></li>`)}</ul>` : ""}
     <//>
     <${Card} title="What it asks for" wide><${Facts} rows=${[
       ["Workload", `${doc.workload.kind} ${doc.workload.name}`],
@@ -250,7 +250,7 @@ export function Model({ doc }) {
       ]}/><//>` : ""}
     <${Card} title="Next to other models" wide><${Table} label="Pairs" rows=${doc.pairs} rowKey=${(pair) => pair.kind} empty="No job of this model has been measured next to another one."
       columns=${[
-        { name: "Next to", show: (pair) => pair.kind || "models of other namespaces" },
+        { name: "Next to", show: (pair) => pair.model || (pair.kind ? modelName(pair.kind) : "models of other namespaces") },
         { name: "Slowdown", show: (pair) => slowdown(pair.slowdown) }, { name: "Jobs", right: true, show: (pair) => number(pair.runs) },
       ]}/><//>`;
 }

@@ -98,6 +98,8 @@ export const plural = (count, one, many = `${one}s`) => `${number(count)} ${coun
 // The model without the maker, which all have in common.
 export const gpuModel = (name) => (name || "").replace(/^NVIDIA /, "");
 
+// A model that no job names any more: the hash of its graph in short, with the batch size.
+export const modelName = (kind) => kind.replace(/[0-9a-f]{64}/, (hash) => shortId(hash));
 // A GPU as people call it; by its UUID where no agent reports it.
 export const gpuName = (place) => (place.index == null ? shortId(place.gpu) : String(place.index));
 export const shortId = (uuid) => (uuid.length > 16 ? `${uuid.slice(0, 12)}…` : uuid);

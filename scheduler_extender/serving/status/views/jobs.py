@@ -117,7 +117,10 @@ def job(cluster: Cluster, scope: Scope, query: Query) -> Document:
         "prioritizedAt": spec.get("prioritizedAt"),
         "timeline": _timeline(status),
         **picked(status, "attempts", "attainedGpuSeconds", "queue", "load", "subBatches", "plan"),
-        **picked(status, "observed", "conditions", "preemption"),
+        **picked(status, "conditions", "preemption"),
+        "observed": _with_models(cluster, scope, key[0], status["observed"])
+        if status.get("observed")
+        else None,
         "predictedSlowdown": max(predicted, default=None),
         "decisions": list(reversed(status["decisions"])),
         "pods": [
@@ -203,12 +206,24 @@ def for_reader(cluster: Cluster, scope: Scope, status: dict[str, Any]) -> dict[s
     observed = status.get("observed")
     if observed and observed.get("neighbours"):
         models = {model for _, model in cluster.selection(scope).models}
+        own = scope.namespace
         neighbours = [
-            {**each, "kind": each["kind"] if each["kind"] in models else ""}
+            each
+            if each["kind"] in models or cluster.model_of(scope, own, each["kind"])
+            else {**each, "kind": ""}
             for each in observed["neighbours"]
         ]
         status["observed"] = {**observed, "neighbours": neighbours}
     return status
+
+
+def _with_models(cluster: Cluster, scope: Scope, namespace: str, observed: Raw) -> Document:
+    """Return what was observed of a job, with the names of the models that slowed it down."""
+    neighbours = [
+        {**each, "model": cluster.model_of(scope, namespace, each["kind"]) or None}
+        for each in observed.get("neighbours") or ()
+    ]
+    return {**observed, "neighbours": neighbours}
 
 
 def models(cluster: Cluster, scope: Scope, query: Query) -> Document:
@@ -269,7 +284,12 @@ def model(cluster: Cluster, scope: Scope, query: Query) -> Document:
         **_row(selection, (namespace, name)),
         "rows": rows,
         "pairs": [
-            {"kind": kind, "slowdown": round(sum(seen) / len(seen), 3), "runs": len(seen)}
+            {
+                "kind": kind,
+                "model": cluster.model_of(scope, namespace, kind) or None,
+                "slowdown": round(sum(seen) / len(seen), 3),
+                "runs": len(seen),
+            }
             for kind, seen in sorted(pairs.items())
         ],
     }
