@@ -135,6 +135,7 @@ generate: $(READY) ## Write what follows from code and chart: values schema, man
 	@$(BIN)/python -m tandem.contracts.crds --write
 	@$(BIN)/python -m tandem.reasons.page --write
 	@$(BIN)/python helm/generate.py
+	@$(BIN)/python -m benchmarks.messages --write
 
 # The page is that of `make chaos`; with fewer CASES, one of its own.
 CASES ?= 10000

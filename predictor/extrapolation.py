@@ -22,6 +22,7 @@ from predictor.sources import (
 )
 from tandem.contracts.resources import Observation, Source
 from tandem.gpu_types import UNKNOWN_GPU, GpuType, find_gpu, type_name
+from tandem.reasons.counting import counted
 
 VERSION = "extrapolated/1"
 
@@ -212,4 +213,4 @@ def _is_far(run: Run, question: Question) -> bool:
 
 
 def _described(run: Run) -> str:
-    return f"{run.seen.runs} run(s) at batch {run.batch} on {run.seen.gpu_model}"
+    return f"{counted(run.seen.runs, 'run')} at batch {run.batch} on {run.seen.gpu_model}"

@@ -20,6 +20,7 @@ from predictor.memory import Setup, formula_levels
 from tandem.contracts.prediction import Precision
 from tandem.contracts.resources import GraphFeatures, Observation, Source
 from tandem.gpu_types import GIB, UNKNOWN_GPU, GpuType
+from tandem.reasons.counting import counted
 
 FORMULA_VERSION = "formula/3"
 
@@ -126,7 +127,7 @@ def observed_memory(question: Question) -> Memory | None:
         seen.peak_probability,
         p95,
         Source.OBSERVED,
-        f"memory as observed in {seen.runs} run(s)",
+        f"memory as observed in {counted(seen.runs, 'run')}",
         peaks_measured=seen.peaks_measured,
         spread=spread.OBSERVED,
     )
@@ -147,7 +148,7 @@ def observed_utilisation(question: Question) -> Utilisation | None:
         seen.utilisation_percent,
         min(100.0, seen.utilisation_percent + _UTILISATION_P95_MARGIN),
         Source.OBSERVED,
-        f"utilisation as observed in {seen.runs} run(s){waits}",
+        f"utilisation as observed in {counted(seen.runs, 'run')}{waits}",
         step=step,
         spread=spread.OBSERVED,
         step_spread=spread.OBSERVED,

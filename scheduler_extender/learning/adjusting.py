@@ -19,6 +19,7 @@ from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.learning.observed import GpuKey
 from tandem.policy.equations.observed import shared_out_slowdown
 from tandem.policy.equations.ojpp import ewma
+from tandem.reasons.counting import counted
 
 _HOUR_S = 3600.0
 #: A move has helped when the slowdown is at most this share of what it was.
@@ -229,7 +230,7 @@ class Adjuster:
         while self._moves and self._moves[0][0] < now_s - _HOUR_S:
             self._moves.popleft()
         if most <= len(self._moves):
-            made = f"{most} job(s) have been moved within the hour"
+            made = f"{counted(most, 'job')} moved within the hour"
             return None, (Obstacle(made),)
         sufferers = sorted(
             (

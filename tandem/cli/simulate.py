@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from tandem.cli.output import err, print_json, print_table
+from tandem.reasons.counting import counted
 
 if TYPE_CHECKING:
     from tandem.simulator.jobs import TraceJob
@@ -155,7 +156,7 @@ def simulate(
     for line, reason in read.skipped[:5]:
         err.print(f"line {line}: {reason}", highlight=False, markup=False)
     if read.skipped:
-        err.print(f"{len(read.skipped)} row(s) left out, {len(read.jobs)} jobs kept.")
+        err.print(f"{counted(len(read.skipped), 'row')} left out, {len(read.jobs)} jobs kept.")
     truth_file = {"none": None, "mix": mix.FILE}.get(truth, Path(truth))
     assumed: list[str] = []
     if truth == "mix":

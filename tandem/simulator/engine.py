@@ -17,6 +17,7 @@ from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
+from tandem.reasons.counting import counted
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
 from tandem.simulator.outcome import Outcome
@@ -137,7 +138,7 @@ class Engine:
         if len(stuck):
             names = ", ".join(self.trace[i].id for i in stuck[:10].tolist())
             raise TandemError(
-                f"{self.profile.name}: {len(stuck)} job(s) never got a place: {names}",
+                f"{self.profile.name}: {counted(len(stuck), 'job')} never got a place: {names}",
                 "Each constraint of the profile must allow every job on an empty cluster.",
             )
         return self.outcome

@@ -14,6 +14,7 @@ from tandem.errors import TandemError
 from tandem.policy.adjust.learn import Learn
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
+from tandem.reasons.counting import counted
 from tandem.simulator import mix
 from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types
 from tandem.simulator.engine import Engine, RunOptions
@@ -91,7 +92,7 @@ def check_fits(setup: Setup) -> None:
     if reasons:
         more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
         raise TandemError(
-            f"{len(reasons)} job(s) can never fit: {'; '.join(reasons[:5])}{more}",
+            f"{counted(len(reasons), 'job')} can never fit: {'; '.join(reasons[:5])}{more}",
             "Give a larger --cluster, or leave the jobs out of the trace.",
         )
 

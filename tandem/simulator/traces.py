@@ -13,6 +13,7 @@ from typing import Any
 
 from tandem.errors import UsageError
 from tandem.files import read_csv, read_json, read_table
+from tandem.reasons.counting import counted
 from tandem.simulator.jobs import TraceJob
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
@@ -55,7 +56,8 @@ def read_trace(path: Path, format_name: str = "csv", *, strict: bool = False) ->
     if not jobs:
         first = f"; the first: line {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
         raise UsageError(
-            f"{path} has no usable job ({len(skipped)} row(s) left out{first})", "Check --format."
+            f"{path} has no usable job ({counted(len(skipped), 'row')} left out{first})",
+            "Check --format.",
         )
     start = min(job.submit_s for job in jobs)
     jobs = [replace(job, submit_s=job.submit_s - start) for job in jobs]

@@ -187,7 +187,7 @@ def test_what_was_measured_corrects_the_next_prediction_also_after_a_restart(cli
     assert load.memory_source is load.utilisation_source is Source.OBSERVED
     assert (load.memory_base_bytes, load.memory_peak_extra_bytes) == (3 * 2**30, 2**30)
     assert load.memory_p95_bytes == round(1.1 * 4 * 2**30)
-    assert "as observed in 2 run(s)" in prediction.explanation
+    assert "as observed in 2 runs" in prediction.explanation
     status = cluster.get(MODEL_PROFILES, "resnet50")["status"]
     assert status["observations"] == 2
 
