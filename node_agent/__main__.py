@@ -126,7 +126,7 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
         raise UsageError(f"--listen {text} names no port.", "Write HOST:PORT, as 0.0.0.0:9405.")
     return host.strip("[]"), int(port)
 

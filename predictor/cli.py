@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from tandem.cli.complete import model_names, namespaces
 from tandem.cli.forms import Column, Form, lists, print_list, printed, reports, shows
@@ -293,24 +294,29 @@ def predict(
     """
     if file is not None and model is not None:
         raise UsageError("Give a FILE or --model, not both.")
-    request = PredictRequest(
-        namespace=namespace or ("default" if model is None else predictor.own_namespace),
-        model=model or (_name_of(file) if file else None),
-        batch_size=batch_size,
-        accumulation_steps=accumulation_steps,
-        precision=precision,
-        sequence_length=sequence_length,
-        optimizer=optimizer,
-        framework=framework,
-        parallelism=parallelism,
-        workers=workers,
-        gradient_checkpointing=gradient_checkpointing,
-        cpus=cpus,
-        gpu_model=gpu,
-        gpu_memory_bytes=_bytes("--gpu-memory", gpu_memory),
-        declared_memory_bytes=_bytes("--memory", memory),
-        declared_utilisation_percent=utilization,
-    )
+    try:
+        request = PredictRequest(
+            namespace=namespace or ("default" if model is None else predictor.own_namespace),
+            model=model or (_name_of(file) if file else None),
+            batch_size=batch_size,
+            accumulation_steps=accumulation_steps,
+            precision=precision,
+            sequence_length=sequence_length,
+            optimizer=optimizer,
+            framework=framework,
+            parallelism=parallelism,
+            workers=workers,
+            gradient_checkpointing=gradient_checkpointing,
+            cpus=cpus,
+            gpu_model=gpu,
+            gpu_memory_bytes=_bytes("--gpu-memory", gpu_memory),
+            declared_memory_bytes=_bytes("--memory", memory),
+            declared_utilisation_percent=utilization,
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        raise UsageError(f"--{option}: {first['msg']}.") from None
     if file is not None:
         prediction = _predict_here(file, request)
     else:

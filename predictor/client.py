@@ -6,20 +6,29 @@ import httpx
 from pydantic import ValidationError
 
 from tandem.contracts.prediction import ErrorBody
-from tandem.errors import TandemError
+from tandem.errors import TandemError, UsageError
 
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 60.0
 
 
 class PredictorClient:
-    """The predictor service; every failure is an error for people."""
+    """The predictor service; every failure is an error for people.
+
+    Raises:
+        UsageError: the URL is none, or the token cannot be sent.
+    """
 
     def __init__(self, url: str, token: str = "") -> None:
         self._url = url
         timeout = httpx.Timeout(_ANSWER_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        if not (token.isascii() and token.isprintable()):
+            raise UsageError("A token has printable ASCII characters only.")
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=url, timeout=timeout, headers=headers)
+        try:
+            self._client = httpx.Client(base_url=url, timeout=timeout, headers=headers)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"{url!r} is no URL: {error}") from None
 
     def __enter__(self) -> PredictorClient:
         return self

@@ -319,7 +319,7 @@ def _sign(
 def _watching(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat it until Ctrl+C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", help="Seconds between repetitions.")
+        float, typer.Option("--interval", max=86400.0, help="Seconds between repetitions.")
     ] = 2.0,
 ) -> None:
     """Have the parameters that `reads` adds."""
@@ -367,9 +367,12 @@ def repeated(show: Callable[[], None], interval_s: float) -> None:
                 except UsageError:
                     raise
                 except TandemError as error:
-                    from tandem.cli.output import clean_lines
+                    from tandem.cli.output import clean_lines, err
 
-                    out.print(f"error: {clean_lines(error.message)}", markup=False, highlight=False)
+                    # In a pipe, what reads on expects rows or JSON.
+                    screen = out if out.is_terminal else err
+                    said = f"error: {clean_lines(error.message)}"
+                    screen.print(said, markup=False, highlight=False)
             text = captured.get()
             if out.is_terminal:
                 height = max(1, out.size.height - 1)

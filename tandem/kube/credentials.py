@@ -121,7 +121,10 @@ def bearer_token(credentials: Credentials) -> str:
 
 def stays_secret(url: str) -> bool:
     """Say whether a token sent to `url` stays secret on its way: by TLS, or on loopback."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
     return parts.scheme == "https" or parts.hostname in ("127.0.0.1", "::1", "localhost")
 
 

@@ -64,7 +64,8 @@ def doctor(
         str, typer.Option("--agent-namespace", help="The namespace of the agents.")
     ] = names.AGENT_NAMESPACE,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds for all checks together.")
+        float,
+        typer.Option("--timeout", min=1.0, max=3600.0, help="Seconds for all checks together."),
     ] = WITHIN_S,
     form: Form = Form.TABLE,
 ) -> None:
