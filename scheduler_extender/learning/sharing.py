@@ -211,7 +211,8 @@ def _predicted(status: GPUJobStatus, steps: int) -> Rates:
     found: dict[Means, float] = {}
     if load.iteration_s:
         found[Means.PROGRESS] = 1 / (load.iteration_s * stretch_of_steps(status, steps))
-    if load.utilisation_source in (Source.OBSERVED, Source.MODEL):
+    # What a model is wrong by is no neighbour's doing: only what runs have shown can be compared.
+    if load.utilisation_source is Source.OBSERVED:
         found[Means.UTILISATION] = load.utilisation_percent
     return found
 

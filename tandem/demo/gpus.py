@@ -5,6 +5,7 @@ The agent of a node is the real one and reads both through its usual ways; it ca
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, Wave
 from tandem.contracts import names
+from tandem.demo.physics import slowdown
 from tandem.demo.workload import GIB, DemoJob
 from tandem.kube.client import Object
 
@@ -88,16 +90,31 @@ class SimulatedNode:
 
     def _write(self) -> None:
         boards = [
-            StubGpu(uuid, GPU_MODEL, GPU_MEMORY_BYTES, GPU_RESERVED_BYTES) for uuid in self.uuids()
+            StubGpu(
+                uuid,
+                GPU_MODEL,
+                GPU_MEMORY_BYTES,
+                GPU_RESERVED_BYTES,
+                # A process's share of each window is its share of the time.
+                window_us=_ITERATION_US,
+            )
+            for uuid in self.uuids()
         ]
-        StubState(boards, [_stub_process(each) for each in self._processes.values()]).write(
-            self.state
-        )
+        totals: Counter[int] = Counter()
+        for each in self._processes.values():
+            totals[each.gpu] += each.job.utilisation
+        processes = [_stub_process(each, totals[each.gpu]) for each in self._processes.values()]
+        StubState(boards, processes).write(self.state)
 
 
-def _stub_process(process: _Process) -> StubProcess:
-    """Return the process as NVML shows it: peaks of one job fall where those of others do not."""
+def _stub_process(process: _Process, total: int) -> StubProcess:
+    """Return the process as NVML shows it: peaks of one job fall where those of others do not.
+
+    `total` is the utilisation that all jobs of its GPU ask for, in percent. A job that is slowed
+    down gets so much less of the GPU's time: by that the agents measure it.
+    """
     job = process.job
+    busy_us = _ITERATION_US * job.utilisation / (100 * slowdown(job.utilisation, total))
     peak_us = _ITERATION_US // _PEAK_SHARE
     phase_us = process.pid * peak_us % _ITERATION_US
     return StubProcess(
@@ -108,5 +125,5 @@ def _stub_process(process: _Process) -> StubProcess:
         peaks=Wave(_ITERATION_US, peak_us, phase_us),
         sm=100,
         mem=job.utilisation // 2,
-        active=Wave(_ITERATION_US, _ITERATION_US * job.utilisation // 100, phase_us),
+        active=Wave(_ITERATION_US, round(busy_us), phase_us),
     )

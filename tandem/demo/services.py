@@ -20,11 +20,15 @@ from tandem.local.waiting import wait_until
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
-#: The agents report more often than on a cluster, so that the table moves.
+#: The agents report more often than on a cluster, so that the table moves, and average over less:
+#: the jobs run for seconds.
 AGENT_SETTINGS = {
     "interval_s": 0.5,
     "report_interval_s": 0.5,
+    "utilisation_half_life_s": 0.5,
 }
+#: Averages know the time before a neighbour came for twice their half-life.
+SETTLE_S = 2 * AGENT_SETTINGS["utilisation_half_life_s"]
 
 
 class Services:
@@ -103,6 +107,7 @@ class Services:
             "public": {"host": HOST, "port": self._ports["public"]},
             "predictor_url": self.predictor_url,
             "leader": {"always": True},
+            "learning": {"settle_s": SETTLE_S},
         }
         return "scheduler_extender", "--config", str(self._write("extender.yaml", settings))
 

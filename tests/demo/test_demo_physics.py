@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from tandem.demo.gpus import SimulatedNode
 from tandem.demo.physics import Outcome, Running, advance, exclusive_fifo, slowdown
 from tandem.demo.workload import JOBS
 
@@ -44,3 +46,26 @@ def test_fifo_with_one_gpu_each_by_hand():
     assert exclusive_fifo([FIRST, SECOND], 2) == Outcome(
         mean_completion_s=(10 + 20) / 2, makespan_s=21.0
     )
+
+
+def test_the_agents_see_of_a_slowed_job_what_it_gets_of_the_gpu(tmp_path):
+    """The measured slowdown is then that of the formula, which the demo's table has as well."""
+    node = SimulatedNode("node-a", 1, tmp_path / "node-a")
+    (gpu,) = node.uuids()
+
+    def shares():
+        """Return the part of the time that each process keeps the GPU busy, in percent."""
+        found = re.findall(
+            r"sm=(\d+).*?sm_period_us=(\d+) sm_high_us=(\d+)", node.state.read_text()
+        )
+        return [int(sm) * int(high) / int(period) for sm, period, high in found]
+
+    node.start("uid-first", FIRST, gpu)
+    (alone,) = shares()
+    assert alone == pytest.approx(FIRST.utilisation, abs=0.1)
+    node.start("uid-second", SECOND, gpu)
+    first, second = shares()
+    assert alone / first == pytest.approx(slowdown(60, 110), rel=1e-3)
+    assert SECOND.utilisation / second == pytest.approx(slowdown(50, 110), rel=1e-3)
+    node.end("uid-second")
+    assert shares() == [alone]

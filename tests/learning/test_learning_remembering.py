@@ -5,6 +5,7 @@ import pytest
 from learning_builders import GIB, NOW
 
 from scheduler_extender.cluster.jobs import SETTLED_S, load_now, policy_job, sub_batches_now
+from scheduler_extender.learning import sharing
 from scheduler_extender.learning.run_history import RunHistory, feedback, in_steps_kind
 from scheduler_extender.queue.memory_needs import raised_in_steps
 from tandem.contracts.learning import Means, Observed
@@ -189,3 +190,13 @@ def test_runs_in_steps_are_remembered_and_told_apart_from_whole_ones() -> None:
     )
     assert told is not None
     assert (told.batch_size, told.accumulation_steps) == (64, 2)
+
+
+def test_only_a_utilisation_that_runs_have_shown_is_compared_with() -> None:
+    """What a model is wrong by would be taken for what a neighbour does."""
+    for source, compared in (
+        (Source.OBSERVED, True), (Source.MODEL, False), (Source.FORMULA, False),
+        (Source.DECLARED, False),
+    ):  # fmt: skip
+        found = sharing._predicted(GPUJobStatus(load=load(10, source)), 1)
+        assert (Means.UTILISATION in found) is compared
