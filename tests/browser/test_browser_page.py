@@ -82,8 +82,8 @@ def fill(state: ClusterState) -> None:
         "driverVersion": NASTY,
         "conditions": [{"type": NASTY, "status": "True", "message": NASTY,
                         "lastTransitionTime": "2026-11-22T10:00:00Z"}],
-        "outOfMemory": [{"gpu": "GPU-0000-0", "namespace": "vision", "pod": NASTY, "uid": "u",
-                         "container": NASTY, "exitCode": 1, "endedAt": "2026-11-22T10:00:00Z"}],
+        "outOfMemory": [{"gpu": "GPU-0000-0", "namespace": "vision", "pod": "nasty-0", "uid": "u",
+                         "container": "main", "exitCode": 1, "endedAt": "2026-11-22T10:00:00Z"}],
     }  # fmt: skip
     state.upsert("gpunodes", report)
 
