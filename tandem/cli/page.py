@@ -50,6 +50,8 @@ def page(
 ) -> None:
     """Show the status page in a browser, until Ctrl+C."""
     if read.server:
+        if not _is_address(read.server):
+            raise UsageError(f"--server {read.server!r} is no address", "Write https://HOST:PORT.")
         _show(form, f"{read.server.rstrip('/')}{_FILES}", browser=browser)
         return
     try:
@@ -70,6 +72,14 @@ def page(
             Event().wait()
         except KeyboardInterrupt:
             err.print("The page is closed.")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _show(form: Form, address: str, first: str = "", *, browser: bool) -> None:

@@ -163,6 +163,18 @@ def test_no_browser_is_opened_where_none_is_wanted(
     assert opened == []
 
 
+def test_an_address_is_opened_as_it_is_and_nothing_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, opened = run(site, monkeypatch, "--server", "https://extender:8443/")
+    assert answer.stdout == "https://extender:8443/status/\n"
+    assert opened == ["https://extender:8443/status/"]
+    for wrong in ("extender:8443", "file:///etc/passwd", "https://", "http://[", "javascript:x"):
+        answer, opened = run(site, monkeypatch, "--server", wrong)
+        assert isinstance(answer.exception, UsageError), (wrong, answer.exception)
+        assert opened == []
+
+
 def test_a_tenant_gets_the_page_of_the_own_namespace(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(reach, "sleep", interrupted)
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
     return here
 
 
