@@ -66,9 +66,12 @@ def _all_peaks_counted(status: GPUJobStatus) -> WriteStatus | None:
 
 
 def out_of_memory(
-    gang: Gang, uid: str, one: OutOfMemory, capacity_bytes: int, now_s: float
+    gang: Gang, uid: str, one: OutOfMemory, capacity_bytes: int, gpu: str, now_s: float
 ) -> Effects:
-    """Raise the need of the job whose pod `uid` is to blame; nothing where it need not rise."""
+    """Raise the need of the job whose pod `uid` is to blame; nothing where it need not rise.
+
+    `gpu` is what people call the GPU whose memory ran out.
+    """
     record = gang.record
     if record is None or record.status.load is None:
         return ()
@@ -82,7 +85,7 @@ def out_of_memory(
     if (more, sub_batches) == (load, status.sub_batches):
         return ()
     message = (
-        f"ran out of GPU memory on {one.gpu}"
+        f"ran out of GPU memory on {gpu}"
         f" ({'inferred by the node agent' if one.inferred else 'reported by its container'}):"
         f" {'it held' if one.inferred else 'there were'} {held / BYTES_PER_GIB:.1f} GiB"
         f"{'' if one.inferred else ' for it'}; its next run is placed with"
@@ -167,7 +170,7 @@ class OutOfMemories:
         self._seen: dict[str, dict[_Seen, None]] = {}  # by namespace
         self._kept = 0  # in all
         self._nodes: dict[str, GpuNodeRecord] = {}  # the last reports
-        self._new: list[tuple[OutOfMemory, int]] = []
+        self._new: list[tuple[OutOfMemory, int, str]] = []
 
     def take(self, record: GpuNodeRecord) -> None:
         """Take in the report of a node's agent."""
@@ -213,7 +216,7 @@ class OutOfMemories:
             return
         seen[key] = None
         self._kept += 1
-        self._new.append((one, record.capacity_bytes(one.gpu)))
+        self._new.append((one, record.capacity_bytes(one.gpu), record.gpu_name(one.gpu)))
         if self._kept > _KEPT:
             largest = max(self._seen, key=lambda namespace: len(self._seen[namespace]))
             del self._seen[largest][next(iter(self._seen[largest]))]
@@ -224,17 +227,17 @@ class OutOfMemories:
     async def step(self) -> None:
         """Raise the needs of those who are to blame."""
         new, self._new = self._new, []
-        for number, (one, capacity) in enumerate(new):
+        for number, (one, capacity, gpu) in enumerate(new):
             uid = one.blamed.uid if one.blamed else one.uid
             gang = self._gangs.gang_of(uid)
             if gang is None:
                 continue
             try:
-                effects = out_of_memory(gang, uid, one, capacity, self._clock())
+                effects = out_of_memory(gang, uid, one, capacity, gpu, self._clock())
                 if effects:
                     await self._executor.carry_out(gang, effects)
             except (Conflict, NotFound):
-                self._new.append((one, capacity))  # its GPUJob has changed: looked at again
+                self._new.append((one, capacity, gpu))  # its GPUJob has changed: looked at again
             except (Invalid, Forbidden) as error:
                 log.warning("need not raised gpujob=%s/%s error=%r", *gang.key, str(error))
             except KubeError:

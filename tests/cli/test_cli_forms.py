@@ -34,7 +34,7 @@ def test_wide_has_all_columns_and_the_table_fewer(service: Service) -> None:
     assert "GPU hours" not in service.run("jobs").stdout
     service.say({"gpus": [{**GPU, "memoryUsedBytes": 3 << 30, "utilisationPercent": None}]})
     head, line = service.run("gpus", "-o", "wide").stdout.splitlines()
-    assert "memory used" in head
+    assert "memory measured" in head
     assert "3.0 GiB" in line
 
 

@@ -11,7 +11,7 @@ const part = encodeURIComponent;
 const VIEWS = {
   overview: [() => "overview", (p) => (p.namespace ? `Namespace ${p.namespace}` : "Overview"), Overview, "overview"],
   gpus: [() => "gpus", () => "GPUs", Gpus, "gpus"],
-  gpu: [(p) => `gpus/${part(p.node)}/${part(p.gpu)}`, (p) => (String(p.gpu).startsWith("GPU-") ? p.gpu : `GPU ${p.gpu}`), Gpu, "gpus"],
+  gpu: [(p) => `gpus/${part(p.node)}/${part(p.gpu)}`, (p) => `GPU of node ${p.node}`, Gpu, "gpus"],
   nodes: [() => "nodes", () => "Nodes", Nodes, "nodes"],
   node: [(p) => `nodes/${part(p.node)}`, (p) => `Node ${p.node}`, Node, "nodes"],
   jobs: [() => "jobs", () => "Jobs", Jobs, "jobs"],

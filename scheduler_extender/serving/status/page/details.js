@@ -73,7 +73,7 @@ export function Gpu({ doc }) {
   ];
   return html`
     <${Card} title="State" wide>
-      <p class="headline"><${State} of=${doc.state}/>${doc.reason ? html` <span class="note">${doc.reason}</span>` : ""}</p>
+      <p class="headline"><b>${doc.node}/${doc.index}</b> <${State} of=${doc.state}/>${doc.reason ? html` <span class="note">${doc.reason}</span>` : ""}</p>
       <${Facts} rows=${[
         ["Type", gpuModel(doc.model)],
         ["Jobs", html`<a href=${href("jobs", { gpu: doc.gpu })}>${plural(doc.jobs.length, "job")}</a> <span class="dim">of ${plural(doc.shares, "share")}</span>`],
