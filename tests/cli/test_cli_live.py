@@ -251,7 +251,7 @@ def test_kubectl_alone_answers_the_questions_of_the_page(live: Live) -> None:
         )
 
     try:
-        holds("Why does my job wait?", "wants 3 GPU(s) on one node", job_NAME="job-huge")
+        holds("Why does my job wait?", "It needs 3 GPUs on one node", job_NAME="job-huge")
         holds("When will it start?", "EXPECTED", "EXPECTED-BY", "job-huge", "Queued")
         holds("What slows it down?", "SLOWDOWN", "FIRST-NODE", " n0 ", "GPU-n0-0", NODE="n0")
         holds("Which GPUs are idle?", "IDLE", "Uuid:", "GPU-n0-1", NODE="n0")

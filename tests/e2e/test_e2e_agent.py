@@ -270,7 +270,7 @@ def test_a_lost_gpu_takes_no_new_work_until_it_has_been_well_for_a_while(
     wait_until(lambda: host.report()["health"] == "Quarantined", "it is quarantined")
     print(f"quarantined after {time.monotonic() - began:.1f} s")
     site.starts(namespace, "new", "a")
-    site.waits(namespace, "new", "quarantined")
+    site.waits(namespace, "new", "nothing new starts because of a fault")
     assert site.still_runs(resident)
     host.is_lost(False)
     assert site.cluster.running(namespace, "new")["metadata"]["annotations"][DEVICES] == host.gpu
@@ -316,7 +316,7 @@ def test_where_an_agent_is_silent_nothing_new_is_shared(site: Site, namespace: s
     try:
         time.sleep(STALE_S + 1)
         site.starts(namespace, "joins", "a")
-        site.waits(namespace, "joins", "has not reported recently")
+        site.waits(namespace, "joins", "nothing has been measured lately")
         # Elsewhere life goes on, and who runs there already runs on.
         site.starts(namespace, "elsewhere")
         assert site.cluster.running(namespace, "elsewhere")["spec"]["nodeName"] == "b"

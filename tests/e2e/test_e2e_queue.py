@@ -177,7 +177,8 @@ def test_a_quota_holds_and_is_named(cluster: TandemCluster) -> None:
     wait_until(
         lambda: (
             cluster.waiting_reason(namespace, "second")
-            == f"namespace {CAPPED} holds 1 GPU(s), and may have 1 at most"
+            == f"Namespace {CAPPED} would hold more GPUs than it may (1 held, 1 more asked for,"
+            " 1 allowed). It starts when another job of the namespace ends."
         ),
         "the one that waits is told of the quota alone",
     )

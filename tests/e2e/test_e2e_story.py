@@ -63,12 +63,12 @@ def test_two_jobs_share_a_gpu_the_exclusive_one_has_its_own_and_the_fourth_waits
 
     def described() -> bool:
         text = cluster.plane.kubectl("describe", "pod", "-n", namespace, late["metadata"]["name"])
-        return "memory_capacity" in text and "kubectl describe gpujob job-late" in text
+        return "the memory is too small" in text and "kubectl describe gpujob job-late" in text
 
-    wait_until(described, "kubectl describe pod names the constraints and where the figures are")
+    wait_until(described, "kubectl describe pod names the reasons and where the figures are")
     figures = cluster.plane.kubectl("describe", "gpujob", "-n", namespace, "job-late")
     assert shared not in figures
-    assert "GiB of memory" in figures
+    assert "GiB needed" in figures
     columns = cluster.plane.kubectl("get", "gpujobs", "-n", namespace)
     assert "job-late" in columns
     assert "Queued" in columns
