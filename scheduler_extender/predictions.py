@@ -221,15 +221,15 @@ class HttpPredictor:
         return answer is not None and answer.is_success
 
     async def model(self, namespace: str, name: str) -> ModelSummary | None:
-        """Return what the service knows of a model; None where it knows none.
+        """Return what the service knows of a model; None where it knows none, or is none.
 
         For readers of the status page: it does not count for the circuit.
 
         Raises:
-            AwayError: it does not say, or there is none.
+            AwayError: it does not say.
         """
         if self._client is None:
-            raise AwayError("no predictor is configured")
+            return None
         path = f"/v1/models/{quote(namespace, safe='')}/{quote(name, safe='')}"
         try:
             async with asyncio.timeout(TIMEOUT_S):

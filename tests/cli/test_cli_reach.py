@@ -282,7 +282,7 @@ def test_while_the_service_is_away_watching_goes_on(
     answer = service.run("jobs", "-w")
     assert answer.exit_code == 0
     assert answer.stdout.count("job-train") == 2
-    assert "error: HTTP 503" in answer.stdout
+    assert "error: HTTP 503" in answer.stderr
 
 
 def test_a_slow_cluster_is_asked_a_fifth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
