@@ -21,6 +21,7 @@ import values
 
 from controlplane import binaries
 from scheduler_extender.admission.config import DEFAULT_HOST_PATHS
+from scheduler_extender.cluster import kinds
 from tandem.contracts import names
 from tandem.errors import TandemError
 
@@ -47,6 +48,8 @@ def made() -> Iterator[tuple[Path, str]]:
     """Yield each file with what it must hold."""
     yield CHART / "values.schema.json", json.dumps(values.schema(), indent=1) + "\n"
     yield CHART / "templates" / "policies.yaml", policies()
+    yield CHART / "files" / "kinds.yaml", kinds.SHIPPED.read_text()
+    yield ROOT / "docs" / "workloads.md", pages.workloads()
     yield ROOT / "docs" / "rbac.md", pages.rights()
     yield ROOT / "docs" / "metrics.md", pages.metrics()
     yield fields.PAGE, fields.page()

@@ -16,6 +16,7 @@ from node_agent.config import AgentSettings
 from node_agent.metrics import AgentCollector, ProcessFigures
 from node_agent.monitor import Monitor
 from predictor.metrics import Metrics as PredictorMetrics
+from scheduler_extender.cluster.kinds import shipped
 from scheduler_extender.config import ExtenderConfig
 from scheduler_extender.serving.service import running
 
@@ -30,6 +31,13 @@ _UNLESS = {
     "certManager": "; not with cert-manager",
     "attach": "; not beside a scheduler of yours",
 }
+_TOGETHER = {
+    "indexed-job": "with `completionMode: Indexed` all, else each alone",
+    "job-set": "all that `dependsOn` and `startupPolicy` let exist",
+    "replica-specs": "all",
+    "leader-worker-set": "each group; with `LeaderReady` the leader first",
+}
+_WORKLOADS = Path(__file__).parent / "workloads.template.md"
 _METRICS_HEAD = """# Metrics
 
 Made of the code by `python helm/generate.py`. Base units; no label grows with the number of pods.
@@ -87,11 +95,53 @@ def rights() -> str:
         ]
         for where, words in (("cluster", "everywhere"), ("namespace", "its namespace")):
             lines += [_right(words, rule) for rule in given.get(where, ())]
+            if (component, where) == ("scheduler", "cluster"):
+                lines += [_right(words, rule) for rule in _of_kinds()]
         lines += [
             f"| everywhere | the role `{bound['role']}` | | {_why(bound)} |"
             for bound in given.get("bound", ())
         ]
     return "\n".join(lines) + "\n" + _TENANTS
+
+
+def _of_kinds() -> Iterator[dict[str, Any]]:
+    """Yield the rights on kinds of workloads, as templates/rbac.yaml makes them."""
+    for kind in shipped():
+        if kind.plural and kind.group != "batch":
+            why = "how many pods of it start together"
+            yield {
+                "apiGroups": [kind.group],
+                "resources": [kind.plural],
+                "verbs": ["get", "patch"] if kind.suspend else ["get"],
+                "why": f"{why}; suspends one while others have its GPUs" if kind.suspend else why,
+            }
+
+
+def workloads() -> str:
+    """Return the page on kinds of workloads."""
+    lines = []
+    for kind in shipped():
+        together = (
+            _TOGETHER[kind.reader]
+            if kind.reader
+            else "each alone"
+            if not (kind.roles or kind.minimum)
+            else f"`{'.'.join(kind.minimum)}` of them"
+            if kind.minimum
+            else "all"
+        )
+        gives_up = (
+            f"`{'.'.join(kind.suspend)}`"
+            if kind.suspend
+            else "its pods are evicted"
+            if kind.restarts
+            else "never"
+        )
+        checked = ", ".join(f"`{'.'.join(way)}`" for way in kind.templates) or "with the pods"
+        lines.append(
+            f"| {kind.kind} | {kind.group or 'core'} | {checked} | {together} | {gives_up} |"
+        )
+    return _WORKLOADS.read_text().replace("{rows}", "\n".join(lines))
 
 
 def _right(where: str, rule: dict[str, Any]) -> str:

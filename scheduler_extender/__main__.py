@@ -9,6 +9,8 @@ from pathlib import Path
 
 import uvloop
 
+from scheduler_extender.cluster.kinds import merged
+from scheduler_extender.cluster.workloads import know
 from scheduler_extender.config import read_config
 from scheduler_extender.serving.app import serve
 from tandem.errors import TandemError
@@ -24,6 +26,7 @@ def main() -> int:
     try:
         config = read_config(arguments.config)
         configure_log(config.log_level)
+        know(merged(config.kinds))
         planner = "in Python, which is slower" if library() is None else "with compiled code"
         logging.getLogger(__name__).info("plans %s", planner)
         uvloop.run(serve(config))

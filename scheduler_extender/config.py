@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.cluster.kinds import WorkloadKind, once_each_kind
 from scheduler_extender.learning.config import LearningConfig
 from scheduler_extender.quotas.config import Quota, once_each
 from tandem.contracts import names
@@ -180,6 +181,13 @@ class ExtenderConfig(Section):
     queue: QueueConfig = QueueConfig()
     learning: LearningConfig = LearningConfig()
     admission: AdmissionConfig = AdmissionConfig()
+    kinds: Annotated[
+        tuple[WorkloadKind, ...], Field(max_length=256), AfterValidator(once_each_kind)
+    ] = Field(
+        default=(),
+        description="kinds of workloads besides those that Tandem ships, or in place of them"
+        " (docs/workloads.md)",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     @property

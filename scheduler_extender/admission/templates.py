@@ -13,27 +13,13 @@ from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.patch import Verdict, memory_warnings
 from scheduler_extender.admission.podshape import PodShape
 from scheduler_extender.admission.request import is_ours
+from scheduler_extender.cluster.kinds import TEMPLATES
 from tandem.contracts import names
 from tandem.contracts.annotations import MAX_ERRORS, FieldError
 
 #: More than any workload has; each is judged like a pod.
 _MAX_TEMPLATES = 1000
 _SHOWN = 65  # characters of a wrong value, one more than are repeated
-
-#: (group, kind) -> the way to its templates; `*` stands for each entry of a list or an object.
-TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("batch", "Job"): ("spec", "template"),
-    ("batch", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
-    ("apps", "Deployment"): ("spec", "template"),
-    ("apps", "StatefulSet"): ("spec", "template"),
-    ("jobset.x-k8s.io", "JobSet"): ("spec", "replicatedJobs", "*", "template", "spec", "template"),
-    ("kubeflow.org", "PyTorchJob"): ("spec", "pytorchReplicaSpecs", "*", "template"),
-    ("kubeflow.org", "TFJob"): ("spec", "tfReplicaSpecs", "*", "template"),
-    ("kubeflow.org", "MPIJob"): ("spec", "mpiReplicaSpecs", "*", "template"),
-    ("kubeflow.org", "XGBoostJob"): ("spec", "xgbReplicaSpecs", "*", "template"),
-    ("kubeflow.org", "PaddleJob"): ("spec", "paddleReplicaSpecs", "*", "template"),
-    ("kubeflow.org", "JAXJob"): ("spec", "jaxReplicaSpecs", "*", "template"),
-}
 
 #: Evictions by us are no failures of the job: they do not count against its backoffLimit.
 _IGNORE_DISRUPTIONS = {
@@ -61,16 +47,15 @@ def admit_owner(
     workload is not to be stopped by what was let in before us.
     """
     verdict = Verdict()
-    path = TEMPLATES.get((group, kind))
-    if path is None:
-        return verdict
-    known = dict(_find(before, path)) if before else {}
-    for number, (field, template) in enumerate(_find(owner, path)):
+    ways = TEMPLATES.get((group, kind), ())
+    known = {name: each for way in ways for name, each in _find(before, way)} if before else {}
+    found = (each for way in ways for each in _find(owner, way))
+    for number, (field, template) in enumerate(found):
         if len(verdict.errors) >= MAX_ERRORS:
             break
         if number == _MAX_TEMPLATES:
             allowed = f"at most {_MAX_TEMPLATES} templates of pods are allowed"
-            verdict.errors.append(FieldError(".".join(path[:2]), kind, allowed))
+            verdict.errors.append(FieldError(".".join(ways[0][:2]), kind, allowed))
             break
         if template == known.get(field):
             continue

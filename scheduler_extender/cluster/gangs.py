@@ -43,12 +43,14 @@ class Expected:
     """What the workload of a gang said when it was read: pods by role that can exist now.
 
     `left` is how many pods had not succeeded, None where any number may follow; `succeeded` is how
-    many of the gang's pods were seen to have succeeded at that time.
+    many of the gang's pods were seen to have succeeded at that time. `least` of the pods of all
+    roles start together, None for all.
     """
 
     roles: Mapping[str, int]
     left: int | None
     succeeded: int
+    least: int | None = None
 
 
 @dataclass(slots=True)
@@ -228,6 +230,8 @@ class Gang:
             return max(1, size - self.succeeded)
         more = max(0, self.succeeded - self.expected.succeeded)
         at_once, left = sum(self.expected.roles.values()), self.expected.left
+        if self.expected.least is not None:
+            at_once = min(at_once, self.expected.least)
         return max(1, at_once - more if left is None else min(at_once, left - more))
 
     @property

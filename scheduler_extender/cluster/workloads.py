@@ -2,200 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
+from scheduler_extender.cluster.kinds import Ended, WorkloadKind, know_templates, shipped
 from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.roles import NO_ROLES, Raw, Roles, at, reader_of, whole
 from tandem.contracts import gangs, names
-from tandem.contracts.fractions import template_asks
 from tandem.contracts.resources import WorkloadRef
 from tandem.contracts.values import MAX_INTEGER
-from tandem.kube.resource import JOBS, Resource
-
-Raw = Mapping[str, Any]
+from tandem.kube.resource import Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What we know of a kind of workload.
 
-    `roles` reads off the object which pods start together (none: each alone), `suspend` is the path
-    of the field by which its owner lets it rest, `restarts` says that its owner makes new pods for
-    those evicted.
+    `roles` reads off the object which pods start together (none: each alone), `least` with how many
+    of them it starts where not all are needed, `suspend` is the path of the field by which its
+    owner lets it rest, `restarts` says that its owner makes new pods for those evicted.
     """
 
     resource: Resource | None = None
-    roles: Callable[[Raw], Roles] = lambda _: _NO_ROLES
+    group: str | None = None  # None: whatever its group is
+    roles: Callable[[Raw], Roles] = lambda _: NO_ROLES
+    least: tuple[str, ...] = ()
+    role_label: str = ""
     suspend: tuple[str, ...] = ()
     restarts: bool = True
+    ended: Ended | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
-    """Pods of a workload that are made of one template.
-
-    `pods` is how many of them run at once, `left` how many have not succeeded yet. A role that is
-    `later` is created once another role is ready or has ended: it cannot exist before.
-    """
-
-    pods: int
-    gpus: bool
-    later: bool = False
-    left: int | None = None
-
-
-Roles = Mapping[str, Role]
-_NO_ROLES: Roles = {}
-
-
-def _asks_for_gpus(template: Raw | None, *, adopted: bool) -> bool:
-    template = template or {}
-    containers = (template.get("spec") or {}).get("containers") or ()
-    limits = [((each.get("resources") or {}).get("limits")) or {} for each in containers]
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
-    return template_asks(limits, annotations, adopted=adopted)
-
-
-def _gpus_of(templates: Mapping[str, Raw | None]) -> Callable[[str], bool]:
-    """Return which roles ask for GPUs, by their templates.
-
-    In namespaces that Tandem adopts, templates may ask in other systems' words and their pods in
-    Tandem's. Where no template asks in either, pods are changed on their way by others, and each
-    role may.
-    """
-    for adopted in (False, True):
-        asking = {role for role, each in templates.items() if _asks_for_gpus(each, adopted=adopted)}
-        if asking:
-            return asking.__contains__
-    return lambda _: True
-
-
-def _indexed_job(job: Raw) -> Roles:
-    """Return what runs at once of an indexed Job; the pods of a plain one start each alone."""
-    spec = job.get("spec") or {}
-    if spec.get("completionMode") != "Indexed":
-        return _NO_ROLES
-    succeeded = int((job.get("status") or {}).get("succeeded") or 0)
-    return {"": _job_role(spec, succeeded)}
-
-
-def _job_role(spec: Raw, succeeded: int = 0) -> Role:
-    parallelism = int(spec.get("parallelism", 1))
-    if spec.get("completions") is None:
-        return Role(parallelism, gpus=True)
-    left = max(0, int(spec["completions"]) - succeeded)
-    return Role(min(parallelism, left), gpus=True, left=left)
-
-
-def _job_set(job_set: Raw) -> Roles:
-    """Return the replicated Jobs; each may wait for others, or for the one before it."""
-    spec = job_set.get("spec") or {}
-    parts = {str(part["name"]): part for part in spec.get("replicatedJobs") or ()}
-    jobs = {name: (part.get("template") or {}).get("spec") or {} for name, part in parts.items()}
-    asks = _gpus_of({name: job.get("template") for name, job in jobs.items()})
-    in_order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
-    ended = {
-        each.get("name"): int(each.get("succeeded") or 0)
-        for each in (job_set.get("status") or {}).get("replicatedJobsStatus") or ()
-    }
-    first = next(iter(parts), "")
-    return {
-        name: Role(
-            max(0, int(part.get("replicas", 1)) - ended.get(name, 0)) * _job_role(jobs[name]).pods,
-            gpus=asks(name),
-            later=bool(part.get("dependsOn")) or (in_order and name != first),
-        )
-        for name, part in parts.items()
-    }
-
-
-def _kubeflow(field: str) -> Callable[[Raw], Roles]:
-    """Return what reads the roles that are listed under `field`."""
-
-    def roles(job: Raw) -> Roles:
-        spec, status = job.get("spec") or {}, job.get("status") or {}
-        parts = {role: part or {} for role, part in (spec.get(field) or {}).items()}
-        asks = _gpus_of({role: part.get("template") for role, part in parts.items()})
-        ended = {
-            role: int((each or {}).get("succeeded") or 0)
-            for role, each in (status.get("replicaStatuses") or {}).items()
-        }
-        waits = spec.get("launcherCreationPolicy") == "WaitForWorkersReady"
-        return {
-            role.lower(): Role(
-                max(0, int(part.get("replicas", 1)) - ended.get(role, 0)),
-                gpus=asks(role),
-                later=waits and role == "Launcher",
-            )
-            for role, part in parts.items()
-        }
-
-    return roles
-
-
-def _leader_worker_set(workers: Raw) -> Roles:
-    """Return the leader and the workers of one group."""
-    spec = workers.get("spec") or {}
-    template = spec.get("leaderWorkerTemplate") or {}
-    worker = template.get("workerTemplate")
-    asks = _gpus_of({"leader": template.get("leaderTemplate") or worker, "worker": worker})
-    later = spec.get("startupPolicy") == "LeaderReady"
-    return {
-        "leader": Role(1, gpus=asks("leader")),
-        "worker": Role(int(template.get("size", 1)) - 1, gpus=asks("worker"), later=later),
-    }
-
-
-def _kubeflow_kind(kind: str, plural: str, field: str) -> Kind:
+def _kind(known: WorkloadKind) -> Kind:
+    resource = Resource(known.group, known.version, known.kind, known.plural)
     return Kind(
-        Resource("kubeflow.org", "v1", kind, plural),
-        _kubeflow(field),
-        ("spec", "runPolicy", "suspend"),
+        resource if known.plural else None,
+        known.group if known.plural else None,
+        reader_of(known),
+        known.minimum or (),
+        known.role_label,
+        known.suspend or (),
+        known.restarts,
+        known.ended,
     )
 
 
-#: By the kind of the workload. Pods of kinds that are not here start one by one; none is evicted.
-KINDS: Mapping[str, Kind] = {
-    "Job": Kind(JOBS, _indexed_job, ("spec", "suspend")),
-    "JobSet": Kind(
-        Resource("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets"),
-        _job_set,
-        ("spec", "suspend"),
-    ),
-    "PyTorchJob": _kubeflow_kind("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs"),
-    "TFJob": _kubeflow_kind("TFJob", "tfjobs", "tfReplicaSpecs"),
-    "MPIJob": _kubeflow_kind("MPIJob", "mpijobs", "mpiReplicaSpecs"),
-    "XGBoostJob": _kubeflow_kind("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs"),
-    "PaddleJob": _kubeflow_kind("PaddleJob", "paddlejobs", "paddleReplicaSpecs"),
-    "JAXJob": _kubeflow_kind("JAXJob", "jaxjobs", "jaxReplicaSpecs"),
-    "LeaderWorkerSet": Kind(
-        Resource("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"),
-        _leader_worker_set,
-    ),
-    "RayCluster": Kind(Resource("ray.io", "v1", "RayCluster", "rayclusters")),
-    "Pod": Kind(restarts=False),
-    # Read by nobody; their controllers make pods anew.
-    **{
-        kind: Kind()
-        for kind in (
-            "DaemonSet",
-            "Deployment",
-            "Notebook",
-            "ReplicaSet",
-            "ReplicationController",
-            "StatefulSet",
-        )
-    },
-}
 #: Bare pods, and kinds of which nobody knows that their controllers make pods anew: what these have
 #: done would be lost.
 _OTHER = Kind(restarts=False)
-
+#: By the kind of the workload, and as KIND.GROUP where another group has it too. Pods of kinds that
+#: are not here start one by one; none is evicted.
+KINDS: dict[str, Kind] = {}
 #: Kinds whose pods do not end by themselves: services and notebooks.
-ENDLESS = frozenset(
-    {"Deployment", "ReplicaSet", "ReplicationController", "StatefulSet", "Notebook", "DaemonSet"}
-)
+ENDLESS: set[str] = set()
+#: By the label of pods that names such an object: it says how many of them start together.
+_GROUPS: dict[str, Resource] = {}
+
+
+def know(kinds: Collection[WorkloadKind]) -> None:
+    """Use these kinds from now on; called once at the start, before any object is read."""
+    know_templates(kinds)
+    for table in (KINDS, ENDLESS, _GROUPS):
+        table.clear()
+    for known in kinds:
+        kind = _kind(known)
+        if known.group_label:
+            assert kind.resource is not None
+            _GROUPS[known.group_label] = kind.resource
+        KINDS[known.name if known.kind in KINDS else known.kind] = kind
+        if known.endless:
+            ENDLESS.add(known.kind)
+
+
+know(shipped())
 
 #: Kinds that stand above the controllers of their pods, by the label that names them.
 _ABOVE = {names.JOBSET_LABEL: "JobSet", names.LEADER_WORKER_SET_LABEL: "LeaderWorkerSet"}
@@ -203,10 +82,12 @@ _ABOVE = {names.JOBSET_LABEL: "JobSet", names.LEADER_WORKER_SET_LABEL: "LeaderWo
 
 def kind_of(workload: WorkloadRef) -> Kind:
     """Return what we know of the kind of a workload; of the same name in another group, nothing."""
-    kind = KINDS.get(workload.kind, _OTHER)
-    if kind.resource is not None and _group(workload) != kind.resource.group:
-        return _OTHER
-    return kind
+    return _find(workload.api_version.rpartition("/")[0], workload.kind)
+
+
+def _find(group: str, kind: str) -> Kind:
+    found = KINDS.get(f"{kind}.{group}") or KINDS.get(kind, _OTHER)
+    return found if found.group in (None, group) else _OTHER
 
 
 def resource_of(workload: WorkloadRef) -> Resource | None:
@@ -216,8 +97,21 @@ def resource_of(workload: WorkloadRef) -> Resource | None:
     return replace(resource, version=version) if resource is not None else None
 
 
-def _group(workload: WorkloadRef) -> str:
-    return workload.api_version.rpartition("/")[0]
+def topmost(owner: Raw, workload: WorkloadRef) -> WorkloadRef | None:
+    """Return the workload that makes `workload`, where it can rest in its place.
+
+    `owner` is the object of `workload`. What is suspended below it would be written back.
+    """
+    for reference in (owner.get("metadata") or {}).get("ownerReferences") or ():
+        if reference.get("controller"):
+            above = WorkloadRef(
+                api_version=reference["apiVersion"],
+                kind=reference["kind"],
+                name=reference["name"],
+                uid=reference["uid"],
+            )
+            return above if kind_of(above).suspend and above.uid != workload.uid else None
+    return None
 
 
 def gpujob_name(pod: PodInfo) -> str:
@@ -294,17 +188,18 @@ def role_of(pod: PodInfo) -> str:
     placed = pod.placed_with
     if placed is not None:
         return placed.role or ""
-    return _labelled_role(pod.labels) if pod.known_as is None else pod.known_as[1]
+    return _labelled_role(pod) if pod.known_as is None else pod.known_as[1]
 
 
-def _labelled_role(labels: Mapping[str, str]) -> str:
+def _labelled_role(pod: PodInfo) -> str:
+    labels = pod.labels
     if names.LEADER_WORKER_SET_WORKER_LABEL in labels:
         leads = labels[names.LEADER_WORKER_SET_WORKER_LABEL] == "0"
         return "leader" if leads else "worker"
     for label in (names.REPLICATED_JOB_LABEL, names.REPLICA_TYPE_LABEL, names.JOB_ROLE_LABEL):
         if labels.get(label):
             return labels[label] if label == names.REPLICATED_JOB_LABEL else labels[label].lower()
-    return ""
+    return labels.get(kind_of(pod.owner).role_label, "") if pod.owner is not None else ""
 
 
 def roles_now(workload: Raw, present: Collection[str]) -> Roles:
@@ -313,12 +208,53 @@ def roles_now(workload: Raw, present: Collection[str]) -> Roles:
     Roles without GPUs never join the gang. A role that is created later counts once it is
     `present`, with all its pods; until then those before it start without it.
     """
-    roles = KINDS.get(str(workload.get("kind")), _OTHER).roles(workload)
+    roles = _kind_as_read(workload).roles(workload)
     return {
         name: role
         for name, role in roles.items()
         if role.gpus and role.pods > 0 and (name in present or not role.later)
     }
+
+
+def _kind_as_read(workload: Raw) -> Kind:
+    """Return the kind of an object as the API server has it."""
+    kind, version = str(workload.get("kind")), workload.get("apiVersion")
+    if version is None:
+        return KINDS.get(kind, _OTHER)
+    return _find(str(version).rpartition("/")[0], kind)
+
+
+def size_of(workload: Raw, present: Collection[str]) -> int:
+    """Return how many pods of a workload must start together now; see `roles_now`.
+
+    Where it says with how many pods it may start, those without GPUs are among them.
+    """
+    kind = _kind_as_read(workload)
+    pods = sum(role.pods for role in roles_now(workload, present).values())
+    stated = at(workload, kind.least) if kind.least else None
+    if stated is None:
+        return max(1, pods)
+    least = whole(stated, 1)
+    roles = kind.roles(workload)
+    if not roles:
+        return max(1, least)  # a group: it knows no templates
+    others = sum(role.pods for role in roles.values() if not role.gpus)
+    return max(1, min(pods, least - others))
+
+
+def knows_roles(workload: Raw) -> bool:
+    """Say whether an object says which of its pods start together."""
+    return bool(_kind_as_read(workload).roles(workload))
+
+
+def group_of(pod: PodInfo) -> tuple[Resource, str] | None:
+    """Return the object by which other schedulers group a pod, None where it has none."""
+    if pod.annotations.get(names.GANG) or _has_moved(pod):
+        return None
+    for label, resource in _GROUPS.items():
+        if pod.labels.get(label):
+            return resource, pod.labels[label]
+    return None
 
 
 _DIGITS = 19  # of a size that are read
@@ -342,4 +278,4 @@ def gang_size(pod: PodInfo, workload: Raw | None) -> int:
     stated = explicit_size(pod)
     if stated is not None or workload is None:
         return stated or 1
-    return max(1, sum(role.pods for role in roles_now(workload, {role_of(pod)}).values()))
+    return size_of(workload, {role_of(pod)})

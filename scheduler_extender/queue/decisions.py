@@ -15,8 +15,10 @@ from typing import Any
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.kinds import Ended
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, declared_of, demand_of
+from scheduler_extender.cluster.roles import at
 from scheduler_extender.cluster.selectors import selects
 from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of, role_of
 from scheduler_extender.queue import lifecycle, waits
@@ -98,11 +100,16 @@ def roles_of(gang: Gang) -> tuple[Role, ...]:
 
 
 def create(
-    gang: Gang, pod: PodInfo, workload: WorkloadRef, owner: Mapping[str, Any] | None
+    gang: Gang,
+    pod: PodInfo,
+    workload: WorkloadRef,
+    owner: Mapping[str, Any] | None,
+    suspends: WorkloadRef | None = None,
 ) -> Effects:
     """Create the GPUJob of a gang whose first pod belongs to `workload`.
 
-    `owner` is the object of the workload where its kind says how many pods start together.
+    `owner` is the object that says how many pods start together, where there is one. `suspends` is
+    what made the workload and rests in its place.
     """
     try:
         demand = parse_demand(pod.annotations, pod.gpus, gang_size=gang_size(pod, owner))
@@ -114,6 +121,7 @@ def create(
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(
         workload=workload,
+        suspends=suspends,
         demand=demand,
         gang=pod.annotations.get(names.GANG, ""),
         fingerprint=pod.fingerprint,
@@ -251,7 +259,7 @@ def come_back(gang: Gang, now_s: float) -> Effects:
 def _back_by_workload(gang: Gang, workload: Mapping[str, Any] | None, now_s: float) -> Effects:
     if workload is None:
         return _back(gang, now_s)  # the garbage collector takes the GPUJob with it
-    if end := has_ended(workload):
+    if end := has_ended(workload, kind_of(gang.job.spec.workload).ended):
         return (WriteStatus(lifecycle.ended(gang, end == "Failed", now_s)),)
     return (Suspend(False, partial(_resumed, gang)),)
 
@@ -294,7 +302,7 @@ def _end_by_workload(
 ) -> Effects:
     if workload is None:
         return ()  # the garbage collector takes the GPUJob with it
-    end = has_ended(workload)
+    end = has_ended(workload, kind_of(gang.job.spec.workload).ended)
     # A workload that has not ended may make more pods, or is about to say that it has.
     return _close(gang, end == "Failed", now_s) if end else _go_on(gang, lasts, now_s)
 
@@ -336,14 +344,20 @@ def method_of(record: GpuJobRecord) -> str:
     By its owner where that can rest: it makes new pods at once when it is resumed, while after an
     eviction a Job waits for longer each time. A gang named by its users may have many owners.
     """
-    kind: Kind = kind_of(record.spec.workload)
+    kind: Kind = kind_of(record.spec.rests)
     if kind.suspend and not record.spans_workloads:
         return SUSPEND
     return EVICT if kind.restarts else ""
 
 
-def has_ended(workload: Mapping[str, Any]) -> str:
-    """Return the condition by which a workload has ended, or ''."""
+def has_ended(workload: Mapping[str, Any], says: Ended | None = None) -> str:
+    """Return the condition by which a workload has ended, or ''.
+
+    `says` is the field by which its kind says so, where it has one: `Completed` or `Failed` then.
+    """
+    if says is not None:
+        said = at(workload, says.at)
+        return "Failed" if said in says.failed else "Completed" if said in says.completed else ""
     for condition in (workload.get("status") or {}).get("conditions") or ():
         if condition.get("type") in _ENDED and condition.get("status") == "True":
             return str(condition["type"])

@@ -71,7 +71,7 @@ class Owners:
 
     async def suspend(self, record: GpuJobRecord, suspend: bool) -> str:
         """Suspend or resume the workload of a gang; return why that is not possible, or ''."""
-        workload, path = record.spec.workload, kind_of(record.spec.workload).suspend
+        workload, path = record.spec.rests, kind_of(record.spec.rests).suspend
         body: Any = suspend
         for part in reversed(path):
             body = {part: body}

@@ -102,14 +102,14 @@ def plan_ends_s(status: GPUJobStatus) -> float:
 def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     """Return the groups of pods that want a place; each group starts as a whole or not at all.
 
-    A gang of which nothing runs starts with its size; whoever is beyond the size, and a
-    replacement in a gang that runs, starts alone; beyond a gang of several roles, once the gang has
-    its places. Fewer pods than the size: none starts yet; but members that have succeeded (of an
-    indexed Job stopped as it ended, say) do not come back. A pod for which a plan could not take
-    effect yet (`PodInfo.blocked`) is not counted. Of pods that start alone and ask the same of a
-    node, the first `MOST_STARTS` by name are returned: the others would be refused with them, and
-    follow when they have their places. Pods that ask in too many different ways do not start
-    together. A gang whose containers did not start rests first.
+    A gang of which nothing runs starts with its size; a replacement in a gang that runs starts
+    alone, and so does whoever is beyond the size, once the gang has its places. Fewer pods than the
+    size: none starts yet; but members that have succeeded (of an indexed Job stopped as it ended,
+    say) do not come back. A pod for which a plan could not take effect yet (`PodInfo.blocked`) is
+    not counted. Of pods that start alone and ask the same of a node, the first `MOST_STARTS` by
+    name are returned: the others would be refused with them, and follow when they have their
+    places. Pods that ask in too many different ways do not start together. A gang whose containers
+    did not start rests first.
     """
     starts = _starts(gang, now_s)
     if gang.asks <= MAX_ROLES:
@@ -152,21 +152,20 @@ def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     size = gang.still_to_come(size)
     if len(waiting) < size:
         return []
-    if gang.asks > 1:
-        # Whoever is beyond the size may be smaller than the gang, and start it in part.
-        return [waiting[:size]]
-    return [waiting[:size], *([pod] for pod in waiting[size : size + MOST_STARTS])]
+    # Whoever is beyond the size would find a place where the gang finds none, and start it in part.
+    return [waiting[:size]]
 
 
 def _next_to_running(gang: Gang, planned: Collection[str]) -> list[list[PodInfo]]:
     """Return the starts of a gang of which some pods have places: replacements start alone.
 
-    The pods of a role that is created later (`dependsOn`, `LeaderReady`) start together.
+    The pods of a role that is created later (`dependsOn`, `LeaderReady`) start together. Where pods
+    were placed before their kind had roles, nothing says which of these have begun.
     """
     roles = gang.expected.roles if gang.expected is not None else {}
-    if len(roles) < 2:
-        return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
     begun = {role_of(pod) for uid, pod in gang.pods.items() if pod.node_name or uid in planned}
+    if len(roles) < 2 or ("" in begun and "" not in roles):
+        return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
     starts, together = [], defaultdict(list)
     for pod in gang.waiting_pods(planned):
         role = role_of(pod)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ from scheduler_extender.cluster.workloads import (
     KINDS,
     above,
     earlier_name,
+    group_of,
     resource_of,
+    topmost,
     workload_of,
 )
 from scheduler_extender.queue import decisions, lifecycle, waits
@@ -162,19 +165,29 @@ class Reconciler:
         if gang.record is not None and gang.record.status.queued_at is None:
             await self._load_prediction.enqueue(gang)
 
-    async def _owner_of(self, pod: PodInfo) -> tuple[WorkloadRef, Mapping[str, Any] | None]:
-        """Return the workload of a pod, and the object where its kind says what starts together."""
+    async def _owner_of(
+        self, pod: PodInfo
+    ) -> tuple[WorkloadRef, Mapping[str, Any] | None, WorkloadRef | None]:
+        """Return the workload of a pod, what says how many start together, and what is suspended.
+
+        The second is None where nothing says it, the third where it is the workload itself.
+        """
         workload = workload_of(pod)
+        if (group := group_of(pod)) is not None and names.GANG_SIZE not in pod.annotations:
+            with suppress(NotFound, Forbidden):
+                found = await self._owners.read(*group, pod.namespace)
+                kind = {"kind": group[0].kind, "apiVersion": group[0].api_version}
+                return workload, found | kind, None
         higher = above(pod)
         resource = KINDS[higher[0]].resource if higher else resource_of(workload)
         if resource is None or (names.GANG_SIZE in pod.annotations and not higher):
-            return workload, None
+            return workload, None, None
         try:
             owner = await self._owners.read(
                 resource, higher[1] if higher else workload.name, pod.namespace
             )
         except (NotFound, Forbidden):
-            return workload, None
+            return workload, None, None
         if higher:
             metadata = owner["metadata"]
             workload = WorkloadRef(
@@ -183,7 +196,8 @@ class Reconciler:
                 name=metadata["name"],
                 uid=metadata["uid"],
             )
-        return workload, owner | {"kind": resource.kind}
+        kind = {"kind": resource.kind, "apiVersion": resource.api_version}
+        return workload, owner | kind, topmost(owner, workload)
 
     def _end(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang whose pods have all ended or are gone, if any."""

@@ -10,14 +10,17 @@ from scheduler_extender.cluster.gangs import Expected, Gang
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.workloads import (
     explicit_size,
-    kind_of,
+    group_of,
+    knows_roles,
     resource_of,
     role_of,
     roles_now,
+    size_of,
 )
 from scheduler_extender.queue.effects import WriteSize
 from scheduler_extender.queue.parts import Parts
 from tandem.kube.errors import Forbidden, NotFound
+from tandem.kube.resource import Resource
 
 #: A workload whose pods do not make up the gang is read at most this often, and while nothing
 #: changes less and less often.
@@ -66,7 +69,7 @@ class Sizes:
             if stated == size:
                 return None
             return self._executor.carry_out(gang, (WriteSize(stated),))
-        if record.spans_workloads or resource_of(record.spec.workload) is None:
+        if self._asked(gang) is None:
             return None
         read, now = self._read.get(gang.key), self._clock()
         fits = gang.unbound == gang.still_to_come(size) and not gang.bound
@@ -83,6 +86,14 @@ class Sizes:
             return None
         return self._read_again(gang, seen, now)
 
+    def _asked(self, gang: Gang) -> tuple[Resource, str] | None:
+        """Return the object that says how many pods start together, None where none does."""
+        record = gang.job
+        if record.spans_workloads:
+            return group_of(gang.first())
+        resource = resource_of(record.spec.workload)
+        return None if resource is None else (resource, record.spec.workload.name)
+
     async def _read_again(self, gang: Gang, seen: _Seen, now: float) -> None:
         record = gang.job
         known = self._read.get(gang.key)
@@ -90,27 +101,34 @@ class Sizes:
         if known is not None and known.seen == seen:
             rest_s = min(2 * (known.next_s - known.at_s), _LONGEST_S)
         read = self._read[gang.key] = _Read(now, seen, now + rest_s)
-        workload = record.spec.workload
-        resource = resource_of(workload)
-        assert resource is not None
+        asked = self._asked(gang)
+        assert asked is not None
+        resource, name = asked
         try:
             owner: Mapping[str, Any] = await self._writer.call(
-                self._writer.api.get, resource, workload.name, record.namespace
+                self._writer.api.get, resource, name, record.namespace
             )
         except (NotFound, Forbidden):
             return
         present = {role_of(pod) for pod in gang.pods.values() if not pod.finished}
-        owner = {**owner, "kind": resource.kind}
-        read.alone = not kind_of(workload).roles(owner)
+        owner = {**owner, "kind": resource.kind, "apiVersion": resource.api_version}
+        size = size_of(owner, present)
+        roles = roles_now(owner, present)
+        read.alone = not (roles or record.spans_workloads) and not knows_roles(owner)
         if read.alone:
             return
-        roles = roles_now(owner, present)
+        if record.spans_workloads:
+            await self._write(gang, size)
+            return
         lefts = [role.left for role in roles.values() if role.left is not None]
         gang.expected = Expected(
             {name: role.pods for name, role in roles.items()},
             sum(lefts) if lefts else None,
             gang.succeeded,
+            size,
         )
-        size = max(1, sum(role.pods for role in roles.values()))
-        if size != record.spec.demand.gang_size:
+        await self._write(gang, size)
+
+    async def _write(self, gang: Gang, size: int) -> None:
+        if size != gang.job.spec.demand.gang_size:
             await self._executor.carry_out(gang, (WriteSize(size),))

@@ -172,6 +172,7 @@ def _front(service: Service, path: str) -> FrontProcess:
         predictor_token_file=config.predictor_token_file,
         certificate=config.certificate,
         admission=config.admission,
+        kinds=config.kinds,
         log_level=config.log_level,
         socket=path,
     )

@@ -36,6 +36,7 @@ from pydantic import BaseModel, ConfigDict
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.rotation import Keeper
 from scheduler_extender.admission.webhook import Judge, admission_router, namespace_of
+from scheduler_extender.cluster.kinds import WorkloadKind, know_templates, merged
 from scheduler_extender.config import Listen, Public, Rotation
 from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.serving import tunnel
@@ -100,6 +101,7 @@ class FrontConfig(BaseModel):
     predictor_token_file: Path | None = None
     certificate: Rotation
     admission: AdmissionConfig
+    kinds: tuple[WorkloadKind, ...] = ()
     log_level: str
     socket: str
 
@@ -468,6 +470,7 @@ def main() -> int:
     """Run as the extender's child: settings in the first line of stdin, then beats."""
     config = FrontConfig.model_validate_json(sys.stdin.readline())
     configure_log(config.log_level)
+    know_templates(merged(config.kinds))
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # each request that is no HTTP
     return_freed_memory()
     sys.setswitchinterval(0.001)

@@ -23,6 +23,7 @@ from tandem.cli.screen import (
 from tandem.cli.views import LimitOption, NamespaceOption, OwnNamespaceOption, say
 from tandem.contracts.names import PREDICTOR_AWAY
 from tandem.errors import TandemError, UsageError
+from tandem.reasons.counting import counted
 
 Document = dict[str, Any]
 
@@ -169,6 +170,13 @@ def answers(job: Document, now: str) -> list[str]:
         lines.append(
             _line("runs on", ", ".join(places) + (f" and {more} more" if more > 0 else ""))
         )
+    if job.get("roles"):
+        asked = (
+            f"{role['name']}: {counted(role['pods'], 'pod')} with"
+            f" {counted(role['demand']['gpusPerPod'], 'GPU')} each"
+            for role in job["roles"]
+        )
+        lines.append(_line("roles", "; ".join(asked)))
     lines += _slowdown(job)
     lines += _stopped(job)
     lines += _load(job)

@@ -39,7 +39,7 @@ WORKERS = {
         ),
         ("MPIJob", {"mpiReplicaSpecs": {"Launcher": {}, "Worker": {"replicas": 2}}}, 3),
         ("LeaderWorkerSet", {"replicas": 5, "leaderWorkerTemplate": {"size": 4}}, 4),
-        ("RayCluster", {"workerGroupSpecs": [{"replicas": 3}]}, 1),
+        ("RayCluster", {"workerGroupSpecs": [{"replicas": 3}]}, 4),
         ("Unheard", {"replicas": 3}, 1),
     ],
 )

@@ -222,7 +222,9 @@ def test_a_new_pod_of_a_workload_joins_the_gpujob_that_it_has_from_before() -> N
         named = {names.GPU_JOB: "job.batch.volcano.sh-train", "tandem.gpu/memory": "4Gi"}
         new = raw_pod("new", owner=("Job", "train"), api_version=VOLCANO, annotations=named)
         cluster.api.create(PODS, new)
-        for _ in range(3):
+        for _ in range(6):
+            cluster.now += 2
+            cluster.state.tick(cluster.now)
             await cluster.cycle()
         assert [each["metadata"]["name"] for each in cluster.api.list(GPU_JOBS)] == [EARLIER]
         assert cluster.pod("new")["metadata"]["annotations"][names.GPU_JOB] == EARLIER

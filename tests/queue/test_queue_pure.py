@@ -100,10 +100,17 @@ def test_constraints_see_the_upper_estimate_of_memory() -> None:
     assert (job.memory_base_gib, job.memory_peak_extra_gib) == (10, 5)
 
 
-def test_a_gang_starts_with_its_size_and_the_rest_alone() -> None:
+def test_a_gang_starts_with_its_size_and_then_the_rest_alone() -> None:
     pods = [pod(f"p{i}") for i in range(3)]
     assert lifecycle.pods_to_start(gang(*pods[:1], size=2), 0) == []
-    assert lifecycle.pods_to_start(gang(*pods, size=2), 0) == [pods[:2], [pods[2]]]
+    assert lifecycle.pods_to_start(gang(*pods, size=2), 0) == [pods[:2]]
+    plan = Plan(
+        pods=[PodPlan(pod=f"p{i}", uid=f"uid-p{i}", node="n0", gpus=["a"]) for i in (0, 1)],
+        made_at=rfc3339(0),
+        deadline=rfc3339(30),
+    )
+    placed = gang(*pods, size=2, phase=Phase.ADMITTED, plan=plan)
+    assert lifecycle.pods_to_start(placed, 0) == [[pods[2]]]
     assert lifecycle.pods_to_start(gang(*pods), 0) == [[p] for p in pods]
 
 
@@ -312,7 +319,7 @@ def test_the_role_of_a_pod_is_read_off_the_label_of_its_operator(labels: dict, r
 
 def test_the_jobs_of_kubeflow_are_served_under_their_plurals() -> None:
     kubeflow = [
-        kind for kind in KINDS.values() if kind.resource and "kubeflow" in kind.resource.group
+        kind for kind in KINDS.values() if kind.resource and kind.resource.group == "kubeflow.org"
     ]
     assert len(kubeflow) == 6
     for kind in kubeflow:

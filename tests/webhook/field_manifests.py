@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_extender.admission.config import AdmissionConfig
-from scheduler_extender.admission.templates import TEMPLATES
 from scheduler_extender.admission.webhook import answer_review
+from scheduler_extender.cluster.kinds import TEMPLATES
 from tandem.contracts import names
 
 Object = dict[str, Any]

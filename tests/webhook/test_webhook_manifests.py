@@ -148,7 +148,7 @@ def test_kinds_whose_templates_are_read_are_told_apart_on_the_page():
     read = {(m.body["apiVersion"].rpartition("/")[0], m.body["kind"]) for m in manifests()
             if is_known(m.body)}  # fmt: skip
     assert ("batch", "Job") in read
-    assert ("batch.volcano.sh", "Job") not in read
+    assert ("tekton.dev", "TaskRun") not in read
 
 
 def test_the_page_is_current():

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_extender.admission.config import AdmissionConfig
-from scheduler_extender.admission.templates import TEMPLATES
 from scheduler_extender.admission.webhook import admission_router
+from scheduler_extender.cluster.kinds import TEMPLATES
 from tandem.contracts import names
 
 WRONG = pod(annotations={names.MEMORY: "12 gigs"})
@@ -77,6 +77,11 @@ KINDS = [
     ("kubeflow.org/v1", "XGBoostJob", ["xgbReplicaSpecs", "Worker", "template"]),
     ("kubeflow.org/v1", "PaddleJob", ["paddleReplicaSpecs", "Worker", "template"]),
     ("kubeflow.org/v1", "JAXJob", ["jaxReplicaSpecs", "Worker", "template"]),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", ["leaderWorkerTemplate", "leaderTemplate"]),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", ["leaderWorkerTemplate", "workerTemplate"]),
+    ("ray.io/v1", "RayCluster", ["headGroupSpec", "template"]),
+    ("ray.io/v1", "RayCluster", ["workerGroupSpecs", 0, "template"]),
+    ("batch.volcano.sh/v1alpha1", "Job", ["tasks", 0, "template"]),
 ]
 
 
@@ -201,11 +206,12 @@ def test_a_running_job_is_not_changed():
 @pytest.mark.parametrize("junk", [None, 3, "x", [], [1], {"spec": 3}, {"spec": {"containers": 1}}])
 @pytest.mark.parametrize(("group", "kind"), TEMPLATES)
 def test_templates_that_are_no_templates_break_nothing(group, kind, junk):
-    spec = junk
-    for step in reversed(TEMPLATES[group, kind]):
-        spec = [spec] if step == "*" else {step: spec}
-    verdict = ask({"apiVersion": f"{group}/v1", "kind": kind, **spec})
-    assert all(error.allowed for error in verdict.errors)
+    for way in TEMPLATES[group, kind]:
+        spec = junk
+        for step in reversed(way):
+            spec = [spec] if step == "*" else {step: spec}
+        verdict = ask({"apiVersion": f"{group}/v1", "kind": kind, **spec})
+        assert all(error.allowed for error in verdict.errors)
 
 
 # --- over HTTP --------------------------------------------------------------------------------

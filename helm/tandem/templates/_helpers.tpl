@@ -7,6 +7,20 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
+{{/* The kinds of workloads: those that Tandem ships, and those of the values, which come first. */}}
+{{- define "tandem.kinds" -}}
+{{- $known := dict }}
+{{- $kinds := list }}
+{{- range concat (.Values.scheduler.extender.config.kinds | default list) (.Files.Get "files/kinds.yaml" | fromYamlArray) }}
+{{- $name := printf "%s.%s" .kind .group }}
+{{- if not (hasKey $known $name) }}
+{{- $_ := set $known $name true }}
+{{- $kinds = append $kinds . }}
+{{- end }}
+{{- end }}
+{{- toYaml $kinds }}
+{{- end }}
+
 {{- define "tandem.selector" -}}
 app.kubernetes.io/name: tandem
 app.kubernetes.io/component: {{ . }}

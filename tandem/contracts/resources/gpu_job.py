@@ -222,15 +222,22 @@ class GPUJobSpec(Message):
     were not moved to the front, in the order of these times). `fingerprint` stands for image,
     command and resources of its first pod: by it a job without a model is known again. `demand` is
     that of its first pod. `roles` has all of its pods where they ask for different things.
+    `suspends` is what made the workload and rests in its place, where there is such an object.
     """
 
     workload: WorkloadRef
+    suspends: WorkloadRef | None = None
     demand: Demand
     roles: Annotated[list[Role], Field(max_length=MAX_ROLES)] = []
     gang: Reference = ""
     fingerprint: Label = ""
     hold: bool = False
     prioritized_at: Time | None = None
+
+    @property
+    def rests(self) -> WorkloadRef:
+        """The workload that is suspended when the gang has to give up its GPUs."""
+        return self.suspends or self.workload
 
     @property
     def gpus(self) -> int:

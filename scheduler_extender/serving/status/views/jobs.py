@@ -110,7 +110,7 @@ def job(cluster: Cluster, scope: Scope, query: Query) -> Document:
         **job_row(cluster.selection(scope), found),
         "why": [sentence(each) for each in found.causes] or list(filter(None, [found.message])),
         "words": KINDS[found.kind] if found.kind else None,
-        "workload": spec["workload"],
+        "workload": spec.get("suspends") or spec["workload"],
         "demand": spec["demand"],
         "roles": spec["roles"],
         "hold": spec["hold"],

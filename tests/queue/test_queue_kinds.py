@@ -1,0 +1,387 @@
+"""Kinds of workloads as data: those shipped, one that the test invents, and groups of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from queue_builders import raw_pod
+from test_queue_controller import Cluster, run
+
+from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.templates import admit_owner
+from scheduler_extender.cluster.kinds import WorkloadKind, merged, shipped
+from scheduler_extender.cluster.workloads import KINDS, know
+from scheduler_extender.config import ConfigError, read_config
+from tandem.contracts import names
+from tandem.contracts.placement import PlacedWith
+from tandem.kube.resource import GPU_JOBS, PODS, Resource
+
+VERSION = "ml.example.com/v1"
+EXPERIMENTS = Resource("ml.example.com", "v1", "Experiment", "experiments")
+INVENTED: dict[str, Any] = {
+    "group": "ml.example.com",
+    "version": "v1",
+    "kind": "Experiment",
+    "plural": "experiments",
+    "roles": [
+        {"name": "driver", "template": ["spec", "driver", "template"]},
+        {
+            "each": ["spec", "groups"],
+            "named_by": ["name"],
+            "template": ["template"],
+            "pods": ["replicas"],
+        },
+    ],
+    "role_label": "ml.example.com/role",
+    "templates": [["spec", "driver", "template"], ["spec", "groups", "*", "template"]],
+    "suspend": ["spec", "paused"],
+    "ended": {"at": ["status", "phase"], "completed": ["Done"], "failed": ["Broken"]},
+}
+
+
+@pytest.fixture
+def invented() -> Iterator[None]:
+    know(merged([WorkloadKind.model_validate(INVENTED)]))
+    yield
+    know(shipped())
+
+
+def template(gpus: int, **annotations: str) -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {"tandem.gpu/gpu": gpus} if gpus else {}}}
+    return {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
+
+
+def site(*gpus: int) -> Cluster:
+    cluster = Cluster()
+    for number, count in enumerate(gpus):
+        cluster.add_node(f"n{number}", gpus=count)
+    return cluster
+
+
+def create(
+    cluster: Cluster, resource: Resource, name: str, spec: dict[str, Any], **more: Any
+) -> str:
+    body = {"metadata": {"name": name, **more}, "spec": spec}
+    return str(cluster.api.create(resource, body, "default")["metadata"]["uid"])
+
+
+def owned(
+    cluster: Cluster, name: str, owner: Resource, owner_name: str, uid: str, **more: Any
+) -> None:
+    body = raw_pod(name, owner=(owner.kind, owner_name), api_version=owner.api_version, **more)
+    body["metadata"]["ownerReferences"][0]["uid"] = uid
+    cluster.api.create(PODS, body)
+
+
+async def wait(cluster: Cluster, seconds: int = 6) -> None:
+    for _ in range(seconds):
+        cluster.now += 1
+        cluster.state.tick(cluster.now)
+        await cluster.cycle()
+
+
+def resource_of(kind: str) -> Resource:
+    found = KINDS[kind].resource
+    assert found is not None
+    return found
+
+
+# --- a kind that nobody foresaw ------------------------------------------------------------------
+
+
+def test_an_invented_kind_starts_whole_gives_way_by_its_own_field_and_goes_on(
+    invented: None,
+) -> None:
+    cluster = site(4)
+    saves = {"tandem.gpu/checkpoint": "true"}
+    spec = {
+        "driver": {"template": template(1)},
+        "groups": [
+            {"name": "trainers", "replicas": 2, "template": template(1)},
+            {"name": "loaders", "replicas": 5, "template": template(0)},
+        ],
+    }
+
+    def pods(number: int, uid: str) -> list[str]:
+        made = []
+        for role, count in (("driver", 1), ("trainers", 2)):
+            for index in range(count):
+                made.append(f"e-{number}-{role}-{index}")
+                owned(cluster, made[-1], EXPERIMENTS, "e", uid, annotations=saves,
+                      labels={"ml.example.com/role": role})  # fmt: skip
+        return made
+
+    async def scenario() -> None:
+        uid = create(cluster, EXPERIMENTS, "e", spec)
+        first = pods(0, uid)
+        await wait(cluster)
+        job = "experiment.ml.example.com-e"
+        assert cluster.gpujob(job)["spec"]["demand"]["gangSize"] == 3, "loaders ask for no GPUs"
+        for name in first:
+            cluster.bind_as_planned(name)
+        await wait(cluster)
+        assert cluster.gpujob(job)["status"]["phase"] == "Running"
+        gang = cluster.controller.gangs.by_key["default", job]
+        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await wait(cluster, 2)
+        assert cluster.api.get(EXPERIMENTS, "e", "default")["spec"]["paused"] is True
+        for name in first:
+            cluster.api.delete(PODS, name, "default")
+        await wait(cluster)
+        assert cluster.api.get(EXPERIMENTS, "e", "default")["spec"]["paused"] is False
+        second = pods(1, uid)
+        await wait(cluster)
+        assert not any(map(cluster.gated, second))
+        for name in second:
+            cluster.bind_as_planned(name)
+            cluster.set_phase(name, "Succeeded")
+        await wait(cluster, 10)
+        assert cluster.gpujob(job)["status"]["phase"] != "Completed", "it has not said so"
+        done = {"status": {"phase": "Done"}}
+        cluster.api.patch(EXPERIMENTS, "e", done, "default")
+        await wait(cluster, 60)
+        assert cluster.gpujob(job)["status"]["phase"] == "Completed"
+
+    run(scenario)
+
+
+def test_the_templates_of_an_invented_kind_are_checked_at_apply(invented: None) -> None:
+    wrong = {"tandem.gpu/memory": "12 gigs"}
+    body = {
+        "spec": {
+            "driver": {"template": template(1, **wrong)},
+            "groups": [{"template": template(1)}, {"template": template(1, **wrong)}],
+        }
+    }
+    found = admit_owner("ml.example.com", "Experiment", body, None, AdmissionConfig())
+    assert [error.field for error in found.errors] == [
+        "spec.driver.template.metadata.annotations[tandem.gpu/memory]",
+        "spec.groups[1].template.metadata.annotations[tandem.gpu/memory]",
+    ]
+    know(shipped())
+    assert not admit_owner("ml.example.com", "Experiment", body, None, AdmissionConfig()).errors
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plural": ""}, "Experiment.ml.example.com: roles needs version and plural"),
+        (
+            {"plural": "", "roles": [], "suspend": None, "ended": None},
+            "Experiment.ml.example.com: version and plural come together",
+        ),
+        ({"reader": "job-set"}, "reader and roles: one of them says which pods it has"),
+        ({"reader": "guess"}, "kinds.0.reader"),
+        ({"suspend": "spec.paused"}, "kinds.0.suspend"),
+        ({"roles": [{"template": ["spec"]}]}, "a role has a name, or each leads to several"),
+        ({"kind": "experiment"}, "kinds.0.kind"),
+        ({"suspends": ["spec"]}, "kinds.0.suspends"),
+    ],
+)
+def test_a_wrong_entry_is_refused_at_the_start_with_its_name(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"kinds": [INVENTED | change]}))
+    with pytest.raises(ConfigError, match=r"Experiment|kinds\.0") as refused:
+        read_config(path)
+    assert said in str(refused.value)
+
+
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"kinds": [INVENTED, INVENTED]}))
+    with pytest.raises(ConfigError, match=r"Experiment\.ml\.example\.com is there twice"):
+        read_config(path)
+
+
+def test_an_entry_takes_the_place_of_the_shipped_one() -> None:
+    ray = next(each for each in shipped() if each.kind == "RayCluster")
+    try:
+        know(merged([ray.model_copy(update={"suspend": ("spec", "suspend")})]))
+        assert KINDS["RayCluster"].suspend == ("spec", "suspend")
+    finally:
+        know(shipped())
+    assert KINDS["RayCluster"].suspend == ()
+
+
+# --- gangs of other systems ----------------------------------------------------------------------
+
+
+def test_two_of_three_pods_of_a_ray_cluster_hold_no_gpus() -> None:
+    cluster = site(2)
+    ray = resource_of("RayCluster")
+    spec = {
+        "headGroupSpec": {"template": template(1)},
+        "workerGroupSpecs": [{"groupName": "a", "replicas": 2, "template": template(1)}],
+    }
+
+    async def scenario() -> None:
+        uid = create(cluster, ray, "ray", spec)
+        made = {"head": "headgroup", "w0": "a", "w1": "a"}
+        for name, role in made.items():
+            owned(cluster, name, ray, "ray", uid, labels={"ray.io/group": role})
+        await wait(cluster)
+        assert all(map(cluster.gated, made))
+        cluster.add_node("n9")
+        await wait(cluster)
+        assert not any(map(cluster.gated, made))
+
+    run(scenario)
+
+
+def test_a_pod_anew_in_a_ray_cluster_of_an_earlier_release_does_not_wait_for_the_others() -> None:
+    """Its pods were placed each alone, without a role."""
+    cluster = site(4)
+    ray = resource_of("RayCluster")
+    spec = {
+        "headGroupSpec": {"template": template(1)},
+        "workerGroupSpecs": [{"groupName": "a", "replicas": 3, "template": template(1)}],
+    }
+
+    async def scenario() -> None:
+        uid = create(cluster, ray, "ray", spec)
+        names_of = {"head": "headgroup", "w0": "a", "w1": "a", "w2": "a"}
+        for name, role in names_of.items():
+            owned(cluster, name, ray, "ray", uid, labels={"ray.io/group": role})
+        await wait(cluster)
+        for name in names_of:
+            cluster.bind_as_planned(name)
+            placed = PlacedWith(gpu_job="raycluster-ray").text()
+            marks = {names.GPU_JOB: "raycluster-ray", names.PLACED_WITH: placed}
+            change = {"metadata": {"annotations": marks}}
+            cluster.api.patch(PODS, name, change, "default")
+        demand = {"spec": {"demand": {"gangSize": 1}}}
+        cluster.api.patch(GPU_JOBS, "raycluster-ray", demand, "default")
+        await wait(cluster)
+        cluster.api.delete(PODS, "w2", "default")
+        owned(cluster, "w3", ray, "ray", uid, labels={"ray.io/group": "a"})
+        await wait(cluster, 10)
+        assert not cluster.gated("w3")
+
+    run(scenario)
+
+
+def test_the_head_of_a_ray_cluster_without_a_gpu_is_not_waited_for() -> None:
+    cluster = site(4)
+    ray = resource_of("RayCluster")
+    group = {"groupName": "a", "replicas": 2, "numOfHosts": 2, "template": template(1)}
+    spec = {"headGroupSpec": {"template": template(0)}, "workerGroupSpecs": [group]}
+
+    async def scenario() -> None:
+        uid = create(cluster, ray, "ray", spec)
+        for index in range(4):
+            owned(cluster, f"w{index}", ray, "ray", uid, labels={"ray.io/group": "a"})
+        await wait(cluster)
+        assert cluster.gpujob("raycluster-ray")["spec"]["demand"]["gangSize"] == 4
+        assert not cluster.gated("w0")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("loaders", "size"), [(0, 2), (1, 1)])
+def test_a_volcano_job_starts_with_its_min_available(loaders: int, size: int) -> None:
+    """What it counts includes pods without GPUs."""
+    cluster = site(size)
+    volcano = resource_of("Job.batch.volcano.sh")
+    tasks = [
+        {"name": "trainer", "replicas": 3, "template": template(1)},
+        {"name": "loader", "replicas": loaders, "template": template(0)},
+    ]
+
+    async def scenario() -> None:
+        uid = create(cluster, volcano, "train", {"minAvailable": 2, "tasks": tasks})
+        for index in range(3):
+            owned(cluster, f"t{index}", volcano, "train", uid,
+                  labels={"volcano.sh/task-spec": "trainer"})  # fmt: skip
+        await wait(cluster)
+        job = cluster.gpujob("job.batch.volcano.sh-train")
+        assert job["spec"]["demand"]["gangSize"] == size
+        started = [name for name in ("t0", "t1", "t2") if not cluster.gated(name)]
+        assert len(started) == size
+
+    run(scenario)
+
+
+def test_fewer_pods_of_a_volcano_job_than_its_min_available_start_none() -> None:
+    cluster = site(2)
+    volcano = resource_of("Job.batch.volcano.sh")
+    spec = {
+        "minAvailable": 3,
+        "tasks": [{"name": "t", "replicas": 4, "template": template(1)}],
+    }
+
+    async def scenario() -> None:
+        uid = create(cluster, volcano, "train", spec)
+        for index in range(4):
+            owned(cluster, f"t{index}", volcano, "train", uid)
+        await wait(cluster)
+        assert all(cluster.gated(f"t{index}") for index in range(4))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("label", "group"),
+    [
+        (names.COSCHEDULING_GROUP_LABEL, "scheduling.x-k8s.io"),
+        (names.COSCHEDULING_LEGACY_LABEL, "scheduling.sigs.k8s.io"),
+    ],
+)
+def test_a_pod_group_starts_with_its_min_member(label: str, group: str) -> None:
+    cluster = site(2)
+    groups = Resource(group, "v1alpha1", "PodGroup", "podgroups")
+
+    async def scenario() -> None:
+        create(cluster, groups, "my-group", {"minMember": 4})
+        for index in range(3):
+            cluster.api.create(PODS, raw_pod(f"p{index}", labels={label: "my-group"}))
+        await wait(cluster)
+        assert all(cluster.gated(f"p{index}") for index in range(3))
+        change = {"spec": {"minMember": 2}}
+        cluster.api.patch(groups, "my-group", change, "default")
+        await wait(cluster, 10)
+        assert sum(cluster.gated(f"p{index}") for index in range(3)) == 1
+        assert cluster.gpujob("group-my-group")["spec"]["demand"]["gangSize"] == 2
+
+    run(scenario)
+
+
+def test_of_a_train_job_the_train_job_is_suspended_and_not_the_job_set_below_it() -> None:
+    cluster = site(2)
+    train_job, job_set, jobs = map(resource_of, ("TrainJob", "JobSet", "Job"))
+
+    async def scenario() -> None:
+        top = create(cluster, train_job, "t", {})
+        part = {"name": "node", "template": {"spec": {"parallelism": 2, "template": template(1)}}}
+        reference = {
+            "apiVersion": train_job.api_version,
+            "kind": "TrainJob",
+            "name": "t",
+            "uid": top,
+            "controller": True,
+        }
+        create(cluster, job_set, "t", {"replicatedJobs": [part]}, ownerReferences=[reference])
+        labels = {names.JOBSET_LABEL: "t", names.REPLICATED_JOB_LABEL: "node"}
+        for index in range(2):
+            owned(cluster, f"p{index}", jobs, "t-node-0", "uid-j", labels=labels)
+        await wait(cluster)
+        assert cluster.gpujob("jobset-t")["spec"]["suspends"]["kind"] == "TrainJob"
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+        await wait(cluster)
+        gang = cluster.controller.gangs.by_key["default", "jobset-t"]
+        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await wait(cluster, 2)
+        assert cluster.api.get(train_job, "t", "default")["spec"]["suspend"] is True
+        assert "suspend" not in cluster.api.get(job_set, "t", "default")["spec"]
+        for index in range(2):
+            cluster.api.delete(PODS, f"p{index}", "default")
+        await wait(cluster)
+        assert cluster.api.get(train_job, "t", "default")["spec"]["suspend"] is False
+
+    run(scenario)
