@@ -288,6 +288,8 @@ def briefly(causes: Sequence[Cause]) -> str:
     cause = first_of(causes)
     if cause is None:
         return ""
+    if WORDS[cause.reason].verbatim and cause.detail:
+        return _capital(cause.detail)
     said = figures(cause, lacking=True)
     words = _filled(WORDS[cause.reason].says, cause)
     return _capital(f"{words}: {said}" if said else words)

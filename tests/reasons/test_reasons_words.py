@@ -80,6 +80,16 @@ def test_what_counts_is_the_first_that_says_more_than_what_the_job_asks_for() ->
     assert kind_of([], "SomethingElse") == "other"
 
 
+def test_a_row_of_a_list_has_what_counts_with_its_figures() -> None:
+    needs, memory = EXAMPLES[Reason.NEEDS_GPUS], EXAMPLES[Reason.MEMORY]
+    assert briefly([needs, memory]) == (
+        "The memory is too small: 17.4 GiB needed, 15.6 GiB there, 1.8 GiB too little"
+    )
+    assert briefly([EXAMPLES[Reason.WAITING_IS_BETTER]]).startswith("It fits next to other jobs")
+    assert briefly([EXAMPLES[Reason.RUNNING]]) == "2 pods running"
+    assert briefly([]) == ""
+
+
 def test_one_gpu_or_several_with_the_figures_of_one() -> None:
     memory = EXAMPLES[Reason.MEMORY]
     assert sentence(memory.on(gpus=1)).startswith("On 1 GPU, the memory is too small (17.4 GiB")
