@@ -247,22 +247,31 @@ class Bench:
             began = time.perf_counter()
             self._create(namespace, template)
         ended = waiting.until_none(f"all are bound ({way})")
-        return Measured(way, self.nodes, self.pods, ended - began, self._on_plan(namespace))
+        planned = 0 if way == "without" else self._on_plan(namespace)
+        return Measured(way, self.nodes, self.pods, ended - began, planned)
 
     def _on_plan(self, namespace: str) -> int:
         """Count the pods on the nodes that their GPUJobs' plans name."""
-        path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpujobs"
-        jobs = self.plane.http.get(path, timeout=60).raise_for_status().json()["items"]
+        jobs = self._listed(f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpujobs")
         planned = {
             place["uid"]: place["node"]
             for job in jobs
             for place in ((job.get("status") or {}).get("plan") or {}).get("pods", ())
         }
-        pods = self.plane.http.get(f"/api/v1/namespaces/{namespace}/pods", timeout=60)
         return sum(
             planned.get(pod["metadata"]["uid"]) == pod["spec"]["nodeName"]
-            for pod in pods.raise_for_status().json()["items"]
+            for pod in self._listed(f"/api/v1/namespaces/{namespace}/pods")
         )
+
+    def _listed(self, path: str) -> list[dict[str, Any]]:
+        """Return a list, however busy the API server is (429)."""
+
+        def found() -> dict[str, Any]:
+            answer = self.plane.http.get(path, timeout=60)
+            return answer.json() if answer.is_success else {}
+
+        items: list[dict[str, Any]] = wait_until(found, f"the API server lists {path}")["items"]
+        return items
 
     def _create(self, namespace: str, template: dict[str, Any]) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods"
