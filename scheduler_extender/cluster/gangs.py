@@ -81,6 +81,7 @@ class Gang:
     _endless: int = field(default=0, init=False, repr=False)  # of those that have not ended
     _asks: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # their GPUs
     _roles: dict[Ask, _Names] = field(default_factory=dict, init=False, repr=False)  # live pods
+    _asked: dict[str, Ask] = field(default_factory=dict, init=False, repr=False)  # by uid
     _loads: Counter[tuple[object, ...]] = field(default_factory=Counter, init=False, repr=False)
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
         default_factory=dict, init=False, repr=False
@@ -391,7 +392,8 @@ class Gang:
                 del self._waiting[pod.shape]
 
     def _count_role(self, pod: PodInfo, by: int) -> None:
-        alike = self._roles.setdefault(ask := ask_of(pod), [])
+        ask = self._asked.setdefault(pod.uid, ask_of(pod)) if by > 0 else self._asked.pop(pod.uid)
+        alike = self._roles.setdefault(ask, [])
         _count_name(alike, pod, by)
         if not alike:
             del self._roles[ask]

@@ -342,7 +342,7 @@ def _joins(record: PodRecord, known: PodRecord) -> bool:
 
 
 #: What a pod declares of itself, as it is written, and whether it has no end of its own.
-Declared = tuple[tuple[str, ...], bool]
+Declared = tuple[tuple[str | None, ...], bool]
 _DECLARED = tuple(
     name for name in names.USER_ANNOTATIONS if name not in (names.GANG, names.GANG_SIZE)
 )
@@ -363,8 +363,7 @@ _FIGURES = attrgetter(
 
 def declared_of(pod: PodInfo) -> Declared:
     """Return what a pod declares of itself, as it is written."""
-    texts = pod.annotations
-    return tuple(texts.get(name, "") for name in _DECLARED), is_endless(pod)
+    return tuple(map(pod.annotations.get, _DECLARED)), is_endless(pod)
 
 
 @lru_cache(4096)

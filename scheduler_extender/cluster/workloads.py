@@ -132,7 +132,7 @@ def earlier_name(pod: PodInfo) -> str:
 
 def is_renamed(pod: PodInfo, name: str) -> bool:
     """Say whether the GPUJob `name` is that of the pod's owner, by its name then or now."""
-    return name in (_derived_name(pod), earlier_name(pod))
+    return name == _derived_name(pod) or name == earlier_name(pod)
 
 
 def _owner(pod: PodInfo) -> tuple[str, str] | None:
