@@ -252,7 +252,7 @@ def test_a_profile_that_allows_a_job_nowhere_is_told_with_its_jobs() -> None:
         {"kind": "interference", "max_interference": 0.0},
         {"kind": "memory_capacity"},
     ]
-    with pytest.raises(TandemError, match=r"1 job\(s\) never got a place: 0"):
+    with pytest.raises(TandemError, match=r"1 job never got a place: 0"):
         run_shared(
             trace((0, 1, 5)), "1x1", Profile.model_validate(values), HALF, [0], [(99.0, 0.0, 0.0)]
         )
