@@ -224,7 +224,7 @@ def test_who_outgrew_its_prediction_is_evicted_and_its_next_run_asks_for_more(
 
     assert site.still_runs(innocent)
     assert "58.0 GiB" in site.was_told(greedy, "MemoryOutgrown")
-    assert host.gpu in site.was_told(innocent, "NeighbourEvicted")
+    assert f"{host.name}/0" in site.was_told(innocent, "NeighbourEvicted")
     load = site.load(namespace, "greedy")
     assert load["memorySource"] == "observed"
     assert load["memoryP95Bytes"] > 58 * GIB
