@@ -130,6 +130,8 @@ def environment(*, gpu: bool, accumulation: bool) -> list[dict[str, Any]]:
 
 def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> Iterator[FieldError]:
     """Refuse variables that Tandem sets, where a container brings a value of its own."""
+    if not pod.spec.containers:  # as an annotation may ask for GPUs
+        yield FieldError(f"{spec_field}.containers", "", "a pod has at least one container")
     for placed in pod.containers():
         ours = environment(gpu=gets_gpus(placed, gpu_index), accumulation=True)
         for position, variable in enumerate(placed.body.env):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from tandem.contracts.learning import Means, Observed
 from tandem.contracts.prediction import Feedback
@@ -31,6 +31,8 @@ RunKey = tuple[str, str, str]  # namespace, kind, type of GPU
 @dataclass(slots=True)
 class Runs:
     """Runs of one kind, the latest counting most; peaks are the highest of all."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
     runs: int
     memory_base_bytes: int

@@ -128,7 +128,7 @@ def check(parsed: ParsedModel, data: bytes) -> None:
     model = onnx.load_model_from_string(data)
     for index, node in enumerate(model.graph.node):
         node.name, node.doc_string = f"n{index}", "x"
-    tensors = sorted(model.graph.initializer, key=lambda tensor: tensor.name, reverse=True)
+    tensors = sorted(model.graph.initializer, key=lambda tensor: repr(tensor.name), reverse=True)
     del model.graph.initializer[:]
     model.graph.initializer.extend(tensors)
     assert feature_hash(extract_features(model.SerializeToString())) == parsed.feature_hash

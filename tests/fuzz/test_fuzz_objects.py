@@ -131,7 +131,8 @@ def same_value(has: Any, value: Any, at: str) -> None:
         assert has is value, (at, has, value)
     elif isinstance(has, int | float):
         # Rates too low to divide by are 0, in words of the contract.
-        assert has == value or (has == 0 and 0 <= value < 1e-6), (at, has, value)
+        said = float(value) if isinstance(has, float) else value  # the nearest one
+        assert has == said or (has == 0 and 0 <= value < 1e-6), (at, has, value)
     elif isinstance(has, str):
         assert (
             has == value
