@@ -23,6 +23,7 @@ OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memo
 #: What every program reads as the same number: Python also takes 1_000, and digits of any script.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN = 64  # characters of what is no number
+_MOST = 1e12  # of seconds, GPUs and samples: far beyond all that there is, and exact as a float
 _HINT = "Check --trace and --format."
 
 Row = tuple[int, TraceJob | str]  # line or number of the record, and the job or what is wrong
@@ -204,6 +205,8 @@ def _attempt(parse: Callable[..., TraceJob], *args: Any) -> TraceJob | str:  # n
 def _checked(job_id: str, submit_s: float, gpus: int, duration_s: float) -> TraceJob:
     if gpus < 1:
         raise ValueError("asks for no GPU")
+    if gpus > _MOST:
+        raise ValueError(f"asks for more than {_MOST:g} GPUs")
     if not duration_s > 0:
         raise ValueError("ran for no time")
     return TraceJob(job_id, submit_s, gpus, duration_s)
@@ -224,6 +227,8 @@ def _number(row: dict[str, str], name: str, least: float, *, above: bool = False
         raise ValueError(
             f"{name} {row[name]!r} must be {'above' if above else 'at least'} {least:g}"
         )
+    if value > _MOST:
+        raise ValueError(f"{name} {row[name][:_SHOWN]!r} must be at most {_MOST:g}")
     return value
 
 

@@ -118,7 +118,8 @@ def check_alibaba(trace: Trace, path: Path) -> None:
         if row[0] == "job_name" or line in skipped:
             continue
         job, task, instances, _, start, end, _, _, plan, *_ = row
-        gpus = number_in(instances) * math.ceil(number_in(plan or "0") / 100)
+        # A count is the nearest float to what is written.
+        gpus = float(number_in(instances)) * math.ceil(number_in(plan or "0") / 100)
         submits.append(float(number_in(start)))
         found.append((f"{job}/{task}", int(gpus), float(number_in(end)) - float(number_in(start))))
         assert gpus == int(gpus)
@@ -134,7 +135,7 @@ def check_helios(trace: Trace, path: Path) -> None:
         if line in skipped:
             continue
         whole = dict(zip([name.strip() for name in names[1]], row, strict=True))
-        gpus = number_in(whole["gpu_num"])
+        gpus = float(number_in(whole["gpu_num"]))
         assert gpus == int(gpus), whole["gpu_num"]
         found.append((whole["job_id"], int(gpus), float(number_in(whole["duration"]))))
         submits.append(moment(whole["submit_time"]))

@@ -40,6 +40,7 @@ def test_optional_columns_are_read(tmp_path: Path) -> None:
     [
         ("x,0,0,5", "num_gpus '0' must be at least 1"),
         ("x,0,1.5,5", "num_gpus '1.5' is not a whole number"),
+        ("x,0,1e98,5", "num_gpus '1e98' must be at most 1e+12"),
         ("x,soon,1,5", "submit_time_s 'soon' is not a number"),
         ("x,0,1,0", "duration_s '0' must be above 0"),
         ("x,0,1,nan", "duration_s 'nan' is not a number"),
