@@ -61,6 +61,8 @@ class Writer:
         status = self.annotate(gang, status)
         if len(status.message) > LONGEST_TEXT:
             status = status.model_copy(update={"message": shortened(status.message, LONGEST_TEXT)})
+        if (causes := [cause.cut() for cause in status.causes]) != status.causes:
+            status = status.model_copy(update={"causes": causes})
         written = None
         if large or status != record.status:
             written = await self.call(self._replace_status, record, status)

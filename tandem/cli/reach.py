@@ -71,6 +71,13 @@ class Reader:
         system: str = names.NAMESPACE,
     ) -> None:
         self.server = server
+        token = token.strip()
+        if not (token.isascii() and token.isprintable()):
+            # An error of the request would quote it.
+            raise UsageError(
+                "the token that was given has characters that no token has",
+                "write it as `kubectl create token` prints it",
+            )
         self._ca_file, self._token = ca_file, token
         self._kubeconfig, self._context, self._system = kubeconfig, context, system
         self._account: tuple[str, str] | None = None

@@ -26,10 +26,12 @@ import urllib3
 import yaml
 
 from tandem.errors import TandemError
+from tandem.kube.credentials import stays_secret
 from tandem.kube.logins import EARLY, Login, by_gcp, by_oidc, by_program, over
 
 _DEFAULT = "~/.kube/config"
 _LISTS = ("clusters", "contexts", "users")
+_PROXIES = ("http", "https", "socks4", "socks4a", "socks5", "socks5h")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Files:
             self._merge(file.absolute())
 
     def _merge(self, file: Path) -> None:
-        said = yaml.safe_load(file.read_text("utf-8"))
+        said = _read(file)
+        if said is None:  # empty, as kubectl makes one
+            return
         if not isinstance(said, dict):
             raise ValueError(f"{file} is no kubeconfig file")
         self.current = self.current or str(said.get("current-context") or "")
@@ -111,6 +115,16 @@ class Files:
         return list(self._entries["contexts"])
 
 
+def _read(file: Path) -> object:
+    """Return what a file says. An error of YAML quotes the line, which may be that of a token."""
+    try:
+        return yaml.safe_load(file.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{file} is no YAML{where}") from None
+
+
 class Kubeconfig:
     """A server and a login there, as a kubeconfig file says; a login that ends is renewed.
 
@@ -119,6 +133,7 @@ class Kubeconfig:
     """
 
     def __init__(self, path: Path | None, context: str | None, pool_size: int = 1) -> None:
+        self._pool_size = pool_size
         try:
             files = Files(path)
             chosen = files.context(context)
@@ -130,25 +145,31 @@ class Kubeconfig:
             self._login = self._logged_in()
             self.pool = self._connections(pool_size)
         except UNUSABLE as error:
-            said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise TandemError(
-                f"no usable Kubernetes credentials: {said}",
-                "Give a kubeconfig file, or set KUBECONFIG.",
-            ) from error
+            raise _unusable(error) from error
 
     def authorization(self) -> str | None:
-        """Return the header `Authorization`, of a login that lasts for some minutes yet.
+        """Return the header `Authorization`, of a login that lasts for a while yet.
 
         Raises:
             TandemError: the login has ended and cannot be renewed.
         """
         ends = self._login.ends
         if ends is not None and over(ends):
-            self._login = self._logged_in()
+            try:
+                self._renew()
+            except UNUSABLE as error:
+                raise _unusable(error) from error
         return self._login.header
 
+    def _renew(self) -> None:
+        before, self._login = self._login, self._logged_in()
+        if self._login.certificate != before.certificate:
+            self.pool = self._connections(self._pool_size)
+
     def _logged_in(self) -> Login:
-        """Return the first login that the user has."""
+        """Return the first login that the user has; none for a server that reads no secrets."""
+        if not stays_secret(self.host):
+            return Login()  # as kubectl: others on the way would read it
         user = self._user.said
         if found := self._by_provider(user.get("auth-provider") or {}):
             return found
@@ -188,7 +209,10 @@ class Kubeconfig:
             context.load_default_certs()
         else:
             context.load_verify_locations(cadata=authority.decode())
-        if self.cluster.said.get("insecure-skip-tls-verify"):
+        unchecked = self.cluster.said.get("insecure-skip-tls-verify")
+        if unchecked not in (None, False, True):
+            raise ValueError("insecure-skip-tls-verify is neither true nor false")
+        if unchecked:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         certificate, key = self._login.certificate, self._login.key
@@ -207,6 +231,13 @@ UNUSABLE = (
 )
 
 
+def _unusable(error: Exception) -> TandemError:
+    said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return TandemError(
+        f"no usable Kubernetes credentials: {said}", "Give a kubeconfig file, or set KUBECONFIG."
+    )
+
+
 def _present(context: ssl.SSLContext, certificate: bytes, key: bytes | None) -> None:
     """Have a client certificate presented. OpenSSL reads files alone: they last for a moment."""
     with tempfile.NamedTemporaryFile() as file:
@@ -220,19 +251,22 @@ def through(proxy: str, settings: Mapping[str, Any]) -> urllib3.PoolManager:
 
     Raises:
         TandemError: it is a SOCKS proxy, for which a package is missing.
+        ValueError: it is no address of a proxy.
     """
-    parts = urlsplit(proxy)
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    if parts.scheme not in _PROXIES:
+        raise ValueError(f"a proxy by {parts.scheme} is not known, but {', '.join(_PROXIES)}")
+    user, found, place = parts.netloc.rpartition("@")
+    address = parts._replace(netloc=place).geturl()
     if parts.scheme.startswith("socks"):
         try:
             from urllib3.contrib.socks import SOCKSProxyManager
         except ImportError as error:
             raise TandemError(
-                f"the proxy {proxy} needs the package PySocks", "pip install PySocks"
+                f"the proxy {address} needs the package PySocks", "pip install PySocks"
             ) from error
         return SOCKSProxyManager(proxy, **settings)
-    user, found, place = parts.netloc.rpartition("@")
     headers = urllib3.util.make_headers(proxy_basic_auth=unquote(user)) if found else None
-    address = parts._replace(netloc=place).geturl()
     return urllib3.ProxyManager(address, proxy_headers=headers, **settings)
 
 
@@ -240,9 +274,15 @@ def _environment_proxy(host: str) -> str | None:
     """Return the proxy that the environment names for a server, as kubectl reads it."""
     proxies = getproxies()
     parts = urlsplit(host)
-    if _goes_past(parts.hostname or "", parts.netloc, proxies.get("no", "")):
+    name = parts.hostname or ""
+    if _is_here(name) or _goes_past(name, parts.netloc, proxies.get("no", "")):
         return None
     return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def _is_here(host: str) -> bool:
+    """Say whether a host is this machine, which no proxy reaches."""
+    return host == "localhost" or any(_in_network(host, own) for own in ("127.0.0.0/8", "::1"))
 
 
 def _goes_past(host: str, with_port: str, no_proxy: str) -> bool:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 _EXEC = "client.authentication.k8s.io/exec"
 _TIMEOUT_S = 30.0
-#: A login is renewed this long before it ends.
-EARLY = timedelta(minutes=5)
+#: A login is renewed this long before it ends. Some providers give tokens for five minutes, and a
+#: program is not to run for each request.
+EARLY = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,15 @@ class Login:
 
     @classmethod
     def of_token(cls, token: str, ends: datetime | None = None) -> Self:
-        """Return the login of a token."""
-        return cls(f"Bearer {token}", ends=ends)
+        """Return the login of a token.
+
+        Raises:
+            ValueError: it is none. An error of the request would quote it.
+        """
+        text = str(token).strip()
+        if not (text.isascii() and text.isprintable()):
+            raise ValueError("the token has characters that no token has")
+        return cls(f"Bearer {text}", ends=ends)
 
 
 def by_program(spec: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any]) -> Login:
@@ -78,7 +86,7 @@ def by_program(spec: Mapping[str, Any], folder: Path, cluster: Mapping[str, Any]
         raise TandemError(f"{command} gives neither a token nor a certificate with its key")
     ends = status.get("expirationTimestamp")
     return Login(
-        f"Bearer {token}" if token else None,
+        Login.of_token(token).header if token else None,
         certificate.encode() if certificate else None,
         status["clientKeyData"].encode() if certificate else None,
         _time(ends) if ends else None,
@@ -176,14 +184,15 @@ def _renew(user: Entry, config: dict[str, str]) -> None:
 
 def _write(user: Entry, config: Mapping[str, str]) -> None:
     """Put what was renewed into the file; without a right to write it, it counts for this run."""
-    said = yaml.safe_load(user.file.read_text())
+    file = user.file.resolve()  # a link stays one
+    said = yaml.safe_load(file.read_text())
     mine = next(each for each in said["users"] if each["name"] == user.name)
     mine["user"]["auth-provider"]["config"].update(config)
-    fresh = user.file.with_name(f".{user.file.name}.{os.getpid()}")
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        fresh.touch(user.file.stat().st_mode & 0o777)
+        fresh.touch(file.stat().st_mode & 0o777)
         fresh.write_text(yaml.safe_dump(said, sort_keys=False))
-        fresh.replace(user.file)
+        fresh.replace(file)
     except OSError:
         fresh.unlink(missing_ok=True)
 

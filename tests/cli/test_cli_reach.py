@@ -293,3 +293,15 @@ def test_a_slow_cluster_is_asked_a_fifth_of_the_time(monkeypatch: pytest.MonkeyP
 
     repeated(slow, 2.0)
     assert clock.slept == [40.0]
+
+
+def test_a_token_that_no_header_can_have_is_refused_without_being_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error of the request would quote it."""
+    for token in ("s3cret\nX-More: 1", "s3cret\u2026"):
+        monkeypatch.setenv("TANDEM_TOKEN", token)
+        result = CliRunner().invoke(build_app(), ["jobs", "--server", "http://127.0.0.1:9"])
+        assert isinstance(result.exception, UsageError)
+        assert "s3cret" not in f"{result.exception.message} {result.output}"
+    assert Reader(token=" t\n")._token == "t"

@@ -27,6 +27,7 @@ from tandem.kube.client import KubeClient
 from tandem.kube.credentials import context_namespace
 from tandem.kube.errors import KubeError
 from tandem.kube.kubeconfig import Files, Kubeconfig
+from tandem.kube.logins import _write
 
 SERVER = "https://127.0.0.1:6443"
 Document = dict[str, Any]
@@ -506,3 +507,133 @@ def test_the_program_of_gcp_is_run_where_its_token_has_ended(tmp_path: Path) -> 
     }
     said = document({"auth-provider": {"name": "gcp", "config": config}})
     assert Kubeconfig(written(tmp_path, said), None).authorization() == "Bearer new"
+
+
+def test_no_message_has_what_is_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "clusters: []\nusers:\n- name: u\n  user:\n    "
+    for line in (
+        "token: s3cret: more",
+        "token: 's3cret",
+        "password: *s3cret",
+        "token: s3cret\t: x",
+    ):
+        path = tmp_path / "broken"
+        path.write_text(head + line)
+        with pytest.raises(TandemError, match=r"is no YAML in line [56]") as caught:
+            Kubeconfig(path, None)
+        assert "s3cret" not in caught.value.message
+    for token in ("s3cret\nX-More: 1", "s3cret\u2026", "s3\x00cret"):
+        with pytest.raises(TandemError, match="characters that no token has") as caught:
+            Kubeconfig(written(tmp_path, document({"token": token})), None)
+        assert "s3" not in caught.value.message
+    monkeypatch.setitem(sys.modules, "urllib3.contrib.socks", None)  # as without PySocks
+    for scheme in ("socks", "socks5", "ftp"):
+        proxy = {"proxy-url": f"{scheme}://me:s3cret@127.0.0.1:1"}
+        with pytest.raises(TandemError, match="proxy") as caught:
+            Kubeconfig(written(tmp_path, document({}, proxy)), None)
+        assert "s3cret" not in caught.value.message
+
+
+def test_a_line_at_the_end_of_a_token_is_none_of_it(tmp_path: Path) -> None:
+    path = written(tmp_path, document({"token": "t\n"}))
+    assert Kubeconfig(path, None).authorization() == "Bearer t"
+
+
+@pytest.mark.parametrize("word", ["false", "no", "yes", 0.5, []])
+def test_only_the_word_true_leaves_certificates_unchecked(tmp_path: Path, word: Any) -> None:
+    """As kubectl, which takes no text for it."""
+    path = written(tmp_path, document({}, {"insecure-skip-tls-verify": word}))
+    with pytest.raises(TandemError, match="neither true nor false"):
+        Kubeconfig(path, None)
+
+
+def test_no_login_goes_to_a_server_that_others_on_the_way_may_read(tmp_path: Path) -> None:
+    """As kubectl."""
+    for user in ({"token": "t"}, program(tmp_path, {"token": "p"})):
+        remote = written(tmp_path, document(user, {"server": "http://cluster.example:8080"}))
+        assert Kubeconfig(remote, None).authorization() is None
+    assert not (tmp_path / "calls").exists()
+    here = written(tmp_path, document({"token": "t"}, {"server": "http://127.0.0.1:8001"}))
+    assert Kubeconfig(here, None).authorization() == "Bearer t"
+
+
+def test_an_empty_file_among_others_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").touch()
+    path = written(tmp_path, document({"token": "t"}))
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'empty'}:{path}")
+    assert Kubeconfig(None, None).authorization() == "Bearer t"
+
+
+def test_a_program_is_not_run_for_each_request_where_its_tokens_last_for_minutes(
+    tmp_path: Path,
+) -> None:
+    five = program(tmp_path, {"token": "p", "expirationTimestamp": in_an_hour(5 / 60)})
+    ours = Kubeconfig(written(tmp_path, document(five)), None)
+    for _ in range(3):
+        ours.authorization()
+    assert (tmp_path / "calls").read_text().count("\n") == 1
+
+
+def test_a_certificate_that_a_program_renews_is_shown(
+    tmp_path: Path, secure: tuple[str, Any, Any]
+) -> None:
+    address, server, client = secure
+    other = generate_pair(["x"], "bob", datetime.now(UTC), timedelta(days=1))[1]
+    trusts = {"server": address, "certificate-authority-data": data(server.ca)}
+
+    def gives(shown: Any, hours: float) -> Document:
+        return program(
+            tmp_path,
+            {
+                "clientCertificateData": shown.certificate.decode(),
+                "clientKeyData": shown.key.decode(),
+                "expirationTimestamp": in_an_hour(hours),
+            },
+        )
+
+    ours = KubeClient.load(written(tmp_path, document(gives(other, 0.01), trusts)))
+    gives(client, 1)
+    assert ours.request("GET", "/whoami") == {"caller": ["alice"], "said": None}
+
+
+def test_a_login_that_cannot_be_renewed_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    ours = Kubeconfig(written(tmp_path, document({"tokenFile": "token"})), None)
+    monkeypatch.setattr("tandem.kube.kubeconfig.over", lambda _: True)
+    file.unlink()
+    with pytest.raises(TandemError, match="No such file"):
+        ours.authorization()
+
+
+def test_a_server_on_this_machine_is_reached_without_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubectl: clusters of kind and minikube are here."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    for server in (SERVER, "https://localhost:6443", "https://[::1]:6443"):
+        path = written(tmp_path, document({}, {"server": server}))
+        assert Kubeconfig(path, None).pool.proxy is None, server
+    monkeypatch.setenv("https_proxy", "me:word@proxy.example:3128")  # as kubectl: by HTTP
+    away = written(tmp_path, document({}, {"server": "https://10.1.2.3"}))
+    proxy = Kubeconfig(away, None).pool.proxy
+    assert proxy is not None
+    assert (proxy.scheme, proxy.host, proxy.port) == ("http", "proxy.example", 3128)
+
+
+def test_a_kubeconfig_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    config = {"id-token": jwt(1), "refresh-token": "r"}
+    said = document({"auth-provider": {"name": "oidc", "config": config}})
+    (tmp_path / "real").mkdir()
+    real, link = written(tmp_path / "real", said), tmp_path / "link"
+    link.symlink_to(real)
+    files = Files(link)
+    _write(files.user(files.context()), {"id-token": "new"})
+    assert link.is_symlink()
+    assert "id-token: new" in real.read_text()

@@ -19,6 +19,7 @@ from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.errors import Conflict
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS
+from tandem.reasons.causes import Cause, Reason
 
 NOW = 1_800_000_000.0
 
@@ -106,6 +107,15 @@ def test_a_status_that_says_the_same_is_not_written() -> None:
     bench.write(gang(pod("p")))
     assert bench.api.sent == []
     assert bench.picture.taken == []
+
+
+def test_what_others_have_said_is_as_long_as_an_api_server_takes() -> None:
+    """A webhook that forbids to suspend an owner may say much."""
+    bench, group, long = Bench(), gang(pod("p")), "x" * 5000
+    bench.write(group, message=long, causes=[Cause(Reason.PREEMPTING, detail=long)])
+    status = bench.api.sent[-1][0]["status"]
+    assert len(status["message"]) == 2000
+    assert [len(cause["detail"]) for cause in status["causes"]] == [2000]
 
 
 def test_the_service_until_now_goes_with_each_write() -> None:
