@@ -133,6 +133,14 @@ def _place(
 
 asks = with_options(_place, _predictor)
 
+#: The options whose names are not those of the fields of a request.
+_OPTIONS = {
+    "gpu-model": "gpu",
+    "gpu-memory-bytes": "gpu-memory",
+    "declared-memory-bytes": "memory",
+    "declared-utilisation-percent": "utilization",
+}
+
 app = typer.Typer(help="Push, list, show and delete model graphs.", no_args_is_help=True)
 
 
@@ -315,7 +323,8 @@ def predict(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        option = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        field = "-".join(map(str, first["loc"])).replace("_", "-")
+        option = _OPTIONS.get(field, field)
         raise UsageError(f"--{option}: {first['msg']}.") from None
     if file is not None:
         prediction = _predict_here(file, request)

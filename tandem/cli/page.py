@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import typer
@@ -141,6 +141,11 @@ class PageServer(ThreadingHTTPServer):
         """Serve in a thread of its own."""
         Thread(target=self.serve_forever, name="page", daemon=True).start()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - of the class
+        """Say nothing of a caller that has gone away: any user of this machine may be one."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
     def __exit__(self, *_: object) -> None:
         """Serve no more."""
         self.shutdown()
@@ -154,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Hand a request of the page on."""
         secret, slash, rest = self.path[1:].partition("/")
-        if self.headers.get("Host") != self.server.place:
+        if self.headers.get("Host") != self.server.place or not self.path.isascii():
             self._say(404, "there is no such address")
         elif not slash and self.server.used(secret):
             self._lead(self.server.address)

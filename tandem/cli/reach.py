@@ -74,10 +74,7 @@ class Reader:
         token = token.strip()
         if not (token.isascii() and token.isprintable()):
             # An error of the request would quote it.
-            raise UsageError(
-                "the token that was given has characters that no token has",
-                "write it as `kubectl create token` prints it",
-            )
+            raise UsageError("A token has printable ASCII characters only.")
         self._ca_file, self._token = ca_file, token
         self._kubeconfig, self._context, self._system = kubeconfig, context, system
         self._account: tuple[str, str] | None = None

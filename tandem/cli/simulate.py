@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
-from tandem.cli.output import err, print_json, print_table
+from tandem.cli.output import err, out, print_json, print_table
 from tandem.reasons.counting import counted
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ def simulate(
         print_json(document)
     else:
         _print_table(results)
+        if assumed:  # also where the table alone is kept
+            out.print("Estimates with a default mix of loads, and not yours.", highlight=False)
     # Files come last: where one cannot be written, what was found has been shown.
     if json_ is not None and str(json_) != "-":
         import json

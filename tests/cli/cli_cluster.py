@@ -279,6 +279,21 @@ class Site:
         except NotFound:
             self.api.create(LEASES, body, SYSTEM)
 
+    def scheduler_pod(self, *states: Object) -> None:
+        """Create a pod of the scheduler with these states of containers."""
+        self.api.create(
+            PODS,
+            {
+                "metadata": {
+                    "name": "tandem-scheduler-x",
+                    "labels": {"app.kubernetes.io/component": "scheduler"},
+                },
+                "spec": {"nodeName": "gpu-1"},
+                "status": {"containerStatuses": [*states]},
+            },
+            SYSTEM,
+        )
+
     def agent_pod(self, waiting: str) -> None:
         """Let an agent's container wait for that reason."""
         self.api.create(

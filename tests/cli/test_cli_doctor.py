@@ -131,6 +131,22 @@ def agents_crash(site: Site) -> None:
     site.agent_pod("CrashLoopBackOff")
 
 
+def extender_hangs(site: Site) -> None:
+    one_replica_away(site)
+    site.scheduler_pod(
+        {"name": "kube-scheduler", "ready": True, "state": {"running": {}}},
+        {"name": "extender", "ready": False, "state": {"running": {}}},
+    )
+
+
+def extender_crashes(site: Site) -> None:
+    one_replica_away(site)
+    site.scheduler_pod(
+        {"name": "kube-scheduler", "ready": False, "state": {"running": {}}},
+        {"name": "extender", "state": {"waiting": {"reason": "CrashLoopBackOff"}}},
+    )
+
+
 def agents_forbidden(site: Site) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     site.change(NAMESPACES, AGENTS, {"metadata": {"labels": label}})
@@ -247,6 +263,8 @@ BROKEN: list[tuple[Callable[[Site], None], str, str, str]] = [
         "helm",
     ),
     (agents_crash, "agents", "1 of 2 agents ready: tandem-agent-x: CrashLoopBackOff", "logs"),
+    (extender_hangs, "scheduler", "tandem-scheduler-x: extender runs and is not ready", "describe"),
+    (extender_crashes, "scheduler", "CrashLoopBackOff in extender", "describe"),
     (agents_forbidden, "agents", "Pod Security restricted", "enforce=privileged"),
     (no_agents, "agents", "no DaemonSet tandem-agents/tandem-agent", "helm upgrade"),
     (silent_agent, "reports", "no report from gpu-1", "spec.nodeName=gpu-1"),

@@ -24,6 +24,8 @@ PREDICTOR = ("--server", NOWHERE, "--token", "t")
         (("model", "list", "--server", NOWHERE, "--token", "é"), "printable ASCII"),
         (("predict", "--accumulation-steps", "2147483648", *PREDICTOR),
          "--accumulation-steps: Input should be less than or equal to 2147483647"),
+        (("predict", "--memory", "9000Pi", *PREDICTOR), "--memory: Input should be less than"),
+        (("predict", "--gpu-memory", "9000Pi", *PREDICTOR), "--gpu-memory: Input should be less"),
         (("doctor", "--timeout", "1e999"), "--timeout"),
         (("jobs", "-w", "--interval", "1e30", "--server", NOWHERE), "--interval"),
     ],

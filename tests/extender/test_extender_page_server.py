@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -91,6 +94,24 @@ def test_without_the_secret_there_is_nothing(site: Site, server: PageServer) -> 
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert get(server.address, method)[0] == 501, method
     assert site.shown == [], "nothing of this has reached the extender"
+
+
+def test_a_caller_that_goes_away_or_writes_nonsense_leaves_the_terminal_alone(
+    site: Site, server: PageServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Any user of the machine can; an error in a thread would be printed with its traceback."""
+    asked = f"GET /{server.secret}/status/\xe9 HTTP/1.1\r\nHost: {server.place}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as nonsense:
+        nonsense.sendall(asked.encode("latin-1"))
+        assert b" 404 " in nonsense.recv(100)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as gone:
+        gone.sendall(b"GET /")
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert get(f"http://{server.place}/")[0] == 404  # the one before has been accepted by then
+    while any("process_request_thread" in each.name for each in threading.enumerate()):
+        time.sleep(0.01)
+    assert capfd.readouterr().err == ""
+    assert site.shown == []
 
 
 def test_the_address_that_the_browser_is_started_with_works_once(server: PageServer) -> None:

@@ -74,6 +74,20 @@ def test_a_type_that_the_mix_lacks_is_said_to_be_taken_for_another(run: Run) -> 
     assert "A100 is taken to slow jobs down as a V100 does." in said
 
 
+@pytest.mark.parametrize("truth", ["mix", "none"])
+def test_a_table_says_that_its_figures_are_estimates(
+    truth: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a run says before it is on another stream: a file with the table lacks it."""
+    (tmp_path / "jobs.csv").write_text("job_id,submit_time_s,num_gpus,duration_s\na,0,1,60\n")
+    words = ["--trace", str(tmp_path / "jobs.csv"), "--cluster", "1x1:V100", "--truth", truth]
+    monkeypatch.setattr(sys, "argv", ["tandem", "simulate", *words])
+    with pytest.raises(SystemExit):
+        main()
+    said = "Estimates with a default mix of loads, and not yours." in capsys.readouterr().out
+    assert said is (truth == "mix")
+
+
 def test_a_seed_draws_other_loads(run: Run) -> None:
     found = [
         run("--truth", "mix", "--profile", "tandem", "--seed", seed)[0] for seed in ("0", "0", "1")

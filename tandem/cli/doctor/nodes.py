@@ -274,7 +274,10 @@ def _deleted(pod: Object) -> tuple[float, str, str] | None:
 
 
 def troubled(pod: Object) -> str:
-    """Return why a pod does not run, in the words of kubelet; '' where it runs or is new."""
+    """Return why a pod does not run or answer, by what kubelet says; '' where it does or is new.
+
+    What does not start comes before what is not ready, which may be for that reason.
+    """
     status = pod.get("status") or {}
     for each in (
         *(status.get("initContainerStatuses") or ()),
@@ -285,6 +288,9 @@ def troubled(pod: Object) -> str:
         if waiting and waiting not in ("PodInitializing", "ContainerCreating"):
             last = ((each.get("lastState") or {}).get("terminated") or {}).get("reason", "")
             return f"{waiting}{f' after {last}' if last else ''} in {each.get('name')}"
+    for each in status.get("containerStatuses") or ():
+        if "running" in (each.get("state") or {}) and each.get("ready") is False:
+            return f"{each.get('name')} runs and is not ready"
     for each in status.get("conditions") or ():
         if each.get("type") == "PodScheduled" and each.get("status") == "False":
             return f"not scheduled: {each.get('message', '')}"
