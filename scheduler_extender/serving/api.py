@@ -13,6 +13,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from scheduler_extender.cluster.feed import Feed
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import GpuNodeRecord, PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.planning import explaining
@@ -106,12 +107,14 @@ def explanation(
     gang = state.gpu_jobs().get(record.gpujob)
     status = gang.status if gang else GPUJobStatus()
     held = state.ledger.held(record.uid)
-    causes = tuple(status.causes)
+    causes, found_at = tuple(status.causes), status.found_at
     nodes: list[Line] = []
     reasons: list[Line] = []
     if not pod.node_name:
         reasons, found = _reasons(state, pipeline, record, worker)
-        causes = up_to_date(causes, found)
+        current = up_to_date(causes, found)
+        if current is not causes:
+            causes, found_at = current, rfc3339(state.now_s)
 
     def models(node: str) -> list[str]:
         report = state.gpu_nodes().get(("", node))
@@ -144,7 +147,7 @@ def explanation(
         "phase": status.phase.value if gang else None,
         "message": (in_full(causes) if causes else _message(status)) if gang else "",
         "causes": [each.wire() for each in causes],
-        "foundAt": status.found_at,
+        "foundAt": found_at,
         "position": status.position,
         "expectedStart": _expected(status),
         "node": pod.node_name or None,

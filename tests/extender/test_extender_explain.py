@@ -34,14 +34,15 @@ def test_what_is_seen_now_replaces_what_was_said_of_it(
 
 
 def test_an_explanation_has_the_reason_of_its_table_and_not_the_one_of_the_status() -> None:
-    state = ClusterState(now_s=0.0)
-    state.upsert("gpunodes", gpu_node("n0", "GPU-0", observed_at_s=0.0))
+    state = ClusterState(now_s=1_800_000_000.0)
+    state.upsert("gpunodes", gpu_node("n0", "GPU-0", observed_at_s=state.now_s))
     waits = gpu_job("pod-new", namespace="ml", job_load=load(100))
     waits["status"] |= {
         "phase": "Queued",
         "queuedAt": "2026-01-01T00:00:00Z",
         "message": "of an earlier cycle",
         "causes": [NEEDS.wire(), NOW.wire()],
+        "foundAt": "2027-01-15T07:56:40Z",
     }
     state.upsert("gpujobs", waits)
     made = pod("new", namespace="ml")
@@ -52,3 +53,4 @@ def test_an_explanation_has_the_reason_of_its_table_and_not_the_one_of_the_statu
     assert {each["reason"] for each in told["causes"]} == {"NeedsGPUs", "NodeUnsuitable"}
     assert "places" not in told["message"]
     assert "earlier cycle" not in told["message"]
+    assert told["foundAt"] == "2027-01-15T08:00:00.000000Z", "they are of now, and so is the time"
