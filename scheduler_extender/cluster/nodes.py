@@ -169,6 +169,31 @@ class NodesPicture:
         at[~asks.mask[self.at]] = len(things)
         return at, things
 
+    def holds(
+        self, number: int, taken: Mapping[str, Floats], *, empty: bool = False
+    ) -> Ints | None:
+        """Return (nodes,) how many pods each node has room for beside what is `taken` of it.
+
+        `taken` (nodes,) is by resource; with `empty`, nothing else runs. None where nothing is
+        known of the number.
+        """
+        asks = self.asks.get(number)
+        if asks is None:
+            return None
+        room = [
+            np.maximum((self._has(name, empty=empty) - taken.get(name, 0.0)) // amount, 0)
+            for name, amount in asks.by_name()
+            if amount > 0
+        ]
+        fewest: Ints = np.minimum.reduce(room).astype(np.int64)
+        return fewest
+
+    def take(self, number: int, pods: Ints, taken: dict[str, Floats]) -> None:
+        """Add what `pods` (nodes,) of a number ask to what is `taken`."""
+        for name, amount in self.asks[number].by_name():
+            if amount > 0:
+                taken[name] = (pods * amount + taken.get(name, 0.0)).astype(np.float64)
+
     def room(self) -> Room:
         """Return what is free, to be taken pod by pod."""
         others = {name: column[_TOTAL] - column[_USED] for name, column in self.others.items()}

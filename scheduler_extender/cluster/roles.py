@@ -31,12 +31,17 @@ Roles = Mapping[str, Role]
 NO_ROLES: Roles = {}
 
 
-def _asks_for_gpus(template: Raw | None, *, adopted: bool) -> bool:
-    template = template or {}
-    containers = (template.get("spec") or {}).get("containers") or ()
-    limits = [((each.get("resources") or {}).get("limits")) or {} for each in containers]
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
+def _asks_for_gpus(template: object, *, adopted: bool) -> bool:
+    """Say whether pods of a template ask for GPUs; definitions may leave it open what it is."""
+    containers = at(template, ("spec", "containers"))
+    listed = containers if isinstance(containers, list) else []
+    limits = [_object(at(each, ("resources", "limits"))) for each in listed]
+    annotations = _object(at(template, ("metadata", "annotations")))
     return template_asks(limits, annotations, adopted=adopted)
+
+
+def _object(value: object) -> Raw:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _gpus_of(templates: Mapping[str, Raw | None]) -> Callable[[str], bool]:
@@ -148,11 +153,11 @@ def _entries(workload: Raw, kind: RoleKind) -> Iterator[tuple[str, Raw]]:
     if kind.each is None:
         yield kind.name, workload
         return
-    entries = at(workload, kind.each) or {}
+    entries = at(workload, kind.each)
     if isinstance(entries, Mapping):
         yield from ((str(name), entry or {}) for name, entry in entries.items())
         return
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(entries if isinstance(entries, list) else ()):
         name = at(entry, kind.named_by) if kind.named_by else None
         yield str(number if name is None else name), entry or {}
 

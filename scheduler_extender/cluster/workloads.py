@@ -230,7 +230,7 @@ def size_of(workload: Raw, present: Collection[str]) -> int:
     Where it says with how many pods it may start, those without GPUs are among them.
     """
     kind = _kind_as_read(workload)
-    pods = sum(role.pods for role in roles_now(workload, present).values())
+    pods = min(MAX_INTEGER, sum(role.pods for role in roles_now(workload, present).values()))
     stated = at(workload, kind.least) if kind.least else None
     if stated is None:
         return max(1, pods)

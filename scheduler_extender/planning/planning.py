@@ -28,11 +28,11 @@ from scheduler_extender.planning.questions import (
     Waiting,
 )
 from scheduler_extender.planning.reserving import Capacity, Impossible, Reserve
-from scheduler_extender.planning.together import start_together
+from scheduler_extender.planning.together import Beside, start_together
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
-from tandem.policy.decision import Placement, PodPlacement, Waits
+from tandem.policy.decision import Decision, Placement, PodPlacement, Waits
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Ints
@@ -167,22 +167,28 @@ class _Round:
             if place < len(ranked) and not self._start_roles(int(ranked[place])) and blocks:
                 return
         for place in at[_TURNS:]:
-            if not self._start_roles(int(ranked[place])) and blocks:
+            index = int(ranked[place])
+            if not self._start_roles(index, len(inputs.roles[index])) and blocks:
                 return
 
     def _waits(self, index: int) -> bool:
         return self._inputs.starts[index] is not None and index not in self._inputs.board.rows_of
 
-    def _start_roles(self, index: int) -> bool:
-        """Start a gang of several roles, or say that one of them has no place."""
+    def _start_roles(self, index: int, tries: int = 1) -> bool:
+        """Start a gang of several roles, or say that one of them has no place.
+
+        `tries` is what that counts as among the searches of a round; it is not remembered.
+        """
         roles = self._inputs.roles.get(index)
         if roles is None or not self._waits(index):
             return False
         if self._tries.left <= 0:
             self._tries.put_off.add(self._inputs.board.jobs[index].id)
             return False
-        self._tries.left -= 1
-        begun = start_together(self._inputs.board, roles, self._pipeline)
+        self._tries.left -= tries
+        board = self._inputs.board
+        beside = Beside(self._q.nodes, self._inputs.parts(index), board.gpus.node)
+        begun = start_together(board, roles, self._pipeline, beside)
         self._inputs.began(list(roles) if begun else [])
         return begun
 
@@ -374,7 +380,7 @@ class _Explaining:
         return (Cause(Reason.ROLES, detail="; ".join(map(_wants, start.parts))),)
 
     def _fits(self, job: Job) -> bool:
-        return Pipeline.choose(self._pipeline, job, self._inputs.board.gpus) is not None
+        return isinstance(self._placed(job), Placement)
 
     def _found(self, job: Job) -> tuple[Cause, ...]:
         if job.demand not in self._known:
@@ -382,12 +388,15 @@ class _Explaining:
         return self._known[job.demand]
 
     def _search(self, job: Job) -> tuple[Cause, ...]:
+        found = self._placed(job)
+        return found.causes if isinstance(found, Waits) else (Cause(Reason.WAITING_IS_BETTER),)
+
+    def _placed(self, job: Job) -> Decision:
         board = self._inputs.board
         q = self._q.snapshot
         now = Snapshot(gpus=board.gpus, node_names=q.node_names, gpu_ids=q.gpu_ids)
         nodes, most = self._inputs.nodes.get(job.where), self._inputs.most.get(job.where)
-        found = self._pipeline.place(job, now, nodes, most, self._besides(job, most))
-        return found.causes if isinstance(found, Waits) else (Cause(Reason.WAITING_IS_BETTER),)
+        return self._pipeline.place(job, now, nodes, most, self._besides(job, most))
 
     def _besides(self, job: Job, most: Ints | None) -> tuple[Cause, ...]:
         """Return what nodes lack for the pods besides GPUs."""

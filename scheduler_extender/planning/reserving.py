@@ -19,7 +19,7 @@ from scheduler_extender.cluster.table import places_of, without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import CycleInput, freest_first
 from scheduler_extender.planning.questions import Question, Start
-from scheduler_extender.planning.together import rows_for, start_together
+from scheduler_extender.planning.together import Beside, rows_for, start_together
 from tandem.policy.job import Job
 from tandem.policy.units import Floats, Ints
 
@@ -63,8 +63,10 @@ class Capacity:
 
     def holds(self, index: int) -> bool:
         """Say whether the cluster could hold the job at `index` of the board, in all its roles."""
-        jobs, node = [part.job for part in self._inputs.parts(index)], self._empty.node
-        return rows_for(jobs, node, lambda at: self.rows(jobs[at])) is not None
+        parts, node = self._inputs.parts(index), self._empty.node
+        jobs = [part.job for part in parts]
+        beside = Beside(self._q.nodes, parts, node, empty=True)
+        return rows_for(jobs, node, lambda at: self.rows(jobs[at]), beside) is not None
 
 
 class Impossible:
@@ -141,16 +143,19 @@ class Reserve:
             return
         capacity = Capacity(question, inputs, pipeline)
         for index in impossible.sift(waiting, question, inputs, capacity):
-            if self._start(index, inputs, pipeline):
+            if self._start(index, question, inputs, pipeline):
                 return
             if self._keep(index, question, inputs, capacity):
                 return
         self._for, self._gpus = None, frozenset()
 
-    def _start(self, index: int, inputs: CycleInput, pipeline: ClusterPipeline) -> bool:
+    def _start(
+        self, index: int, question: Question, inputs: CycleInput, pipeline: ClusterPipeline
+    ) -> bool:
         board = inputs.board
         if index in inputs.roles:
-            begun = start_together(board, inputs.roles[index], pipeline)
+            beside = Beside(question.nodes, inputs.parts(index), board.gpus.node)
+            begun = start_together(board, inputs.roles[index], pipeline, beside)
             inputs.began(list(inputs.roles[index]) if begun else [])
             return begun
         rows = pipeline.choose(board.jobs[index], board.gpus)
@@ -190,7 +195,8 @@ class Reserve:
 
         GPUs on which a job has no end of its own are never free again.
         """
-        board, jobs = inputs.board, [part.job for part in inputs.parts(index)]
+        board, parts = inputs.board, inputs.parts(index)
+        jobs = [part.job for part in parts]
         endless = {i for i in inputs.held if inputs.keys[i] in question.endless}
         ends = np.array([endless.isdisjoint(there) for there in board.residents_of], dtype=np.bool_)
         free_in_s = _free_in_s(inputs)
@@ -201,7 +207,8 @@ class Reserve:
             order = np.lexsort((rows, free_in_s[rows], board.gpus.jobs[rows], ~before[rows]))
             return rows[order]
 
-        return rows_for(jobs, board.gpus.node, soonest)
+        beside = Beside(question.nodes, parts, board.gpus.node, empty=True)
+        return rows_for(jobs, board.gpus.node, soonest, beside)
 
 
 def _free_in_s(inputs: CycleInput) -> Floats:

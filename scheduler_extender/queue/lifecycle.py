@@ -160,9 +160,13 @@ def _next_to_running(gang: Gang, planned: Collection[str]) -> list[list[PodInfo]
     """Return the starts of a gang of which some pods have places: replacements start alone.
 
     The pods of a role that is created later (`dependsOn`, `LeaderReady`) start together. Where pods
-    were placed before their kind had roles, nothing says which of these have begun.
+    were placed before their kind had roles, nothing says which of these have begun. Where a gang
+    may start with fewer pods than all, no role of it waits for all of its own.
     """
-    roles = gang.expected.roles if gang.expected is not None else {}
+    expected = gang.expected
+    roles = expected.roles if expected is not None else {}
+    if expected is not None and expected.least is not None and expected.least < sum(roles.values()):
+        roles = {}
     begun = {role_of(pod) for uid, pod in gang.pods.items() if pod.node_name or uid in planned}
     if len(roles) < 2 or ("" in begun and "" not in roles):
         return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]

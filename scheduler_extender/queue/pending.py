@@ -40,6 +40,7 @@ class PendingJobs:
         self.together: dict[int, int] = {}
         self._numbers: dict[tuple[frozenset[Shape], int], int] = {}
         self._next = 1
+        self._noted: set[int] = set()  # numbers of the gang that is being noted
         self._changed = changed
         self._believe = believe
 
@@ -50,6 +51,7 @@ class PendingJobs:
     def note(self, gang: Gang, record: GpuJobRecord, now_s: float) -> None:
         """Note which pods of a gang want a place now."""
         starts = []
+        self._noted.clear()
         name = f"{record.namespace}/{record.name}"
         # Pods of one gang that ask the same differ in their names alone.
         alike: dict[tuple[frozenset[Shape], Ask, int], Job] = {}
@@ -118,13 +120,15 @@ class PendingJobs:
         number = self._numbers.get(asked)
         if number is None:
             if len(self._pods) > _SHAPES:
-                used = {each.job.where for known in self.starts.values() for each in known}
-                used |= set(self.where_of.values())
+                starts = (each for known in self.starts.values() for each in known)
+                used = {part.job.where for each in starts for part in each.parts}
+                used |= {*self.where_of.values(), *self._noted}
                 self._pods = {number: self._pods[number] for number in used}
                 self._numbers = {s: n for s, n in self._numbers.items() if n in used}
                 self.together = {n: gpus for n, gpus in self.together.items() if n in used}
             number = self._numbers[asked] = self._next
             self._next += 1
+        self._noted.add(number)
         self._pods[number] = tuple(shapes.values())
         if together:
             self.together[number] = together

@@ -41,7 +41,7 @@ from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Role, WorkloadRef
-from tandem.kube.errors import Forbidden, NotFound
+from tandem.kube.errors import Conflict, Forbidden, NotFound, Unavailable
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
 COUNT_EVERY_S = 60.0
@@ -224,8 +224,7 @@ class Reconciler:
         if (sized := self._sizes.step(gang)) is not None:
             return sized
         if (roles := self._new_roles(gang)) is not None:
-            self._roles[gang.key] = roles
-            return self._executor.carry_out(gang, (WriteRoles(roles),))
+            return self._write_roles(gang, roles)
         if self._load_prediction.is_due(gang, now):
             return self._load_prediction.again(gang)
         if self._is_half_placed(gang, now):
@@ -258,8 +257,17 @@ class Reconciler:
             return None
         if gang.bound or gang.unbound < gang.still_to_come(spec.demand.gang_size):
             return None
-        roles = decisions.roles_of(gang)
+        # Pods that start each alone are no gang: order and quota count one of them.
+        roles = decisions.roles_of(gang) if spec.demand.gang_size > 1 else ()
         return None if roles in (tuple(spec.roles), self._roles.get(gang.key)) else roles
+
+    async def _write_roles(self, gang: Gang, roles: tuple[Role, ...]) -> None:
+        self._roles[gang.key] = roles
+        try:
+            await self._executor.carry_out(gang, (WriteRoles(roles),))
+        except (Conflict, Unavailable):
+            self._roles.pop(gang.key, None)  # they were not looked at
+            raise
 
     def _missing_marks(self, gang: Gang) -> list[Mark]:
         """Return what is to be written on pods that hold GPUs, except what was refused before."""

@@ -14,10 +14,11 @@ from test_queue_controller import Cluster, run
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.templates import admit_owner
 from scheduler_extender.cluster.kinds import WorkloadKind, merged, shipped
-from scheduler_extender.cluster.workloads import KINDS, know
+from scheduler_extender.cluster.workloads import KINDS, know, size_of
 from scheduler_extender.config import ConfigError, read_config
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
+from tandem.contracts.values import MAX_INTEGER
 from tandem.kube.resource import GPU_JOBS, PODS, Resource
 
 VERSION = "ml.example.com/v1"
@@ -323,6 +324,60 @@ def test_fewer_pods_of_a_volcano_job_than_its_min_available_start_none() -> None
         assert all(cluster.gated(f"t{index}") for index in range(4))
 
     run(scenario)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_no_task_of_a_volcano_job_beyond_its_min_available_waits_for_all_of_its_pods(
+    least: int,
+) -> None:
+    cluster = site(3)
+    volcano = resource_of("Job.batch.volcano.sh")
+    tasks = [
+        {"name": name, "replicas": count, "template": template(1)}
+        for name, count in (("a", 2), ("b", 4))
+    ]
+
+    async def scenario() -> None:
+        uid = create(cluster, volcano, "train", {"minAvailable": least, "tasks": tasks})
+        pods = [("a", index) for index in range(2)] + [("b", index) for index in range(4)]
+        for task, index in pods:
+            labels = {"volcano.sh/task-spec": task}
+            alone = {names.EXCLUSIVE: "true"}
+            owned(
+                cluster, f"{task}{index}", volcano, "train", uid, annotations=alone, labels=labels
+            )
+            if (task, index) == ("a", 1):
+                await wait(cluster)
+        await wait(cluster)
+        started = [f"{task}{index}" for task, index in pods if not cluster.gated(f"{task}{index}")]
+        assert len(started) == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        5,
+        [5],
+        [{"name": "t", "replicas": 2, "template": 7}],
+        [{"name": "t", "replicas": 2, "template": {"spec": {"containers": 3}}}],
+        [{"name": "t", "replicas": 2, "template": {"spec": {"containers": [3]}}}],
+        [{"template": {"metadata": "x", "spec": {"containers": [{"resources": {"limits": 4}}]}}}],
+    ],
+)
+def test_templates_that_are_none_are_read_as_such(tasks: object) -> None:
+    """Definitions of custom kinds may leave open what a template is."""
+    job = {"kind": "Job", "apiVersion": "batch.volcano.sh/v1alpha1", "spec": {"tasks": tasks}}
+    assert size_of(job, {""}) >= 1
+
+
+def test_more_pods_than_a_gpujob_can_state_are_as_many_as_it_can() -> None:
+    most = 2**31 - 1
+    job = {"spec": {"parallelism": most, "template": template(1)}}
+    jobs = [{"name": f"r{at}", "replicas": most, "template": job} for at in range(3)]
+    job_set = {"kind": "JobSet", "spec": {"replicatedJobs": jobs}}
+    assert size_of(job_set, {"r0"}) == MAX_INTEGER
 
 
 @pytest.mark.parametrize(

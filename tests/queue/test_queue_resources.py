@@ -10,6 +10,7 @@ import pytest
 from queue_builders import raw_pod
 from test_queue_controller import SHARED, Cluster
 
+from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.reason_writer import CHANGED_S
 from scheduler_extender.serving.api import explanation
 from scheduler_extender.verbs.verbs import Verbs
@@ -45,6 +46,12 @@ class Mixed(Cluster):
         if node:
             raw["spec"]["nodeName"] = node
         self.api.create(PODS, raw)
+
+    def role(self, name: str, number: int, size: int, **asks: Any) -> None:
+        """Create a pod of a gang whose roles declare different amounts of memory."""
+        self.create(name, gang=size, **asks)
+        notes = {names.MEMORY: f"{number}Gi"}
+        self.api.patch(PODS, name, {"metadata": {"annotations": notes}}, "default")
 
     def cycles(self, count: int = 3) -> None:
         async def some() -> None:
@@ -210,3 +217,37 @@ def test_a_resource_counts_from_when_a_node_first_has_it(cluster: Mixed) -> None
     cluster.api.delete(NODES, "n0")
     cluster.cycles()
     assert not cluster.state.nodes._others
+
+
+@pytest.mark.parametrize("asks", [{"cpu": "5"}, {"memory": "40Gi"}, {HCA: "1"}])
+def test_roles_that_do_not_fit_on_one_node_together_start_on_two(
+    cluster: Mixed, asks: dict[str, str]
+) -> None:
+    for name in ("n0", "n1"):
+        cluster.node(name, gpus=4, **{HCA: "1"})
+    for number in (1, 2):
+        cluster.role(f"p{number}", number, 2, **asks)
+    cluster.cycles()
+    assert sorted(cluster.planned("gang-g")) == ["n0", "n1"]
+
+
+@pytest.mark.parametrize("reserve_after_s", [86_400.0, 1.0])
+def test_roles_that_no_nodes_hold_together_keep_gpus_from_nobody(reserve_after_s: float) -> None:
+    cluster = Mixed(settings=QueueConfig(reserve_after_s=reserve_after_s))
+    cluster.node("n0", gpus=2)
+    for number in (1, 2):
+        cluster.role(f"p{number}", number, 2, cpu="5")
+    cluster.cycles()
+    for number in range(2):
+        cluster.create(f"other{number}", cpu="1")
+    cluster.cycles()
+    assert cluster.planned("gang-g") == []
+    assert [cluster.planned(f"pod-other{number}") for number in range(2)] == [["n0"], ["n0"]]
+
+
+def test_the_reason_names_the_role_that_no_node_holds(cluster: Mixed) -> None:
+    cluster.node("n0", gpus=2)
+    cluster.role("p1", 1, 2)
+    cluster.role("p2", 2, 2, cpu="9")
+    cluster.cycles()
+    assert "cpu" in cluster.status("gang-g")["message"]

@@ -11,8 +11,10 @@ from test_queue_controller import SHARED, Cluster, run
 
 from scheduler_extender.cluster.workloads import KINDS
 from scheduler_extender.config import QueueConfig
+from scheduler_extender.queue import pending
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
+from tandem.kube.errors import Conflict
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile
 
@@ -230,5 +232,76 @@ def test_a_gang_that_asks_in_too_many_ways_reads_so() -> None:
         assert (status["phase"], status["reason"]) == ("Queued", "Blocked")
         assert on_the_page(status["message"])
         assert cluster.gated("p0")
+
+    run(scenario)
+
+
+def test_what_each_role_asks_of_a_node_is_kept_however_many_ways_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pending, "_SHAPES", 3)
+    cluster = site(1, 1)
+
+    async def scenario() -> None:
+        for number in range(8):
+            for role in range(3):
+                asks = {"cpu": f"{number + 1}", "memory": f"{role + 1}Gi"}
+                pod = raw_pod(f"p{number}-{role}", annotations={
+                    names.GANG: f"g{number}", names.GANG_SIZE: "3",
+                    names.MEMORY: f"{role + 1}Gi",
+                })  # fmt: skip
+                pod["spec"]["containers"][0]["resources"]["requests"] = asks
+                cluster.api.create(PODS, pod)
+        await cycles(cluster)
+        waiting = cluster.controller._pending
+        starts = [start for each in waiting.starts.values() for start in each]
+        assert len(starts) == 8
+        for start in starts:
+            for part in start.parts:
+                assert [pod.shape for pod in waiting.shapes()[part.job.where]] == [
+                    part.pods[0].shape
+                ]
+
+    run(scenario)
+    assert not cluster.controller.work.failures
+
+
+def test_roles_that_were_not_written_at_once_are_written_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = site(4, 1)
+    patch, refused = cluster.api.patch, list[object]()
+
+    def busy(resource: Any, name: str, body: Any, *args: Any, **more: Any) -> Any:
+        if "roles" in body.get("spec", {}) and not refused:
+            refused.append(body)
+            raise Conflict(409, "somebody was faster")
+        return patch(resource, name, body, *args, **more)
+
+    monkeypatch.setattr(cluster.api, "patch", busy)
+
+    async def scenario() -> None:
+        pytorch_job(cluster, "bert", 2, (1, 4))
+        for _ in range(4):
+            cluster.now += 1
+            await cluster.cycle()
+        assert refused
+        roles = cluster.gpujob("pytorchjob-bert")["spec"]["roles"]
+        assert [each["pods"] for each in roles] == [2, 1]
+
+    run(scenario)
+
+
+def test_pods_that_start_each_alone_count_as_one_pod_in_the_order() -> None:
+    cluster = site(1)
+
+    async def scenario() -> None:
+        for number in range(6):
+            notes = of_gang(1, **{names.MEMORY: f"{1 + number % 2}Gi"})
+            cluster.api.create(PODS, raw_pod(f"p{number}", annotations=notes))
+        await cycles(cluster, 1)
+        await cycles(cluster)
+        assert not cluster.gpujob("gang-g")["spec"].get("roles")
+        assert cluster.controller.queue_state.of["default", "gang-g"].job.gpus == 1
 
     run(scenario)
