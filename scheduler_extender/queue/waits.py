@@ -48,9 +48,13 @@ def held(gang: Gang, status: GPUJobStatus, now_s: float, absent: str = "") -> GP
 
 
 def _is_said(status: GPUJobStatus, reason: Reason, why: _Why) -> bool:
-    """Say whether a status has the reason already; one without causes is of an earlier version."""
+    """Say whether a status has the reason already, by its words.
+
+    It has no causes where the definition of GPUJobs is of an earlier release: the API server drops
+    them, and they would be written again each time.
+    """
     message = why if isinstance(why, str) else in_full(why)
-    return (status.reason, status.message, bool(status.causes)) == (reason, message, True)
+    return (status.reason, status.message) == (reason, message)
 
 
 def _why(gang: Gang, status: GPUJobStatus, now_s: float, absent: str) -> tuple[Reason, _Why]:

@@ -20,6 +20,7 @@ from scheduler_extender.queue.effects import (
     WriteEvent,
     WriteStatus,
 )
+from scheduler_extender.queue.waits import held, without_live_pods
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Preemption
 from tandem.reasons.causes import Reason
@@ -160,3 +161,16 @@ def test_a_gang_that_starved_is_first_again_and_is_charged_from_now_on() -> None
     assert (status.queue, status.promoted_gpu_seconds, status.waiting_since) == (
         0, 9.0, rfc3339(NOW)
     )  # fmt: skip
+
+
+def test_a_definition_of_an_earlier_release_drops_causes_and_has_no_status_written_for_ever() -> (
+    None
+):
+    gates = [{"name": "tandem.gpu/queue"}, {"name": "other/gate"}]
+    blocked = gang(pod("p0", gated=False, schedulingGates=gates))
+    ended = gang(replace(HOLDS, phase="Failed"))
+    for waits, follow in ((blocked, held), (ended, without_live_pods)):
+        said = follow(waits, waits.job.status, NOW)
+        assert said.causes
+        dropped = said.model_copy(update={"causes": [], "found_at": None})
+        assert follow(waits, dropped, NOW + 1) is dropped
