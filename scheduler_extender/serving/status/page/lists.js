@@ -1,6 +1,6 @@
 // The overview and the lists. Each number is a link to the objects that it counts.
 import { html } from "./ui.js";
-import { NONE, between, bytes, expected, gpuModel, gpuName, gpuTime, number, percent, plural, shortId, slowdown } from "./format.js";
+import { NONE, between, bytes, expected, gpuModel, gpuName, gpuTime, modelName, number, percent, plural, shortId, slowdown } from "./format.js";
 import {
   Ago, Card, Choice, Empty, Facts, For, GPU_STATES, Job, Meter, PHASES, Pager, Phase, Search, State, States, Table,
   gpuHref, href, jobHref, modelHref, nodeHref, useClock,
@@ -144,7 +144,7 @@ export const QUEUE = {
   service: { name: "Service", show: (job) => (job.attainedGpuSeconds ? gpuTime(job.attainedGpuSeconds) : NONE) },
   beside: {
     name: "Shared with",
-    show: (job) => (job.neighbours && job.neighbours.length ? job.neighbours.map((each) => `${each.kind || "a model of another namespace"} (${slowdown(each.slowdown)})`).join(", ") : NONE),
+    show: (job) => (job.neighbours && job.neighbours.length ? job.neighbours.map((each) => `${each.model || (each.kind ? modelName(each.kind) : "a model of another namespace")} (${slowdown(each.slowdown)})`).join(", ") : NONE),
   },
   ended: { name: "Ended", show: (job) => html`<${Ago} at=${job.finishedAt}/>` },
 };

@@ -59,11 +59,11 @@ def jobs(cluster: Cluster, scope: Scope, query: Query) -> Document:
 def _ending(cluster: Cluster, scope: Scope, job: Job) -> Document:
     """Return what the list of ended jobs shows besides: its service, and what was last measured."""
     status = for_reader(cluster, scope, job.whole()["status"])
-    seen = status.get("observed") or {}
+    seen = _with_models(cluster, scope, job.namespace, status.get("observed") or {})
     return {
         **picked(status, "attainedGpuSeconds"),
         "slowdown": (seen.get("slowdown") or {}).get("value"),
-        "neighbours": [picked(each, "kind", "slowdown") for each in seen.get("neighbours") or ()],
+        "neighbours": [picked(each, "kind", "model", "slowdown") for each in seen["neighbours"]],
     }
 
 
