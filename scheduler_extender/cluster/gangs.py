@@ -27,7 +27,7 @@ from scheduler_extender.cluster.records import (
     demand_of,
     figures_of,
 )
-from scheduler_extender.cluster.workloads import ENDLESS, is_endless
+from scheduler_extender.cluster.workloads import has_no_end, is_endless
 from tandem.contracts import names
 from tandem.contracts.resources import GPUJobStatus, PodService
 
@@ -262,7 +262,7 @@ class Gang:
     @property
     def is_endless(self) -> bool:
         """True where a pod of it, or its workload, has no end of its own."""
-        return self._endless > 0 or self.job.spec.workload.kind in ENDLESS
+        return self._endless > 0 or has_no_end(self.job.spec.workload)
 
     @property
     def checkpoints(self) -> bool:

@@ -31,6 +31,7 @@ class Kind:
     suspend: tuple[str, ...] = ()
     restarts: bool = True
     ended: Ended | None = None
+    endless: bool = False
 
 
 def _kind(known: WorkloadKind) -> Kind:
@@ -44,6 +45,7 @@ def _kind(known: WorkloadKind) -> Kind:
         known.suspend or (),
         known.restarts,
         known.ended,
+        known.endless,
     )
 
 
@@ -53,7 +55,7 @@ _OTHER = Kind(restarts=False)
 #: By the kind of the workload, and as KIND.GROUP where another group has it too. Pods of kinds that
 #: are not here start one by one; none is evicted.
 KINDS: dict[str, Kind] = {}
-#: Kinds whose pods do not end by themselves: services and notebooks.
+#: Kinds whose pods do not end by themselves: services and notebooks; see `has_no_end`.
 ENDLESS: set[str] = set()
 #: By the label of pods that names such an object: it says how many of them start together.
 _GROUPS: dict[str, Resource] = {}
@@ -175,9 +177,15 @@ def workload_of(pod: PodInfo) -> WorkloadRef:
     return own if gangs.owns_steps(kind) and gpujob_name(pod) == alone else pod.owner
 
 
+def has_no_end(workload: WorkloadRef) -> bool:
+    """Say whether a workload is of a kind that has no end of its own."""
+    # Another group may have the kind too. Most are told apart by the name alone, which costs less.
+    return workload.kind in ENDLESS and kind_of(workload).endless
+
+
 def is_endless(pod: PodInfo) -> bool:
     """Say whether a pod is of a kind that has no end of its own."""
-    return pod.owner is not None and pod.owner.kind in ENDLESS and not _has_moved(pod)
+    return pod.owner is not None and has_no_end(pod.owner) and not _has_moved(pod)
 
 
 def role_of(pod: PodInfo) -> str:

@@ -20,7 +20,7 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, declared_of, demand_of
 from scheduler_extender.cluster.roles import at
 from scheduler_extender.cluster.selectors import selects
-from scheduler_extender.cluster.workloads import ENDLESS, Kind, gang_size, kind_of, role_of
+from scheduler_extender.cluster.workloads import Kind, gang_size, has_no_end, kind_of, role_of
 from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.effects import (
     CreateGpuJob,
@@ -117,7 +117,7 @@ def create(
         # The webhook refuses these; a pod that came past it waits, and its owner reads why.
         return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
     demand = _with_cpus(demand, pod)
-    if workload.kind in ENDLESS:
+    if has_no_end(workload):
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(
         workload=workload,

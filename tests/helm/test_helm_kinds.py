@@ -63,3 +63,10 @@ def test_a_kind_of_the_values_takes_the_place_of_the_shipped_one(tmp_path: Path)
 def test_the_chart_has_the_kinds_of_the_scheduler() -> None:
     assert (CHART / "files" / "kinds.yaml").read_text() == SHIPPED.read_text()
     assert (ROOT / "docs" / "workloads.md").read_text().count("\n| ") > 20
+
+
+def test_the_rights_on_a_kind_of_the_core_group_name_that_group(tmp_path: Path) -> None:
+    core = {"group": "", "version": "v1", "kind": "Batch", "plural": "batches"}
+    rules = rules_of(rendered_with([core], tmp_path), "ClusterRole", "tandem-extender")
+    (right,) = (rule for rule in rules if rule["resources"] == ["batches"])
+    assert right["apiGroups"] == [""]

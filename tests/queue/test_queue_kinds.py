@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from queue_builders import raw_pod
+from queue_builders import pod, raw_pod
 from test_queue_controller import Cluster, run
 
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.templates import admit_owner
 from scheduler_extender.cluster.kinds import WorkloadKind, merged, shipped
-from scheduler_extender.cluster.workloads import KINDS, know, size_of
+from scheduler_extender.cluster.workloads import KINDS, is_endless, know, size_of
 from scheduler_extender.config import ConfigError, read_config
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
@@ -89,6 +89,19 @@ def resource_of(kind: str) -> Resource:
     found = KINDS[kind].resource
     assert found is not None
     return found
+
+
+@pytest.fixture
+def endless_jobs() -> Iterator[None]:
+    know(merged([WorkloadKind(group="ml.example.com", kind="Job", endless=True)]))
+    yield
+    know(shipped())
+
+
+def test_jobs_end_though_another_group_has_jobs_without_an_end(endless_jobs: None) -> None:
+    theirs = pod("p", owner=("Job", "j"), api_version="ml.example.com/v1")
+    assert is_endless(theirs)
+    assert not is_endless(pod("p", owner=("Job", "j")))
 
 
 # --- a kind that nobody foresaw ------------------------------------------------------------------
