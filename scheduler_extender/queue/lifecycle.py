@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.gangs import Gang, by_role
+from scheduler_extender.cluster.gangs import Gang, ask_of
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.workloads import role_of
@@ -119,7 +119,8 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
 
 def too_many_roles(pods: Sequence[PodInfo]) -> str:
     """Return why pods cannot start together, or ''. Each role is looked for a place by itself."""
-    if len(pods) <= MAX_ROLES or (roles := len(by_role(pods))) <= MAX_ROLES:
+    # Only counted: anybody may have thousands of pods that all declare different things.
+    if len(pods) <= MAX_ROLES or (roles := len(set(map(ask_of, pods)))) <= MAX_ROLES:
         return ""
     return (
         f"its pods ask for GPUs in {roles} different ways (their {names.RESOURCE} or annotations"

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queue_builders import on_the_page, raw_pod
+from queue_builders import on_the_page, pod, raw_pod
 from test_queue_controller import SHARED, Cluster, run
 
+from scheduler_extender.cluster import gangs
 from scheduler_extender.cluster.workloads import KINDS
 from scheduler_extender.config import QueueConfig
-from scheduler_extender.queue import pending
+from scheduler_extender.queue import lifecycle, pending
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
 from tandem.kube.errors import Conflict
@@ -305,3 +306,9 @@ def test_pods_that_start_each_alone_count_as_one_pod_in_the_order() -> None:
         assert cluster.controller.queue_state.of["default", "gang-g"].job.gpus == 1
 
     run(scenario)
+
+
+def test_pods_of_too_many_roles_are_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = [pod(f"p{at}", annotations={names.MEMORY: f"{at + 1}Mi"}) for at in range(40)]
+    monkeypatch.setattr(gangs, "demand_of", lambda *_: pytest.fail("each is read in each step"))
+    assert "in 40 different ways" in lifecycle.too_many_roles(pods)
