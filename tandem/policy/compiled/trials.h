@@ -4,9 +4,22 @@
 
 #include "gangs.h"
 
+/* What a job yields in place of a victim, on one of its GPUs. */
+typedef struct {
+    i64 victim, row;
+    double net;
+} InPlace;
+
+static const double SAME = 1e-12; /* as _SAME */
+
 /* As `Valuation.in_place_of`: whose place is best for `job`, of one GPU; 0 for nobody's. */
 static int in_place_of(Run *r, i64 job, const i64 *victims, i64 count, i64 *victim, i64 *row) {
     Cycle *c = r->c;
+    Scratch *s = r->s;
+    Mark m = mark_of(s);
+    i64 rows = 0, offers = 0;
+    for (i64 i = 0; i < count; i++) rows += s->rows_count[victims[i]];
+    InPlace *found = TAKE(s, InPlace, rows);
     double most = -INFINITY;
     for (i64 i = 0; i < count; i++) {
         i64 leaves = victims[i];
@@ -30,14 +43,18 @@ static int in_place_of(Run *r, i64 job, const i64 *victims, i64 count, i64 *vict
             if (!o.allowed || !(gain > 0)) continue;
             double net = gain + recovered - now;
             if (net <= 0 && c->size[leaves] == 1) continue;
-            if (net > most) {
-                most = net;
-                *victim = leaves;
-                *row = p.row;
-            }
+            found[offers++] = (InPlace){leaves, p.row, net};
+            if (net > most) most = net;
         }
     }
-    return most > -INFINITY;
+    for (i64 i = 0; i < offers; i++) {
+        if (found[i].net < most - SAME * fabs(most)) continue;
+        *victim = found[i].victim;
+        *row = found[i].row;
+        break;
+    }
+    release(s, m);
+    return offers > 0;
 }
 
 /* As `Valuation.best_without`: where `job` gains most if the jobs marked as `gone` had left. */

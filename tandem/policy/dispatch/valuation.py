@@ -15,6 +15,9 @@ from tandem.policy.job import NOBODY
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Bools, Floats, Ints
 
+#: Yields that differ by less than this part are the same: CPUs round exponentials differently.
+_SAME = 1e-12
+
 
 class Valuation:
     """Values in expected completions per second, on one board, during one round.
@@ -162,8 +165,11 @@ class Valuation:
         net = np.where(may, gains + recovered - self.value(victim), -np.inf)
         # What others yield on the rest of a gang's GPUs is for the caller to count.
         net[(net <= 0) & (board.arrays.gpus[victim] == 1)] = -np.inf
-        best = int(np.argmax(net))
-        return (int(victim[best]), int(rows[best])) if net[best] > -np.inf else None
+        most = float(net.max())
+        if most == -np.inf:
+            return None
+        best = int(np.argmax(net >= most - _SAME * abs(most)))
+        return int(victim[best]), int(rows[best])
 
     def best_move(self, job: int, offers: Offers, index: int) -> tuple[Ints | None, float]:
         """Return the best rows for a running job, and about how much all would yield more there.
