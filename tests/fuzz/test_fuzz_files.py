@@ -254,7 +254,7 @@ def is_same(has: Any, said: Any, at: object) -> None:
     elif isinstance(has, int | float) and said is not None:
         number = Fraction(said) if isinstance(said, str) and "inf" not in said else said
         # A float is the nearest one to what is written.
-        same = has == (float(number) if isinstance(has, float) else number)
+        same = has == (float(said) if isinstance(has, float) else number)
         assert same, (at, said, has)
     elif isinstance(has, str) and isinstance(said, str):
         assert has == said, (at, said, has)
