@@ -161,7 +161,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in list(os.environ):
         if (
             name.startswith(("TANDEM_S", "TANDEM_T", "TANDEM_A", "TANDEM_C"))
-            and name != "TANDEM_SEED"
+            and not name.startswith(("TANDEM_SEED", "TANDEM_CHAOS"))  # of the run itself
         ):
             monkeypatch.delenv(name)
     for name in (

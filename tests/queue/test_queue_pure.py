@@ -273,8 +273,9 @@ def test_earlier_jobs_take_their_place_first_and_later_ones_see_what_is_left() -
         [start("late", whole, queued=2), start("early", whole, queued=1)], Fifo(), ("n", "a", 80)
     )
     assert isinstance(decisions["early"], Placement)
-    _, refused = decisions["late"]  # type: ignore[misc]
-    assert refused == Cause(Reason.NOT_SHARED, gpus=1)
+    late = decisions["late"]
+    assert isinstance(late, tuple)
+    assert late[1] == Cause(Reason.NOT_SHARED, gpus=1)
 
 
 def test_a_job_that_does_not_fit_is_skipped_over_unless_the_order_blocks() -> None:
