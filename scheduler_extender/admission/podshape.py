@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, mo
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from tandem.contracts.gangs import derived_name, qualified_kind
+from tandem.contracts.gangs import derived_name, qualified_kind, with_pod_group
 from tandem.contracts.quantity import is_zero
 
 _SECTIONS = ("limits", "requests")
@@ -210,6 +210,12 @@ class Affinity(_Shape):
     node_affinity: NodeAffinity = NodeAffinity()
 
 
+class SchedulingGroup(_Shape):
+    """The group of Kubernetes' own that a pod is in."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(_Shape):
     """What a pod is to be."""
 
@@ -227,6 +233,7 @@ class PodSpec(_Shape):
     host_pid: bool = Field(False, alias="hostPID")
     runtime_class_name: str = ""
     priority_class_name: str = ""
+    scheduling_group: SchedulingGroup = SchedulingGroup()
     priority: int | None = None
     preemption_policy: str | None = None
     restart_policy: str = ""
@@ -263,7 +270,8 @@ class PodShape(_Shape):
         known = self.metadata
         owners = (o for o in known.owner_references if o.controller)
         owner = next(((qualified_kind(o.api_version, o.kind), o.name) for o in owners), None)
-        found = derived_name(known.name, known.annotations, known.labels, owner)
+        labels = with_pod_group(known.labels, self.spec.scheduling_group.pod_group_name)
+        found = derived_name(known.name, known.annotations, labels, owner)
         return found if known.name or found != derived_name("", {}, {}, None) else ""
 
     def containers(self) -> Iterator[Placed]:

@@ -262,7 +262,7 @@ class Gang:
     @property
     def is_endless(self) -> bool:
         """True where a pod of it, or its workload, has no end of its own."""
-        return self._endless > 0 or has_no_end(self.job.spec.workload)
+        return self._endless > 0 or has_no_end(self.job.spec.rests)
 
     @property
     def checkpoints(self) -> bool:

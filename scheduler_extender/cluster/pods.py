@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from scheduler_extender.cluster.selectors import ANYWHERE, NodeRequirements, node_requirements
 from tandem.contracts import names
+from tandem.contracts.gangs import with_pod_group
 from tandem.contracts.placement import PlacedWith, parse_placed_with
 from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import WorkloadRef
@@ -177,7 +178,7 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
         finished_at=_first_time(status, "finishedAt", max),
         failures=failures,
         out_of_memory=out_of_memory,
-        labels=metadata.get("labels") or {},
+        labels=with_pod_group(metadata.get("labels") or {}, _pod_group(spec)),
         annotations=_kept(metadata.get("annotations") or {}),
         foreign_annotation_bytes=_foreign_bytes(metadata.get("annotations") or {}),
         owner=_controller(metadata.get("ownerReferences") or ()),
@@ -223,6 +224,11 @@ def _without_gpus(
         memory_bytes=memory_bytes,
         amounts=amounts,
     )
+
+
+def _pod_group(spec: Mapping[str, Any]) -> str:
+    group = spec.get("schedulingGroup")
+    return (group.get("podGroupName") or "") if group else ""
 
 
 def gpus_wanted(spec: Mapping[str, Any]) -> int:

@@ -123,7 +123,7 @@ class GpuJobRecord(Record):
     @property
     def spans_workloads(self) -> bool:
         """True for gangs that their users have named: their pods may have several owners."""
-        return self.name.startswith(("gang-", "group-"))
+        return self.name.startswith(("gang-", "group-", "podgroup-"))
 
     def steps(self, uid: str, annotations: Mapping[str, str]) -> int:
         """Return in how many micro-batches a pod runs: as it was bound, else as it is planned."""

@@ -100,7 +100,7 @@ def resource_of(workload: WorkloadRef) -> Resource | None:
 
 
 def topmost(owner: Raw, workload: WorkloadRef) -> WorkloadRef | None:
-    """Return the workload that makes `workload`, where it can rest in its place.
+    """Return the workload that makes `workload`, where it rests in its place or has no end.
 
     `owner` is the object of `workload`. What is suspended below it would be written back.
     """
@@ -112,7 +112,9 @@ def topmost(owner: Raw, workload: WorkloadRef) -> WorkloadRef | None:
                 name=reference["name"],
                 uid=reference["uid"],
             )
-            return above if kind_of(above).suspend and above.uid != workload.uid else None
+            kind = kind_of(above)
+            counts = kind.suspend or kind.endless
+            return above if counts and above.uid != workload.uid else None
     return None
 
 

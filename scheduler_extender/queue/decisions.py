@@ -117,7 +117,7 @@ def create(
         # The webhook refuses these; a pod that came past it waits, and its owner reads why.
         return (WriteEvent(pod, "InvalidAnnotation", str(error)),)
     demand = _with_cpus(demand, pod)
-    if has_no_end(workload):
+    if has_no_end(suspends or workload):
         demand = demand.model_copy(update={"exclusive": True})
     spec = GPUJobSpec(
         workload=workload,

@@ -53,6 +53,11 @@ def mpi_job(labels: Mapping[str, str], owner: tuple[str, str] | None) -> str:
     return name if by_operator and owner == ("Job", f"{name}-launcher") else ""
 
 
+def with_pod_group(labels: Mapping[str, str], pod_group: str) -> Mapping[str, str]:
+    """Return the labels of a pod with the PodGroup of Kubernetes that it is in, where it is."""
+    return {**labels, names.POD_GROUP_FIELD: pod_group} if pod_group else labels
+
+
 def gpujob_name(
     pod: str,
     annotations: Mapping[str, str],
@@ -75,8 +80,9 @@ def derived_name(
 ) -> str:
     """Return the name of the GPUJob that annotations, labels and owner of a pod lead to.
 
-    `pod` is the pod's name, `owner` the (`qualified_kind`, name) of its controller. The user's
-    annotation comes first, then the groups of other schedulers, then a workload above the
+    `pod` is the pod's name, `labels` those of `with_pod_group`, `owner` the (`qualified_kind`,
+    name) of its controller. The user's annotation comes first, then Kubernetes' own group, then
+    the groups of other schedulers, then a workload above the
     controller (a JobSet, a group of a LeaderWorkerSet, the MPIJob of a launcher), then the owner;
     a bare pod is a workload of its own, and so is a step of a workflow. The kind is part of the
     name: a Job and a PyTorchJob may share one.
@@ -97,8 +103,9 @@ def earlier_name(
 ) -> str:
     """Return the name that `derived_name` had before names told API groups apart.
 
-    GPUJobs and pods that were made then keep it.
+    GPUJobs and pods that were made then keep it. Kubernetes' own groups were not known.
     """
+    labels = {key: value for key, value in labels.items() if key != names.POD_GROUP_FIELD}
     plain = None if owner is None else (owner[0].partition(".")[0], owner[1])
     return _by_kind(pod, annotations, labels, plain)
 
@@ -108,6 +115,7 @@ def names_group(annotations: Mapping[str, str], labels: Mapping[str, str]) -> bo
     return bool(annotations.get(names.GANG)) or any(
         labels.get(label)
         for label in (
+            names.POD_GROUP_FIELD,
             names.COSCHEDULING_GROUP_LABEL,
             names.COSCHEDULING_LEGACY_LABEL,
             names.JOBSET_LABEL,
@@ -125,6 +133,8 @@ def _by_kind(
     gang = annotations.get(names.GANG)
     if gang:
         return _fit(f"gang-{gang}")
+    if labels.get(names.POD_GROUP_FIELD):
+        return _fit(f"podgroup-{labels[names.POD_GROUP_FIELD]}")
     for label in (names.COSCHEDULING_GROUP_LABEL, names.COSCHEDULING_LEGACY_LABEL):
         if labels.get(label):
             return _fit(f"group-{labels[label]}")

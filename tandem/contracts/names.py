@@ -116,6 +116,9 @@ NO_DEVICES = "void"
 # Groups that others use to say who belongs together; accepted beside our own annotation.
 COSCHEDULING_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 COSCHEDULING_LEGACY_LABEL = "pod-group.scheduling.sigs.k8s.io"
+#: Kubernetes' own group is named by a field of the pod. It stands among the labels of a pod under
+#: this key, which no label can have.
+POD_GROUP_FIELD = "{spec.schedulingGroup.podGroupName}"
 #: Set by JobSet and LeaderWorkerSet on pods whose direct controller is only a part of the workload.
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 LEADER_WORKER_SET_LABEL = "leaderworkerset.sigs.k8s.io/name"

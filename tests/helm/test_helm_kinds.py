@@ -53,11 +53,17 @@ def test_a_kind_of_the_values_has_webhook_rules_rights_and_a_place_in_the_settin
 
 
 def test_a_kind_of_the_values_takes_the_place_of_the_shipped_one(tmp_path: Path) -> None:
-    ray = {"group": "ray.io", "version": "v1", "kind": "RayCluster", "plural": "rayclusters"}
-    objects = rendered_with([ray | {"suspend": ["spec", "suspend"]}], tmp_path)
-    (right,) = of_group(rules_of(objects, "ClusterRole", "tandem-extender"), "ray.io")
+    group = "leaderworkerset.x-k8s.io"
+    workers = {
+        "group": group,
+        "version": "v1",
+        "kind": "LeaderWorkerSet",
+        "plural": "leaderworkersets",
+    }
+    objects = rendered_with([workers | {"suspend": ["spec", "suspend"]}], tmp_path)
+    (right,) = of_group(rules_of(objects, "ClusterRole", "tandem-extender"), group)
     assert right["verbs"] == ["get", "patch"]
-    assert not of_group(rules_of(objects, "MutatingWebhookConfiguration", "tandem"), "ray.io")
+    assert not of_group(rules_of(objects, "MutatingWebhookConfiguration", "tandem"), group)
 
 
 def test_the_chart_has_the_kinds_of_the_scheduler() -> None:

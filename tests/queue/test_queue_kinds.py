@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from test_queue_controller import Cluster, run
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.templates import admit_owner
 from scheduler_extender.cluster.kinds import WorkloadKind, merged, shipped
-from scheduler_extender.cluster.workloads import KINDS, is_endless, know, size_of
+from scheduler_extender.cluster.workloads import (
+    KINDS,
+    gpujob_name,
+    is_endless,
+    know,
+    size_of,
+    workload_of,
+)
 from scheduler_extender.config import ConfigError, read_config
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
@@ -214,13 +222,13 @@ def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_entry_takes_the_place_of_the_shipped_one() -> None:
-    ray = next(each for each in shipped() if each.kind == "RayCluster")
+    workers = next(each for each in shipped() if each.kind == "LeaderWorkerSet")
     try:
-        know(merged([ray.model_copy(update={"suspend": ("spec", "suspend")})]))
-        assert KINDS["RayCluster"].suspend == ("spec", "suspend")
+        know(merged([workers.model_copy(update={"suspend": ("spec", "suspend")})]))
+        assert KINDS["LeaderWorkerSet"].suspend == ("spec", "suspend")
     finally:
         know(shipped())
-    assert KINDS["RayCluster"].suspend == ()
+    assert KINDS["LeaderWorkerSet"].suspend == ()
 
 
 # --- gangs of other systems ----------------------------------------------------------------------
@@ -415,6 +423,156 @@ def test_a_pod_group_starts_with_its_min_member(label: str, group: str) -> None:
         await wait(cluster, 10)
         assert sum(cluster.gated(f"p{index}") for index in range(3)) == 1
         assert cluster.gpujob("group-my-group")["spec"]["demand"]["gangSize"] == 2
+
+    run(scenario)
+
+
+KUBERNETES_GROUPS = Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups")
+
+
+def grouped(name: str, group: str, **more: Any) -> dict[str, Any]:
+    """Return a pod that is in a group of Kubernetes' own."""
+    return raw_pod(name, schedulingGroup={"podGroupName": group}, **more)
+
+
+def test_a_group_of_kubernetes_own_starts_with_its_min_count() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        policy = {"schedulingPolicy": {"gang": {"minCount": 4}}}
+        create(cluster, KUBERNETES_GROUPS, "mine", policy)
+        for index in range(3):
+            cluster.api.create(PODS, grouped(f"p{index}", "mine"))
+        await wait(cluster)
+        assert all(cluster.gated(f"p{index}") for index in range(3))
+        assert cluster.gpujob("podgroup-mine")["spec"]["demand"]["gangSize"] == 4
+        change = {"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
+        cluster.api.patch(KUBERNETES_GROUPS, "mine", change, "default")
+        await wait(cluster, 10)
+        assert sum(cluster.gated(f"p{index}") for index in range(3)) == 1
+
+    run(scenario)
+
+
+def test_the_pods_of_a_basic_group_start_each_alone() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        create(cluster, KUBERNETES_GROUPS, "loose", {"schedulingPolicy": {"basic": {}}})
+        for index in range(3):
+            cluster.api.create(PODS, grouped(f"p{index}", "loose"))
+        await wait(cluster, 10)
+        assert sum(cluster.gated(f"p{index}") for index in range(3)) == 1
+
+    run(scenario)
+
+
+def test_groups_of_several_kinds_with_one_name_are_different_gangs() -> None:
+    known = pod("a", schedulingGroup={"podGroupName": "g"})
+    others = pod("b", labels={names.COSCHEDULING_GROUP_LABEL: "g"})
+    ours = pod("c", annotations={names.GANG: "g"}, schedulingGroup={"podGroupName": "h"})
+    assert [gpujob_name(each) for each in (known, others, ours)] == [
+        "podgroup-g",
+        "group-g",
+        "gang-g",
+    ]
+
+
+def test_no_label_says_that_a_pod_is_in_a_group_of_kubernetes_own() -> None:
+    key = names.POD_GROUP_FIELD
+    assert not re.fullmatch(r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", key)
+
+
+def test_a_grouped_pod_that_an_earlier_version_admitted_stays_in_its_gpujob() -> None:
+    known = pod(
+        "a",
+        owner=("Job", "j"),
+        annotations={names.GPU_JOB: "job-j"},
+        schedulingGroup={"podGroupName": "g"},
+    )
+    assert gpujob_name(known) == "job-j"
+    assert workload_of(known).kind == "Job"
+
+
+def ray_cluster_of(cluster: Cluster, kind: str, name: str) -> str:
+    """Create a workload of a kind of Ray's, its cluster of two workers, and their pods."""
+    above, ray_cluster = resource_of(kind), resource_of("RayCluster")
+    reference = {
+        "apiVersion": above.api_version,
+        "kind": kind,
+        "name": name,
+        "uid": create(cluster, above, name, {}),
+        "controller": True,
+    }
+    workers = {"groupName": "workers", "replicas": 2, "template": template(1)}
+    spec = {"headGroupSpec": {"template": template(0)}, "workerGroupSpecs": [workers]}
+    uid = create(cluster, ray_cluster, f"{name}-x", spec, ownerReferences=[reference])
+    for index in range(2):
+        owned(
+            cluster,
+            f"p{index}",
+            ray_cluster,
+            f"{name}-x",
+            uid,
+            annotations={names.CHECKPOINT: "true"},
+            labels={"ray.io/group": "workers"},
+        )
+    return f"raycluster-{name}-x"
+
+
+def test_of_a_ray_job_the_ray_job_is_suspended_and_not_the_cluster_below_it() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        job = ray_cluster_of(cluster, "RayJob", "r")
+        await wait(cluster)
+        assert cluster.gpujob(job)["spec"]["demand"]["gangSize"] == 2
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+        await wait(cluster)
+        gang = cluster.controller.gangs.by_key["default", job]
+        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await wait(cluster, 2)
+        assert cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]["suspend"] is True
+        assert "suspend" not in cluster.api.get(resource_of("RayCluster"), "r-x", "default")["spec"]
+
+    run(scenario)
+
+
+def test_the_cluster_of_a_ray_service_has_no_end_and_never_gives_way() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        job = ray_cluster_of(cluster, "RayService", "s")
+        await wait(cluster)
+        assert cluster.gpujob(job)["spec"]["demand"]["exclusive"] is True
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+        await wait(cluster)
+        gang = cluster.controller.gangs.by_key["default", job]
+        assert gang.is_endless
+        assert cluster.controller.preempter.gives_way_s(gang) == float("inf")
+
+    run(scenario)
+
+
+def test_a_ray_cluster_alone_is_suspended_itself() -> None:
+    cluster = site(2)
+    ray_cluster = resource_of("RayCluster")
+
+    async def scenario() -> None:
+        workers = {"groupName": "workers", "replicas": 2, "template": template(1)}
+        uid = create(cluster, ray_cluster, "c", {"workerGroupSpecs": [workers]})
+        for index in range(2):
+            owned(cluster, f"p{index}", ray_cluster, "c", uid, labels={"ray.io/group": "workers"})
+        await wait(cluster)
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+        await wait(cluster)
+        gang = cluster.controller.gangs.by_key["default", "raycluster-c"]
+        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await wait(cluster, 2)
+        assert cluster.api.get(ray_cluster, "c", "default")["spec"]["suspend"] is True
 
     run(scenario)
 

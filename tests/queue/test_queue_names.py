@@ -136,7 +136,8 @@ def test_a_label_alone_makes_no_launcher() -> None:
     [
         (("Job", "a"), "batch/v1", SUSPEND),
         (("ReplicaSet", "a"), "apps/v1", EVICT),
-        (("RayCluster", "a"), "ray.io/v1", EVICT),
+        (("LeaderWorkerSet", "a"), "leaderworkerset.x-k8s.io/v1", EVICT),
+        (("RayCluster", "a"), "ray.io/v1", SUSPEND),
         (("TaskRun", "a"), "tekton.dev/v1", ""),
         (("Job", "a"), VOLCANO, ""),
         (("Private", "a"), "example.com/v1", ""),

@@ -81,6 +81,15 @@ KINDS = [
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", ["leaderWorkerTemplate", "workerTemplate"]),
     ("ray.io/v1", "RayCluster", ["headGroupSpec", "template"]),
     ("ray.io/v1", "RayCluster", ["workerGroupSpecs", 0, "template"]),
+    ("ray.io/v1", "RayJob", ["rayClusterSpec", "headGroupSpec", "template"]),
+    ("ray.io/v1", "RayJob", ["rayClusterSpec", "workerGroupSpecs", 0, "template"]),
+    ("ray.io/v1", "RayService", ["rayClusterConfig", "headGroupSpec", "template"]),
+    ("ray.io/v1", "RayService", ["rayClusterConfig", "workerGroupSpecs", 0, "template"]),
+    (
+        "trainer.kubeflow.org/v1alpha1",
+        "TrainingRuntime",
+        ["template", "spec", "replicatedJobs", 0, "template", "spec", "template"],
+    ),
     ("batch.volcano.sh/v1alpha1", "Job", ["tasks", 0, "template"]),
 ]
 

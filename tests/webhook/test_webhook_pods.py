@@ -726,6 +726,13 @@ def in_job(**metadata):
     return body
 
 
+def in_group(group, **metadata):
+    """Return a pod that is in a group of Kubernetes' own."""
+    body = in_job(**metadata)
+    body["spec"]["schedulingGroup"] = {"podGroupName": group}
+    return body
+
+
 @pytest.mark.parametrize(
     ("body", "gpujob"),
     [
@@ -741,6 +748,8 @@ def in_job(**metadata):
             in_job(annotations={names.GANG: "g", names.GANG_SIZE: "2"}, ownerReferences=[OWNER]),
             "gang-g",
         ),
+        (in_group("own", ownerReferences=[OWNER]), "podgroup-own"),
+        (in_group("own", annotations={names.GANG: "g", names.GANG_SIZE: "2"}), "gang-g"),
     ],
 )
 def test_the_gpujob_of_a_pod_is_fixed_at_its_admission(body, gpujob):
