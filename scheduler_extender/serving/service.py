@@ -31,6 +31,7 @@ from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.nodepods import NodePods
+from scheduler_extender.serving.offers import Offers
 from scheduler_extender.serving.process import thread_pool
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.traffic import Traffic
@@ -106,6 +107,7 @@ async def running(
         clock=clock,
     )
     node_pods = NodePods(state)
+    Offers(state, profile.name, config.shares)
     metrics = Metrics()
     feed = Feed(state, on_slice=metrics.slices.observe)
     loop = asyncio.get_running_loop()
