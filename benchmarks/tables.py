@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tandem.simulator.jobs import TraceJob
@@ -55,3 +56,70 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+_FIGURE = re.compile(r"[+-]?[0-9][0-9,]*(?:\.[0-9]+)?")
+
+
+class Table:
+    """A table as a page prints it, so that what is said below it follows from what stands in it.
+
+    A row is named by its first cell, or by as many as it takes to tell it from every other one.
+    """
+
+    def __init__(self, text: str) -> None:
+        head, _, *lines = text.strip().splitlines()
+        self._columns = _cells(head)
+        rows = [_cells(line) for line in lines]
+        for cells in range(1, len(self._columns) + 1):
+            self._rows = {", ".join(row[:cells]): row for row in rows}
+            if len(self._rows) == len(rows):
+                break
+
+    @property
+    def rows(self) -> list[str]:
+        """The names of all rows."""
+        return list(self._rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """The heads of all columns but the first."""
+        return self._columns[1:]
+
+    def figures(self, row: str, column: str | int) -> list[float]:
+        """Return all figures of a cell: `0.31 ± 0.05 / 0.82` has three.
+
+        A column is named, or where several have one name it is counted, the row's name being 0.
+        """
+        at = column if isinstance(column, int) else self._columns.index(column)
+        found = _FIGURE.findall(self._rows[row][at])
+        return [float(each.replace(",", "")) for each in found]
+
+    def figure(self, row: str, column: str | int, at: int = 0) -> float:
+        """Return one figure of a cell."""
+        return self.figures(row, column)[at]
+
+    def across(self, row: str, columns: Sequence[str] | None = None, at: int = 0) -> list[float]:
+        """Return one figure of each of some cells of a row, of all by default."""
+        return [self.figure(row, each, at) for each in (columns or self.columns)]
+
+
+def tables_of(page: str) -> Iterator[Table]:
+    """Yield the tables of a page in their order."""
+    for text in re.findall(r"(?:^\|.*\n?)+", page, re.MULTILINE):
+        yield Table(text)
+
+
+def spread(values: Sequence[float], form: str = ".0f") -> str:
+    """Return the least and the most of some figures, `3 to 37`; one where they read the same."""
+    least, most = format(min(values), form), format(max(values), form)
+    return least if least == most else f"{least} to {most}"
+
+
+def less(value: float, than: float) -> float:
+    """Return by how many percent `value` is less than another one."""
+    return 100 * (1 - value / than)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]

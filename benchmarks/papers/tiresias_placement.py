@@ -23,7 +23,7 @@ from benchmarks.papers.page import made_by, simulate, write
 from benchmarks.papers.pollux import APPLICATIONS
 from benchmarks.papers.pollux import folder as pollux_folder
 from benchmarks.papers.tiresias import TESTBED, workload
-from benchmarks.tables import data_folder, markdown
+from benchmarks.tables import Table, data_folder, markdown, spread
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.equations.tiresias import spread_price
 from tandem.policy.job import Job
@@ -197,6 +197,7 @@ def main() -> None:
         {n: [of.get(m, np.nan) for m in sorted(rates["8 GPUs"])] for n, of in rates.items()},
         "rate over consolidated (V100)",
     )
+    by_model = rates_table(rates)
     write(
         "tiresias-placement",
         PAGE.format(
@@ -204,11 +205,20 @@ def main() -> None:
                 f"python -m benchmarks.papers.tiresias_placement --seeds {len(seeds)}",
                 f"seeds 0 to {len(seeds) - 1} (Fig. 12)",
             ),
-            gavel=rates_table(rates),
+            gavel=by_model,
+            **words(Table(by_model)),
             pollux=rates_table(pollux),
             figure_12=figure_12(seeds),
         ),
     )
+
+
+def words(rates: Table) -> dict[str, str]:
+    """Return the figures of the page's prose, from the table of Gavel's rates."""
+    return {
+        "language": spread(rates.across("LM"), ".2f"),
+        "resnet": spread(rates.across("ResNet-50"), ".2f"),
+    }
 
 
 PAGE = """# Tiresias: consolidation
@@ -233,7 +243,7 @@ Pollux' six applications on nodes of four GPUs of 2080 Ti class, the median over
 {pollux}
 
 As in the paper, it depends on the model: spread, the language model with its large embedding keeps
-an eighth to a third of its rate, and ResNet-50 nearly all of it. On Pollux' network of lower speed
+{language} of its rate, and ResNet-50 {resnet}. On Pollux' network of lower speed
 four GPUs always lose on two nodes. Not as in the paper: eight GPUs are faster on four nodes than on
 two, since four network cards serve them; the simulator knows only together and spread.
 

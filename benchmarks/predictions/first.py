@@ -7,6 +7,7 @@ demo's, nine models with utilisations that were **chosen by hand** and a publish
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.interference import Matrix, measured_pairs
+from benchmarks.tables import Table, tables_of
 from predictor.graph.features import extract_features
 from predictor.interference import Interference
 from predictor.load import Predictor
@@ -30,6 +32,7 @@ from tandem.policy.catalog import load_profile
 Floats = NDArray[np.float64]
 
 TYPES = ("Tesla V100-SXM2-16GB", "Tesla T4", "NVIDIA L4", "NVIDIA A10", "NVIDIA GeForce RTX 4090")
+_HALF = 50.0  # percent of the pairs that gain
 #: CPUs of a pod of the demo, and of one that asks for none.
 CPUS: tuple[float | None, ...] = (2.0, None)
 _GAVEL = {"v100": "V100", "p100": "P100"}
@@ -183,4 +186,26 @@ def section(matrix: Matrix) -> str:
         here = gavel_pairs([pair for pair in every if pair.gpu_model == name])
         pairs.append(_line("measured (Gavel)", gpu, "-", here))
     head = _NOTE.format(chosen=chosen) + "\n".join(lines)
-    return head + "\n" + _SHARE_NOTE + "\n".join(pairs)
+    share = _SHARE_NOTE + "\n".join(pairs)
+    (spreads,), (shares,) = tables_of(head), tables_of(share)
+    return f"{head}\n{share}\n\n{outside(spreads, shares, chosen)}"
+
+
+def outside(spreads: Table, shares: Table, chosen: float) -> str:
+    """Return where the bars of both tables are not met, in words."""
+    wide = [
+        f"{row} ({found:.0f})"
+        for row in spreads.rows
+        if not chosen / 2 <= (found := spreads.figure(row, "interquartile range")) <= 2 * chosen
+    ]
+    few = [
+        f"{row} ({found:.0f} %)"
+        for row in shares.rows
+        if (found := shares.figure(row, "may share of these")) < _HALF
+    ]
+    return textwrap.fill(
+        f"Not within a factor of two of {chosen:.0f} points (type of GPU, CPUs):"
+        f" {'; '.join(wide) or 'none'}. Fewer than half of the pairs that gain may share:"
+        f" {'; '.join(few) or 'none'}.",
+        100,
+    )
