@@ -105,6 +105,9 @@ results: $(READY) ## docs/results: every table of the simulator's results (an ho
 		sjf_bsbf_loads xonar xonar_orders; do \
 		echo "papers: $$paper (some minutes)"; $(BIN)/python -m benchmarks.papers.$$paper; \
 	done
+	@$(BIN)/python -m benchmarks.predictions.simulated --seeds 2
+	@$(BIN)/python -m benchmarks.ablation --write
+	@$(BIN)/python -m benchmarks.results --promised --reuse
 	@$(BIN)/python -m benchmarks.simulator
 
 corpus: $(READY) ## Graphs exported from PyTorch, timm, transformers, TensorFlow, JAX against their own counts (an hour, 6 GB)

@@ -82,8 +82,15 @@ where predicted speeds and iteration times have a mean error of 7 %
 
 *Acts in `tandem`* says how much a clause of the default profile decides: the part of the decisions
 on 400 random boards that change without it, and on how many of four traces at least 1 % of them
-change (`python -m benchmarks.ablation --write`). On a trace, what changes early changes what is
-decided later. A dash: no clause of `tandem`, or one that cannot be left out.
+change (`python -m benchmarks.ablation --write`; [figures](results/ablation.md)). On a
+trace, what changes early changes what is decided later. A dash: no clause of `tandem`, or one that
+cannot be left out. With the loads that the shipped predictor says, and its own errors, Horus, OJPP,
+SJF-BSBF, Xonar and `tandem` come to [this](results/simulated-predictions.md).
+
+With the chart's defaults (two shares of a GPU, the project's predictor) each profile runs on a
+control plane in `tests/e2e/test_e2e_profiles.py`. `ojpp` and `ojpap` have no cap in the paper; with
+fewer than 16 shares the extender's log says to set `agent.config.shares`. `gandiva` is refused at
+the start, with the setting to change.
 
 Written by `python -m benchmarks.equations_doc --write` from the tags (`# Paper:`) in the code.
 """

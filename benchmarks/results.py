@@ -2,7 +2,8 @@
 
 Data come from TANDEM_SHARED_DATA. A cell is one profile on one trace with one seed; cells are kept
 under .out/results; `--reuse` takes those that are there (after an interrupted run), `--kept` writes
-the page of them alone.
+the page of them alone. `--promised` runs the profiles that promises are made of, and writes
+docs/results/promised.md: a part of the page that is short enough for every change of a profile.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.papers.page import write
 from benchmarks.results_grid import (
     ABLATION,
     CLUSTERS,
@@ -206,13 +208,13 @@ def ablation(results: Results) -> str:
     return markdown(["less", *_COLUMNS], rows)
 
 
-def provenance(results: Results) -> str:
+def provenance(results: Results, command: str = "python -m benchmarks.results") -> str:
     """Say where the cells come from: command, machine, commits."""
     commits = Counter(str(figures["commit"]) for figures in results.figures.values())
     states = ", ".join(f"{commit} ({count} runs)" for commit, count in commits.most_common())
     hours = sum(figures["wall_s"] for figures in results.figures.values()) / 3600
     return (
-        f"{len(results.figures)} runs by `python -m benchmarks.results`, {hours:.1f} hours of one "
+        f"{len(results.figures)} runs by `{command}`, {hours:.1f} hours of one "
         f"process in all; {platform.system()} {platform.machine()}, {os.cpu_count()} cores shared "
         f"with other work, Python {platform.python_version()}, numpy {np.__version__}. "
         f"Commit: {states}."
@@ -225,6 +227,37 @@ def _spread(values: np.ndarray) -> str:
     return f"{values.mean():.3f}" + (f" ± {values.std():.3f}" if len(values) > 1 else "")
 
 
+_PROMISED = """# The promised profiles at the present code
+
+{provenance}
+
+The profiles that promises are made of, and what they are compared with, on the traces, clusters and
+draws of [results](../results.md), which has the columns explained, and the other profiles. There a
+run of all profiles takes hours, so that its rows may be of an earlier commit; the last line says
+which. Relative to `tiresias-l-list` on the same seed; `*` knows the durations.
+
+## V100, on which the profiles were tuned
+
+{tuned}
+
+## P100, on which none was
+
+{held_out}
+"""
+
+
+def write_promised(every: Results) -> None:
+    """Write docs/results/promised.md."""
+    write(
+        "promised",
+        _PROMISED.format(
+            provenance=provenance(every, "python -m benchmarks.results --promised"),
+            tuned=measured(every.on(TUNED_ON), PROMISED),
+            held_out=measured(every.on(HELD_OUT), PROMISED),
+        ),
+    )
+
+
 def main() -> None:
     """Run what is asked for and write docs/results.md."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -232,12 +265,18 @@ def main() -> None:
     parser.add_argument("--kept", action="store_true", help="write of what is there, run nothing")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many, from 0")
+    parser.add_argument("--promised", action="store_true", help="the promised profiles alone")
     parser.add_argument("--note", default="", help="what else is to be known of these runs")
     arguments = parser.parse_args()
     wanted = cells(SEEDS[: arguments.seeds])
+    if arguments.promised:
+        wanted = [cell for cell in wanted if cell.name in PROMISED and cell.less is None]
     if not arguments.kept:
         run_missing(wanted, processes=arguments.processes, reuse=arguments.reuse)
     every = Results(wanted)
+    if arguments.promised:
+        write_promised(every)
+        return
     results, held_out = every.on(TUNED_ON), every.on(HELD_OUT)
     text = (ROOT / "benchmarks" / "results.template.md").read_text()
     for name, section in {

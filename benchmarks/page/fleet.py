@@ -148,7 +148,7 @@ class Fleet:
             job["status"] |= {
                 "phase": "Running",
                 "reason": "Running",
-                "message": "It runs (1 pod).",
+                "message": "1 pod running",
                 "queuedAt": rfc3339(began_s - 240),
                 "admittedAt": rfc3339(began_s - 4),
                 "startedAt": rfc3339(began_s),
@@ -210,7 +210,7 @@ class Fleet:
         failed = number % 9 == 4
         made["status"] |= {
             "phase": "Failed" if failed else "Completed",
-            "message": "The workload failed." if failed else "The workload completed.",
+            "message": "the workload failed" if failed else "the workload completed",
             "queuedAt": rfc3339(self._now_s - 9000),
             "startedAt": rfc3339(self._now_s - 8000),
             "finishedAt": rfc3339(self._now_s - 600 - number),

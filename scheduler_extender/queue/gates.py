@@ -12,7 +12,6 @@ from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import ClearNominations, Effect, Executor, OpenGates
 from scheduler_extender.queue.waits import HELD
 from tandem.contracts import names
-from tandem.reasons.words import clause
 
 
 @dataclass(eq=False)
@@ -43,7 +42,7 @@ class Gates:
 
     def _refusal(self, pod: PodInfo, record: GpuJobRecord, planned: Collection[str]) -> str:
         if pod.blocked:
-            return clause(pod.blocked)
+            return pod.blocked
         if record.spec.hold:
             return f"GPUJob {record.name}: {HELD}"
         plan = record.status.plan

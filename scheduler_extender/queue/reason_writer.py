@@ -42,7 +42,7 @@ class Why(NamedTuple):
 
 
 Chooser = Callable[[WaitingStarts, Explain], dict[Key, Why]]
-Spared = Callable[[Key], tuple[Cause, ...]]
+Spared = Callable[[Key], str]
 
 
 class _Told(NamedTuple):
@@ -147,9 +147,7 @@ class ReasonWriter:
 
         return choose
 
-    async def tell(
-        self, gang: Gang, what: Why, queue: int | None, spared: tuple[Cause, ...]
-    ) -> None:
+    async def tell(self, gang: Gang, what: Why, queue: int | None, spared: str) -> None:
         """Write why a gang waits into its GPUJob, and as events on the first of its pods."""
         if gang.record is None:
             return
@@ -212,10 +210,10 @@ def _to_look_at(
     return found + [due[at] for at in longest.tolist()]
 
 
-def _in_full(what: Why, spared: tuple[Cause, ...]) -> tuple[Cause, ...]:
+def _in_full(what: Why, spared: str) -> tuple[Cause, ...]:
     """Return the causes, with why others are not made to give way where a cycle has found any."""
     known = not spared or any(each.reason is Reason.NOT_LOOKED_AT for each in what.causes)
-    return what.causes if known else (*what.causes, *spared)
+    return what.causes if known else (*what.causes, Cause(Reason.NOT_PREEMPTED, detail=spared))
 
 
 def _is_news(said: _Told, position: int, message: str, summary: str, now_s: float) -> bool:

@@ -261,12 +261,10 @@ class PodService(Message):
 class Preemption(Message):
     """Why and how a gang gives up its GPUs: `method` is `suspend` or `evict`.
 
-    `by` is why in words, and `causes` as data. `never_started`: the containers of its pods did not
-    start in time.
+    `never_started`: the containers of its pods did not start in time.
     """
 
     by: Text
-    causes: Causes = []
     method: Word
     requested_at: Time
     never_started: bool = False
