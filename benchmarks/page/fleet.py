@@ -148,7 +148,7 @@ class Fleet:
             job["status"] |= {
                 "phase": "Running",
                 "reason": "Running",
-                "message": "1 pod running",
+                "message": "It runs (1 pod).",
                 "queuedAt": rfc3339(began_s - 240),
                 "admittedAt": rfc3339(began_s - 4),
                 "startedAt": rfc3339(began_s),
@@ -210,7 +210,7 @@ class Fleet:
         failed = number % 9 == 4
         made["status"] |= {
             "phase": "Failed" if failed else "Completed",
-            "message": "the workload failed" if failed else "the workload completed",
+            "message": "The workload failed." if failed else "The workload completed.",
             "queuedAt": rfc3339(self._now_s - 9000),
             "startedAt": rfc3339(self._now_s - 8000),
             "finishedAt": rfc3339(self._now_s - 600 - number),

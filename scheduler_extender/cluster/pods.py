@@ -17,6 +17,7 @@ from tandem.contracts.quantity import parse_quantity
 from tandem.contracts.resources import WorkloadRef
 from tandem.contracts.values import MAX_INTEGER
 from tandem.progress import says_out_of_memory
+from tandem.reasons.causes import Cause, Reason
 
 _TERMINAL = ("Succeeded", "Failed")
 _GATES_NAMED = 4
@@ -108,8 +109,8 @@ class PodInfo:
         return node, self.cpu, self.memory_bytes, *self.amounts
 
     @property
-    def blocked(self) -> str:
-        """Why a plan for the pod could not take effect, '' where it could.
+    def blocked(self) -> Cause | None:
+        """Why a plan for the pod could not take effect, None where it could.
 
         While another gate remains, kube-scheduler does not look at the pod, and the plan would
         expire. A pod without room for Tandem's annotations cannot be stamped, nor run: the API
@@ -118,17 +119,16 @@ class PodInfo:
         others = sorted(gate for gate in self.gates if gate != names.SCHEDULING_GATE)
         if others:
             more = f" and {len(others) - _GATES_NAMED} more" if len(others) > _GATES_NAMED else ""
-            return (
-                f"pod {self.name} has scheduling gates besides {names.SCHEDULING_GATE}:"
-                f" {', '.join(others[:_GATES_NAMED])}{more}; it is planned once they are removed"
-            )
+            gates = f"{', '.join(others[:_GATES_NAMED])}{more}"
+            return Cause(Reason.OTHER_GATES, pod=self.name, detail=gates)
         if self.foreign_annotation_bytes > names.FOREIGN_ANNOTATION_BYTES:
-            return (
-                f"the annotations of pod {self.name} take {self.foreign_annotation_bytes} bytes;"
-                f" Tandem needs room for its own, so they may take"
-                f" {names.FOREIGN_ANNOTATION_BYTES} at most"
+            return Cause(
+                Reason.ANNOTATIONS_TOO_LARGE,
+                pod=self.name,
+                value=self.foreign_annotation_bytes,
+                bound=names.FOREIGN_ANNOTATION_BYTES,
             )
-        return ""
+        return None
 
     @property
     def placed_with(self) -> PlacedWith | None:

@@ -34,10 +34,9 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Decision, Placement, PodPlacement, Waits
 from tandem.policy.job import Job
-from tandem.policy.pipeline import Pipeline
+from tandem.policy.pipeline import Pipeline, wanted
 from tandem.policy.units import Ints
 from tandem.reasons.causes import Cause, Reason
-from tandem.reasons.counting import counted
 
 _TURNS = 8  # gangs of several roles that are tried at their place in the order
 _AGAIN = 3  # times that a round is decided anew because a preemption would not pay
@@ -377,7 +376,9 @@ class _Explaining:
         for part in start.parts:
             if not self._fits(part.job):
                 return tuple(_of_role(part, cause) for cause in self._found(part.job))
-        return (Cause(Reason.ROLES, detail="; ".join(map(_wants, start.parts))),)
+        needs = (_of_role(part, wanted(part.job)) for part in start.parts)
+        gpus = sum(part.job.pods * part.job.gpus_per_pod for part in start.parts)
+        return (Cause(Reason.ROLES, gpus=gpus), *needs)
 
     def _fits(self, job: Job) -> bool:
         return isinstance(self._placed(job), Placement)
@@ -418,14 +419,7 @@ def _of_role(part: Part, cause: Cause) -> Cause:
     """Return what a role needs with its name."""
     if cause.reason is not Reason.NEEDS_GPUS or not part.role:
         return cause
-    of = "of" if part.job.pods > 1 else "for"  # the amount says for how many pods it is
-    return replace(cause, amount=f"{cause.amount} {of} role {part.role}").cut()
-
-
-def _wants(part: Part) -> str:
-    role = f"{part.role}: " if part.role else ""
-    pods, gpus = counted(part.job.pods, "pod"), counted(part.job.gpus_per_pod, "GPU")
-    return f"{role}{pods} with {gpus} each"
+    return replace(cause, role=part.role).cut()
 
 
 def _placement(job: Job, rows: tuple[int, ...], snapshot: Snapshot) -> Placement | None:

@@ -44,9 +44,16 @@ from tandem.contracts.resources import (
     Role,
     WorkloadRef,
 )
-from tandem.contracts.values import LEAST_CPUS, MAX_CPUS, MAX_INTEGER, MAX_ROLES
-from tandem.reasons.causes import Cause, Reason
-from tandem.reasons.counting import counted
+from tandem.contracts.values import (
+    LEAST_CPUS,
+    LONGEST_TEXT,
+    MAX_CPUS,
+    MAX_INTEGER,
+    MAX_ROLES,
+    shortened,
+)
+from tandem.reasons.causes import MOST_CAUSES, Cause, Reason
+from tandem.reasons.words import clause, in_full, sentence
 
 log = logging.getLogger(__name__)
 
@@ -155,11 +162,11 @@ def write(gang: Gang, status: GPUJobStatus) -> Effects:
 # --- a gang that gives up its GPUs ----------------------------------------------------------------
 
 
-def release(gang: Gang, by: str, now_s: float) -> Effects:
+def release(gang: Gang, by: Cause, now_s: float) -> Effects:
     """Write that all pods of a gang go, before its owner is asked (`ask`)."""
     record = gang.job
     method = method_of(record)
-    log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, by)
+    log.info("preempting gpujob=%s/%s method=%s by=%s", *gang.key, method, clause(by))
     status = lifecycle.preempting(record.status, by, method, now_s)
     return (WriteStatus(status, after="preempting-written"),)
 
@@ -167,15 +174,18 @@ def release(gang: Gang, by: str, now_s: float) -> Effects:
 def give_up_start(gang: Gang, late: Sequence[PodInfo], now_s: float) -> Effects:
     """Release a gang whose containers did not start; of one that runs, only these pods go."""
     record, pod = gang.job, late[0]
-    more = f", and {len(late) - 1} more of its pods" if len(late) > 1 else ""
     bound_s = seconds(pod.bound_at) if pod.bound_at else now_s
-    why = (
-        f"the containers of pod {pod.name} on {pod.node_name} have not started within"
-        f" {now_s - bound_s:.0f} s of its Binding ({pod.waits_for or NOT_REPORTED})"
-        f"{more}"
-    )
+    why = Cause(
+        Reason.NEVER_STARTED,
+        pod=pod.name,
+        node=pod.node_name,
+        seconds=round(now_s - bound_s),
+        detail=pod.waits_for or NOT_REPORTED,
+        pods=len(late) - 1,
+    ).cut()
     log.info("never started gpujob=%s/%s pods=%d", *gang.key, len(late))
-    told = [WriteEvent(each, lifecycle.NEVER_STARTED, why) for each in late[:_PODS_TOLD]]
+    said = sentence(why)
+    told = [WriteEvent(each, lifecycle.NEVER_STARTED, said) for each in late[:_PODS_TOLD]]
     if record.status.phase is Phase.RUNNING:
         status = lifecycle.rests_in_part(record.status, why, now_s)
         return (WriteStatus(status), *told, EvictPods(tuple(late)))
@@ -213,14 +223,13 @@ def _evicted_instead(gang: Gang, why: str) -> GPUJobStatus:
     preemption = record.status.preemption
     assert preemption is not None
     log.warning("owner not suspended gpujob=%s/%s why=%s", *gang.key, why)
-    message = (
-        f"gives up its GPUs: {preemption.by}; its pods are evicted, because its"
-        f" {record.spec.workload.kind} cannot be suspended: {why}"
-    )
+    workload = waits.called(record.spec.workload)
+    instead = Cause(Reason.NOT_SUSPENDED, workload=workload, detail=why).cut()
+    causes = [*record.status.causes, instead][:MOST_CAUSES]
     changes = {
         "preemption": preemption.model_copy(update={"method": EVICT}),
-        "message": message,
-        "causes": [Cause(Reason.PREEMPTING, detail=message)],
+        "message": shortened(in_full(causes), LONGEST_TEXT),
+        "causes": causes,
     }
     return record.status.model_copy(update=changes)
 
@@ -234,16 +243,14 @@ def report_overdue(gang: Gang, now_s: float) -> Effects:
     """Report that a gang still holds GPUs, or could not be put back in the queue."""
     record, held = gang.job, gang.holders()
     going = sum(pod.deleting for pod in held)
-    message = (
-        f"was told to give up its GPUs more than {OVERDUE_S:.0f} s ago, and"
-        f" {counted(len(held), 'pod')} still {'holds' if len(held) == 1 else 'hold'} them;"
-        f" {going} {'is' if going == 1 else 'are'} being deleted"
+    cause = (
+        Cause(OVERDUE, pods=len(held), leaving=going, seconds=OVERDUE_S)
         if held
-        else f"gave up its GPUs, but its {record.spec.workload.kind} cannot be resumed"
+        else Cause(Reason.NOT_RESUMED, workload=waits.called(record.spec.rests))
     )
     log.warning("preemption overdue gpujob=%s/%s held=%d", *gang.key, len(held))
-    events = [WriteEvent(pod, OVERDUE, message) for pod in held[:_PODS_TOLD]]
-    status = lifecycle.with_reason(record.status, OVERDUE, message, now_s)
+    events = [WriteEvent(pod, OVERDUE, sentence(cause)) for pod in held[:_PODS_TOLD]]
+    status = lifecycle.with_reason(record.status, OVERDUE, (cause,), now_s)
     return (WriteStatus(status), *events)
 
 
@@ -364,8 +371,8 @@ def has_ended(workload: Mapping[str, Any], says: Ended | None = None) -> str:
     return ""
 
 
-def forbidding(budgets: Sequence[Mapping[str, Any]], gang: Gang) -> str:
-    """Return which disruption budget forbids that all pods of a gang go, or ''.
+def forbidding(budgets: Sequence[Mapping[str, Any]], gang: Gang) -> Cause | None:
+    """Return which disruption budget forbids that all pods of a gang go, or None.
 
     `budgets` are the PodDisruptionBudgets of its namespace.
     """
@@ -376,8 +383,7 @@ def forbidding(budgets: Sequence[Mapping[str, Any]], gang: Gang) -> str:
         allowed = int((budget.get("status") or {}).get("disruptionsAllowed") or 0)
         if hit > allowed:
             name = budget["metadata"]["name"]
-            return (
-                f"disruption budget {name} allows {counted(allowed, 'disruption')},"
-                f" {counted(hit, 'pod')} of {gang.key[1]} would have to go"
+            return Cause(
+                Reason.NOT_PREEMPTED, resource=name, job=gang.key[1], pods=hit, bound=allowed
             )
-    return ""
+    return None

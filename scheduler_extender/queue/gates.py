@@ -12,6 +12,7 @@ from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import ClearNominations, Effect, Executor, OpenGates
 from scheduler_extender.queue.waits import HELD
 from tandem.contracts import names
+from tandem.reasons.words import clause
 
 
 @dataclass(eq=False)
@@ -42,7 +43,7 @@ class Gates:
 
     def _refusal(self, pod: PodInfo, record: GpuJobRecord, planned: Collection[str]) -> str:
         if pod.blocked:
-            return pod.blocked
+            return clause(pod.blocked)
         if record.spec.hold:
             return f"GPUJob {record.name}: {HELD}"
         plan = record.status.plan

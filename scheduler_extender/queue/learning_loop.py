@@ -41,6 +41,8 @@ from scheduler_extender.queue.parts import Parts
 from tandem.contracts.learning import Observed
 from tandem.contracts.prediction import Feedback
 from tandem.contracts.resources import GPUJobStatus, Phase
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import clause, sentence
 
 log = logging.getLogger(__name__)
 
@@ -291,7 +293,8 @@ class Learning:
             gang = self._gangs.by_key.get(move.key)
             if gang is None or self._work.busy(move.key):
                 continue
-            words = told_of_move(move, self._state.gpu_name(*move.at))
+            cause = cause_of_move(move, self._state.gpu_name(*move.at))
+            words = clause(cause)
             if not acts:
                 said[move.at] = words
                 if self._said.get(move.at) != words:
@@ -305,7 +308,7 @@ class Learning:
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
             for key in move.beside:
                 self._anti_affinity.apart(move.key, key, now)
-            self._work.do(move.key, self.move(gang, words))
+            self._work.do(move.key, self.move(gang, cause))
         self._said = said
 
     @property
@@ -353,14 +356,14 @@ class Learning:
             return float("inf")
         return float(one.own_slowdown[another.interference_class])
 
-    async def move(self, gang: Gang, words: str) -> bool:
+    async def move(self, gang: Gang, why: Cause) -> bool:
         """Have a gang give up its GPUs and say why; False where a budget forbids it."""
-        pods = gang.holders()
-        if not await self._preempter.leave(gang, words):
+        pods, words = gang.holders(), clause(why)
+        if not await self._preempter.leave(gang, why):
             return False
         self.outcomes[MOVED] += 1
         log.warning("moved gpujob=%s/%s why=%s", *gang.key, words)
-        note = f"{words}. It starts again on other GPUs."
+        note = sentence(why)
         await self._executor.carry_out(gang, [WriteEvent(p, MOVED, note, "Normal") for p in pods])
         if gang.record is not None:
             status = lifecycle.decided(gang.record.status, MOVED, words, self._clock())
@@ -376,14 +379,16 @@ class Learning:
         self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
 
 
-def told_of_move(move: Move, gpu: str) -> str:
-    """Say to its owner why a gang moves away from `gpu`, as people call it."""
-    suffers = "it is" if move.sufferer == move.key else f"{_named(move.sufferer, move.key)} is"
-    beside = ", ".join(_named(key, move.key) for key in move.beside)
-    beside = beside if move.sufferer == move.key else "next to it"
-    where = f"next to {beside}" if move.sufferer == move.key else beside
-    how = "measured" if move.measured else "reported by its pods"
-    return f"leaves {gpu}: {suffers} slowed down by {move.slowdown:.0%} {where} ({how})"
+def cause_of_move(move: Move, gpu: str) -> Cause:
+    """Return why a gang moves away from `gpu`, as people call it; its owner reads it."""
+    suffers = move.sufferer == move.key
+    return Cause(
+        Reason.SLOWED_DOWN if suffers else Reason.SLOWS_DOWN,
+        gpu=gpu,
+        job=named(move.beside if suffers else [move.sufferer], move.key),
+        value=move.slowdown,
+        detail="measured" if move.measured else "reported by its pods",
+    ).cut()
 
 
 def told_of_obstacles(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:

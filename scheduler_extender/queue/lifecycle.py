@@ -27,8 +27,7 @@ from tandem.contracts.resources import (
 from tandem.contracts.values import LONGEST_TEXT, MAX_ROLES, shortened
 from tandem.policy.decision import Placement
 from tandem.reasons.causes import MOST_CAUSES, Cause, Reason, first_of
-from tandem.reasons.counting import counted
-from tandem.reasons.words import in_full
+from tandem.reasons.words import in_full, sentence
 
 #: Starts of one gang that one cycle is asked about, of those whose pods ask the same.
 MOST_STARTS = 128
@@ -117,22 +116,22 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     return [pods for pods in starts if not too_many_roles(pods)]
 
 
-def too_many_roles(pods: Sequence[PodInfo]) -> str:
-    """Return why pods cannot start together, or ''. Each role is looked for a place by itself."""
+def too_many_roles(pods: Sequence[PodInfo]) -> Cause | None:
+    """Return why pods cannot start together, or None.
+
+    Each role is looked for a place by itself.
+    """
     # Only counted: anybody may have thousands of pods that all declare different things.
     if len(pods) <= MAX_ROLES or (roles := len(set(map(ask_of, pods)))) <= MAX_ROLES:
-        return ""
-    return (
-        f"its pods ask for GPUs in {roles} different ways (their {names.RESOURCE} or annotations"
-        f" differ); pods that start together may do so in {MAX_ROLES} at most"
-    )
+        return None
+    return Cause(Reason.TOO_MANY_ROLES, value=roles, bound=MAX_ROLES)
 
 
-def unplannable(gang: Gang, now_s: float) -> str:
-    """Return why pods that are there cannot start together, or ''."""
+def unplannable(gang: Gang, now_s: float) -> Cause | None:
+    """Return why pods that are there cannot start together, or None."""
     if gang.asks <= MAX_ROLES:
-        return ""
-    return next(filter(None, map(too_many_roles, _starts(gang, now_s))), "")
+        return None
+    return next(filter(None, map(too_many_roles, _starts(gang, now_s))), None)
 
 
 def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
@@ -209,12 +208,13 @@ def queued(
     Its place in the queue follows from `created_at`, when its first pod was created; its wait
     begins at `waiting_since`, when its load was asked for.
     """
+    cause = Cause(Reason.QUEUED, detail=prediction.explanation).cut()
     return status.model_copy(
         update={
             "phase": Phase.QUEUED,
             "reason": Reason.QUEUED.value,
-            "message": prediction.explanation,
-            "causes": [Cause(Reason.QUEUED, detail=prediction.explanation)],
+            "message": shortened(sentence(cause), LONGEST_TEXT),
+            "causes": [cause],
             "found_at": rfc3339(now_s),
             "load": prediction.load,
             "sub_batches": list(sub_batches),
@@ -241,13 +241,13 @@ def predicted(status: GPUJobStatus, prediction: Prediction, now_s: float) -> lis
 
 def revived(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a closed GPUJob whose workload has pods again (a CronJob's, say)."""
-    now = rfc3339(now_s)
+    now, cause = rfc3339(now_s), Cause(Reason.NEW_PODS)
     return status.model_copy(
         update={
             "phase": Phase.QUEUED,
             "reason": Reason.NEW_PODS.value,
-            "message": "the workload has pods again",
-            "causes": [Cause(Reason.NEW_PODS, detail="the workload has pods again")],
+            "message": sentence(cause),
+            "causes": [cause],
             "found_at": now,
             "finished_at": None,
             "running_since": None,
@@ -284,7 +284,7 @@ def with_plan(
     ]
     named = (gpu_name(pod.node, gpu) for pod in new[:3] for gpu in pod.gpus)
     where = " ".join(named)
-    message = f"{counted(len(new), 'pod')} planned on {where}{', ...' if len(new) > 3 else ''}"
+    gpus = f"{where}{', ...' if len(new) > 3 else ''}"
     phase = Phase.RUNNING if status.phase is Phase.RUNNING else Phase.ADMITTED
     plan = Plan(
         pods=[*kept, *new],
@@ -295,7 +295,7 @@ def with_plan(
     return with_reason(
         status,
         Reason.PLANNED,
-        message,
+        (Cause(Reason.PLANNED, pods=len(new), gpu=gpus),),
         now_s,
         scheduled=True,
         phase=phase,
@@ -309,7 +309,7 @@ def with_plan(
 def waiting(
     status: GPUJobStatus,
     reason: Reason,
-    why: str | Sequence[Cause],
+    why: Sequence[Cause],
     position: int | None,
     now_s: float,
 ) -> GPUJobStatus:
@@ -336,7 +336,7 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
         return with_reason(
             status,
             Reason.RUNNING,
-            f"{counted(gang.running, 'pod')} running",
+            (Cause(Reason.RUNNING, pods=gang.running),),
             now_s,
             scheduled=True,
             phase=Phase.RUNNING,
@@ -351,16 +351,13 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     # Terminating pods still hold their GPUs: a gang is back in the queue when they are gone.
     placed = is_placed(gang, planned_uids(status, now_s))
     if status.phase in (Phase.ADMITTED, Phase.RUNNING) and not placed:
-        reason = Reason.PODS_GONE
-        if status.phase is Phase.ADMITTED:
-            reason = Reason.PLAN_EXPIRED
-        message = "its pods were not bound in time" if status.plan else "its pods are new"
-        if not gang.is_live:
-            reason, message = Reason.PODS_GONE, "none of its pods is left"
+        expired = status.phase is Phase.ADMITTED and gang.is_live
+        reason = Reason.PLAN_EXPIRED if expired else Reason.PODS_GONE
+        said = Reason.PLAN_EXPIRED if expired and status.plan else Reason.PODS_REPLACED
         return with_reason(
             status,
             reason,
-            message,
+            (Cause(said if gang.is_live else Reason.PODS_GONE),),
             now_s,
             phase=Phase.QUEUED,
             plan=None,
@@ -373,36 +370,42 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
 
 def rests(status: GPUJobStatus, rest_s: float) -> GPUJobStatus:
     """Return the status of a gang whose plans were not followed, with when it is placed again."""
-    message = f"{status.message}; it is placed again in {rest_s:.0f} s"
-    causes = [Cause(Reason.PLAN_EXPIRED, detail=message)]
-    return status.model_copy(update={"message": message, "causes": causes})
+    causes = [*status.causes, Cause(Reason.RESTS, seconds=rest_s)]
+    return status.model_copy(update={"message": in_full(causes), "causes": causes})
 
 
-def preempting(status: GPUJobStatus, by: str, method: str, now_s: float) -> GPUJobStatus:
+def preempting(status: GPUJobStatus, by: Cause, method: str, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that is told to give up its GPUs; written before it is told."""
-    now = rfc3339(now_s)
+    now, by = rfc3339(now_s), by.cut()
     return with_reason(
         status,
         Reason.PREEMPTING,
-        f"gives up its GPUs: {by}",
+        (Cause(Reason.PREEMPTING), by),
         now_s,
         phase=Phase.PREEMPTING,
         plan=None,
-        preemption=Preemption(by=by, method=method, requested_at=now),
+        preemption=Preemption(by=sentence(by), causes=[by], method=method, requested_at=now),
         preempted_at=[*status.preempted_at, now][-_REMEMBERED:],
     )
 
 
-def never_started(status: GPUJobStatus, why: str, method: str, now_s: float) -> GPUJobStatus:
+def never_started(status: GPUJobStatus, why: Cause, method: str, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that is released because its containers did not start.
 
     It was not preempted for another: the hourly bound of preemptions does not count it.
     """
-    asked = Preemption(by=why, method=method, requested_at=rfc3339(now_s), never_started=True)
+    why = why.cut()
+    asked = Preemption(
+        by=sentence(why),
+        causes=[why],
+        method=method,
+        requested_at=rfc3339(now_s),
+        never_started=True,
+    )
     return with_reason(
         status.model_copy(update=_rest(status, LONGEST_REST_S, now_s)),
         NEVER_STARTED,
-        f"gives up its GPUs: {why}",
+        (why,),
         now_s,
         phase=Phase.PREEMPTING,
         plan=None,
@@ -410,30 +413,38 @@ def never_started(status: GPUJobStatus, why: str, method: str, now_s: float) -> 
     )
 
 
-def rests_in_part(status: GPUJobStatus, why: str, now_s: float) -> GPUJobStatus:
+def rests_in_part(status: GPUJobStatus, why: Cause, now_s: float) -> GPUJobStatus:
     """Return the status of a running gang of which some pods are evicted: they did not start."""
-    status = decided(status, NEVER_STARTED, why, now_s)
+    status = decided(status, NEVER_STARTED, sentence(why), now_s)
     return status.model_copy(update=_rest(status, LONGEST_REST_RUNNING_S, now_s))
 
 
 def rested(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that is queued again because its containers did not start."""
-    why = status.preemption.by if status.preemption else "its containers did not start"
-    rest_s = max(0.0, rests_until_s(status) - now_s)
-    message = (
-        f"released its GPUs: {why}. It failed to start {counted(status.failed_starts, 'time')},"
-        f" and is placed again in {rest_s:.0f} s at the earliest"
-    )
     return with_reason(
         status,
         NEVER_STARTED,
-        message,
+        (*_why_it_went(status, NEVER_STARTED), rest(status, now_s)),
         now_s,
         phase=Phase.QUEUED,
         running_since=None,
         waiting_since=rfc3339(now_s),
         preemption=None,
     )
+
+
+def rest(status: GPUJobStatus, now_s: float) -> Cause:
+    """Return for how long a gang is not placed, because its containers did not start."""
+    rest_s = max(0.0, rests_until_s(status) - now_s)
+    return Cause(Reason.RESTS, seconds=round(rest_s), failed=status.failed_starts)
+
+
+def _why_it_went(status: GPUJobStatus, reason: Reason) -> tuple[Cause, ...]:
+    """Return why a gang gave up its GPUs; in words, of an object of an earlier version."""
+    asked = status.preemption
+    if asked is None:
+        return ()
+    return tuple(asked.causes) or (Cause(reason, detail=asked.by),)
 
 
 def _rest(status: GPUJobStatus, longest_s: float, now_s: float) -> dict[str, object]:
@@ -457,15 +468,11 @@ def promoted(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
 
 def suspended(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
     """Return the status of a gang that has given up its GPUs and waits for others."""
-    by = status.preemption.by if status.preemption else "unknown"
-    message = (
-        f"gave up its GPUs ({by}). It waits for others; the GPU time that it has had still counts"
-        " for its place in the queue"
-    )
+    why = _why_it_went(status, Reason.PREEMPTED)
     return with_reason(
         status,
         Reason.PREEMPTED,
-        message,
+        (Cause(Reason.PREEMPTED), *why),
         now_s,
         phase=Phase.SUSPENDED,
         running_since=None,
@@ -478,11 +485,12 @@ def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
     """Return the final status of a gang whose workload has ended, its service counted."""
     status = with_service(gang.job.status, gang, now_s)
     phase = Phase.FAILED if failed else Phase.COMPLETED
-    message = "the workload failed" if failed else "the workload completed"
+    workload = gang.job.spec.workload
+    cause = Cause(Reason(phase.value), workload=f"{workload.kind} {workload.name}")
     return with_reason(
         status,
-        Reason(phase.value),
-        message,
+        cause.reason,
+        (cause,),
         now_s,
         phase=phase,
         plan=None,
@@ -503,18 +511,14 @@ def decided(status: GPUJobStatus, what: str, why: str, now_s: float) -> GPUJobSt
 def with_reason(
     status: GPUJobStatus,
     reason: Reason,
-    why: str | Sequence[Cause],
+    why: Sequence[Cause],
     now_s: float,
     *,
     scheduled: bool = False,
     **changes: object,
 ) -> GPUJobStatus:
-    """Return the status with `changes`, and why: also as the condition `Scheduled`.
-
-    `why` are causes, or the words where the reason has no parameters.
-    """
-    given = (Cause(reason, detail=why),) if isinstance(why, str) else why[:MOST_CAUSES]
-    causes = [cause.cut() for cause in given]
+    """Return the status with `changes`, and why: also as the condition `Scheduled`."""
+    causes = [cause.cut() for cause in why[:MOST_CAUSES]]
     message, counts = shortened(in_full(causes), LONGEST_TEXT), first_of(causes)
     found = counts.reason.value if counts is not None else reason.value
     conditions = with_condition(status.conditions, SCHEDULED, scheduled, found, message, now_s)

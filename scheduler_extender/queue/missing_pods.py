@@ -17,6 +17,7 @@ from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import Phase
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.resource import CORE_EVENTS
+from tandem.reasons.causes import Cause, Reason
 
 #: A controller makes its pods one after another: of a number that has just changed nothing is said.
 SETTLE_S = 5.0
@@ -37,7 +38,7 @@ class _Known:
     since_s: float
     read_s: float = 0.0  # when it is read next; 0: not settled yet
     rest_s: float = _AGAIN_S
-    says: str = ""
+    says: Cause | None = None
 
 
 class MissingPods:
@@ -68,18 +69,18 @@ class MissingPods:
         known.read_s, known.rest_s = now + known.rest_s, min(2 * known.rest_s, _LONGEST_S)
         return self._read(gang, known)
 
-    def absent(self, gang: Gang) -> str:
-        """Return why pods of a gang do not exist, '' where none are missing or that is new."""
+    def absent(self, gang: Gang) -> tuple[Cause, ...]:
+        """Return why pods of a gang do not exist, () where none are missing or that is new."""
         if gang.job.status.phase is Phase.PREEMPTING or not waits.missing(gang):
             self._known.pop(gang.key, None)
-            return ""
+            return ()
         now, live = self._clock(), gang.bound + gang.unbound
         known = self._known.get(gang.key)
         if known is None or known.live != live:
             known = self._known[gang.key] = _Known(live, now)
         if now < known.since_s + SETTLE_S:
             self._later(gang.key, known.since_s + SETTLE_S)
-            return ""
+            return ()
         return waits.absent(gang, known.says)
 
     def _turn(self, namespace: str, now: float) -> float:
@@ -94,12 +95,12 @@ class MissingPods:
 
     async def _read(self, gang: Gang, known: _Known) -> None:
         """Read what the controllers of the pods say, by events or conditions, as far as we may."""
-        known.says = ""
+        known.says = None
         for ask in (self._event, self._condition):
             with suppress(NotFound, Forbidden):
                 known.says = known.says or await ask(gang)
 
-    async def _event(self, gang: Gang) -> str:
+    async def _event(self, gang: Gang) -> Cause | None:
         owners = {(pod.owner.kind, pod.owner.name) for pod in gang.live_pods() if pod.owner}
         workload = gang.job.spec.workload
         if not gang.job.spans_workloads:
@@ -108,8 +109,8 @@ class MissingPods:
             events = await self._writer.call(self._events, gang.key[0], name)
             says = _latest(events, kind, self._clock())
             if says:
-                return f"{kind} {name} could not make the others: {says}"
-        return ""
+                return Cause(Reason.CANNOT_MAKE, workload=f"{kind} {name}", detail=says)
+        return None
 
     def _events(self, namespace: str, name: str) -> list[dict[str, Any]]:
         pages = self._writer.api.pages(
@@ -117,22 +118,23 @@ class MissingPods:
         )
         return next(iter(pages)).items
 
-    async def _condition(self, gang: Gang) -> str:
+    async def _condition(self, gang: Gang) -> Cause | None:
         record = gang.job
         workload = record.spec.workload
         if record.spans_workloads or resource_of(workload) is None:
-            return ""
+            return None
         owner = await self._owners.get(record)
         suspended: Any = owner
         for part in kind_of(workload).suspend:
             suspended = suspended.get(part) if isinstance(suspended, Mapping) else None
         if suspended is True:
-            return f"{workload.kind} {workload.name} is suspended"
+            return Cause(Reason.WORKLOAD_SUSPENDED, workload=waits.called(workload))
         for condition in (owner.get("status") or {}).get("conditions") or ():
             if condition.get("type") in _STOPPED and condition.get("status") == "True":
                 says = condition.get("message") or condition.get("reason") or condition["type"]
-                return f"{workload.kind} {workload.name} could not make the others: {_cut(says)}"
-        return ""
+                called = waits.called(workload)
+                return Cause(Reason.CANNOT_MAKE, workload=called, detail=_cut(says))
+        return None
 
 
 def _latest(events: list[dict[str, Any]], kind: str, now_s: float) -> str:

@@ -23,6 +23,8 @@ from scheduler_extender.queue.effects import Executor
 from tandem.contracts.resources import Phase
 from tandem.kube.errors import Forbidden, Invalid, NotFound
 from tandem.kube.resource import Resource
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import clause, sentence
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ BUDGETS = Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"
 _AGAIN_S, _LONGEST_S = 5.0, 60.0
 _SPARED_S = 60.0  # a gang that a disruption budget protects is left alone for a while
 _HOUR_S = 3600.0
-_FOREIGN_BUDGETS = "disruption budgets of other namespaces protect their jobs"
+_FOREIGN_BUDGETS = Cause(Reason.NOT_PREEMPTED, detail="those of other namespaces")
 
 
 class Preempter:
@@ -46,7 +48,7 @@ class Preempter:
         self._clock = clock
         self._asked_at: dict[Key, float] = {}
         self._back_at: dict[Key, float] = {}  # when a gang was last to be put back in the queue
-        self._spared: dict[Key, tuple[float, str]] = {}
+        self._spared: dict[Key, tuple[float, Cause]] = {}
         self._expired: set[Key] = set()
         self.preemptions = 0
 
@@ -81,13 +83,13 @@ class Preempter:
             earliest = max(earliest, seconds(status.preempted_at[-most]) + _HOUR_S)
         return max(earliest, *(lifecycle.leaves_until_s(pod) for pod in holders))
 
-    def spared(self, key: Key) -> str:
-        """Return why a gang is left alone for now, or ''."""
-        until_s, why = self._spared.get(key, (0.0, ""))
-        return why if self._clock() < until_s else ""
+    def spared(self, key: Key) -> bool:
+        """Say whether a disruption budget protects a gang for now."""
+        until_s, _ = self._spared.get(key, (0.0, None))
+        return self._clock() < until_s
 
-    def told_of_spared(self) -> Callable[[Key], str]:
-        """Return what says to the owner of a gang why others are left alone; '' where none is.
+    def told_of_spared(self) -> Callable[[Key], tuple[Cause, ...]]:
+        """Return what says to the owner of a gang why others are left alone; () where none is.
 
         Of other namespaces it names neither budgets nor jobs. Also of those that were left alone
         until a moment ago. May be called beside the event loop.
@@ -99,10 +101,10 @@ class Preempter:
             if now < until_s + _AGAIN_S
         ]
 
-        def told(reader: Key) -> str:
+        def told(reader: Key) -> tuple[Cause, ...]:
             own = {why for namespace, why in spared if namespace == reader[0]}
             foreign = any(namespace != reader[0] for namespace, _ in spared)
-            return "; ".join([*sorted(own), *([_FOREIGN_BUDGETS] if foreign else [])])
+            return (*sorted(own, key=sentence), *([_FOREIGN_BUDGETS] if foreign else []))
 
         return told
 
@@ -119,27 +121,28 @@ class Preempter:
         self._back_at.pop(key, None)
         self._spared.pop(key, None)
 
-    async def begin(self, gang: Gang, why: str) -> None:
+    async def begin(self, gang: Gang, why: Cause) -> None:
         """Write that the gang gives up its GPUs, then tell its owner, unless a budget forbids."""
         faults.reach("preempt-chosen")
         if await self.leave(gang, why):
             self.preemptions += 1
 
-    async def leave(self, gang: Gang, why: str) -> bool:
+    async def leave(self, gang: Gang, why: Cause) -> bool:
         """Have a gang give up its GPUs for a reason; False where a budget forbids it."""
         try:
             budgets = await self._writer.call(self._writer.api.list, BUDGETS, gang.key[0])
             forbidden = decisions.forbidding(budgets, gang)
         except (Forbidden, NotFound, Invalid) as error:
-            forbidden = f"disruption budgets of namespace {gang.key[0]} cannot be read: {error}"
-        if forbidden:
-            log.info("not preempted gpujob=%s/%s why=%s", *gang.key, forbidden)
+            unread = f"those of namespace {gang.key[0]} cannot be read: {error}"
+            forbidden = Cause(Reason.NOT_PREEMPTED, detail=unread).cut()
+        if forbidden is not None:
+            log.info("not preempted gpujob=%s/%s why=%s", *gang.key, clause(forbidden))
             self._spared[gang.key] = (self._clock() + _SPARED_S, forbidden)
             return False
         await self.release(gang, why)
         return True
 
-    async def release(self, gang: Gang, by: str) -> None:
+    async def release(self, gang: Gang, by: Cause) -> None:
         """Have all pods of a gang go, whatever disruption budgets say of healthy ones."""
         self._back_at.pop(gang.key, None)
         await self._executor.carry_out(gang, decisions.release(gang, by, self._clock()))

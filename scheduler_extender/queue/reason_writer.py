@@ -42,7 +42,7 @@ class Why(NamedTuple):
 
 
 Chooser = Callable[[WaitingStarts, Explain], dict[Key, Why]]
-Spared = Callable[[Key], str]
+Spared = Callable[[Key], tuple[Cause, ...]]
 
 
 class _Told(NamedTuple):
@@ -147,7 +147,9 @@ class ReasonWriter:
 
         return choose
 
-    async def tell(self, gang: Gang, what: Why, queue: int | None, spared: str) -> None:
+    async def tell(
+        self, gang: Gang, what: Why, queue: int | None, spared: tuple[Cause, ...]
+    ) -> None:
         """Write why a gang waits into its GPUJob, and as events on the first of its pods."""
         if gang.record is None:
             return
@@ -210,10 +212,10 @@ def _to_look_at(
     return found + [due[at] for at in longest.tolist()]
 
 
-def _in_full(what: Why, spared: str) -> tuple[Cause, ...]:
+def _in_full(what: Why, spared: tuple[Cause, ...]) -> tuple[Cause, ...]:
     """Return the causes, with why others are not made to give way where a cycle has found any."""
     known = not spared or any(each.reason is Reason.NOT_LOOKED_AT for each in what.causes)
-    return what.causes if known else (*what.causes, Cause(Reason.NOT_PREEMPTED, detail=spared))
+    return what.causes if known else (*what.causes, *spared)
 
 
 def _is_news(said: _Told, position: int, message: str, summary: str, now_s: float) -> bool:

@@ -42,6 +42,7 @@ from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Role, WorkloadRef
 from tandem.kube.errors import Conflict, Forbidden, NotFound, Unavailable
+from tandem.reasons.causes import Cause, Reason
 
 #: The service of running gangs is written at least this often: what a crash may cost them.
 COUNT_EVERY_S = 60.0
@@ -228,7 +229,7 @@ class Reconciler:
         if self._load_prediction.is_due(gang, now):
             return self._load_prediction.again(gang)
         if self._is_half_placed(gang, now):
-            why = f"part of it had no place for {PARTIAL_GANG_S:.0f} s"
+            why = Cause(Reason.PART_WITHOUT_PLACE, seconds=PARTIAL_GANG_S)
             return self._preempter.release(gang, why)
         if late := self._late(gang, now):
             nodes = {pod.node_name for pod in late}

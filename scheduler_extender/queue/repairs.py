@@ -26,6 +26,7 @@ from scheduler_extender.queue.learning_loop import Learning
 from scheduler_extender.queue.parts import Parts
 from tandem.contracts.resources import Phase
 from tandem.policy.board import Start
+from tandem.reasons.causes import Cause, Reason
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Repair:
 
     key: Key
     places: frozenset[Place]
-    why: str
+    why: Cause
 
 
 @dataclass(slots=True)
@@ -206,8 +207,7 @@ class Repairs:
             key = key_of[index]
             if key not in seen.movable:
                 continue
-            held = {places[row] for row in inputs.held[index]}
-            repairs.append(Repair(key, to, _said(seen, key, held, to)))
+            repairs.append(Repair(key, to, _why(seen, key)))
         return repairs
 
     # --- what a move costs ------------------------------------------------------------------------
@@ -237,18 +237,9 @@ class Repairs:
         }
 
 
-def _said(seen: _Seen, key: Key, held: set[Place], to: frozenset[Place]) -> str:
-    """Say why a gang leaves its GPUs, to its owner."""
-    if not to:
-        speed = 1 / (1 + seen.slowdown.get(key, 0.0))
-        return (
-            f"runs at {speed:.0%} of its speed alone next to the jobs that were there before; it"
-            " waits for GPUs of its own"
-        )
-    leaves = ", ".join(gpu for _, gpu in sorted(held - to))
-    enters = ", ".join(f"{node}/{gpu}" for node, gpu in sorted(to - held))
-    cost = f" (measured: {seen.cost_s[key]:.0f} s)" if key in seen.cost_s else ""
-    return (
-        f"leaves {leaves} for {enters}: interference there is over the bound, and its move costs"
-        f" least{cost}"
-    )
+def _why(seen: _Seen, key: Key) -> Cause:
+    """Return why a gang leaves its GPUs: it is slowed down there, or slows others down."""
+    slowdown = seen.slowdown.get(key, 0.0)
+    if slowdown:
+        return Cause(Reason.SLOWED_DOWN, value=slowdown)
+    return Cause(Reason.SLOWS_DOWN, seconds=seen.cost_s.get(key))

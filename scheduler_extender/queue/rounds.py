@@ -30,6 +30,7 @@ from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import KubeError
 from tandem.policy.cluster import Snapshot
 from tandem.policy.job import Job
+from tandem.reasons.causes import Cause, Reason
 
 PLACED = "Placed"
 #: Running gangs that may be preempted or moved in one round.
@@ -281,12 +282,12 @@ class Rounds:
             self._queue_state.competes = True  # not now; the next cycle asks again
             return
         if gives.to != gives.victim:
-            why = f"{named([gives.to], gives.victim)} needs them"
+            why = Cause(Reason.NEEDED, job=named([gives.to], gives.victim))
             self._asked.add(gives.victim)
         elif gives.too_slow:
-            why = "its neighbours slow it down more than the profile allows"
+            why = Cause(Reason.SLOWED_DOWN)
         else:
-            why = "runs faster elsewhere"
+            why = Cause(Reason.FASTER_ELSEWHERE)
         self._work.do(gives.victim, self._preempter.begin(gang, why))
 
     async def _write_plan(

@@ -204,10 +204,12 @@ class Pipeline:
         return tuple(sorted(found, key=lambda cause: -(cause.gpus or 0)))
 
 
-def wanted(job: Job, allowed: Bools) -> Cause:
+def wanted(job: Job, allowed: Bools | None = None) -> Cause:
     """Return what a job asks for, and how many of the GPUs (gpus,) can take a worker of it now."""
     pod = counted(job.gpus_per_pod, "GPU") + (" on one node" if job.gpus_per_pod > 1 else "")
     amount = pod if job.pods == 1 else f"{pod} for each of {job.pods:,} pods"
+    if allowed is None:
+        return Cause(Reason.NEEDS_GPUS, amount=amount)
     return Cause(
         Reason.NEEDS_GPUS, amount=amount, value=int(np.count_nonzero(allowed)), bound=len(allowed)
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 
 class Reason(StrEnum):
@@ -57,12 +57,23 @@ class Reason(StrEnum):
     HELD = "Held"
     # What its own pods lack.
     BLOCKED = "Blocked"
+    OTHER_GATES = "OtherSchedulingGates"
+    ANNOTATIONS_TOO_LARGE = "AnnotationsTooLarge"
+    TOO_MANY_ROLES = "TooManyKindsOfPods"
     PODS_MISSING = "PodsMissing"
+    NOT_MADE = "PodsNotMade"
+    CANNOT_MAKE = "PodsRefused"
+    ONE_BY_ONE = "PodsMadeOneByOne"
+    WORKLOAD_SUSPENDED = "WorkloadSuspended"
+    GANG_INCOMPLETE = "GangIncomplete"
+    NO_CONTROLLER = "PodWithoutController"
     PODS_ENDED = "PodsEnded"
     STARTING = "Starting"
     NEVER_STARTED = "NeverStarted"
+    RESTS = "PlacedAgainLater"
     PLAN_EXPIRED = "PlanExpired"
     PODS_GONE = "PodsGone"
+    PODS_REPLACED = "PodsReplaced"
     # What has become of it.
     WAITING = "Waiting"
     QUEUED = "Queued"
@@ -72,6 +83,15 @@ class Reason(StrEnum):
     PREEMPTING = "Preempting"
     PREEMPTION_OVERDUE = "PreemptionOverdue"
     PREEMPTED = "Preempted"
+    # Why it gives up its GPUs.
+    NEEDED = "NeededByOthers"
+    SLOWED_DOWN = "SlowedDown"
+    SLOWS_DOWN = "SlowsDownOthers"
+    FASTER_ELSEWHERE = "FasterElsewhere"
+    PART_WITHOUT_PLACE = "PartWithoutPlace"
+    NOT_SUSPENDED = "WorkloadNotSuspended"
+    NOT_RESUMED = "WorkloadNotResumed"
+    # How it ended.
     COMPLETED = "Completed"
     FAILED = "Failed"
 
@@ -80,6 +100,8 @@ LONGEST_NAME, LONGEST = 253, 2000
 Short = Annotated[str | None, Field(max_length=LONGEST_NAME)]
 Long = Annotated[str | None, Field(max_length=LONGEST)]
 Number = Annotated[int | None, Field(ge=0, le=2**62)]
+#: Schemas take others as well: the definition of one version is there with extenders of the next.
+_Known = Annotated[Reason, WithJsonSchema({"type": "string", "maxLength": 64})]
 Quantity = Annotated[float | None, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 
@@ -87,15 +109,18 @@ Quantity = Annotated[float | None, Field(ge=0, le=1e30, allow_inf_nan=False)]
 class Cause:
     """One reason and its parameters, those that it has.
 
-    `gpu` is one GPU as node/index, for readers who may know it; `gpus` and `nodes` count those of
-    which the reason is true. `value` is what is there or needed, and `bound` what is allowed, in
-    the unit that the reason has: GiB, a part of 1, percent or a count. `resource` and `amount` are
-    a resource of a node and a quantity of Kubernetes. `job` are the jobs that it is about, as
-    the owner may read them. `pod` is one of its own pods. `detail` is what the API server, a
-    controller or a user has written, and for reasons without parameters the words themselves.
+    `gpu` is one GPU as node/index, or the job's own GPUs, for readers who may know them; `gpus` and
+    `nodes` count those of which the reason is true. `value` is what is there or needed, and `bound`
+    what is allowed, in the unit that the reason has: GiB, a part of 1, percent or a count.
+    `resource` and `amount` are a resource of a node and a quantity of Kubernetes. `job` are the
+    jobs that it is about, as the owner may read them. `role` is one of its own roles, `pod` one of
+    its own pods and `node` where that is; `pods` counts those that it is about, of which so many
+    have `failed` or are `leaving`: they are being deleted. `seconds` is for how long. `workload` is
+    what made the pods: kind and name. `detail` is what the API server, a kubelet, a controller or
+    the user has written. Objects of earlier versions have whole sentences there.
     """
 
-    reason: Reason
+    reason: _Known
     gpu: Short = None
     gpus: Number = None
     nodes: Number = None
@@ -105,7 +130,14 @@ class Cause:
     amount: Short = None
     job: Long = None
     namespace: Short = None
+    role: Short = None
     pod: Short = None
+    node: Short = None
+    pods: Number = None
+    failed: Number = None
+    leaving: Number = None
+    seconds: Quantity = None
+    workload: Short = None
     detail: Long = None
 
     def wire(self) -> dict[str, object]:
@@ -128,7 +160,9 @@ class Cause:
         return replace(self, gpu=gpu, gpus=gpus)
 
 
-_TEXTS = ("gpu", "resource", "amount", "job", "namespace", "pod", "detail")
+_TEXTS = (
+    "gpu", "resource", "amount", "job", "namespace", "role", "pod", "node", "workload", "detail"
+)  # fmt: skip
 
 
 def figure(value: float) -> float | None:

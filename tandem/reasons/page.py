@@ -24,13 +24,18 @@ reason. No program reads the sentences.
 
 | parameter | meaning |
 |---|---|
-| `gpu` | one GPU as node/index, for readers who may know it |
+| `gpu` | one GPU as node/index, or the job's own GPUs, for readers who may know them |
 | `gpus`, `nodes` | of how many it is true; of a quota, the GPUs that the job asks for |
 | `value`, `bound` | what is needed or there, and what is allowed; the text has the unit |
 | `resource`, `amount` | a resource of a node and a quantity, or what the job needs in words |
 | `job` | the jobs that it is about, as its owner may know them |
 | `namespace` | the namespace of a quota |
-| `detail` | the words of others, or the whole text of a reason without other parameters |
+| `role` | one of the job's roles |
+| `pod`, `node` | one of the job's pods, and where it is |
+| `pods`, `failed`, `leaving` | how many pods; how many of them failed, or are being deleted |
+| `seconds` | for how long |
+| `workload` | what made the pods: kind and name |
+| `detail` | the words of an API server, a kubelet, a controller or the user |
 """
 
 #: One cause of each reason, with figures that its text has to have.
@@ -57,44 +62,60 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.NODE_TOO_SMALL, nodes=1, resource="rdma/hca", amount="2"),
             Cause(Reason.NODE_HAS_FEWER, nodes=2, resource="cpu"),
             Cause(Reason.NODE_UNSUITABLE, nodes=4),
-            Cause(Reason.ROLES, detail="worker: 2 pods with 4 GPUs each; 1 pod with 1 GPU each"),
-            Cause(Reason.NEEDS_GPUS, amount="2 GPUs on one node", value=1, bound=8),
+            Cause(Reason.ROLES, gpus=9),
+            Cause(Reason.NEEDS_GPUS, amount="2 GPUs on one node", value=1, bound=8,
+                  role="worker"),
             Cause(Reason.PLACE_FREE),
             Cause(Reason.WAITING_IS_BETTER),
             Cause(Reason.BEHIND, job="team-a/train"),
             Cause(Reason.NOT_LOOKED_AT),
             Cause(Reason.MAKING_ROOM, job="team-a/train and a job of another namespace"),
             Cause(Reason.OVERTAKEN, resource="cpu"),
-            Cause(Reason.NOT_PREEMPTED, detail="disruption budget web allows 0 disruptions"),
+            Cause(Reason.NOT_PREEMPTED, resource="keep", job="team-a/train", pods=2, bound=0),
             Cause(Reason.QUOTA, namespace="team-a", gpus=2, value=7, bound=8),
             Cause(Reason.QUOTA_ENDLESS, namespace="team-a", gpus=1, value=2, bound=2),
             Cause(Reason.QUOTA_TIME, namespace="team-a", value=3600, bound=3000),
             Cause(Reason.QUOTA_SHARE, namespace="team-a", gpus=1, value=4, bound=4),
             Cause(Reason.HELD),
-            Cause(Reason.BLOCKED, detail="pod a-0 has scheduling gates besides tandem.gpu/queue:"
-                  " example.com/data; it is planned once they are removed"),
-            Cause(Reason.PODS_MISSING, detail="2 of 4 pods exist; Job a has not made the others"),
-            Cause(Reason.PODS_ENDED, detail="all 4 pods have ended, 1 of them failed; Job train has"
-                  " neither ended nor made others"),
-            Cause(Reason.STARTING, detail="4 of its 4 pods are on nodes, and 3 of them run; it"
-                  " waits for the others to start: train-3 (ContainerCreating)"),
-            Cause(Reason.NEVER_STARTED, detail="it failed to start 2 times, and is placed again in"
-                  " 60 s at the earliest"),
-            Cause(Reason.PLAN_EXPIRED, detail="its pods were not bound in time"),
-            Cause(Reason.PODS_GONE, detail="none of its pods is left"),
-            Cause(Reason.WAITING, detail="it waits"),
-            Cause(Reason.QUEUED, detail="all its pods exist; it waits for its turn"),
-            Cause(Reason.NEW_PODS, detail="the workload has pods again"),
-            Cause(Reason.PLANNED, detail="2 pods planned on node-a/0 node-a/1"),
-            Cause(Reason.RUNNING, detail="2 pods running"),
-            Cause(Reason.PREEMPTING, detail="gives up its GPUs: team-a/train needs them"),
-            Cause(Reason.PREEMPTION_OVERDUE, detail="was told to give up its GPUs more than 300 s"
-                  " ago, and 1 pod still holds them; 1 is being deleted"),
-            Cause(Reason.PREEMPTED, detail="gave up its GPUs (team-a/train needs them). It waits"
-                  " for others; the GPU time that it has had still counts for its place in the"
-                  " queue"),
-            Cause(Reason.COMPLETED, detail="the workload completed"),
-            Cause(Reason.FAILED, detail="the workload failed"),
+            Cause(Reason.BLOCKED),
+            Cause(Reason.OTHER_GATES, pod="train-a", detail="example.com/data"),
+            Cause(Reason.ANNOTATIONS_TOO_LARGE, pod="train-a", value=250000, bound=200000),
+            Cause(Reason.TOO_MANY_ROLES, value=33, bound=32),
+            Cause(Reason.PODS_MISSING, value=2, bound=5, leaving=1, failed=2),
+            Cause(Reason.NOT_MADE, workload="Job train"),
+            Cause(Reason.CANNOT_MAKE, workload="Job train", detail="exceeded quota: gpus"),
+            Cause(Reason.ONE_BY_ONE, workload="StatefulSet train"),
+            Cause(Reason.WORKLOAD_SUSPENDED, workload="Job train"),
+            Cause(Reason.GANG_INCOMPLETE, job="ring"),
+            Cause(Reason.NO_CONTROLLER, pod="train"),
+            Cause(Reason.PODS_ENDED, workload="Job train", pods=4, failed=1),
+            Cause(Reason.STARTING, value=2, bound=4, pods=3, pod="train-a",
+                  detail="ContainerCreating"),
+            Cause(Reason.NEVER_STARTED, pod="train-a", node="node-a", seconds=600,
+                  detail="ImagePullBackOff", pods=3),
+            Cause(Reason.RESTS, seconds=60, failed=2),
+            Cause(Reason.PLAN_EXPIRED),
+            Cause(Reason.PODS_GONE),
+            Cause(Reason.PODS_REPLACED),
+            Cause(Reason.WAITING),
+            Cause(Reason.QUEUED, detail="no model is named; the job gets whole GPUs"),
+            Cause(Reason.NEW_PODS),
+            Cause(Reason.PLANNED, pods=2, gpu="node-a/0 node-a/1"),
+            Cause(Reason.RUNNING, pods=2),
+            Cause(Reason.PREEMPTING),
+            Cause(Reason.PREEMPTION_OVERDUE, pods=2, leaving=1, seconds=300),
+            Cause(Reason.PREEMPTED),
+            Cause(Reason.NEEDED, job="team-a/train"),
+            Cause(Reason.SLOWED_DOWN, gpu="node-a/0", job="team-a/train", value=0.4,
+                  detail="measured"),
+            Cause(Reason.SLOWS_DOWN, gpu="node-a/0", job="team-a/train", value=0.4,
+                  detail="reported by its pods"),
+            Cause(Reason.FASTER_ELSEWHERE),
+            Cause(Reason.PART_WITHOUT_PLACE, seconds=60),
+            Cause(Reason.NOT_SUSPENDED, workload="Job train", detail="forbidden"),
+            Cause(Reason.NOT_RESUMED, workload="Job train"),
+            Cause(Reason.COMPLETED, workload="Job train"),
+            Cause(Reason.FAILED, workload="Job train"),
         )
     }
 )  # fmt: skip

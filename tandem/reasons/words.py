@@ -27,11 +27,10 @@ class Words:
     kind: str
     topic: str
     says: str
-    figures: str = ""
+    figures: str | tuple[str, ...] = ""  # of several, the first whose fields are all there
     remedy: str = ""
     lacks: str = ""
     of: str = ""  # "GPU" or "node", where it is about some of them
-    verbatim: bool = False  # the detail is the sentence
 
 
 #: The groups of the status page, in the words of its lists.
@@ -63,6 +62,16 @@ KINDS: Mapping[str, str] = MappingProxyType(
 _GIB = "{value:.1f} GiB needed, {bound:.1f} GiB there"
 _COUNT = "{value:.0f} of {bound:.0f}"
 _END = "One comes free when a job there ends."
+_NAMES = tuple(name for name in Cause.__slots__ if name != "reason")
+#: Reasons that were sentences in earlier versions.
+_WHOLE = frozenset(
+    {
+        Reason.BLOCKED, Reason.PODS_MISSING, Reason.PODS_ENDED, Reason.STARTING,
+        Reason.NEVER_STARTED, Reason.PLAN_EXPIRED, Reason.PODS_GONE, Reason.WAITING,
+        Reason.NEW_PODS, Reason.PLANNED, Reason.RUNNING, Reason.PREEMPTING,
+        Reason.PREEMPTION_OVERDUE, Reason.PREEMPTED, Reason.COMPLETED, Reason.FAILED,
+    }
+)  # fmt: skip
 
 WORDS: Mapping[Reason, Words] = MappingProxyType(
     {
@@ -159,7 +168,7 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             remedy="Node selector, affinity or tolerations of the pods would have to change.",
         ),
         Reason.NEEDS_GPUS: Words(
-            "occupied", "GPUs", "it needs {amount}",
+            "occupied", "GPUs", "{who} {amount}",
             figures="{value:.0f} of {of_gpus} can take it now",
         ),
         Reason.PLACE_FREE: Words(
@@ -173,7 +182,8 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
         ),
         Reason.ROLES: Words(
             "occupied", "GPUs", "each of its roles would find GPUs, but not all at the same time",
-            figures="{detail}", remedy="It starts when there are GPUs for all of them.",
+            figures=("{asks} in all", "{detail}"),
+            remedy="It starts when there are GPUs for all of them.",
         ),
         Reason.BEHIND: Words(
             "behind", "Queue", "it waits behind other jobs, and no job overtakes another here",
@@ -192,8 +202,13 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             remedy="It is tried again at once.",
         ),
         Reason.NOT_PREEMPTED: Words(
-            "occupied", "Queue", "jobs that could make room are protected", figures="{detail}",
-            remedy="They are asked again when that has changed.",
+            "occupied", "Queue", "jobs that could make room are protected by disruption budgets",
+            figures=(
+                "disruption budget {resource} allows {disruptions}, {pods_of} of {job} would"
+                " have to go",
+                "{detail}",
+            ),
+            remedy="They are asked again in a minute.",
         ),
         Reason.QUOTA: Words(
             "quota", "Quota", "namespace {namespace} would hold more GPUs than it may",
@@ -222,33 +237,153 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             "held", "Hold", "an administrator holds it",
             remedy="It goes on when they let it: tandem resume.",
         ),
-        Reason.BLOCKED: Words("blocked", "Pods", "its pods cannot be planned", verbatim=True),
-        Reason.PODS_MISSING: Words(
-            "missing", "Pods", "some of its pods do not exist", verbatim=True
+        Reason.BLOCKED: Words("blocked", "Pods", "its pods cannot be placed yet"),
+        Reason.OTHER_GATES: Words(
+            "blocked", "Pods", "pods of it have scheduling gates besides Tandem's",
+            figures="{pod}: {detail}",
+            remedy="It gets GPUs once those who set them have removed them.",
         ),
-        Reason.PODS_ENDED: Words("missing", "Pods", "all its pods have ended", verbatim=True),
-        Reason.STARTING: Words("starting", "Pods", "its pods are about to start", verbatim=True),
+        Reason.ANNOTATIONS_TOO_LARGE: Words(
+            "blocked", "Pods", "the annotations of a pod leave no room for Tandem's",
+            figures="{pod}: {value:,.0f} bytes, {bound:,.0f} allowed",
+            remedy="Shorten them, or keep the data in a ConfigMap.",
+        ),
+        Reason.TOO_MANY_ROLES: Words(
+            "blocked", "Pods", "its pods ask for GPUs in too many different ways",
+            figures="in {value:.0f} different ways, {bound:.0f} allowed",
+            remedy="Give more of them the same number of GPUs and the same annotations, or start"
+            " them as several jobs.",
+        ),
+        Reason.PODS_MISSING: Words(
+            "missing", "Pods", "not all of its pods exist",
+            figures="{value:.0f} of {bound:.0f} do{others}",
+            remedy="It starts when all of them exist.",
+        ),
+        Reason.NOT_MADE: Words(
+            "missing", "Pods", "its workload has not made the others", figures="{workload}",
+            remedy="Its events say more: kubectl describe.",
+        ),
+        Reason.CANNOT_MAKE: Words(
+            "missing", "Pods", "its workload could not make the others",
+            figures="{workload}: {detail}",
+            remedy="It tries again by itself once that has changed.",
+        ),
+        Reason.ONE_BY_ONE: Words(
+            "missing", "Pods", "its workload makes the next pod only when the one before is ready",
+            figures="{workload}",
+            remedy="With podManagementPolicy: Parallel it makes all of them at once.",
+        ),
+        Reason.WORKLOAD_SUSPENDED: Words(
+            "missing", "Pods", "its workload is suspended", figures="{workload}",
+            remedy="It makes the pods when it is resumed.",
+        ),
+        Reason.GANG_INCOMPLETE: Words(
+            "missing", "Pods", "the other pods of its gang are not created yet",
+            figures="gang {job}",
+            remedy="Create them, or lower the number of pods in tandem.gpu/gang-size.",
+        ),
+        Reason.NO_CONTROLLER: Words(
+            "missing", "Pods", "no controller makes the others", figures="pod {pod} stands alone",
+            remedy="Create them, or a Job instead.",
+        ),
+        Reason.PODS_ENDED: Words(
+            "missing", "Pods",
+            "all its pods have ended, and its workload has neither ended nor made others",
+            figures="{workload}: {of_pods}, {failed} failed",
+            remedy="It goes on when there are new ones; kubectl describe says what the workload"
+            " waits for.",
+        ),
+        Reason.STARTING: Words(
+            "starting", "Pods", "its pods have GPUs, and not all of their containers run yet",
+            figures="{value:.0f} of {bound:.0f} run, {pods} on a node{first}",
+            remedy="kubectl describe pod says what one waits for.",
+        ),
         Reason.NEVER_STARTED: Words(
-            "never_started", "Pods", "its containers did not start", verbatim=True
+            "never_started", "Pods", "its containers did not start in time",
+            figures="{pod} on {node} for {seconds:.0f} s: {detail}{more_pods}",
+            remedy="Its GPUs go to others meanwhile; kubectl describe pod says what is wrong.",
+        ),
+        Reason.RESTS: Words(
+            "never_started", "Queue", "it is placed again after a pause",
+            figures=("in {seconds:.0f} s at the earliest, after {failed_starts}",
+                     "in {seconds:.0f} s at the earliest"),
         ),
         Reason.PLAN_EXPIRED: Words(
-            "starting", "Pods", "its pods were not bound in time", verbatim=True
+            "starting", "Pods", "its pods were not put on their nodes in time",
+            remedy="It is tried again.",
         ),
-        Reason.PODS_GONE: Words("starting", "Pods", "its pods are new", verbatim=True),
-        Reason.WAITING: Words("other", "Queue", "it waits", verbatim=True),
-        Reason.QUEUED: Words("other", "Queue", "it is in the queue", verbatim=True),
-        Reason.NEW_PODS: Words("starting", "Pods", "its workload has pods again", verbatim=True),
-        Reason.PLANNED: Words("starting", "Pods", "its pods have places", verbatim=True),
-        Reason.RUNNING: Words("other", "Pods", "its pods run", verbatim=True),
-        Reason.PREEMPTING: Words("preempted", "Queue", "it gives up its GPUs", verbatim=True),
+        Reason.PODS_GONE: Words(
+            "starting", "Pods", "none of its pods is left",
+            remedy="It goes on when there are new ones.",
+        ),
+        Reason.PODS_REPLACED: Words(
+            "starting", "Pods", "its pods are new, and have no GPUs yet",
+            remedy="They are placed like those before them.",
+        ),
+        Reason.WAITING: Words("other", "Queue", "it waits"),
+        Reason.QUEUED: Words(
+            "other", "Queue", "it is in the queue", figures="{detail}",
+            remedy="It is looked at in its turn.",
+        ),
+        Reason.NEW_PODS: Words(
+            "starting", "Pods", "its workload has made pods again",
+            remedy="It is at the end of the queue.",
+        ),
+        Reason.PLANNED: Words(
+            "starting", "Pods", "its pods have GPUs, and are about to start",
+            figures="{of_pods} on {gpu}",
+        ),
+        Reason.RUNNING: Words("other", "Pods", "it runs", figures="{of_pods}"),
+        Reason.PREEMPTING: Words(
+            "preempted", "Queue", "it gives up its GPUs",
+            remedy="It starts again when it is its turn.",
+        ),
         Reason.PREEMPTION_OVERDUE: Words(
-            "preempted", "Queue", "it has not given up its GPUs in time", verbatim=True
+            "preempted", "Queue", "its pods still hold GPUs that it is to give up",
+            figures="{of_pods} after {seconds:.0f} s, {leaving} being deleted",
+            remedy="The kubelet there has to end them: kubectl describe pod.",
         ),
         Reason.PREEMPTED: Words(
-            "preempted", "Queue", "it gave up its GPUs and waits for others", verbatim=True
+            "preempted", "Queue", "it gave up its GPUs and waits for others",
+            remedy="The GPU time that it has had still counts for its place in the queue.",
         ),
-        Reason.COMPLETED: Words("other", "Workload", "the workload completed", verbatim=True),
-        Reason.FAILED: Words("other", "Workload", "the workload failed", verbatim=True),
+        Reason.NEEDED: Words(
+            "preempted", "Queue", "another job goes before it", figures="{job}"
+        ),
+        Reason.SLOWED_DOWN: Words(
+            "preempted", "Slowdown", "it was too slow next to other jobs",
+            figures=("{value:.0%} slower on {gpu} next to {job}, {detail}",
+                     "{value:.0%} slower than alone"),
+            remedy="It starts again on other GPUs.",
+        ),
+        Reason.SLOWS_DOWN: Words(
+            "preempted", "Slowdown", "other jobs were too slow next to it",
+            figures=("{job} on {gpu} by {value:.0%}, {detail}",
+                     "to move it takes {seconds:.0f} s"),
+            remedy="It starts again on other GPUs.",
+        ),
+        Reason.FASTER_ELSEWHERE: Words(
+            "preempted", "Slowdown", "it runs faster on other GPUs", remedy="It starts there.",
+        ),
+        Reason.PART_WITHOUT_PLACE: Words(
+            "preempted", "Pods", "part of its pods found no GPUs, so that the others did nothing",
+            figures="for {seconds:.0f} s",
+        ),
+        Reason.NOT_SUSPENDED: Words(
+            "preempted", "Pods", "its pods are evicted, because its workload cannot be suspended",
+            figures="{workload}: {detail}",
+        ),
+        Reason.NOT_RESUMED: Words(
+            "preempted", "Pods", "it gave up its GPUs, and its workload could not be resumed",
+            figures="{workload}", remedy="It is tried again; you may set suspend to false.",
+        ),
+        Reason.COMPLETED: Words(
+            "other", "Workload", "the workload completed", figures="{workload}"
+        ),
+        Reason.FAILED: Words(
+            "other", "Workload", "the workload failed", figures="{workload}",
+            remedy="kubectl describe and the logs of its pods say why.",
+        ),
     }
 )  # fmt: skip
 
@@ -277,8 +412,8 @@ def in_full(causes: Iterable[Cause]) -> str:
 def sentence(cause: Cause) -> str:
     """Return one or two sentences: what is missing, by how much, what would change it."""
     words = WORDS[cause.reason]
-    if words.verbatim and cause.detail:
-        return cause.detail
+    if whole := _whole(cause):
+        return whole
     remedy = f" {words.remedy}" if words.remedy else ""
     return f"{_capital(_where(cause) + clause(cause, one_of_them=True))}.{remedy}"
 
@@ -288,8 +423,8 @@ def briefly(causes: Sequence[Cause]) -> str:
     cause = first_of(causes)
     if cause is None:
         return ""
-    if WORDS[cause.reason].verbatim and cause.detail:
-        return _capital(cause.detail)
+    if whole := _whole(cause):
+        return _capital(whole)
     said = figures(cause, lacking=True)
     words = _filled(WORDS[cause.reason].says, cause)
     return _capital(f"{words}: {said}" if said else words)
@@ -327,13 +462,21 @@ def clause(cause: Cause, *, one_of_them: bool = False) -> str:
 def figures(cause: Cause, *, lacking: bool = False) -> str:
     """Return value and bound of a cause, true whether it keeps a job off or not; '' without any."""
     words = WORDS[cause.reason]
-    said = _filled(words.figures, cause)
+    templates = words.figures if isinstance(words.figures, tuple) else (words.figures,)
+    said = next(filter(None, (_filled(each, cause) for each in templates)), "")
     more = _filled(words.lacks, cause) if lacking and said else ""
     return ", ".join(filter(None, (said, more)))
 
 
+def _whole(cause: Cause) -> str:
+    """Return the sentence of an object of an earlier version, whose `detail` is all that it has."""
+    if cause.reason not in _WHOLE or cause.detail is None:
+        return ""
+    return cause.detail if cause == Cause(cause.reason, detail=cause.detail) else ""
+
+
 def _where(cause: Cause) -> str:
-    if cause.gpu is not None:
+    if cause.gpu is not None and WORDS[cause.reason].of:
         return f"on {cause.gpu}, "
     if cause.gpus is not None and WORDS[cause.reason].of == "GPU":
         return f"on {counted(cause.gpus, 'GPU')}, "
@@ -346,21 +489,42 @@ def _filled(template: str, cause: Cause) -> str:
     """Return a template with the fields of a cause; '' where one that it names is absent."""
     if not template:
         return ""
-    fields: dict[str, str | float | None] = {
-        "value": cause.value, "bound": cause.bound, "resource": cause.resource,
-        "amount": cause.amount, "job": cause.job, "namespace": cause.namespace, "pod": cause.pod,
-        "detail": cause.detail,
-    }  # fmt: skip
-    given = {name: value for name, value in fields.items() if value not in (None, "")}
-    given["asked"] = f"{cause.gpus:,} more asked for, " if cause.gpus else ""
-    if cause.bound is not None:
-        given["of_gpus"] = counted(int(cause.bound), "GPU")
-    if cause.value is not None and cause.bound is not None:
-        given["gap"] = max(0.0, cause.value - cause.bound)
+    given = {name: value for name in _NAMES if (value := getattr(cause, name)) not in (None, "")}
+    given |= _in_words(cause)
     try:
         return template.format_map(given)
     except KeyError:
         return ""
+
+
+def _in_words(cause: Cause) -> dict[str, object]:
+    """Return what templates name besides the fields: counts with their nouns, differences."""
+    found: dict[str, object] = {
+        "asked": f"{cause.gpus:,} more asked for, " if cause.gpus else "",
+        "who": f"its role {cause.role} needs" if cause.role else "it needs",
+        "others": _others(cause),
+        "first": f"; {cause.pod}: {cause.detail}" if cause.pod and cause.detail else "",
+        "more_pods": f"; {counted(cause.pods, 'other pod')} as well" if cause.pods else "",
+    }
+    if cause.gpus:
+        found["asks"] = counted(cause.gpus, "GPU")
+    if cause.pods is not None:
+        found["of_pods"] = found["pods_of"] = counted(cause.pods, "pod")
+    if cause.failed:
+        found["failed_starts"] = counted(cause.failed, "failed start")
+    if cause.bound is not None:
+        found["of_gpus"] = counted(int(cause.bound), "GPU")
+        found["disruptions"] = counted(int(cause.bound), "disruption")
+    if cause.value is not None and cause.bound is not None:
+        found["gap"] = max(0.0, cause.value - cause.bound)
+    return found
+
+
+def _others(cause: Cause) -> str:
+    """Return how many pods besides those that exist are leaving or have failed."""
+    leaving = f"{cause.leaving} more being deleted" if cause.leaving else ""
+    failed = f"{cause.failed} failed" if cause.failed else ""
+    return "".join(f", {each}" for each in (leaving, failed) if each)
 
 
 def _capital(text: str) -> str:

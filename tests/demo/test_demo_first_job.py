@@ -146,9 +146,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_the_first_job_by_the_front_page_alone(site: Site) -> None:
-    push, apply = entered(PUSH)
+    create, push, apply = entered(PUSH)
     job = a_job()
     where, name = job["metadata"]["namespace"], job["metadata"]["name"]
+    assert create == f"kubectl create namespace {where}"
     said = site.run(push)
     model = job["spec"]["template"]["metadata"]["annotations"][names.MODEL]
     assert f"Pushed {model} to namespace {where}." in said

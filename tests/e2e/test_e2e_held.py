@@ -118,8 +118,8 @@ def test_a_job_whose_containers_do_not_start_gives_its_gpus_to_others(
 
     said = wait_until(queued, "it is queued again", timeout_s=START_WITHIN_S + 120)
     assert said["failedStarts"] == 1
-    assert "have not started within" in said["message"]
-    assert "is placed again in" in said["message"]
+    assert "Its containers did not start in time" in said["message"]
+    assert "It is placed again after a pause" in said["message"]
     cluster.running(namespace, "next")
     events = cluster.read(f"/api/v1/namespaces/{namespace}/events")["items"]
     assert any(event["reason"] == "NeverStarted" for event in events)

@@ -104,6 +104,7 @@ def test_a_gang_of_which_a_quota_refuses_a_pod_hears_of_the_quota(cluster: Tande
         return status["message"] if status.get("reason") == "PodsMissing" else ""
 
     message = wait_until(told, "the gang is told which pod is missing")
-    assert message.startswith("2 of 3 pods exist; Job gang")
+    assert message.startswith("Not all of its pods exist (2 of 3 do).")
+    assert "(Job gang" in message
     wait_until(lambda: "exceeded quota: few" in told(), "the controller's words are told")
     cluster.remove(namespace)

@@ -80,7 +80,7 @@ class Site:
 
     def run(self, name: str, node: str, gpu_id: str, namespace: str = "ml", **more: Any) -> None:
         """A bound pod and its GPUJob."""
-        status = {"phase": "Running", "message": "1 pod running", **more}
+        status = {"phase": "Running", "message": "It runs (1 pod).", **more}
         job = gpu_job(f"job-{name}", namespace=namespace, job_load=load(10, 4, 0.2))
         job["status"] |= status
         self.state.upsert("gpujobs", job)

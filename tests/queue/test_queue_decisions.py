@@ -23,7 +23,8 @@ from scheduler_extender.queue.effects import (
 from scheduler_extender.queue.waits import held, without_live_pods
 from tandem.contracts import names
 from tandem.contracts.resources import Phase, Preemption
-from tandem.reasons.causes import Reason
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import sentence
 
 NOW = 1_800_000_000.0
 HOLDS = replace(
@@ -52,7 +53,7 @@ def evicted(effects: Effects) -> list[str]:
 
 def test_the_intention_is_the_only_effect_of_a_release() -> None:
     runs = gang(HOLDS, phase=Phase.RUNNING)
-    (only,) = decisions.release(runs, "another job", NOW)
+    (only,) = decisions.release(runs, Cause(Reason.NEEDED), NOW)
     assert written((only,)) == [(Phase.PREEMPTING, "Preempting")]
     assert runs.record is not None
     assert runs.record.status.phase is Phase.RUNNING, "the gang itself is not changed"
@@ -102,7 +103,7 @@ def test_a_gang_comes_back_when_its_owner_is_resumed() -> None:
     assert written(back) == [(Phase.SUSPENDED, "Preempted")]
     assert back[0] == Reach("preempt-resumed")
     (message,) = (e.status.message for e in back if isinstance(e, WriteStatus))
-    assert message.startswith("gave up its GPUs (another job)")
+    assert message.endswith("counts for its place in the queue. another job")
     assert resumes.then("no right to", NOW) == ()
 
 
@@ -136,10 +137,12 @@ def test_a_pod_that_becomes_the_reason_of_a_wait_is_told_once() -> None:
     blocked = pod("p0", gated=False, schedulingGates=gates)
     waits = gang(blocked)
     assert waits.record is not None
-    status = lifecycle.waiting(waits.record.status, Reason.BLOCKED, blocked.blocked, None, NOW)
+    assert blocked.blocked is not None
+    status = lifecycle.waiting(waits.record.status, Reason.BLOCKED, [blocked.blocked], None, NOW)
     _, event = decisions.write(waits, status)
-    assert event == WriteEvent(blocked, Reason.BLOCKED, blocked.blocked)
-    told = gang(blocked, reason="Blocked", message=blocked.blocked)
+    said = sentence(blocked.blocked)
+    assert event == WriteEvent(blocked, Reason.BLOCKED, said)
+    told = gang(blocked, reason="Blocked", message=said)
     assert decisions.write(told, status) == (WriteStatus(status),)
 
 

@@ -112,7 +112,8 @@ def test_one_gated_member_keeps_its_gang_from_being_planned() -> None:
         cluster.submit("b", annotations=both, schedulingGates=BOTH_GATES, gated=False)
         await cluster.pass_s(0)
         assert cluster.gpujob("gang-g")["status"].get("plan") is None
-        assert "pod b has scheduling gates" in cluster.gpujob("gang-g")["status"]["message"]
+        message = cluster.gpujob("gang-g")["status"]["message"]
+        assert "scheduling gates besides Tandem's (b: " in message
         cluster.opens_its_gate("b")
         await cluster.pass_s(1)
         assert len(cluster.gpujob("gang-g")["status"]["plan"]["pods"]) == 2
@@ -230,7 +231,7 @@ def test_annotations_that_leave_no_room_keep_only_their_pod_waiting() -> None:
         assert not cluster.gated("other")
         status = cluster.status("full")
         assert (status["reason"], status.get("plan")) == ("Blocked", None)
-        assert "Tandem needs room for its own" in status["message"]
+        assert "The annotations of a pod leave no room for Tandem's (full: " in status["message"]
         assert ("full", "Blocked", status["message"]) in cluster.said
         assert len([each for each in cluster.said if each[0] == "full"]) == 1
         cluster.api.patch(

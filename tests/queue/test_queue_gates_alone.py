@@ -42,6 +42,8 @@ from tandem.kube.errors import (
 )
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_JOBS, JOBS, PODS
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import in_full, sentence
 
 NOW = 1_800_000_000.0
 FOREIGN = {"name": "example.com/data-is-there"}
@@ -507,6 +509,9 @@ class Noting(MemoryCluster):
         return super().list(resource, *args, **kwargs)
 
 
+NEEDED = Cause(Reason.NEEDED, job="default/new")
+
+
 class Going:
     """A Job of one pod that runs, and the preempter."""
 
@@ -559,7 +564,7 @@ class Going:
 
     def leave(self) -> bool:
         async def do() -> bool:
-            return await self.preempter.leave(self.gang, "default/new")
+            return await self.preempter.leave(self.gang, NEEDED)
 
         return asyncio.run(do())
 
@@ -609,12 +614,13 @@ def test_nobody_is_preempted_while_budgets_cannot_be_read(error: KubeError) -> N
     going.api.refuses = error
     assert not going.leave()
     assert going.api.writes == []
-    assert str(error) in going.preempter.spared(going.gang.key)
+    assert going.preempter.spared(going.gang.key)
     # The owner is told of it, and others of that namespace's budgets without a name.
-    assert str(error) in going.preempter.told_of_spared()(("default", "waits"))
-    assert str(error) not in going.preempter.told_of_spared()(("other", "waits"))
+    told = going.preempter.told_of_spared()
+    assert str(error) in in_full(told(("default", "waits")))
+    assert str(error) not in in_full(told(("other", "waits")))
     going.now += 60
-    assert going.preempter.spared(going.gang.key) == ""
+    assert not going.preempter.spared(going.gang.key)
 
 
 @pytest.mark.parametrize(
@@ -643,14 +649,16 @@ def test_one_that_a_budget_protects_is_left_alone_for_a_while_and_then_looked_at
     assert not going.leave()
     assert not going.preempter.expire()
     going.now += 59.9
-    assert "disruption budget b allows 0" in going.preempter.spared(going.gang.key)
+    assert going.preempter.spared(going.gang.key)
+    (why,) = going.preempter.told_of_spared()(("default", "waits"))
+    assert "disruption budget b allows 0 disruptions, 1 pod of" in sentence(why)
     assert not going.preempter.expire()
     going.now += 0.1
-    assert going.preempter.spared(going.gang.key) == ""
+    assert not going.preempter.spared(going.gang.key)
     assert going.preempter.expire()
     assert not going.preempter.expire(), "said once"
     going.preempter.forget(going.gang.key)
-    assert going.preempter.told_of_spared()(("default", "waits")) == ""
+    assert going.preempter.told_of_spared()(("default", "waits")) == ()
 
 
 def test_what_was_asked_for_without_effect_is_asked_for_again_after_a_while() -> None:

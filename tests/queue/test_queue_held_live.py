@@ -266,7 +266,8 @@ def test_a_job_whose_containers_do_not_start_gives_up_its_gpus_and_rests(
 
             status = await it.until(queued, "it is queued again")
             assert status["failedStarts"] == 1
-            assert f"of pod {pod} on {node} have not started within" in status["message"]
+            assert "Its containers did not start in time" in status["message"]
+            assert f"({pod} on {node} for " in status["message"]
             await it.apply("next")  # its namespace may have one GPU, which is free again
             await it.bind("next")
             again = await it.until(lambda: it.pod_of("never"), "its Job has made another pod")

@@ -28,6 +28,7 @@ from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.values import MAX_INTEGER
 from tandem.kube.resource import GPU_JOBS, PODS, Resource
+from tandem.reasons.causes import Cause, Reason
 
 VERSION = "ml.example.com/v1"
 EXPERIMENTS = Resource("ml.example.com", "v1", "Experiment", "experiments")
@@ -148,7 +149,7 @@ def test_an_invented_kind_starts_whole_gives_way_by_its_own_field_and_goes_on(
         await wait(cluster)
         assert cluster.gpujob(job)["status"]["phase"] == "Running"
         gang = cluster.controller.gangs.by_key["default", job]
-        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
         await wait(cluster, 2)
         assert cluster.api.get(EXPERIMENTS, "e", "default")["spec"]["paused"] is True
         for name in first:
@@ -601,7 +602,7 @@ def test_of_a_train_job_the_train_job_is_suspended_and_not_the_job_set_below_it(
             cluster.bind_as_planned(f"p{index}")
         await wait(cluster)
         gang = cluster.controller.gangs.by_key["default", "jobset-t"]
-        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
         await wait(cluster, 2)
         assert cluster.api.get(train_job, "t", "default")["spec"]["suspend"] is True
         assert "suspend" not in cluster.api.get(job_set, "t", "default")["spec"]

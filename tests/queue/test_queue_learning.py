@@ -154,7 +154,7 @@ def test_a_bad_pair_is_parted_and_never_put_together_again() -> None:
         await cluster.live(60)
         assert sorted([cluster.gpu_of("a"), cluster.gpu_of("b")]) == ["GPU-n0-0", "GPU-n0-1"]
         moved = [d for job in ("a", "b") for d in cluster.status(job)["decisions"]]
-        assert any(d["what"] == "Moved" and "slowed down by 60%" in d["why"] for d in moved)
+        assert any(d["what"] == "Moved" and "60% slower on " in d["why"] for d in moved)
         assert cluster.learned.pairs.believed("a@32", "b@32", "other") == 0.6
         await cluster.live(120)
         assert cluster.controller.learning.outcomes["Moved"] == 1
@@ -178,9 +178,9 @@ def test_under_guarded_a_job_that_is_too_slow_waits_where_there_is_no_better_pla
         await paired(cluster, c=saves)
         await cluster.live(40)
         assert cluster.status("a")["message"] == (
-            "gave up its GPUs (its neighbours slow it down more than the profile allows)."
-            " It waits for others; the GPU time that it has had still counts for its place in"
-            " the queue"
+            "It gave up its GPUs and waits for others. The GPU time that it has had still counts"
+            " for its place in the queue. It was too slow next to other jobs. It starts again on"
+            " other GPUs."
         )
         await cluster.live(20)
         refused = "a job runs next to which one of the two was too slow before"

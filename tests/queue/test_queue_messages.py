@@ -10,7 +10,7 @@ from test_queue_preemption import Training
 
 from scheduler_extender.learning.adjusting import Move
 from scheduler_extender.predictions import without_predictor
-from scheduler_extender.queue.learning_loop import told_of_move
+from scheduler_extender.queue.learning_loop import cause_of_move
 from scheduler_extender.quotas.config import Quota
 from scheduler_extender.quotas.grants import Stake, Turn
 from tandem.contracts.annotations import AnnotationError, parse_demand
@@ -39,9 +39,10 @@ def test_waiting_preempted_and_suspended() -> None:
     assert messages == [
         "It needs 1 GPU (0 of 2 GPUs can take it now). On 2 GPUs, all places for jobs are taken"
         " (on one of them 1 of 1). One comes free when a job there ends.",
-        "gives up its GPUs: default/job-second needs them",
-        "gave up its GPUs (default/job-second needs them). It waits for others; the GPU time that"
-        " it has had still counts for its place in the queue",
+        "It gives up its GPUs. It starts again when it is its turn. Another job goes before it"
+        " (default/job-second).",
+        "It gave up its GPUs and waits for others. The GPU time that it has had still counts for"
+        " its place in the queue. Another job goes before it (default/job-second).",
     ]
     assert all(on_the_page(message) for message in messages)
     assert on_the_page(cluster.said[0][2])
@@ -104,15 +105,17 @@ def test_evicted_by_the_memory_guard() -> None:
 @pytest.mark.parametrize(
     ("sufferer", "measured", "message"),
     [
-        ("a", True, "leaves n0/0: it is slowed down by 40% next to ml/b (measured)"),
-        ("b", False, "leaves n0/0: ml/b is slowed down by 40% next to it (reported by its pods)"),
+        ("a", True, "It was too slow next to other jobs (40% slower on n0/0 next to ml/b,"
+                    " measured). It starts again on other GPUs."),
+        ("b", False, "Other jobs were too slow next to it (ml/b on n0/0 by 40%, reported by its"
+                     " pods). It starts again on other GPUs."),
     ],
-)
+)  # fmt: skip
 def test_moved(sufferer: str, measured: bool, message: str) -> None:
     move = Move(
         ("ml", "a"), ("n0", "GPU-0"), (("ml", "b"),), ("ml", sufferer), 0.4, measured, cost_gib=10.0
     )
-    assert told_of_move(move, "n0/0") == message
+    assert sentence(cause_of_move(move, "n0/0")) == message
     assert on_the_page(message)
 
 

@@ -77,6 +77,15 @@ def cluster() -> Cluster:
     return cluster
 
 
+NOT_MADE = "Its workload has not made the others (Job j). Its events say more: kubectl describe."
+
+
+def says(exist: str, made_by: str) -> str:
+    """Return what a gang reads that misses pods, and why."""
+    missing = f"Not all of its pods exist ({exist} do). It starts when all of them exist."
+    return f"{missing} {made_by}"
+
+
 def test_a_pod_that_a_quota_refused_is_counted_and_the_controllers_words_are_told(
     cluster: Cluster,
 ) -> None:
@@ -86,7 +95,9 @@ def test_a_pod_that_a_quota_refused_is_counted_and_the_controllers_words_are_tol
     status = look(cluster, SETTLE_S)
     assert (status["phase"], status["reason"]) == ("Queued", "PodsMissing")
     assert status["message"] == (
-        f"3 of 4 pods exist; Job j could not make the others: Error creating: {QUOTA}"
+        "Not all of its pods exist (3 of 4 do). It starts when all of them exist. Its workload"
+        f" could not make the others (Job j: Error creating: {QUOTA}). It tries again by itself"
+        " once that has changed."
     )
     assert any(reason == "PodsMissing" for _, reason, _ in cluster.said)
     member(cluster, "j-3")
@@ -97,14 +108,17 @@ def test_a_controller_that_is_slow_is_named_once_it_takes_long(cluster: Cluster)
     member(cluster, "j-0", size=3)
     assert look(cluster, 1, times=2)["reason"] == "Queued"
     member(cluster, "j-1", size=3)
-    assert look(cluster, SETTLE_S)["message"] == "2 of 3 pods exist; Job j has not made the others"
+    assert look(cluster, SETTLE_S)["message"] == says("2 of 3", NOT_MADE)
 
 
 def test_an_ordered_statefulset_hears_that_it_has_to_be_parallel(cluster: Cluster) -> None:
     member(cluster, "web-0", owner=("StatefulSet", "web"))
     message = look(cluster, SETTLE_S)["message"]
-    assert message.startswith("1 of 4 pods exist; StatefulSet web makes the next pod only when")
-    assert "podManagementPolicy is Parallel" in message
+    assert message == says(
+        "1 of 4",
+        "Its workload makes the next pod only when the one before is ready (StatefulSet web). With"
+        " podManagementPolicy: Parallel it makes all of them at once.",
+    )
 
 
 def test_a_statefulset_that_a_quota_stops_is_not_told_about_its_order(cluster: Cluster) -> None:
@@ -116,13 +130,13 @@ def test_a_statefulset_that_a_quota_stops_is_not_told_about_its_order(cluster: C
 @pytest.mark.parametrize(
     ("owner", "told"),
     [
-        ({"spec": {"suspend": True}}, "Job j is suspended"),
+        ({"spec": {"suspend": True}}, "Its workload is suspended (Job j)."),
         (
             {"status": {"conditions": [
                 {"type": "FailureTarget", "status": "True", "message": "it has failed"}]}},
-            "Job j could not make the others: it has failed",
+            "Its workload could not make the others (Job j: it has failed).",
         ),
-        ({}, "Job j has not made the others"),
+        ({}, NOT_MADE),
     ],
 )  # fmt: skip
 def test_what_the_owner_says_of_itself_is_told(
@@ -130,14 +144,14 @@ def test_what_the_owner_says_of_itself_is_told(
 ) -> None:
     cluster.api.create(JOBS, {"metadata": {"name": "j"}, **owner}, "default")
     member(cluster, "j-0", size=2)
-    assert look(cluster, SETTLE_S)["message"] == f"1 of 2 pods exist; {told}"
+    assert look(cluster, SETTLE_S)["message"].startswith(says("1 of 2", told))
 
 
 def test_an_event_of_long_ago_and_one_of_another_object_tell_nothing(cluster: Cluster) -> None:
     member(cluster, "j-0", size=2)
     fails(cluster, "Job", "j", ago_s=3600)
     fails(cluster, "ReplicaSet", "j")
-    assert look(cluster, SETTLE_S)["message"] == "1 of 2 pods exist; Job j has not made the others"
+    assert look(cluster, SETTLE_S)["message"] == says("1 of 2", NOT_MADE)
 
 
 def test_without_the_right_to_read_events_the_owner_is_named() -> None:
@@ -150,14 +164,16 @@ def test_without_the_right_to_read_events_the_owner_is_named() -> None:
     cluster = Cluster(Strict())
     cluster.add_node("n0")
     member(cluster, "j-0", size=2)
-    assert look(cluster, SETTLE_S)["message"] == "1 of 2 pods exist; Job j has not made the others"
+    assert look(cluster, SETTLE_S)["message"] == says("1 of 2", NOT_MADE)
 
 
 def test_a_gang_of_many_owners_says_who_has_to_come(cluster: Cluster) -> None:
     notes = {names.GANG: "g", names.GANG_SIZE: "3"}
     cluster.api.create(PODS, raw_pod("p", annotations=notes))
     said = look(cluster, SETTLE_S)["message"]
-    assert said == "1 of 3 pods exist; the other pods of gang g are not created yet"
+    assert said.startswith(
+        says("1 of 3", "The other pods of its gang are not created yet (gang g).")
+    )
 
 
 def test_gangs_of_one_namespace_take_turns_to_be_read(cluster: Cluster) -> None:
@@ -192,7 +208,7 @@ def test_a_gang_whose_pods_are_gone_says_what_it_waits_for(cluster: Cluster) -> 
         cluster.api.delete(PODS, f"j-{index}", "default")
     status = look(cluster, 4, times=6)
     assert status["reason"] == "PodsMissing"
-    assert status["message"] == "0 of 2 pods exist; Job j has not made the others"
+    assert status["message"] == says("0 of 2", NOT_MADE)
 
 
 # --- no state is silent ---------------------------------------------------------------------------
@@ -281,7 +297,7 @@ def test_no_state_of_a_gang_is_silent(
     if not gang.is_live and gang.finished == len(gang.pods):
         said = waits.without_live_pods(gang, said, NOW)
     else:
-        absent = waits.absent(gang) if waits.missing(gang) else ""
+        absent = waits.absent(gang) if waits.missing(gang) else ()
         said = waits.held(gang, said, NOW, absent)
     assert said.reason
     assert said.message

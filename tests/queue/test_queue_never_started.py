@@ -69,8 +69,9 @@ def test_a_pod_whose_containers_do_not_start_gives_up_its_gpus(cluster: Cluster)
     assert gone(cluster, "p")
     (note,) = [note for name, reason, note in cluster.said if reason == "NeverStarted"]
     assert note == (
-        "the containers of pod p on n0 have not started within 600 s of its Binding"
-        " (container main: ImagePullBackOff)"
+        "Its containers did not start in time (p on n0 for 600 s: container main:"
+        " ImagePullBackOff). Its GPUs go to others meanwhile; kubectl describe pod says what is"
+        " wrong."
     )
     cluster.api.create(PODS, raw_pod("late", annotations=ALONE))
     run(cluster.cycle)

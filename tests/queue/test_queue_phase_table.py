@@ -22,7 +22,7 @@ from scheduler_extender.queue.phases import (
 )
 from tandem.contracts.prediction import Prediction
 from tandem.contracts.resources import GPUJobStatus, Phase, Plan, PodPlan, Preemption
-from tandem.reasons.causes import Reason
+from tandem.reasons.causes import Cause, Reason
 
 NOW = 1_800_000_000.0
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "queueing.md"
@@ -32,6 +32,9 @@ RUNS = replace(pod("p0", gated=False), node_name="n0", phase="Running")
 def plan(deadline_s: float) -> Plan:
     place = PodPlan(pod="p0", uid="uid-p0", node="n0", gpus=["g0"])
     return Plan(made_at=rfc3339(NOW), deadline=rfc3339(deadline_s), pods=[place])
+
+
+NEVER = Cause(Reason.NEVER_STARTED, pod="p0")
 
 
 def result(row: Transition, of: Phase) -> GPUJobStatus:
@@ -51,14 +54,14 @@ def result(row: Transition, of: Phase) -> GPUJobStatus:
         case lifecycle.with_plan, _:
             return lifecycle.with_plan(status, some, [], NOW, NOW + 30)
         case lifecycle.waiting, _:
-            return lifecycle.waiting(status, Reason.WAITING, "no GPU is free", 0, NOW)
+            return lifecycle.waiting(status, Reason.WAITING, [Cause(Reason.NOT_LOOKED_AT)], 0, NOW)
         case lifecycle.never_started, _:
-            return lifecycle.never_started(status, "no container started", "evict", NOW)
+            return lifecycle.never_started(status, NEVER, "evict", NOW)
         case lifecycle.rested, _:
-            status = lifecycle.never_started(status, "no container started", "evict", NOW)
+            status = lifecycle.never_started(status, NEVER, "evict", NOW)
             return lifecycle.rested(status, NOW)
         case lifecycle.preempting, _:
-            return lifecycle.preempting(status, "another job needs them", "evict", NOW)
+            return lifecycle.preempting(status, Cause(Reason.NEEDED), "evict", NOW)
         case lifecycle.suspended, _:
             asked = Preemption(by="another job", method="evict", requested_at=rfc3339(NOW))
             return lifecycle.suspended(status.model_copy(update={"preemption": asked}), NOW)

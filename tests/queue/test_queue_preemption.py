@@ -464,9 +464,9 @@ def test_neither_side_of_a_preemption_reads_the_names_of_another_namespace(budge
         assert "secret-budget" not in new
         assert "team-a" not in new
         if budget:
-            assert "disruption budgets of other namespaces" in new
+            assert "protected by disruption budgets (those of other namespaces)" in new
         else:
-            assert "a job of another namespace needs them" in old
+            assert "Another job goes before it (a job of another namespace)." in old
             assert "Other jobs give up GPUs for it (a job of another namespace)" in new
 
     run(scenario)

@@ -176,7 +176,8 @@ def test_a_pod_that_does_not_go_is_reported_and_counted() -> None:
             await cluster.pass_s(60)
         status = cluster.mpi_status()
         assert (status["phase"], status["reason"]) == ("Preempting", "PreemptionOverdue")
-        assert "1 pod still holds them; 1 is being deleted" in status["message"]
+        assert "still hold GPUs" in status["message"]
+        assert "(1 pod after 300 s, 1 being deleted)" in status["message"]
         assert ("mpi-worker-0", "PreemptionOverdue", status["message"]) in cluster.said
         scheduled = next(c for c in status["conditions"] if c["type"] == "Scheduled")
         assert scheduled["reason"] == "PreemptionOverdue"
@@ -205,7 +206,9 @@ def test_a_gang_whose_owner_cannot_be_resumed_is_not_back_in_the_queue_until_it_
             await cluster.pass_s(60)
         status = cluster.mpi_status()
         assert (status["phase"], status["reason"]) == ("Preempting", "PreemptionOverdue")
-        assert status["message"] == "gave up its GPUs, but its MPIJob cannot be resumed"
+        assert status["message"].startswith(
+            "It gave up its GPUs, and its workload could not be resumed (MPIJob "
+        )
         api.refuses = None
         await cluster.pass_s(5)
         assert cluster.mpi_status()["phase"] == "Suspended"

@@ -30,6 +30,7 @@ from tandem.policy.dispatch.admit import Admit
 from tandem.policy.jobs import JobArrays
 from tandem.policy.ordering.fifo import Fifo
 from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import in_full
 
 
 @pytest.mark.parametrize(
@@ -161,24 +162,30 @@ def test_a_new_plan_keeps_the_places_of_pods_still_on_their_way() -> None:
     status = lifecycle.with_plan(group.record.status, group, [([second], place)], 5, 35)
     assert [(p.uid, p.gpus) for p in status.plan.pods] == [("uid-p0", ["a"]), ("uid-p1", ["c"])]
     assert (status.phase, status.attempts) == (Phase.ADMITTED, 1)
-    assert (status.reason, status.message) == ("Planned", "1 pod planned on n1/c")
+    assert (status.reason, status.message) == (
+        "Planned",
+        "Its pods have GPUs, and are about to start (1 pod on n1/c).",
+    )
     assert (status.plan.made_at, status.plan.deadline) == (rfc3339(5), rfc3339(35))
     assert (status.admitted_at, status.position) == (rfc3339(5), None)
     (scheduled,) = status.conditions
     assert (scheduled.type, scheduled.status, scheduled.reason) == ("Scheduled", "True", "Planned")
 
 
+NO_ROOM, STILL_NONE = [Cause(Reason.PLACES_TAKEN, gpus=1)], [Cause(Reason.PLACES_TAKEN, gpus=2)]
+
+
 def test_who_waits_has_waited_since_it_began_to_and_keeps_its_phase() -> None:
-    first = lifecycle.waiting(gang(pod("p")).record.status, Reason.WAITING, "no room", 3, 100)
+    first = lifecycle.waiting(gang(pod("p")).record.status, Reason.WAITING, NO_ROOM, 3, 100)
     assert (first.phase, first.waiting_since, first.position) == (Phase.QUEUED, rfc3339(100), 3)
-    again = lifecycle.waiting(first, Reason.WAITING, "still no room", 2, 160)
+    again = lifecycle.waiting(first, Reason.WAITING, STILL_NONE, 2, 160)
     assert again.waiting_since == rfc3339(100)
     (scheduled,) = again.conditions
-    assert (scheduled.status, scheduled.message) == ("False", "still no room")
+    assert (scheduled.status, scheduled.message) == ("False", in_full(STILL_NONE))
     assert scheduled.last_transition_time == rfc3339(100)
     for phase in (Phase.RUNNING, Phase.SUSPENDED):
         kept = gang(pod("p"), phase=phase).record.status
-        assert lifecycle.waiting(kept, Reason.WAITING, "no room", None, 100).phase is phase
+        assert lifecycle.waiting(kept, Reason.WAITING, NO_ROOM, None, 100).phase is phase
 
 
 def test_a_gang_runs_once_as_many_pods_run_as_must_start_together() -> None:
@@ -218,10 +225,12 @@ def test_a_preemption_gives_up_the_plan_and_is_remembered_with_those_before() ->
     plan = Plan(pods=[], made_at=rfc3339(0), deadline=rfc3339(30))
     before = [rfc3339(n) for n in range(100)]
     status = gang(pod("p"), phase=Phase.RUNNING, plan=plan, preempted_at=before).record.status
-    told = lifecycle.preempting(status, "default/new", "suspend", 500)
+    why = Cause(Reason.NEEDED, job="default/new")
+    told = lifecycle.preempting(status, why, "suspend", 500)
     assert (told.phase, told.plan) == (Phase.PREEMPTING, None)
     assert told.preempted_at == [*before[1:], rfc3339(500)]
-    assert told.preemption.by == "default/new"
+    assert told.preemption.by == "Another job goes before it (default/new)."
+    assert told.preemption.causes == [why]
     assert told.preemption.requested_at == rfc3339(500)
     back = lifecycle.suspended(told, 520)
     assert (back.phase, back.preemption, back.waiting_since) == (

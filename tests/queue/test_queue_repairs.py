@@ -68,7 +68,7 @@ def test_ojpap_moves_the_cheapest_worker_to_the_gpu_in_use_that_has_most_room() 
         assert cluster.gpu_of("a") == place
         assert cluster.gpu_of("b") == cluster.gpu_of("c") != place
         (why,) = cluster.decisions("b", "Moved")
-        assert "its move costs least" in why
+        assert why.startswith(("other jobs were too slow next to it", "it was too slow next to"))
         assert not cluster.decisions("a", "Moved")
 
     run(scenario)
@@ -93,7 +93,7 @@ def test_pab_sends_a_slow_newcomer_back_to_wait_for_a_gpu_of_its_own() -> None:
         assert status["reason"] == "Waiting"
         assert "a job runs that does not share its GPU" in status["message"]
         (why,) = cluster.decisions("b", "Moved")
-        assert "40% of its speed alone" in why
+        assert "it was too slow next to other jobs (150% slower than alone)" in why
         cluster.ends("c")
         await cluster.live(20)
         assert cluster.gpu_of("b") not in ("", cluster.gpu_of("a"))

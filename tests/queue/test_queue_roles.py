@@ -18,6 +18,7 @@ from tandem.contracts import names
 from tandem.kube.errors import Conflict
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile
+from tandem.reasons.causes import Cause, Reason
 
 TYPE = names.REPLICA_TYPE_LABEL
 
@@ -117,9 +118,9 @@ def test_no_role_holds_gpus_while_another_waits_and_the_reason_names_it() -> Non
         await cycles(cluster)
         assert not places(cluster, "pytorchjob-bert")
         message = cluster.gpujob("pytorchjob-bert")["status"]["message"]
-        assert message.startswith(
-            "It needs 4 GPUs on one node for each of 2 pods of role worker"
-        ), message
+        assert message.startswith("Its role worker needs 4 GPUs on one node for each of 2 pods"), (
+            message
+        )
         cluster.add_node("n2", gpus=4)
         await cycles(cluster)
         assert sorted(places(cluster, "pytorchjob-bert").values()) == [
@@ -311,4 +312,4 @@ def test_pods_that_start_each_alone_count_as_one_pod_in_the_order() -> None:
 def test_pods_of_too_many_roles_are_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [pod(f"p{at}", annotations={names.MEMORY: f"{at + 1}Mi"}) for at in range(40)]
     monkeypatch.setattr(gangs, "demand_of", lambda *_: pytest.fail("each is read in each step"))
-    assert "in 40 different ways" in lifecycle.too_many_roles(pods)
+    assert lifecycle.too_many_roles(pods) == Cause(Reason.TOO_MANY_ROLES, value=40, bound=32)

@@ -18,6 +18,7 @@ from tandem.contracts.resources import Source
 from tandem.kube.resource import JOBS, PODS
 from tandem.policy.catalog import load_profile
 from tandem.policy.job import Job
+from tandem.reasons.causes import Cause, Reason
 
 
 class Models(Cluster):
@@ -241,10 +242,11 @@ def test_a_gang_that_is_kept_apart_gets_other_neighbours() -> None:
         key, other = ("default", "job-d"), ("default", f"job-{neighbour}")
         controller._anti_affinity.apart(key, other, controller._clock())
         gang = controller.gangs.by_key[key]
-        controller.work.do(key, controller.preempter.begin(gang, "slowed down by 60 %"))
+        slow = Cause(Reason.SLOWED_DOWN, value=0.6)
+        controller.work.do(key, controller.preempter.begin(gang, slow))
         await cluster.pass_s(0)
         assert cluster.suspended("d")
-        assert "slowed down by 60 %" in cluster.status("d")["message"]
+        assert "(60% slower than alone)" in cluster.status("d")["message"]
         cluster.job_controller_deletes("d")
         await cluster.pass_s(1)
         cluster.new_pod("d", 1, light)

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,17 +23,16 @@ pytestmark = [
 class Shell:
     """One bash in which the commands run, as a reader would enter them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, *, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+    ) -> None:
         tools = Path(sys.executable).parent
-        environment = {
-            **os.environ,
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "XDG_STATE_HOME": str(folder / "state"),
-        }
+        given = environment or {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+        environment = {**given, "XDG_STATE_HOME": str(folder / "state")}
         environment.pop("KUBECONFIG", None)
         self._bash = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
-            cwd=ROOT,
+            cwd=cwd,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -261,10 +261,12 @@ class PodService(Message):
 class Preemption(Message):
     """Why and how a gang gives up its GPUs: `method` is `suspend` or `evict`.
 
-    `never_started`: the containers of its pods did not start in time.
+    `by` is why in words, and `causes` as data. `never_started`: the containers of its pods did not
+    start in time.
     """
 
     by: Text
+    causes: Causes = []
     method: Word
     requested_at: Time
     never_started: bool = False
