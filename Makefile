@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit fuzz lint-chart mutants
+.PHONY: help setup check test papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart mutants
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -139,6 +139,10 @@ generate: $(READY) ## Write what follows from code and chart: values schema, man
 	@$(BIN)/python -m tandem.reasons.page --write
 	@$(BIN)/python helm/generate.py
 	@$(BIN)/python -m benchmarks.messages --write
+	@$(BIN)/python deploy/site/figures.py
+
+site: $(READY) ## The documentation as a site, warnings are errors: .out/site/index.html (VERSION=)
+	@$(BIN)/python deploy/site/build.py $(if $(VERSION),--version $(VERSION))
 
 # The page is that of `make chaos`; with fewer CASES, one of its own.
 CASES ?= 10000
