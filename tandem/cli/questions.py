@@ -228,9 +228,7 @@ def _stopped(job: Document) -> list[str]:
     lines = []
     if preemption:
         how = {"suspend": "suspended", "evict": "evicted"}.get(preemption["method"], "stopped")
-        lines.append(
-            _line("stopped", f"{how} at {preemption['requestedAt']} for {preemption['by']}")
-        )
+        lines.append(_line("stopped", f"{how} at {preemption['requestedAt']}: {preemption['by']}"))
     elif job["phase"] == "Suspended":
         lines.append(_line("stopped", "it gave up its GPUs; it goes on when it is its turn again"))
     if job["phase"] == "Failed":

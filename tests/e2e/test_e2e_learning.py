@@ -119,7 +119,7 @@ def test_bad_neighbours_are_parted_and_their_models_never_put_together_again(
 
     wait_until(parted, "the two are parted", timeout_s=LONG_S)
     moved = time.monotonic() - began
-    assert any("slowed down by" in line for line in moves())
+    assert any("too slow next to" in line for line in moves())
     for name in ("alexnet-1", "inception-1"):
         wait_until(
             lambda name=name: (
@@ -194,7 +194,7 @@ def test_who_declared_far_too_little_is_the_one_who_leaves(
     )
     assert (uid_of(cluster, theirs, "honest"), gpu_of(cluster, theirs, "honest")) == (before, place)
     said = gpus.decisions(mine, "liar")
-    assert any("Moved" in line and "slowed down by" in line for line in said), said
+    assert any("Moved" in line and "too slow next to" in line for line in said), said
 
 
 def test_who_floods_the_history_moves_nobody_elses_jobs(

@@ -208,7 +208,7 @@ def test_did_sharing_pay() -> None:
 def test_why_was_it_stopped() -> None:
     said = lines("why", "job-old")
     assert said["stopped"].startswith("suspended at")
-    assert said["stopped"].endswith("for ml/job-bert")
+    assert said["stopped"].endswith(": ml/job-bert")
     assert any("7200" in words for words in said.values())
 
 

@@ -532,7 +532,7 @@ def test_of_a_ray_job_the_ray_job_is_suspended_and_not_the_cluster_below_it() ->
             cluster.bind_as_planned(f"p{index}")
         await wait(cluster)
         gang = cluster.controller.gangs.by_key["default", job]
-        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
         await wait(cluster, 2)
         assert cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]["suspend"] is True
         assert "suspend" not in cluster.api.get(resource_of("RayCluster"), "r-x", "default")["spec"]
@@ -571,7 +571,7 @@ def test_a_ray_cluster_alone_is_suspended_itself() -> None:
             cluster.bind_as_planned(f"p{index}")
         await wait(cluster)
         gang = cluster.controller.gangs.by_key["default", "raycluster-c"]
-        await cluster.controller.preempter.begin(gang, "the test needs them")
+        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
         await wait(cluster, 2)
         assert cluster.api.get(ray_cluster, "c", "default")["spec"]["suspend"] is True
 
