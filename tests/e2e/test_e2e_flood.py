@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,7 +31,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import SEED, SHARE, record, times
 
 from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane.installation import CHART
 from controlplane.usage import Peaks
+from tandem.contracts.quantity import parse_quantity
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -45,8 +49,24 @@ GPUS, CAP = 5, 2
 BETWEEN_JOBS_S, JOB_S = 3.0, 6.0  # three GPUs two thirds busy: some jobs wait for a GPU
 EXCLUSIVE = {"tandem.gpu/exclusive": "true"}
 RESIDENTS = ("resident", "second")
-#: Limits of the chart (helm/tandem/values.yaml) in MiB, by process.
-CHART_MIB = {"extender": 4096, "predictor": 3072, "agent-n0": 256, "tandem-scheduler": 1024}
+#: Where the chart's values have the memory limit of the container of each process.
+LIMITS = {
+    "extender": ("scheduler", "extender"),
+    "predictor": ("predictor",),
+    "agent-n0": ("agent",),
+    "tandem-scheduler": ("scheduler", "kubeScheduler"),
+}
+MIB = 1 << 20
+
+
+def chart_mib() -> dict[str, float]:
+    """Return the memory limit of each process's container, in MiB, as the chart ships it."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    return {
+        name: float(parse_quantity(reduce(getitem, path, values)["resources"]["limits"]["memory"]))
+        / MIB
+        for name, path in LIMITS.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +240,8 @@ def attack(cluster: TandemCluster, seconds: float) -> subprocess.Popen[str]:
 
 
 def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> None:
-    services = {name: cluster.plane.processes[name] for name in CHART_MIB}
+    limits_mib = chart_mib()
+    services = {name: cluster.plane.processes[name] for name in limits_mib}
     pids = {name: process.pid for name, process in services.items()}
     quiet = waits(cluster, "quiet", FLOOD_S)
     before = lag_counts(cluster)
@@ -257,7 +278,7 @@ def test_flood_of_one_tenant_does_not_reach_another(cluster: TandemCluster) -> N
     assert probes.restarts == 0
     assert oracle.most_of_attacker <= CAP
     assert oracle.most_on_a_gpu <= 2
-    assert all(peaks[name] <= limit for name, limit in CHART_MIB.items())
+    assert all(peaks[name] <= limit for name, limit in limits_mib.items())
     if SHARE >= 1:  # the whole flood, on a machine that does nothing else
         assert mean(flooded) <= 1.25 * mean(quiet)
         assert lag_s <= 0.05
