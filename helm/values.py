@@ -28,6 +28,7 @@ SET_BY_THE_CHART = {
         "api",
         "kubeconfig",
         "namespace",
+        "agent_namespace",
         "verbs",
         "public",
         "probes",

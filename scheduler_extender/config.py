@@ -152,10 +152,14 @@ def _by_name(value: object) -> object:
 
 
 class ExtenderConfig(Section):
-    """Everything that can be set. In `namespace` Tandem is installed and keeps its objects."""
+    """Everything that can be set.
+
+    In `namespace` Tandem is installed and keeps its objects; agents run in `agent_namespace`.
+    """
 
     api: Literal["cluster", "memory"] = "cluster"
     namespace: str = names.NAMESPACE
+    agent_namespace: str = names.AGENT_NAMESPACE
     kubeconfig: Path | None = None
     verbs: Listen = Listen()
     public: Public = Public()

@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Gauge
 
-EVERY_S = 8.0
-#: Misses in a row after which a service counts as silent: within 30 s, with the wait for answers.
+EVERY_S = 6.0
+#: A miss is checked soon: one alone may be a service that is busy.
+AGAIN_S = 2.0
+#: Misses in a row after which a service counts as silent.
 MISSES = 2
 
 
@@ -45,4 +47,4 @@ class Heartbeat:
         """Ask until cancelled."""
         while True:
             await self.beat()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(AGAIN_S if self._misses == 1 else EVERY_S)

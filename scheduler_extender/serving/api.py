@@ -62,8 +62,15 @@ def health_router(
     return router
 
 
-def read_router(state: ClusterState, pipeline: Pipeline) -> APIRouter:
-    """Return the routes under /v1. In a cluster, `front.py` asks them, for whom it has checked."""
+def read_router(
+    state: ClusterState,
+    pipeline: Pipeline,
+    agent_answers: Callable[[str], bool] = lambda _: True,
+) -> APIRouter:
+    """Return the routes under /v1. In a cluster, `front.py` asks them, for whom it has checked.
+
+    `agent_answers` says of a node whether its agent answers, as far as is known.
+    """
     router = APIRouter(prefix="/v1", tags=["read-only"])
 
     @router.get("/gpus")
@@ -72,7 +79,14 @@ def read_router(state: ClusterState, pipeline: Pipeline) -> APIRouter:
         reports = state.gpu_nodes()
         wanted = [node] if node is not None else sorted(name for _, name in reports)
         found = (reports[key] for key in (("", name) for name in wanted) if key in reports)
-        return _listed("gpus", (gpu for report in found for gpu in _gpus_of(state, report)))
+        return _listed(
+            "gpus",
+            (
+                gpu
+                for report in found
+                for gpu in _gpus_of(state, report, answers=agent_answers(report.name))
+            ),
+        )
 
     @router.get("/jobs")
     async def jobs(namespace: str | None = None) -> StreamingResponse:
@@ -254,7 +268,7 @@ def _here(state: ClusterState, pipeline: Pipeline, record: PodRecord, worker: Jo
     ]
 
 
-def _gpus_of(state: ClusterState, report: GpuNodeRecord) -> Iterator[Line]:
+def _gpus_of(state: ClusterState, report: GpuNodeRecord, *, answers: bool) -> Iterator[Line]:
     live = state.gpus
     for gpu in sorted(report.status.gpus, key=lambda gpu: gpu.uuid):
         row = state.table.row_of.get((report.name, gpu.uuid))
@@ -280,7 +294,7 @@ def _gpus_of(state: ClusterState, report: GpuNodeRecord) -> Iterator[Line]:
             "utilisationPromisedPercent": round(float(live.gpu_utilisation[row]), 1),
             "utilisationPercent": gpu.utilisation_percent,
             "healthy": bool(live.healthy[row]),
-            "fresh": bool(live.fresh[row]),
+            "fresh": bool(live.fresh[row]) and answers,
             "reason": gpu.health_reason or gpu.shares_reason,
         }
 

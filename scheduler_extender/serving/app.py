@@ -154,7 +154,11 @@ def inner_app(service: Service) -> FastAPI:
     """Return what the process in front asks, over a socket that only our user may open."""
     app = FastAPI(title="Tandem, within", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(health_router(service.feed, service.metrics))
-    app.include_router(read_router(service.state, service.config.profile.pipeline()))
+    app.include_router(
+        read_router(
+            service.state, service.config.profile.pipeline(), service.own_pods.agent_answers
+        )
+    )
     app.include_router(node_pods_router(service.node_pods))
     app.include_router(inner_router(service.changes, service.predictor, service.traffic))
     return app

@@ -80,7 +80,11 @@ class Metrics:
             buckets=_SLICE_BUCKETS_S,
             registry=self.registry,
         )
-
+        self.leads = Gauge(
+            "tandem_extender_scheduler_up",
+            "1 while a kube-scheduler renews its Lease, 0 once none has: nothing is placed.",
+            registry=self.registry,
+        )
         self.certificate = Gauge(
             "tandem_extender_certificate_expiry_timestamp_seconds",
             "When the certificate of the public port ends (Unix time), 0 without one.",

@@ -32,8 +32,9 @@ from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.nodepods import NodePods
 from scheduler_extender.serving.offers import Offers
+from scheduler_extender.serving.own_pods import OwnPods
 from scheduler_extender.serving.process import thread_pool
-from scheduler_extender.serving.status.changes import Changes
+from scheduler_extender.serving.status.changes import Changes, Silent
 from scheduler_extender.serving.traffic import Traffic
 from scheduler_extender.verbs.binding import Binder, Leadership
 from scheduler_extender.verbs.verbs import Verbs
@@ -73,6 +74,7 @@ class Service:
     changes: Changes
     predictor: HttpPredictor
     node_pods: NodePods
+    own_pods: OwnPods
     runtime_class: list[bool] = field(default_factory=lambda: [False])
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -137,9 +139,12 @@ async def running(
         lambda: controller.accounts.figures(),
         lambda: controller.terminations.overdue(),
         lambda: silent(),
+        lambda node: own_pods.agent_answers(node),
     )
+    own_pods = OwnPods(clock, changes.node_changed)
+    own_pods.count(metrics.registry)
     service = Service(
-        config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods
+        config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods
     )
     hostname = config.leader.hostname or socket.gethostname()
 
@@ -157,10 +162,13 @@ async def running(
     )
     heartbeat = Heartbeat("predictor", predictor.answers, metrics.registry)
 
-    def silent() -> list[str]:
-        """Return which services do not answer, for the status page."""
-        found = ["predictor"] if heartbeat.silent else []
-        return [*found, "scheduler"] if not config.leader.always and lease.nobody_leads() else found
+    def nobody_leads() -> bool:
+        return not config.leader.always and lease.nobody_leads()
+
+    metrics.leads.set_function(lambda: 0 if nobody_leads() else 1)
+
+    def silent() -> Silent:
+        return _silent(heartbeat, own_pods, nobody_leads=nobody_leads())
 
     recorder = EventRecorder(api, COMPONENT, hostname)
 
@@ -198,6 +206,7 @@ async def running(
     )
     reflectors = _start_feed(feed, api)
     metrics.watch(state, feed, binder, reflectors, config.shares)
+    reflectors += own_pods.follow(api, (config.namespace, config.agent_namespace))
     if not config.leader.always:
         lease.start()
     tasks = [
@@ -222,6 +231,18 @@ async def running(
         threads.shutdown(wait=False, cancel_futures=True)
         await predictor.aclose()
         api.close()
+
+
+def _silent(heartbeat: Heartbeat, own_pods: OwnPods, *, nobody_leads: bool) -> Silent:
+    """Return which services do not answer, for the status page."""
+    found: Silent = {}
+    if heartbeat.silent:
+        found["predictor"] = []
+    if nobody_leads:
+        found["scheduler"] = []
+    if pods := own_pods.silent("predictor", "scheduler"):
+        found["replica"] = list(map(str, pods))
+    return found
 
 
 def _start_feed(feed: Feed, api: KubeClient | MemoryCluster) -> list[Reflector]:

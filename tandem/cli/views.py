@@ -232,7 +232,7 @@ def state(gpu: dict[str, Any]) -> str:
         return f"quarantined: {gpu['reason']}" if gpu["reason"] else "quarantined"
     if not gpu["shares"]:
         return f"not offered: {gpu['reason']}" if gpu["reason"] else "not offered"
-    return "ready" if gpu["fresh"] else "stale report"
+    return "ready" if gpu["fresh"] else "silent agent"
 
 
 def _gpu_name(gpu: dict[str, Any]) -> str:

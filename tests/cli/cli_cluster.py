@@ -25,7 +25,7 @@ from tandem.cli.doctor.cluster import (
 from tandem.cli.doctor.services import POLICIES
 from tandem.contracts import names
 from tandem.kube.access import ACCESS_REVIEWS
-from tandem.kube.errors import Forbidden, NotFound
+from tandem.kube.errors import Forbidden, NotFound, from_status
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import (
     GPU_NODES,
@@ -38,6 +38,7 @@ from tandem.kube.resource import (
     SECRETS,
     Resource,
 )
+from tandem.kube.tunnel import Answer
 
 NOW_S = 1_800_000_000.0
 NODE_NAMES = ("gpu-0", "gpu-1")
@@ -100,6 +101,7 @@ class Server:
         self.now_s = NOW_S
         self.gates = {"PodSchedulingReadiness": True, "SidecarContainers": True}
         self.served = {"gpujobs", "gpunodes", "modelprofiles"}
+        self.refusal = ""  # what the API server says to a pod that asks for a GPU
 
     address = "https://10.0.0.1:6443"
 
@@ -111,6 +113,12 @@ class Server:
 
     def features(self) -> Mapping[str, bool]:
         return self.gates
+
+    def try_pod(self, namespace: str) -> Object:
+        assert namespace == "team-a"
+        if self.refusal:
+            raise from_status({"message": self.refusal}, 500)
+        return {}
 
     def resources(self, group_version: str) -> set[str]:
         if not self.served:
@@ -153,13 +161,24 @@ class Site:
     def __init__(self) -> None:
         self.api, self.server = Api(), Server()
         self.clock_s = NOW_S + 0.4
+        self.answers: dict[str, Answer | Exception] = {}  # of the extender, by path
         self.ca, self.certificate = authority()
         for index, name in enumerate(NODE_NAMES):
             self.add_node(name, index)
         self._add_services()
 
     def cluster(self) -> Cluster:
-        return Cluster(self.api, self.server, clock=lambda: self.clock_s, own="team-a")
+        return Cluster(
+            self.api, self.server, clock=lambda: self.clock_s, own="team-a", ask=self.ask
+        )
+
+    def ask(self, path: str, query: Mapping[str, str]) -> Answer:
+        """Answer as the extender does, through the API server."""
+        assert query == {"namespace": "team-a"}
+        found = self.answers.get(path, Answer(200, b"{}"))
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def add_node(self, name: str, index: int = 0) -> None:
         self.api.create(

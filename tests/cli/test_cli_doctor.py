@@ -21,6 +21,7 @@ from tandem.cli.doctor.command import CHECKS
 from tandem.cli.doctor.findings import Finding, Outcome, examine
 from tandem.cli.main import build_app
 from tandem.contracts import names
+from tandem.errors import TandemError
 from tandem.kube.access import ACCESS_REVIEWS
 from tandem.kube.errors import Forbidden, Gone, unreachable
 from tandem.kube.resource import (
@@ -33,6 +34,7 @@ from tandem.kube.resource import (
     RUNTIME_CLASSES,
     SECRETS,
 )
+from tandem.kube.tunnel import Answer
 
 
 def examined(site: Site) -> list[Finding]:
@@ -211,6 +213,22 @@ def predictor_away(site: Site) -> None:
     site.change(DEPLOYMENTS, "tandem-predictor", {"status": {"availableReplicas": 0}}, SYSTEM)
 
 
+def predictor_hangs(site: Site) -> None:
+    said = b'{"error": "the predictor does not answer"}'
+    site.answers["/v1/models"] = Answer(503, said)
+
+
+def extender_unreachable(site: Site) -> None:
+    site.answers["/v1/status/scope"] = unreachable("GET /tunnel: timed out", maybe_done=True)
+
+
+def webhook_hangs(site: Site) -> None:
+    site.server.refusal = (
+        'Internal error occurred: failed calling webhook "workloads.tandem.gpu": failed to call'
+        " webhook: context deadline exceeded"
+    )
+
+
 def one_replica_away(site: Site) -> None:
     site.change(DEPLOYMENTS, "tandem-scheduler", {"status": {"availableReplicas": 1}}, SYSTEM)
 
@@ -275,6 +293,9 @@ BROKEN: list[tuple[Callable[[Site], None], str, str, str]] = [
     (deletion_overdue, "deletions", "team-a/stuck (up to 400 s)", "describe pod stuck -n team-a"),
     (nvml_gone, "GPUs", "Driver Not Loaded", "nvidia-smi on gpu-0"),
     (predictor_away, "predictor", "0 of 1 replica available", "describe pods"),
+    (predictor_hangs, "predictor", "the predictor does not answer", "deployment/tandem-predictor"),
+    (extender_unreachable, "scheduler", "the extender does not answer", "tandem-scheduler"),
+    (webhook_hangs, "webhook", "context deadline exceeded", "port 8443"),
     (one_replica_away, "scheduler", "1 of 2 replicas available", "describe pods"),
     (caller_ahead, "clocks", "90 s ahead of the API server's", "NTP"),
     (agent_behind, "clocks", "by up to 120 s: gpu-1", "NTP"),
@@ -297,6 +318,27 @@ def test_the_fault_of_a_broken_cluster_is_named_with_what_to_do(
     assert [each.check for each in failures] == [check], failures
     assert says in failures[0].says
     assert do in failures[0].do
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(403, b"{}"),
+        Answer(404, b'{"error": "this installation has no predictor"}'),
+        Forbidden(403, "you may not get services/proxy"),
+        TandemError("your kubeconfig has a certificate and no token"),
+    ],
+)
+def test_an_extender_that_may_not_be_asked_is_no_fault(answer: Answer | Exception) -> None:
+    site = Site()
+    site.answers = dict.fromkeys(("/v1/models", "/v1/status/scope"), answer)
+    assert not of(examined(site), Outcome.FAILED)
+
+
+def test_what_refuses_a_pod_for_another_reason_is_no_fault_of_the_webhook() -> None:
+    site = Site()
+    site.server.refusal = 'pods "x" is forbidden: exceeded quota: gpus'
+    assert not of(examined(site), Outcome.FAILED)
 
 
 def test_two_faults_are_both_named() -> None:

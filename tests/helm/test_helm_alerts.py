@@ -29,7 +29,8 @@ FED_BACK = 'tandem_predictor_feedback_total{gpu="%s"}'
 BUSY = 'tandem_node_busy_gpus{node="%s"}'
 IN_USE = 'tandem_node_gpus{node="%s",state="in_use"}'
 PROMISED = "tandem_extender_promised_utilisation_ratio"
-LEADER = 'leader_election_master_status{job="tandem-webhook",instance="%s"}'
+LEADS = 'tandem_extender_scheduler_up{instance="%s"}'
+PODS = 'tandem_extender_silent_pods{instance="%s",component="%s"}'
 DAY = 86400
 CASES: dict[str, Case] = {
     "TandemSchedulerAbsent": (
@@ -39,12 +40,18 @@ CASES: dict[str, Case] = {
     ),
     "TandemNobodyLeads": (
         5,
-        {
-            LEADER % "a": "0x10",
-            LEADER % "b": "0x10",
-            'leader_election_master_status{job="kube-scheduler"}': "1x10",
-        },
-        {LEADER % "a": "0x10", LEADER % "b": "1x10"},
+        {LEADS % "a": "0x10", LEADS % "b": "0x10"},
+        {LEADS % "a": "0x10", LEADS % "b": "1x10"},
+    ),
+    "TandemReplicaSilent": (
+        5,
+        {PODS % ("a", "scheduler"): "0 1x10"},
+        {PODS % ("a", "scheduler"): "0x10", PODS % ("a", "agent"): "1x10"},
+    ),
+    "TandemAgentsSilent": (
+        5,
+        {PODS % ("a", "agent"): "0 3x10", PODS % ("b", "agent"): "0x10"},
+        {PODS % ("a", "agent"): "3 0x10", PODS % ("a", "scheduler"): "1x10"},
     ),
     "TandemGpuOvercommitted": (
         3,
@@ -117,8 +124,12 @@ CASES: dict[str, Case] = {
     ),
     "TandemPredictorSilent": (
         5,
-        {'tandem_extender_predictor_up{instance="a"}': "1 0x10"},
         {
+            'tandem_extender_predictor_up{instance="a"}': "1 0x10",
+            PODS % ("a", "predictor"): "0x10",
+        },
+        {
+            PODS % ("a", "predictor"): "0x10",
             'tandem_extender_predictor_up{instance="a"}': "1 0x10",
             'tandem_extender_predictor_up{instance="b"}': "1x10",
         },

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,13 @@ def prometheus(installed: ChartCluster) -> Prometheus:
             f"--web.listen-address=127.0.0.1:{port}",
         ],
     )
+    # No kubelet says so here, and the services that stand for these pods run.
+    ready = json.dumps({"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    for pod in plane.get("pods", "-n", names.NAMESPACE)["items"]:
+        plane.kubectl(
+            "patch", "pod", pod["metadata"]["name"], "-n", names.NAMESPACE,
+            "--subresource=status", "--type=merge", "-p", ready,
+        )  # fmt: skip
     team = installed.team()
     pushed = httpx.post(
         f"{installation.predictor_url}/v1/models",
@@ -177,8 +185,9 @@ def test_every_rule_can_be_evaluated(prometheus: Prometheus) -> None:
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) > 15
     assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
-    firing = prometheus.query('ALERTS{alertstate="firing"}')
-    assert firing == []
+    # A machine that is busy may be late with an answer for a moment.
+    firing = partial(prometheus.query, 'ALERTS{alertstate="firing"}')
+    wait_until(lambda: firing() == [], "no alert fires", timeout_s=120)
 
 
 def test_what_the_services_expose_is_sound_by_promtool(

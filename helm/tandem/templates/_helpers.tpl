@@ -115,6 +115,7 @@ affinity:
   "predictor_url" (printf "http://tandem-predictor.%s.svc:8090" $namespace)
   "predictor_token_file" "/var/run/secrets/tandem.gpu/predictor/token"
   "namespace" $namespace
+  "agent_namespace" .Values.agent.namespace
   "public" (dict "service_names" (prepend .Values.webhook.serviceNames $service))
 -}}
 {{- if .Values.webhook.certManager.enabled }}

@@ -47,6 +47,8 @@ _HOLD_WORDS = {hold: hold.name.lower() for hold in Hold}
 
 #: Each named namespace's quota, the GPUs that it holds, and its GPU-seconds in the window.
 QuotaFigures = Callable[[], Sequence[tuple[Quota, int, float]]]
+#: What does not answer: predictor, scheduler or replica, each with the names of its silent pods.
+Silent = dict[str, list[str]]
 
 
 class Changes:
@@ -62,10 +64,11 @@ class Changes:
         state: ClusterState,
         quotas: QuotaFigures = lambda: (),
         deleted: Callable[[], dict[str, int]] = dict,
-        silent: Callable[[], list[str]] = list,
+        silent: Callable[[], Silent] = dict,
+        agent_answers: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._state, self._quotas, self._deleted = state, quotas, deleted
-        self._silent = silent  # services that do not answer
+        self._silent, self._agent_answers = silent, agent_answers
         self._epoch = uuid4().hex[:8]
         self._sequence = 0
         self._oldest = 0  # changes up to here have been forgotten
@@ -122,6 +125,10 @@ class Changes:
                 began = time.perf_counter()
         piece += _json({"kind": "end", "version": version}) + b"\n"
         yield bytes(piece)
+
+    def node_changed(self, node: str) -> None:
+        """Note that something else than the state says another thing of a node."""
+        self._mark((NODE, ("", node)))
 
     # --- what has changed ---------------------------------------------------------------------
 
@@ -264,10 +271,15 @@ class Changes:
         yield b"}}}"
 
     def _rows(self, node: str, gpus: Sequence[str]) -> dict[str, list[Any]]:
-        """Return shares, health, freshness and capacity of GPUs of a node."""
+        """Return shares, health, freshness and capacity of GPUs of a node.
+
+        An agent that does not answer its kubelet shows at once; placement waits for its report to
+        be too old.
+        """
         table, live = self._state.table, self._state.gpus
         rows = np.array([table.row_of[node, uuid] for uuid in gpus], dtype=np.int64)
-        columns = (live.shares, live.healthy, live.fresh, live.memory_capacity_gib)
+        fresh = live.fresh & self._agent_answers(node)
+        columns = (live.shares, live.healthy, fresh, live.memory_capacity_gib)
         values = zip(*(column[rows].tolist() for column in columns), strict=True)
         return {
             uuid: [*each, round(gib, 3)] for uuid, (*each, gib) in zip(gpus, values, strict=True)

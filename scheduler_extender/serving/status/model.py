@@ -47,7 +47,7 @@ class Cluster:
         self.runs: OrderedDict[str, Raw] = OrderedDict()
         self.quotas: list[Raw] = []
         self.deleted: dict[str, int] = {}  # pods that hold GPUs long after it, by namespace
-        self.silent: list[str] = []  # services that do not answer
+        self.silent: dict[str, list[str]] = {}  # what does not answer: `changes.Silent`
         # Models by namespace and by what their runs are known by; of any namespace by ''.
         self._models: OrderedDict[Key, str] = OrderedDict()
         self._names: list[str] = []  # of the nodes, sorted

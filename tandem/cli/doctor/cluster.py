@@ -20,7 +20,8 @@ from tandem.contracts.quantity import parse_quantity
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.errors import Forbidden, Gone, NotFound, unreachable
-from tandem.kube.resource import GPU_NODES, NODES, RUNTIME_CLASSES, Resource
+from tandem.kube.resource import GPU_NODES, NODES, PODS, RUNTIME_CLASSES, Resource
+from tandem.kube.tunnel import Answer
 
 DAEMON_SETS = Resource("apps", "v1", "DaemonSet", "daemonsets")
 DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
@@ -82,6 +83,18 @@ class Server:
         finally:
             response.release_conn()
 
+    def try_pod(self, namespace: str) -> Object:
+        """Return what admission makes of a pod that asks for a GPU; nothing is created."""
+        container = {"name": "asks", "image": "asks", "resources": {"limits": {names.RESOURCE: 1}}}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"generateName": "tandem-doctor-"},
+            "spec": {"containers": [container]},
+        }
+        path = PODS.path(namespace)
+        return self._client.request("POST", path, {"dryRun": "All"}, pod)
+
     def resources(self, group_version: str) -> set[str]:
         """Return the plurals that it serves under `group_version`; NotFound where it is none."""
         answer = self._client.request("GET", f"/apis/{group_version}")
@@ -123,13 +136,18 @@ class Report:
 
 @dataclass
 class Cluster:
-    """One cluster as of now; `namespace` is Tandem's, `own` that of the caller's context."""
+    """One cluster as of now; `namespace` is Tandem's, `own` that of the caller's context.
+
+    `ask` gets a path of the extender through the API server, as `Tunnel.get` does; None: it is not
+    asked.
+    """
 
     objects: ClusterApi
     server: Server
     namespace: str = names.NAMESPACE
     agents: str = names.AGENT_NAMESPACE
     own: str = "default"
+    ask: Callable[[str, dict[str, str]], Answer] | None = None
     clock: Callable[[], float] = time.time
     _listed: dict[tuple[Resource, str | None], list[Any]] = field(default_factory=dict)
 

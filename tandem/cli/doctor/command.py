@@ -92,6 +92,7 @@ def _findings(
     """Yield what is found, a kubeconfig that cannot be used among it."""
     from tandem.kube.client import KubeClient
     from tandem.kube.credentials import context_namespace
+    from tandem.kube.tunnel import Tunnel
 
     try:
         client, own = within(
@@ -113,7 +114,8 @@ def _findings(
         )
         return
     try:
-        cluster = Cluster(client, Server(client), namespace, agents, own)
+        ask = Tunnel(client, namespace).get
+        cluster = Cluster(client, Server(client), namespace, agents, own, ask)
         yield from examine(CHECKS, cluster, timeout_s)
     finally:
         client.close()

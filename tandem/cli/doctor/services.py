@@ -1,4 +1,7 @@
-"""Checks of our services: scheduler, webhook, certificate, policies, predictor."""
+"""Checks of our services: scheduler, webhook, certificate, policies, predictor.
+
+Kubelets say whether pods answer them; what others ask of a service is asked here as well.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,14 @@ from tandem.cli.doctor.cluster import (
 from tandem.cli.doctor.findings import Verdict, failed, ok, plural, unknown, warning
 from tandem.cli.doctor.nodes import trouble
 from tandem.contracts import names
+from tandem.errors import TandemError
 from tandem.kube.client import Object
-from tandem.kube.errors import Forbidden
+from tandem.kube.errors import Forbidden, KubeError, Unavailable
 from tandem.kube.resource import MUTATING_WEBHOOKS, SECRETS
 
 WEBHOOK = "tandem"
 SERVICE = "tandem-webhook"
+_ASKED = "workloads.tandem.gpu"
 POLICIES = (
     "tandem-agent-own-node",
     "tandem-assignments",
@@ -50,20 +55,42 @@ def attached(cluster: Cluster) -> bool:
 
 
 def scheduler(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the scheduler's pods run."""
-    yield from _deployment(
-        cluster, "scheduler", "nothing is placed, and pods with GPUs are refused"
-    )
+    """Whether the scheduler's pods run, and the extender answers through the API server."""
+    without = "nothing is placed, and pods with GPUs are refused"
+    yield from _deployment(cluster, "scheduler", without, _no_answer(cluster, "/v1/status/scope"))
 
 
 def predictor(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the predictor's pods run."""
-    yield from _deployment(
-        cluster, "predictor", "jobs are placed by what they declare, or take whole GPUs"
-    )
+    """Whether the predictor's pods run, and it answers the extender."""
+    without = "jobs are placed by what they declare, or take whole GPUs"
+    yield from _deployment(cluster, "predictor", without, _no_answer(cluster, "/v1/models"))
 
 
-def _deployment(cluster: Cluster, component: str, without: str) -> Iterator[Verdict]:
+def _no_answer(cluster: Cluster, path: str) -> str:
+    """Ask the extender; return why there is no answer, '' where there is one or none to be had.
+
+    A caller who may not ask, or not this, has been answered by who says so.
+    """
+    if cluster.ask is None:
+        return ""
+    try:
+        answer = cluster.ask(path, {"namespace": cluster.own})
+    except Unavailable as error:
+        return f"asked through the API server, the extender does not answer: {error.message}"
+    except (KubeError, TandemError):
+        return ""
+    if answer.status < 500:
+        return ""
+    try:
+        said = answer.json().get("error") or answer.json().get("detail")
+    except (ValueError, AttributeError):
+        said = None
+    return f"asked through the API server: {said or f'HTTP {answer.status}'}"
+
+
+def _deployment(
+    cluster: Cluster, component: str, without: str, no_answer: str
+) -> Iterator[Verdict]:
     name = f"tandem-{component}"
     found = cluster.get(DEPLOYMENTS, name, cluster.namespace)
     if found is None:
@@ -81,12 +108,14 @@ def _deployment(cluster: Cluster, component: str, without: str) -> Iterator[Verd
         yield failed(f"{said}, so that {without}{why}", do)
     elif there < wanted:
         yield failed(f"{said}{why}", do)
+    elif no_answer:
+        yield failed(no_answer, f"kubectl logs -n {cluster.namespace} deployment/{name}")
     else:
         yield ok(said)
 
 
 def webhook(cluster: Cluster) -> Iterator[Verdict]:
-    """Whether the API server can ask our webhook."""
+    """Whether the API server gets an answer of our webhook."""
     found = cluster.get(MUTATING_WEBHOOKS, WEBHOOK)
     upgrade = f"helm upgrade tandem helm/tandem -n {cluster.namespace} --reuse-values"
     if found is None:
@@ -116,8 +145,28 @@ def webhook(cluster: Cluster) -> Iterator[Verdict]:
         said = plural(ready, "endpoint")
     else:
         said = str(clients[0].get("url"))
+    if why := _not_asked(cluster):
+        yield failed(
+            f"a pod that asks for a GPU is not admitted, since the webhook does not answer: {why}",
+            f"kubectl logs -n {cluster.namespace} deployment/tandem-scheduler -c extender; the API"
+            " server must reach port 8443 of these pods",
+        )
+        return
     ignored = any(each.get("failurePolicy") == "Ignore" for each in hooks)
     yield ok(f"{len(hooks)} webhooks at {said}{'; failures are ignored' if ignored else ''}")
+
+
+def _not_asked(cluster: Cluster) -> str:
+    """Have the API server ask the webhook about a pod that is not created; return why it fails.
+
+    '' for every other answer: a caller who may not create pods is refused before, and what refuses
+    such a pod afterwards is no fault of the webhook's.
+    """
+    try:
+        cluster.server.try_pod(cluster.own)
+    except KubeError as error:
+        return error.message if f'failed calling webhook "{_ASKED}"' in error.message else ""
+    return ""
 
 
 def _ready_endpoints(cluster: Cluster, service: str) -> int:

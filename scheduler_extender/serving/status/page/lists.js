@@ -15,6 +15,7 @@ const ATTENTION = {
   schedulerSilent: ["silent", () => "No scheduler leads", "Nothing new is placed; what runs goes on. `tandem doctor` looks for the cause."],
   quarantined: ["quarantined", (n) => `${plural(n, "GPU")} quarantined`, "Its node's agent found it unhealthy. Open the GPU for the reason."],
   unavailable: ["unavailable", (n) => `${plural(n, "GPU")} not offered`, "The agent offers no share. Open the GPU for the reason."],
+  replicaSilent: ["silent", (n) => `${plural(n, "pod")} of Tandem without an answer`, "`kubectl describe pod` says why:"],
   silent: ["silent", (n) => `${plural(n, "node")} with a silent agent`, "Look at the pod of the agent on the node."],
   outOfMemory: ["slowed", (n) => `${plural(n, "node")} where a container ran out of GPU memory`, "Open the node for the containers."],
   slowed: ["slowed", (n) => `${plural(n, "GPU")} with a job that is slowed down`, "By 10 % or more, measured."],
@@ -30,7 +31,7 @@ function Attention({ rows, overQuota, over }) {
   return html`<ul class="attention">
     ${rows.map((row) => {
       const [state, words, hint] = ATTENTION[row.kind] || ["slowed", (n) => `${n} ${row.kind}`, ""];
-      return html`<li key=${row.kind}><${State} of=${state} table=${{ ...PHASES, ...GPU_STATES }} bare/><span><a href=${href(row.view, row.filter)}>${words(row.count)}</a>${hint ? html`<br/><span class="note">${hint}</span>` : ""}</span></li>`;
+      return html`<li key=${row.kind}><${State} of=${state} table=${{ ...PHASES, ...GPU_STATES }} bare/><span><a href=${href(row.view, row.filter)}>${words(row.count)}</a>${hint ? html`<br/><span class="note">${[hint, (row.names || []).join(", ")].filter(Boolean).join(" ")}</span>` : ""}</span></li>`;
     })}
     ${over.map((row) => html`<li key=${`q-${row.namespace}`}><${State} of="slowed" bare/><span><a href=${href("jobs", { namespace: row.namespace, phase: "Running" })}>Namespace ${row.namespace} is over its quota</a><br/><span class="note">${quotaWords(row)}</span></span></li>`)}
   </ul>`;

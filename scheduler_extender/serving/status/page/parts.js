@@ -48,7 +48,7 @@ export const GPU_STATES = {
   exclusive: ["diamond", "Exclusive", "One job holds it and shares with none."],
   shared: ["pair", "Shared", "Two jobs or more share it."],
   slowed: ["triangle", "Slowed down", "A job on it is measured to be at least 10 % slower."],
-  silent: ["dashes", "Silent", "Its agent has not reported recently."],
+  silent: ["dashes", "Silent", "Its agent does not answer, or has not reported recently."],
   unavailable: ["barred", "Not offered", "Its agent offers no share."],
   quarantined: ["cross", "Quarantined", "Its agent found it unhealthy."],
 };

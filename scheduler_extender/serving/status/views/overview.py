@@ -121,7 +121,7 @@ def _attention(cluster: Cluster, found: Selection) -> list[Document]:
     """Return what is broken or needs a look: kind, count and the list that shows the objects."""
     states = found.sums.states
     counts: list[tuple[str, int, str, Mapping[str, str]]] = [
-        *((f"{name}Silent", 1, "overview", {}) for name in cluster.silent),
+        *((f"{kind}Silent", 1, "overview", {}) for kind in cluster.silent if kind != "replica"),
         ("quarantined", states["quarantined"], "gpus", {"state": "quarantined"}),
         ("unavailable", states["unavailable"], "gpus", {"state": "unavailable"}),
         *_of_nodes(cluster, found.scope),
@@ -131,11 +131,21 @@ def _attention(cluster: Cluster, found: Selection) -> list[Document]:
         ("held", found.reasons["held"], "jobs", {"reason": "held"}),
         ("deleted", _deleted(cluster, found), "gpus", {}),
     ]
-    return [
+    rows: list[Document] = [
         {"kind": kind, "count": count, "view": view, "filter": chosen}
         for kind, count, view, chosen in counts
         if count
     ]
+    return [*_replicas(cluster, found.scope), *rows]
+
+
+def _replicas(cluster: Cluster, scope: Scope) -> list[Document]:
+    """Return the pods of Tandem that do not answer, by name, for a reader that sees all nodes."""
+    pods = cluster.silent.get("replica")
+    if not pods or scope.namespace is not None:
+        return []
+    row = {"kind": "replicaSilent", "count": len(pods), "view": "overview", "filter": {}}
+    return [{**row, "names": pods[:_WORST]}]
 
 
 def _deleted(cluster: Cluster, found: Selection) -> int:
