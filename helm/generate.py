@@ -1,7 +1,7 @@
 """`python helm/generate.py [--check]`: write what follows from code and chart, or say it is stale.
 
-Made: the schema of values.yaml, the dashboards, the rendered manifests, and the pages of docs/
-about rights and metrics, and the tables of fields in docs/security.md.
+Made: the schema of values.yaml, the chart's README, the dashboards, the rendered manifests, and the
+pages of docs/ about rights and metrics, and the tables of fields in docs/security.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import dashboards
 import fields
 import pages
+import readme
 import values
 
 from controlplane import binaries
@@ -51,6 +52,7 @@ def made() -> Iterator[tuple[Path, str]]:
     yield CHART / "files" / "kinds.yaml", kinds.SHIPPED.read_text()
     yield ROOT / "docs" / "workloads.md", pages.workloads()
     yield ROOT / "docs" / "rbac.md", pages.rights()
+    yield CHART / "README.md", readme.readme()
     yield ROOT / "docs" / "metrics.md", pages.metrics()
     yield fields.PAGE, fields.page()
     for name, text in dashboards.dashboards():
