@@ -408,7 +408,8 @@ class _Explaining:
         if most is None:
             return why
         gpus = np.bincount(self._q.snapshot.gpus.node, minlength=len(most))
-        fewer = int(np.count_nonzero((most > 0) & (most < gpus)))
+        suits = self._inputs.nodes.get(job.where, True)
+        fewer = int(np.count_nonzero((most > 0) & (most < gpus) & suits))
         if not fewer:
             return why
         short = ", ".join(nodes.short_of(job.where, gpus))

@@ -251,3 +251,13 @@ def test_the_reason_names_the_role_that_no_node_holds(cluster: Mixed) -> None:
     cluster.role("p2", 2, 2, cpu="9")
     cluster.cycles()
     assert "cpu" in cluster.status("gang-g")["message"]
+
+
+def test_a_pod_that_finds_its_cpus_taken_in_the_same_round_hears_so(cluster: Mixed) -> None:
+    cluster.node("n0", gpus=2, cpu="4")
+    cluster.create("first", cpu="3")
+    cluster.create("second", cpu="2")
+    asyncio.run(cluster.cycle())
+    (cause,) = cluster.status("pod-second")["causes"]
+    assert (cause["reason"], cause["resource"]) == ("TakenByJobsBefore", "cpu")
+    assert cluster.status("pod-second")["message"].startswith("Jobs before it take the cpu")

@@ -1,0 +1,935 @@
+"""Each reason of the closed set, produced on a real control plane, and its text read.
+
+A scenario makes a cluster in which a job has to hear a reason, and says with which parameters. The
+scenarios of one profile run at the same time, each on nodes and in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from e2e_cluster import job
+from e2e_reasons import GIB, KNOWN, ReasonsCluster, gpu
+from reason_texts import unsaid
+
+from controlplane import ControlPlane, binaries, wait_until
+from tandem.contracts.names import FOREIGN_ANNOTATION_BYTES
+from tandem.reasons.causes import Cause, Reason
+from tandem.reasons.words import WORDS, sentence
+
+CONTROL_PLANE = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("reasons"),
+    pytest.mark.timeout(900),
+]
+
+ALONE = {"tandem.gpu/exclusive": "true"}
+SAVES = {"tandem.gpu/checkpoint": "true"}
+WHOLE = {**ALONE, **SAVES}
+TURINGS = {"model": KNOWN, "memoryBytes": 32 * GIB}
+LONG_AGO = "2026-01-01T00:00:00Z"
+PREEMPTIONS = "kwok.tandem.gpu/checkpoint-delay"
+
+SHARING: dict[str, Any] = {
+    "name": "reasons",
+    "order": {"kind": "fifo"},
+    "dispatch": {"kind": "admit"},
+    "constraints": [
+        {"kind": "healthy"},
+        {"kind": "shares"},
+        {"kind": "exclusive"},
+        {"kind": "fresh_telemetry"},
+        {"kind": "utilisation"},
+        {"kind": "peak_fits"},
+        {"kind": "memory_capacity"},
+        {"kind": "apart"},
+        {"kind": "balance", "max_imbalance": 0},
+        {"kind": "interference", "max_interference": 0.2},
+    ],
+}
+COLLISION = {"kind": "memory_collision", "strict": True, "max_collision_probability": 0}
+COLLIDING = SHARING | {"constraints": [COLLISION, *SHARING["constraints"]]}
+TIRESIAS = {
+    "name": "preempting",
+    "order": {"kind": "queues", "thresholds_gpu_s": [4], "within": "first_start"},
+    "dispatch": {"kind": "preempt"},
+    "constraints": [{"kind": "healthy"}, {"kind": "shares", "at_most": 1}],
+}
+LIGHT = {"tandem.gpu/memory": "1Gi", "tandem.gpu/utilization": "10"}
+#: What each profile's extender is started with. Reports are written once, so that none is stale
+#: but the one that says so itself.
+QUEUE: dict[str, Any] = {
+    "min_run_s": 0,
+    "preemption_cost_s": 0,
+    "max_preemptions_per_hour": 100,
+    "start_within_s": 60,
+    "pull_within_s": 60,
+    "quotas": [
+        {"namespace": "reasons-cap", "max_gpus": 1},
+        {"namespace": "reasons-services", "endless_gpus": 1},
+        {"namespace": "reasons-time", "gpus": 2, "gpu_seconds": 0.1, "borrow": False},
+        {"namespace": "reasons-share", "gpus": 1, "borrow": False},
+    ],
+}
+#: A kind of the scenarios' own: nobody makes its pods but they.
+KIND = {"group": "ml.example.com", "version": "v1", "kind": "Experiment", "plural": "experiments",
+        "suspend": ["spec", "paused"]}  # fmt: skip
+COMMON = {
+    "stale_after_s": 86_400,
+    "learning": {"mode": "act", "every_s": 1, "settle_s": 1},
+    "kinds": [KIND],
+}
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    "in-order": {**COMMON, "profile": "fifo", "queue": QUEUE},
+    "preempting": {**COMMON, "profile": TIRESIAS, "queue": QUEUE},
+    "colliding": {**COMMON, "profile": COLLIDING},
+    "sharing": {**COMMON, "profile": SHARING, "queue": QUEUE},
+}  # fmt: skip
+
+_MEASURED = "an agent has to measure jobs for a while: tests/e2e/test_e2e_learning.py has one"
+_WORTH = "what a place is worth follows from a history: the demo and tests/queue have one"
+#: Reasons that are in no scenario, and why.
+NOT_HERE: Mapping[Reason, str] = {
+    Reason.SLOWED_DOWN: _MEASURED,
+    Reason.SLOWS_DOWN: _MEASURED,
+    Reason.BAD_NEIGHBOURS: _MEASURED,
+    Reason.NOT_LOOKED_AT: "a round has to run out of its searches, which hundreds of jobs do not"
+    " bring about here; no other test does either",
+    Reason.WAITING_IS_BETTER: _WORTH,
+    Reason.FASTER_ELSEWHERE: _WORTH,
+    Reason.OVERTAKEN: "it is over with the next round, mostly before it is written"
+    " (tests/queue/test_queue_resources.py)",
+}
+
+
+class Site:
+    """Where one scenario plays: its namespace, and what it does there."""
+
+    def __init__(self, cluster: ReasonsCluster, namespace: str) -> None:
+        self._cluster = cluster
+        self.plane = cluster.plane
+        self.namespace = cluster.cluster.namespace(namespace)
+        self.heard: list[Cause] = []
+
+    def node(self, *gpus: dict[str, Any], **other: Any) -> str:
+        """Create a node with GPUs; return its name."""
+        name = f"r-{secrets.token_hex(3)}"
+        return self._cluster.node(name, *(gpus or (gpu(),)), **other)
+
+    def report(self, node: str, *gpus: dict[str, Any], **other: str) -> None:
+        """Report other GPUs of a node than before."""
+        self._cluster.report(node, *gpus, **other)
+
+    def job(self, name: str, node: str = "", **other: Any) -> None:
+        """Apply a Job on a node."""
+        self.apply(placed(job(name, **other), node))
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Apply objects in the namespace, all of them at once."""
+        for each in objects:
+            each["metadata"].setdefault("namespace", self.namespace)
+        self.plane.apply(list(objects))
+
+    def experiment(self, name: str, *, paused: bool = False) -> dict[str, Any]:
+        """Create an Experiment; return the reference by which its pods name it."""
+        api = f"{KIND['group']}/{KIND['version']}"
+        self.apply({"apiVersion": api, "kind": KIND["kind"], "metadata": {"name": name},
+                    "spec": {"paused": paused}})  # fmt: skip
+        path = f"/apis/{api}/namespaces/{self.namespace}/{KIND['plural']}/{name}"
+        made = self.plane.http.get(path).raise_for_status().json()
+        return {"apiVersion": api, "kind": KIND["kind"], "name": name,
+                "uid": made["metadata"]["uid"], "controller": True}  # fmt: skip
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object."""
+        self.plane.kubectl("delete", kind, name, "-n", self.namespace, "--wait=false")
+
+    def deleted(self, job: str) -> bool:
+        """Say whether the pod of a Job is being deleted."""
+        found = self._cluster.cluster.pod_of(self.namespace, job)
+        return found is not None and "deletionTimestamp" in found["metadata"]
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """Return a pod as it is now, nothing where it is gone."""
+        answer = self.plane.http.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
+        found: dict[str, Any] = answer.json() if answer.is_success else {}
+        return found
+
+    def pod_runs(self, name: str) -> None:
+        """Wait until a pod runs."""
+        wait_until(
+            lambda: (self.pod(name).get("status") or {}).get("phase") == "Running",
+            f"{name} runs",
+        )
+
+    def status(self, gpujob: str) -> dict[str, Any]:
+        """Return what a GPUJob said last."""
+        said = self._cluster.said.statuses(self.namespace, gpujob)
+        return said[-1] if said else {}
+
+    def push(self, *models: str) -> None:
+        """Push models, as users of the namespace would."""
+        self._cluster.cluster.push(self.namespace, *models)
+
+    def runs(self, name: str) -> dict[str, Any]:
+        """Wait until the pod of a Job runs, and return it."""
+        return self._cluster.cluster.running(self.namespace, name)
+
+    def ends(self, name: str) -> None:
+        """Let the pod of a Job end."""
+        self._cluster.cluster.let_end(self.namespace, name)
+
+    def patch(self, path: str, change: dict[str, Any]) -> None:
+        """Change an object of the namespace as an administrator; `path` is without it."""
+        group, _, rest = path.rpartition("/namespaces/")
+        self._cluster.patch(f"{group}/namespaces/{self.namespace}/{rest}", change)
+
+    def hears(
+        self, reason: Reason, name: str = "", where: Callable[[Cause], bool] = lambda _: True
+    ) -> Cause:
+        """Return the cause by which a GPUJob of the namespace has heard of a reason."""
+        cause = self._cluster.hears(self.namespace, reason, name, where)
+        self.heard.append(cause)
+        return cause
+
+    def without_leader(self) -> AbstractContextManager[None]:
+        """Stop the scheduler for a while, so that its Lease ends."""
+        return self._cluster.without_leader()
+
+    def explained(self, reason: Reason, job: str) -> Cause:
+        """Return the cause by which `tandem explain` speaks of the pod of a Job."""
+        found = self._cluster.cluster.pod_of(self.namespace, job)
+        assert found is not None
+        cause = self._cluster.explains(self.namespace, found["metadata"]["name"], reason)
+        self.heard.append(cause)
+        return cause
+
+    def has_been(self, reason: str) -> None:
+        """Wait until `status.reason` of a GPUJob was that."""
+        wait_until(
+            lambda: any(
+                status.get("reason") == reason
+                for status in self._cluster.said.statuses(self.namespace)
+            ),
+            f"{reason} in {self.namespace}",
+        )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What makes a job hear reasons: `plays` goes through it, and checks their parameters."""
+
+    name: str
+    plays: Callable[[Site], None]
+    reasons: tuple[Reason, ...]
+    profile: str = "sharing"
+    namespace: str = ""
+
+
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(
+    *reasons: Reason, profile: str = "sharing", namespace: str = ""
+) -> Callable[[Callable[[Site], None]], Callable[[Site], None]]:
+    """Add a function to the scenarios, with the reasons that it makes jobs hear."""
+
+    def add(plays: Callable[[Site], None]) -> Callable[[Site], None]:
+        name = plays.__name__.replace("_", "-")
+        SCENARIOS.append(Scenario(name, plays, reasons, profile, namespace))
+        return plays
+
+    return add
+
+
+def placed(body: dict[str, Any], node: str) -> dict[str, Any]:
+    """Return a workload whose pods go to one node alone."""
+    spec = body["spec"].get("template", {}).get("spec", body["spec"])
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    return body
+
+
+def requesting(body: dict[str, Any], **resources: str) -> dict[str, Any]:
+    """Return a workload whose first container asks for resources as well."""
+    spec = body["spec"].get("template", {}).get("spec", body["spec"])
+    asked = spec["containers"][0]["resources"]
+    for part in ("requests", "limits"):
+        asked[part] = {**asked.get("limits", {}), **asked.get(part, {}), **resources}
+    return body
+
+
+def pod(name: str, node: str = "", gpus: int = 1, **annotations: str) -> dict[str, Any]:
+    """Return a pod as a user writes it; annotations have `_` for `-`."""
+    given = {f"tandem.gpu/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    container = {"name": "train", "image": "train:1",
+                 "resources": {"limits": {"tandem.gpu/gpu": gpus}}}  # fmt: skip
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "annotations": given},
+            "spec": {"restartPolicy": "Never", "containers": [container]}}  # fmt: skip
+    return placed(body, node)
+
+
+def indexed(name: str, pods: int, node: str = "", **other: Any) -> dict[str, Any]:
+    """Return an indexed Job, whose pods start together."""
+    body = placed(job(name, **other), node)
+    body["spec"] |= {"completionMode": "Indexed", "completions": pods, "parallelism": pods}
+    return body
+
+
+# --- the order ------------------------------------------------------------------------------------
+
+
+@scenario(Reason.BEHIND, Reason.PLACE_FREE, profile="in-order")
+def a_job_waits_behind_another(site: Site) -> None:
+    """The place comes free while no scheduler leads: none is planned, and a look finds it.
+
+    This comes first, while no other job waits.
+    """
+    node = site.node()
+    site.job("first", node, annotations=ALONE)
+    site.runs("first")
+    for name in ("second", "third"):
+        site.job(name, node, annotations=ALONE)
+        site.hears(Reason.NEEDS_GPUS, "job-second")
+    assert site.hears(Reason.BEHIND, "job-third").job == f"{site.namespace}/job-second"
+    with site.without_leader():
+        site.ends("first")
+        site.explained(Reason.PLACE_FREE, "second")
+
+
+# --- what GPUs lack -------------------------------------------------------------------------------
+
+
+@scenario(Reason.NOT_OFFERED, Reason.NEEDS_GPUS, Reason.WAITING, Reason.QUEUED)
+def no_place_is_offered(site: Site) -> None:
+    node = site.node(gpu(shares=0, sharesReason="of the test"), gpu(shares=0))
+    site.job("train", node, gpus=2)
+    assert site.hears(Reason.NOT_OFFERED).gpus == 2
+    needs = site.hears(Reason.NEEDS_GPUS)
+    assert (needs.amount, needs.value) == ("2 GPUs on one node", 0)
+    assert site.hears(Reason.QUEUED).detail
+    site.has_been("Waiting")
+
+
+@scenario(Reason.CLOSED, Reason.PLACES_TAKEN, Reason.PLANNED, Reason.RUNNING, Reason.COMPLETED)
+def places_are_taken_and_then_fewer(site: Site) -> None:
+    node = site.node()
+    for name in ("first", "second"):
+        site.job(name, node, annotations=LIGHT)
+        site.runs(name)
+    assert site.hears(Reason.PLANNED, "job-first").gpu == f"{node}/0"
+    assert site.hears(Reason.RUNNING, "job-first").pods == 1
+    site.job("third", node, annotations=LIGHT)
+    taken = site.hears(Reason.PLACES_TAKEN)
+    assert (taken.gpus, taken.value, taken.bound) == (1, 2, 2)
+    site.report(node, gpu(shares=1))
+    closed = site.hears(Reason.CLOSED)
+    assert (closed.gpus, closed.value, closed.bound) == (1, 2, 1)
+    site.ends("first")
+    assert site.hears(Reason.COMPLETED, "job-first").workload == "Job first"
+
+
+@scenario(Reason.NOT_SHARED)
+def a_job_has_the_gpu_alone(site: Site) -> None:
+    node = site.node()
+    site.job("first", node, annotations=ALONE)
+    site.runs("first")
+    site.job("second", node, annotations={"tandem.gpu/memory": "1Gi"})
+    assert site.hears(Reason.NOT_SHARED).gpus == 1
+
+
+@scenario(Reason.NEEDS_WHOLE_GPU)
+def a_job_wants_a_gpu_alone(site: Site) -> None:
+    node = site.node()
+    site.job("first", node, annotations={"tandem.gpu/memory": "1Gi"})
+    site.runs("first")
+    site.job("second", node, annotations=ALONE)
+    needs = site.hears(Reason.NEEDS_WHOLE_GPU)
+    assert (needs.gpus, needs.value) == (1, 1)
+
+
+@scenario(Reason.QUARANTINED)
+def a_gpu_is_ill(site: Site) -> None:
+    site.job("train", site.node(gpu(health="Quarantined", healthReason="of the test")))
+    assert site.hears(Reason.QUARANTINED).gpus == 1
+
+
+@scenario(Reason.NOT_MEASURED)
+def an_agent_is_silent(site: Site) -> None:
+    node = site.node()
+    site.job("first", node, annotations={"tandem.gpu/memory": "1Gi"})
+    site.runs("first")
+    site.report(node, gpu(), observed_at=LONG_AGO)
+    site.job("second", node, annotations={"tandem.gpu/memory": "1Gi"})
+    assert site.hears(Reason.NOT_MEASURED).gpus == 1
+
+
+@scenario(Reason.MEMORY)
+def a_gpu_is_too_small(site: Site) -> None:
+    site.job("train", site.node(), annotations={"tandem.gpu/memory": "100Gi"})
+    small = site.hears(Reason.MEMORY)
+    assert small.value == pytest.approx(100, rel=0.1)
+    assert small.bound == pytest.approx(80, rel=0.1)
+    assert "20.0 GiB too little" in sentence(small)
+
+
+@scenario(Reason.MEMORY_UNKNOWN)
+def a_gpu_has_no_size(site: Site) -> None:
+    node = site.node(gpu(memoryBytes=0, memorySource="Unknown", shares=1))
+    site.job("train", node, annotations={"tandem.gpu/memory": "1Gi"})
+    assert site.hears(Reason.MEMORY_UNKNOWN).gpus == 1
+
+
+@scenario(Reason.MEMORY_PEAKS)
+def two_jobs_need_more_memory_than_there_is(site: Site) -> None:
+    node = site.node()
+    site.job("first", node, annotations=LIGHT | {"tandem.gpu/memory": "50Gi"})
+    site.runs("first")
+    site.job("second", node, annotations=LIGHT | {"tandem.gpu/memory": "40Gi"})
+    peaks = site.hears(Reason.MEMORY_PEAKS)
+    assert peaks.value == pytest.approx(90, rel=0.1)
+    assert peaks.bound == pytest.approx(80, rel=0.1)
+
+
+@scenario(Reason.MEMORY_COLLISION, profile="colliding")
+def peaks_of_two_models_meet(site: Site) -> None:
+    node = site.node(gpu(**TURINGS))
+    site.push("resnet50")
+    for name in ("first", "second"):
+        site.job(name, node, annotations={"tandem.gpu/model": "resnet50",
+                                          "tandem.gpu/batch-size": "8"})  # fmt: skip
+    collide = site.hears(Reason.MEMORY_COLLISION)
+    assert collide.value
+    assert collide.bound == 0
+
+
+@scenario(Reason.UTILISATION)
+def two_jobs_ask_for_more_time_than_there_is(site: Site) -> None:
+    node = site.node()
+    asks = {"tandem.gpu/memory": "1Gi", "tandem.gpu/utilization": "70"}
+    site.job("first", node, annotations=asks)
+    site.runs("first")
+    site.job("second", node, annotations=asks)
+    over = site.hears(Reason.UTILISATION)
+    assert (over.value, over.bound) == (140, 100)
+
+
+SMALL = {"tandem.gpu/memory": "1Gi", "tandem.gpu/utilization": "10",
+         "tandem.gpu/model": "squeezenet", "tandem.gpu/batch-size": "8"}  # fmt: skip
+
+
+@scenario(Reason.SLOWDOWN)
+def a_pair_slows_down(site: Site) -> None:
+    node = site.node(gpu(**TURINGS))
+    site.push("squeezenet")
+    site.job("first", node, annotations=SMALL)
+    site.runs("first")
+    site.job("second", node, annotations=SMALL)
+    slow = site.hears(Reason.SLOWDOWN)
+    assert slow.value
+    assert slow.bound == 0.2
+
+
+@scenario(Reason.UNEQUAL_WORKERS)
+def one_of_two_workers_would_be_slowed_down(site: Site) -> None:
+    node = site.node(gpu(**TURINGS), gpu(**TURINGS))
+    site.push("squeezenet")
+    site.apply(indexed("pair", 2, node, annotations=SMALL))
+    site.runs("pair")
+    site.job("second", node, annotations=SMALL)
+    unequal = site.hears(Reason.UNEQUAL_WORKERS)
+    assert unequal.value
+    assert unequal.bound == 0
+
+
+# --- what nodes lack ------------------------------------------------------------------------------
+
+
+@scenario(Reason.NODE_SHORT)
+def two_jobs_want_the_same_cpus(site: Site) -> None:
+    node = site.node(gpu(), gpu(), cpu=4)
+    for name in ("first", "second"):
+        site.apply(requesting(placed(job(name), node), cpu="3"))
+    short = site.hears(Reason.NODE_SHORT)
+    assert (short.nodes, short.resource, short.amount) == (1, "cpu", "3")
+
+
+@scenario(Reason.NODE_TOO_SMALL)
+def a_node_has_no_such_device(site: Site) -> None:
+    node = site.node(extended={"rdma/hca": 1})
+    site.apply(requesting(placed(job("train"), node), **{"rdma/hca": "2"}))
+    small = site.hears(Reason.NODE_TOO_SMALL)
+    assert (small.nodes, small.resource, small.amount) == (1, "rdma/hca", "2")
+
+
+@scenario(Reason.NODE_HAS_FEWER)
+def a_node_has_cpus_for_one_of_two_workers(site: Site) -> None:
+    node = site.node(gpu(), gpu(), cpu=4)
+    site.apply(*(requesting(each, cpu="3") for each in [indexed("pair", 2, node)]))
+    fewer = site.hears(Reason.NODE_HAS_FEWER)
+    assert (fewer.nodes, fewer.resource) == (1, "cpu")
+
+
+@scenario(Reason.NODE_UNSUITABLE)
+def a_node_is_tainted(site: Site) -> None:
+    node = site.node(taints=("of=others:NoSchedule",))
+    site.job("train", node)
+    assert (site.hears(Reason.NODE_UNSUITABLE).nodes or 0) >= 1
+
+
+# --- whose turn it is -----------------------------------------------------------------------------
+
+
+@scenario(Reason.ROLES)
+def two_roles_do_not_fit_together(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.apply(*(pod(f"role-{gpus}", node, gpus, gang="ring", gang_size="2", exclusive="true")
+                 for gpus in (1, 2)))  # fmt: skip
+    assert site.hears(Reason.ROLES).gpus == 3
+    assert site.hears(Reason.NEEDS_GPUS, where=lambda needs: needs.value is None).amount
+
+
+@scenario(Reason.QUOTA, namespace="reasons-cap")
+def a_namespace_has_all_it_may(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.job("first", node, annotations=ALONE)
+    site.runs("first")
+    site.job("second", node, annotations=ALONE)
+    quota = site.hears(Reason.QUOTA)
+    assert quota == Cause(Reason.QUOTA, namespace="reasons-cap", gpus=1, value=1, bound=1)
+
+
+@scenario(Reason.QUOTA_SHARE, namespace="reasons-share")
+def a_namespace_may_not_borrow(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.job("first", node, annotations=ALONE)
+    site.runs("first")
+    site.job("second", node, annotations=ALONE)
+    share = site.hears(Reason.QUOTA_SHARE)
+    assert share == Cause(Reason.QUOTA_SHARE, namespace="reasons-share", gpus=1, value=1, bound=1)
+
+
+@scenario(Reason.QUOTA_TIME, namespace="reasons-time")
+def a_namespace_has_used_its_time(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.job("first", node, annotations=ALONE)
+    site.runs("first")
+    site.job("second", node, annotations=ALONE, gpus=1)
+    site.ends("first")
+    site.job("third", node, annotations=ALONE)
+    time = site.hears(Reason.QUOTA_TIME)
+    assert time.value
+    assert time.value >= time.bound == 0.1
+
+
+@scenario(Reason.QUOTA_ENDLESS, namespace="reasons-services")
+def a_service_is_one_too_many(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    for name in ("first", "second"):
+        template = placed(job(name, annotations=ALONE), node)["spec"]["template"]
+        template["metadata"]["labels"] = {"app": name}
+        template["spec"].pop("restartPolicy")
+        spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
+        site.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+                    "spec": spec})  # fmt: skip
+    quota = site.hears(Reason.QUOTA_ENDLESS)
+    assert (quota.gpus, quota.value, quota.bound) == (1, 1, 1)
+
+
+@scenario(Reason.HELD)
+def an_administrator_holds_a_job(site: Site) -> None:
+    site.job("train", site.node(gpu(shares=0)))
+    site.hears(Reason.NOT_OFFERED)
+    site.patch("/apis/tandem.gpu/v1alpha1/namespaces/gpujobs/job-train", {"spec": {"hold": True}})
+    site.hears(Reason.HELD)
+
+
+# --- what pods lack -------------------------------------------------------------------------------
+
+
+@scenario(Reason.OTHER_GATES, Reason.BLOCKED)
+def a_pod_has_another_gate(site: Site) -> None:
+    body = pod("train", site.node())
+    body["spec"]["schedulingGates"] = [{"name": "example.com/data"}]
+    site.apply(body)
+    gates = site.hears(Reason.OTHER_GATES)
+    assert (gates.pod, gates.detail) == ("train", "example.com/data")
+    site.has_been("Blocked")
+
+
+@scenario(Reason.ANNOTATIONS_TOO_LARGE)
+def a_pod_has_large_annotations(site: Site) -> None:
+    body = pod("train", site.node())
+    body["metadata"]["annotations"]["example.com/data"] = "x" * FOREIGN_ANNOTATION_BYTES
+    path = f"/api/v1/namespaces/{site.namespace}/pods"
+    site.plane.http.post(path, json=body).raise_for_status()  # kubectl would write it twice
+    large = site.hears(Reason.ANNOTATIONS_TOO_LARGE)
+    assert large.pod == "train"
+    assert (large.value or 0) > (large.bound or 0) == FOREIGN_ANNOTATION_BYTES
+
+
+@scenario(Reason.TOO_MANY_ROLES)
+def pods_ask_in_too_many_ways(site: Site) -> None:
+    node = site.node()
+    site.apply(*(pod(f"p{at}", node, gang="ring", gang_size="33", memory=f"{at + 1}Gi")
+                 for at in range(33)))  # fmt: skip
+    many = site.hears(Reason.TOO_MANY_ROLES)
+    assert (many.value, many.bound) == (33, 32)
+
+
+@scenario(Reason.PODS_MISSING, Reason.GANG_INCOMPLETE)
+def a_gang_is_incomplete(site: Site) -> None:
+    site.apply(pod("one", site.node(), gang="ring", gang_size="3"))
+    missing = site.hears(Reason.PODS_MISSING)
+    assert (missing.value, missing.bound) == (1, 3)
+    assert site.hears(Reason.GANG_INCOMPLETE).job == "ring"
+
+
+@scenario(Reason.NO_CONTROLLER)
+def a_pod_is_to_be_two(site: Site) -> None:
+    site.apply(pod("lonely", site.node(), gang_size="2"))
+    assert site.hears(Reason.NO_CONTROLLER).pod == "lonely"
+
+
+@scenario(Reason.NOT_MADE)
+def a_job_makes_fewer_pods_than_start_together(site: Site) -> None:
+    site.job("train", site.node(), annotations={"tandem.gpu/gang-size": "2"})
+    assert site.hears(Reason.NOT_MADE).workload == "Job train"
+
+
+@scenario(Reason.CANNOT_MAKE)
+def a_quota_refuses_a_pod(site: Site) -> None:
+    site.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"},
+                "spec": {"hard": {"pods": "1"}}})  # fmt: skip
+    path = f"/api/v1/namespaces/{site.namespace}/resourcequotas/few"
+    wait_until(
+        lambda: (site.plane.http.get(path).json().get("status") or {}).get("hard"),
+        "the quota is in force",
+    )
+    site.apply(indexed("train", 2, site.node()))
+    refused = site.hears(Reason.CANNOT_MAKE)
+    assert refused.workload == "Job train"
+    assert "exceeded quota: few" in (refused.detail or "")
+
+
+@scenario(Reason.ONE_BY_ONE)
+def a_stateful_set_makes_one_pod_after_another(site: Site) -> None:
+    template = placed(job("x", annotations={"tandem.gpu/gang-size": "2"}), site.node())["spec"][
+        "template"
+    ]
+    template["metadata"]["labels"] = {"app": "x"}
+    template["spec"].pop("restartPolicy")
+    spec = {"replicas": 2, "serviceName": "x", "selector": {"matchLabels": {"app": "x"}},
+            "template": template}  # fmt: skip
+    site.apply({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "ring"},
+                "spec": spec})  # fmt: skip
+    assert site.hears(Reason.ONE_BY_ONE).workload == "StatefulSet ring"
+
+
+@scenario(Reason.STARTING, Reason.NEVER_STARTED, Reason.RESTS)
+def containers_never_start(site: Site) -> None:
+    node = site.node()
+    site.job("never", node, annotations={"kwok.tandem.gpu/never-starts": "true"})
+    starting = site.hears(Reason.STARTING)
+    assert (starting.value, starting.bound, starting.pods) == (0, 1, 1)
+    never = site.hears(Reason.NEVER_STARTED)
+    assert never.node == node
+    assert (never.pod or "").startswith("never-")
+    assert (never.seconds or 0) >= 60
+    rests = site.hears(Reason.RESTS)
+    assert rests.failed == 1
+
+
+def owned(body: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod that belongs to an Experiment."""
+    body["metadata"]["ownerReferences"] = [owner]
+    return body
+
+
+def without_volume(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod whose volume does not exist, which kube-scheduler alone looks at."""
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "absent"}}
+    body["spec"]["volumes"] = [claim]
+    return body
+
+
+@scenario(Reason.WORKLOAD_SUSPENDED)
+def a_workload_is_suspended(site: Site) -> None:
+    owner = site.experiment("paused", paused=True)
+    site.apply(owned(pod("one", site.node(), gang_size="2"), owner))
+    assert site.hears(Reason.WORKLOAD_SUSPENDED).workload == "Experiment paused"
+
+
+@scenario(Reason.PODS_ENDED)
+def pods_have_ended_and_their_workload_has_not(site: Site) -> None:
+    body = owned(pod("one", site.node()), site.experiment("goes-on"))
+    body["metadata"]["annotations"] |= {"kwok.tandem.gpu/run-duration": "10ms",
+                                        "kwok.tandem.gpu/exit-code": "1"}  # fmt: skip
+    site.apply(body)
+    ended = site.hears(Reason.PODS_ENDED)
+    assert (ended.workload, ended.pods, ended.failed) == ("Experiment goes-on", 1, 1)
+
+
+@scenario(Reason.PODS_GONE)
+def all_pods_are_gone(site: Site) -> None:
+    site.apply(owned(pod("one", site.node()), site.experiment("goes-on")))
+    site.pod_runs("one")
+    site.hears(Reason.RUNNING)
+    site.delete("pod", "one")
+    site.hears(Reason.PODS_GONE)
+
+
+@scenario(Reason.PART_WITHOUT_PLACE)
+def one_of_two_pods_is_never_bound(site: Site) -> None:
+    owner, node = site.experiment("half"), site.node(gpu(), gpu())
+    bodies = [pod(name, node, gang_size="2", exclusive="true") for name in ("one", "two")]
+    site.apply(owned(bodies[0], owner), owned(without_volume(bodies[1]), owner))
+    part = site.hears(Reason.PART_WITHOUT_PLACE)
+    assert part.seconds == 60
+
+
+@scenario(Reason.PLAN_EXPIRED)
+def a_pod_is_not_put_on_its_node(site: Site) -> None:
+    site.apply(without_volume(pod("train", site.node())))
+    site.hears(Reason.PLAN_EXPIRED)
+
+
+@scenario(Reason.PODS_REPLACED)
+def a_pod_is_replaced(site: Site) -> None:
+    """The other pod of its gang waits for the GPU that it has."""
+    node = site.node()
+    site.apply(pod("one", node, gang="ring", gang_size="1", exclusive="true"))
+    site.pod_runs("one")
+    site.hears(Reason.RUNNING)
+    site.apply(pod("two", node, gang="ring", gang_size="1", exclusive="true"))
+    site.hears(Reason.NOT_SHARED)
+    site.delete("pod", "one")
+    site.hears(Reason.PODS_REPLACED)
+
+
+@scenario(Reason.NEW_PODS)
+def a_gang_is_made_again(site: Site) -> None:
+    node = site.node()
+    for name in ("first", "second"):
+        body = pod(name, node, gang="ring", gang_size="1")
+        if name == "first":
+            body["metadata"]["annotations"]["kwok.tandem.gpu/run-duration"] = "10ms"
+        site.apply(body)
+        site.hears(Reason.COMPLETED if name == "first" else Reason.NEW_PODS)
+
+
+@scenario(Reason.FAILED)
+def a_job_fails(site: Site) -> None:
+    annotations = {"kwok.tandem.gpu/run-duration": "10ms", "kwok.tandem.gpu/exit-code": "1"}
+    body = placed(job("train", annotations=annotations), site.node())
+    body["spec"]["backoffLimit"] = 0
+    site.apply(body)
+    assert site.hears(Reason.FAILED).workload == "Job train"
+
+
+# --- who gives up GPUs ----------------------------------------------------------------------------
+
+
+@scenario(
+    Reason.MAKING_ROOM, Reason.PREEMPTING, Reason.NEEDED, Reason.PREEMPTED,
+    profile="preempting",
+)  # fmt: skip
+def a_job_that_has_had_less_goes_first(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.job("long", node, annotations={**WHOLE, PREEMPTIONS: "3s"}, gpus=2)
+    site.runs("long")
+    site.job("short", node, annotations=ALONE)
+    assert site.hears(Reason.MAKING_ROOM, "job-short").job == f"{site.namespace}/job-long"
+    site.hears(Reason.PREEMPTING, "job-long")
+    assert site.hears(Reason.NEEDED, "job-long").job == f"{site.namespace}/job-short"
+    site.hears(Reason.PREEMPTED, "job-long")
+
+
+@scenario(Reason.NOT_PREEMPTED, profile="preempting")
+def a_disruption_budget_protects_a_job(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.apply({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+                "metadata": {"name": "keep"},
+                "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"job-name": "long"}}}},
+               )  # fmt: skip
+    site.job("long", node, annotations=WHOLE, gpus=2)
+    site.runs("long")
+    site.job("short", node, annotations=ALONE)
+    kept = site.hears(Reason.NOT_PREEMPTED, "job-short")
+    assert (kept.resource, kept.job, kept.pods, kept.bound) == ("keep", "job-long", 1, 0)
+
+
+@scenario(Reason.PREEMPTION_OVERDUE, profile="preempting")
+def a_pod_does_not_go(site: Site) -> None:
+    """The status is written back in time: nobody waits for five minutes."""
+    node = site.node(gpu(), gpu())
+    body = placed(job("long", annotations={**WHOLE, "kwok.tandem.gpu/ignores-sigterm": "true"},
+                      gpus=2), node)  # fmt: skip
+    body["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
+    site.apply(body)
+    site.runs("long")
+    site.job("short", node, annotations=ALONE)
+    site.hears(Reason.PREEMPTING, "job-long")
+    wait_until(lambda: site.deleted("long"), "its pod is told to go")
+    site.patch(
+        "/apis/tandem.gpu/v1alpha1/namespaces/gpujobs/job-long/status",
+        {"status": {"preemption": {"requestedAt": LONG_AGO}}},
+    )
+    overdue = site.hears(Reason.PREEMPTION_OVERDUE, "job-long")
+    assert (overdue.pods, overdue.leaving, overdue.seconds) == (1, 1, 300)
+
+
+@scenario(Reason.NOT_SUSPENDED, profile="preempting")
+def a_workload_may_not_be_suspended(site: Site) -> None:
+    """Tandem may read Experiments, and change none of this namespace."""
+    node = site.node(gpu(), gpu())
+    site.apply(owned(pod("long", node, 2, exclusive="true", checkpoint="true"),
+                     site.experiment("long")))  # fmt: skip
+    site.pod_runs("long")
+    site.job("short", node, annotations=ALONE)
+    evicted = site.hears(Reason.NOT_SUSPENDED)
+    assert evicted.workload == "Experiment long"
+    assert "forbidden" in (evicted.detail or "")
+
+
+@scenario(Reason.NOT_RESUMED, profile="preempting")
+def a_workload_cannot_be_resumed(site: Site) -> None:
+    """Tandem loses its right to change Experiments after it has suspended one."""
+    node = site.node(gpu(), gpu())
+    site.apply(may_change())
+    site.apply(owned(pod("long", node, 2, exclusive="true", checkpoint="true"),
+                     site.experiment("long")))  # fmt: skip
+    site.pod_runs("long")
+    site.job("short", node, annotations=ALONE)
+    path = f"/apis/ml.example.com/v1/namespaces/{site.namespace}/experiments/long"
+    wait_until(lambda: site.plane.http.get(path).json()["spec"].get("paused"), "it is suspended")
+    site.delete("rolebinding", "may-change")
+    site.delete("pod", "long")
+    wait_until(lambda: not site.pod("long"), "its pod is gone")
+    site.patch(
+        "/apis/tandem.gpu/v1alpha1/namespaces/gpujobs/experiment.ml.example.com-long/status",
+        {"status": {"preemption": {"requestedAt": LONG_AGO}}},
+    )
+    assert site.hears(Reason.NOT_RESUMED).workload == "Experiment long"
+
+
+RIGHTS = {"kind": "ClusterRole", "apiVersion": "rbac.authorization.k8s.io/v1",
+          "metadata": {"name": "experiments-change"},
+          "rules": [{"apiGroups": [KIND["group"]], "resources": [KIND["plural"]],
+                     "verbs": ["patch", "update"]}]}  # fmt: skip
+TANDEM = [{"kind": "ServiceAccount", "name": "tandem-scheduler", "namespace": "tandem-system"}]
+
+
+def may_change() -> dict[str, Any]:
+    """Return what lets Tandem suspend the Experiments of a namespace."""
+    return {"kind": "RoleBinding", "apiVersion": "rbac.authorization.k8s.io/v1",
+            "metadata": {"name": "may-change"}, "subjects": TANDEM,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                        "name": "experiments-change"}}  # fmt: skip
+
+
+def experiments() -> dict[str, Any]:
+    """Return the definition of Experiments."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": KIND["version"], "served": True, "storage": True,
+               "schema": {"openAPIV3Schema": anything}}  # fmt: skip
+    spec = {"group": KIND["group"], "scope": "Namespaced", "versions": [version],
+            "names": {"kind": KIND["kind"], "plural": KIND["plural"]}}  # fmt: skip
+    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{KIND['plural']}.{KIND['group']}"}, "spec": spec}  # fmt: skip
+
+
+def may_read() -> list[dict[str, Any]]:
+    """Return what lets Tandem read Experiments, as the chart does for kinds of one's own."""
+    name, api = {"name": "experiments-read"}, "rbac.authorization.k8s.io/v1"
+    rules = [{**RIGHTS["rules"][0], "verbs": ["get", "list", "watch"]}]
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", **name}
+    return [
+        {"kind": "ClusterRole", "apiVersion": api, "metadata": name, "rules": rules},
+        {"kind": "ClusterRoleBinding", "apiVersion": api, "metadata": name, "subjects": TANDEM,
+         "roleRef": role},
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    """All scenarios, under way."""
+    absent = binaries.missing()
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    with ControlPlane.start() as plane:
+        plane.apply([experiments(), RIGHTS, *may_read()])
+        plane.await_definitions(f"{KIND['plural']}.{KIND['group']}")
+        cluster = ReasonsCluster(plane, tmp_path_factory.mktemp("reasons"))
+        yield Played(cluster)
+        cluster.said.close()
+
+
+@dataclass
+class Played:
+    """The scenarios of one profile at a time; what each has heard, or its error."""
+
+    cluster: ReasonsCluster
+    plane: ControlPlane = field(init=False)
+    profile: str = ""
+    _futures: dict[str, Future[list[Cause]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.plane = self.cluster.plane
+
+    def of(self, wanted: Scenario) -> list[Cause]:
+        """Return the causes that were heard in a scenario; those of its profile begin with it."""
+        if wanted.profile != self.profile:
+            self._begin(wanted.profile)
+        return self._futures[wanted.name].result()
+
+    def _begin(self, profile: str) -> None:
+        for future in self._futures.values():
+            future.exception()  # all have ended
+        settings = SETTINGS[profile]
+        (self.cluster.again if self.profile else self.cluster.start)(settings)
+        self.profile = profile
+        pool = ThreadPoolExecutor(8)
+        for each in SCENARIOS:
+            if each.profile == profile:
+                self._futures[each.name] = pool.submit(self._play, each)
+        pool.shutdown(wait=False)
+
+    def _play(self, each: Scenario) -> list[Cause]:
+        site = Site(self.cluster, each.namespace or f"reasons-{secrets.token_hex(4)}")
+        each.plays(site)
+        return site.heard
+
+
+SCENARIOS.sort(key=lambda each: list(SETTINGS).index(each.profile))
+
+
+@pytest.mark.parametrize("each", SCENARIOS, ids=lambda each: each.name)
+class TestOnAControlPlane:
+    """Each scenario."""
+
+    pytestmark = CONTROL_PLANE
+
+    def test_the_reasons_are_heard_and_their_texts_say_it(
+        self, played: Played, each: Scenario
+    ) -> None:
+        heard = played.of(each)
+        for cause in heard:
+            assert sentence(cause) in played.cluster.messages[cause]
+            assert not unsaid(cause), (unsaid(cause), sentence(cause))
+        umbrella = {Reason.WAITING, Reason.BLOCKED}  # of the status, of which causes say more
+        assert set(each.reasons) - umbrella <= {cause.reason for cause in heard}
+
+
+def test_each_reason_is_in_a_scenario_or_listed() -> None:
+    played_reasons = {reason for each in SCENARIOS for reason in each.reasons}
+    assert not played_reasons & set(NOT_HERE)
+    assert played_reasons | set(NOT_HERE) == set(Reason) == set(WORDS)
+    assert all(NOT_HERE.values())
