@@ -208,7 +208,7 @@ def queued(
     Its place in the queue follows from `created_at`, when its first pod was created; its wait
     begins at `waiting_since`, when its load was asked for.
     """
-    cause = Cause(Reason.QUEUED, detail=prediction.explanation).cut()
+    cause = Cause(Reason.QUEUED, detail=prediction.explanation.rstrip(".")).cut()
     return status.model_copy(
         update={
             "phase": Phase.QUEUED,
