@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,9 @@ _TOGETHER = {
     "leader-worker-set": "each group; with `LeaderReady` the leader first",
 }
 _WORKLOADS = Path(__file__).parent / "workloads.template.md"
+_ROOT = Path(__file__).resolve().parents[1]
+_OUTCOMES = _ROOT / "docs" / "workloads.json"
+_SHOWN = {"passed": "yes", "failed": "no", "not run": ""}
 _METRICS_HEAD = """# Metrics
 
 Made of the code by `python helm/generate.py`. Base units; no label grows with the number of pods.
@@ -141,7 +145,43 @@ def workloads() -> str:
         lines.append(
             f"| {kind.kind} | {kind.group or 'core'} | {checked} | {together} | {gives_up} |"
         )
-    return _WORKLOADS.read_text().replace("{rows}", "\n".join(lines))
+    page = _WORKLOADS.read_text().replace("{rows}", "\n".join(lines))
+    return page.replace("{cells}", _cells()).replace("{manifests}", _manifests())
+
+
+def _ran() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(_OUTCOMES.read_text())
+    return found
+
+
+def _cells() -> str:
+    """Return the table of what the tests with the kinds' own controllers have shown."""
+    ran = _ran()
+    cells = list(ran[0]["cells"])
+    lines = [f"| kind | controller | {' | '.join(cells)} |", "|---" * (len(cells) + 2) + "|"]
+    notes: list[str] = []
+
+    def shown(outcome: str) -> str:
+        if outcome in _SHOWN:
+            return _SHOWN[outcome]
+        if outcome not in notes:
+            notes.append(outcome)
+        return f"- ({notes.index(outcome) + 1})"
+
+    for row in ran:
+        outcomes = " | ".join(map(shown, row["cells"].values()))
+        lines.append(f"| {row['kind']} | {row['controller']} | {outcomes} |")
+    noted = [f"{number}. {note}" for number, note in enumerate(notes, start=1)]
+    return "\n".join([*lines, "", *noted])
+
+
+def _manifests() -> str:
+    folder = _ROOT / "deploy" / "examples" / "kinds"
+    return "\n\n".join(
+        f"### {row['kind']}\n\n```yaml\n{(folder / row['manifest']).read_text()}```"
+        for row in _ran()
+        if row["manifest"]
+    )
 
 
 def _right(where: str, rule: dict[str, Any]) -> str:

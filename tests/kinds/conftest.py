@@ -1,0 +1,72 @@
+"""Tandem on a control plane, beside the controllers of workloads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import invented
+import pytest
+from kind_examples import CELLS, EXAMPLES, Example
+from kinds_cluster import NODES, KindsCluster
+
+from controlplane import ControlPlane, Node, binaries
+
+#: Names the file that gets the outcomes of the tests that are cells of docs/workloads.md.
+OUTCOMES = "TANDEM_OUTCOMES"
+_ran: dict[str, dict[str, str]] = {}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsCluster]:
+    """One installation for all tests, which learns of the invented kind by its values."""
+    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
+    if absent:
+        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    with ControlPlane.start([Node(name, cpu=32) for name in NODES], scheduler=True) as plane:
+        cluster = KindsCluster(plane, tmp_path_factory.mktemp("kinds"), [invented.KIND])
+        controller = invented.Controller(plane)
+        controller.start()
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            controller.stop()
+
+
+@pytest.fixture
+def cluster(site: KindsCluster) -> Iterator[KindsCluster]:
+    """The installation; the namespaces of a test are gone before the next one."""
+    yield site
+    site.remove_teams()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport]:
+    """Keep what became of each cell."""
+    report = yield
+    marker = item.get_closest_marker("cell")
+    if marker is not None and report.when == "call":
+        kind = item.callspec.params["example"].kind  # type: ignore[attr-defined]
+        _ran.setdefault(kind, {})[marker.args[0]] = report.outcome
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    """Write the outcomes where they are asked for."""
+    if path := os.environ.get(OUTCOMES):
+        rows = [_row(each) for each in (*EXAMPLES, invented.EXAMPLE)]
+        Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _row(example: Example) -> dict[str, Any]:
+    ran = _ran.get(example.kind, {})
+    return {
+        "kind": example.kind,
+        "controller": example.controller,
+        "manifest": example.file,
+        "cells": {cell: example.without.get(cell) or ran.get(cell, "not run") for cell in CELLS},
+    }

@@ -1,0 +1,104 @@
+"""The kinds of workloads that run with their own controllers, and how each of them is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MANIFESTS = Path(__file__).parents[2] / "deploy" / "examples" / "kinds"
+Object = dict[str, Any]
+GPUS = "tandem.gpu/gpu"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A kind, shown by the manifest in `file`: one role without GPUs, `gang` pods with one each.
+
+    `suspend` is the owner's own field. `without` says why a cell of the table does not apply.
+    """
+
+    kind: str
+    controller: str
+    plural: str
+    file: str
+    gang: int = 3
+    suspend: tuple[str, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
+    given: tuple[Object, ...] = ()  # instead of a file
+
+    def objects(self) -> list[Object]:
+        """Return what the manifest has, for the caller to change."""
+        if self.given:
+            return deepcopy(list(self.given))
+        return list(yaml.safe_load_all((MANIFESTS / self.file).read_text()))
+
+    @property
+    def workload(self) -> Object:
+        """The workload in the manifest, which comes last."""
+        return self.objects()[-1]
+
+    @property
+    def name(self) -> str:
+        """The name of the workload."""
+        return str(self.workload["metadata"]["name"])
+
+    def path(self, namespace: str) -> str:
+        """Return where the API server has the workloads of the kind."""
+        return f"/apis/{self.workload['apiVersion']}/namespaces/{namespace}/{self.plural}"
+
+
+CHECKED = "checked at apply"
+GANG = "gang right"
+WAITS = "waits with a reason"
+TOGETHER = "starts together"
+GIVES_WAY = "gives way and resumes"
+RETRIED = "fails and is retried"
+ENDS = "ends"
+QUOTA = "quota counted"
+NO_GPUS = "roles without GPUs not counted"
+CELLS = (CHECKED, GANG, WAITS, TOGETHER, GIVES_WAY, RETRIED, ENDS, QUOTA, NO_GPUS)
+
+ONE_ROLE = "it has one role"
+EXAMPLES: tuple[Example, ...] = (
+    Example(
+        "Job",
+        "Kubernetes' own",
+        "jobs",
+        "job.yaml",
+        suspend=("spec", "suspend"),
+        without={NO_GPUS: ONE_ROLE},
+    ),
+)
+
+
+def templates(value: object) -> Iterator[Object]:
+    """Yield each template of pods in an object."""
+    if isinstance(value, dict):
+        if "containers" in value.get("spec", {}):
+            yield value
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from templates(each)
+
+
+def asks(pod: Object) -> bool:
+    """Say whether a pod, or a template of pods, asks for GPUs."""
+    return any(
+        GPUS in (container.get("resources") or {}).get("limits", {})
+        for container in pod["spec"]["containers"]
+    )
+
+
+def at(value: Object, way: tuple[str, ...]) -> Any:
+    """Return what a path leads to in an object, None where nothing stands there."""
+    found: Any = value
+    for step in way:
+        found = (found or {}).get(step)
+    return found

@@ -1,0 +1,199 @@
+"""Each kind of workload with its own controller: one test for each cell of docs/workloads.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import invented
+import pytest
+from kind_examples import (
+    CHECKED,
+    ENDS,
+    EXAMPLES,
+    GANG,
+    GIVES_WAY,
+    NO_GPUS,
+    QUOTA,
+    RETRIED,
+    TOGETHER,
+    WAITS,
+    Example,
+    Object,
+    asks,
+    at,
+    templates,
+)
+from kinds_cluster import CAPPED, LENDER, KindsCluster
+
+from controlplane import wait_until
+from tandem.contracts import names
+
+pytestmark = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("kinds"),
+    pytest.mark.timeout(900),
+]
+
+
+def cell(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make of a test one cell of the table for each kind that has it."""
+    examples = [
+        pytest.param(each, id=each.kind)
+        for each in (*EXAMPLES, invented.EXAMPLE)
+        if name not in each.without
+    ]
+
+    def of(test: Callable[..., None]) -> Callable[..., None]:
+        marked: Callable[..., None] = pytest.mark.cell(name)(test)
+        return pytest.mark.parametrize("example", examples)(marked)  # type: ignore[no-any-return]
+
+    return of
+
+
+def size_of(gpujob: Object) -> int:
+    return int(gpujob["spec"]["demand"]["gangSize"])
+
+
+def bound(pods: list[Object]) -> list[Object]:
+    return [pod for pod in pods if pod["spec"].get("nodeName")]
+
+
+@cell(CHECKED)
+def test_a_wrong_annotation_is_refused_at_apply(cluster: KindsCluster, example: Example) -> None:
+    team, objects = cluster.team(), example.objects()
+    for template in filter(asks, templates(objects)):
+        template["metadata"]["annotations"][names.MEMORY] = "lots"
+    # Where the webhook is late, the API server lets custom kinds through: their pods are checked.
+    wait_until(
+        lambda: f"annotations[{names.MEMORY}]" in cluster.refusal(team, objects),
+        "the annotation is refused",
+    )
+
+
+@cell(GANG)
+def test_the_gang_has_the_pods_that_ask_for_gpus(cluster: KindsCluster, example: Example) -> None:
+    team = cluster.team()
+    cluster.apply(team, example.objects())
+    pods = cluster.await_running(team, example.gang)
+    job = cluster.await_phase(team, "Running")
+    assert size_of(job) == example.gang
+    assert {pod["metadata"]["annotations"][names.GPU_JOB] for pod in pods} == {
+        job["metadata"]["name"]
+    }
+
+
+@cell(WAITS)
+def test_while_not_all_fit_none_starts_and_the_reason_is_told(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.fill(cluster.team())
+    cluster.apply(team, example.objects())
+    job = cluster.await_waiting(team)
+    assert "GPU" in job["status"]["message"]
+    wait_until(lambda: len(cluster.askers(team)) == example.gang, "all pods are there")
+    assert not bound(cluster.askers(team))
+
+
+@cell(TOGETHER)
+def test_once_all_fit_all_start(cluster: KindsCluster, example: Example) -> None:
+    team = cluster.team()
+    other = cluster.fill(cluster.team())
+    cluster.apply(team, example.objects())
+    cluster.await_waiting(team)
+    assert not bound(cluster.askers(team))
+    cluster.let_end([other])
+    cluster.await_running(team, example.gang)
+    cluster.await_phase(team, "Running")
+
+
+@cell(GIVES_WAY)
+def test_it_gives_way_to_a_share_that_others_want_back_and_resumes(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.apply(team, example.objects())
+    first = cluster.await_running(team, example.gang)
+    began = cluster.await_phase(team, "Running")
+    version = cluster.version_of(example.path(team))
+    other = cluster.fill(cluster.team(LENDER))
+    assert not cluster.running(team)
+    cluster.await_phase(team, "Suspended")
+    events = cluster.plane.events_since(example.path(team), version)
+    rested = [at(each["object"], example.suspend) for each in events]
+    assert True in rested, "it was its owner's own field that changed"
+    cluster.let_end([other])
+    again = cluster.await_running(team, example.gang)
+    assert not {each["metadata"]["uid"] for each in again} & {
+        each["metadata"]["uid"] for each in first
+    }
+    job = cluster.await_phase(team, "Running")
+    assert job["metadata"]["uid"] == began["metadata"]["uid"], "it keeps the service that it had"
+
+
+@cell(RETRIED)
+def test_after_a_failure_its_controller_makes_pods_that_start_again(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.apply(team, example.objects())
+    cluster.await_running(team, example.gang)
+    cluster.await_phase(team, "Running")
+
+    failed = cluster.running(team)[-1]
+    cluster.let_end([failed], status=1)
+
+    def replaced() -> bool:
+        uids = {pod["metadata"]["uid"] for pod in cluster.running(team)}
+        return len(uids) == example.gang and failed["metadata"]["uid"] not in uids
+
+    wait_until(replaced, "others run in place of the pod that failed", timeout_s=240)
+    cluster.await_phase(team, "Running")
+
+
+@cell(ENDS)
+def test_it_ends_with_its_pods_and_gives_its_gpus_back(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.apply(team, example.objects())
+    cluster.await_running(team, example.gang)
+    cluster.await_phase(team, "Running")
+    running = (pod for pod in cluster.pods(team) if pod["status"].get("phase") == "Running")
+    cluster.let_end(running)
+    cluster.await_phase(team, "Completed")
+    assert not cluster.askers(team)
+    cluster.fill(cluster.team(), gpus=2)
+
+
+@cell(QUOTA)
+def test_all_its_gpus_count_in_the_quota(cluster: KindsCluster, example: Example) -> None:
+    team = cluster.team(CAPPED)
+    cluster.apply(team, example.objects())
+    asked = f"(0 held, {example.gang} more asked for, 1 allowed)"
+    wait_until(
+        lambda: asked in cluster.gpujob(team).get("status", {}).get("message", ""),
+        "it is told of the quota",
+        timeout_s=240,
+    )
+    assert not bound(cluster.askers(team))
+
+
+@cell(NO_GPUS)
+def test_roles_without_gpus_run_beside_the_gang_and_are_not_waited_for(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.fill(cluster.team())
+    cluster.apply(team, example.objects())
+    job = cluster.await_waiting(team)
+
+    def others() -> list[Object]:
+        found = [pod for pod in cluster.pods(team) if not asks(pod)]
+        return [pod for pod in found if pod["status"].get("phase") == "Running"]
+
+    (free, *_) = wait_until(others, "what asks for no GPUs runs", timeout_s=240)
+    assert names.GPU_JOB not in (free["metadata"].get("annotations") or {})
+    assert size_of(job) == example.gang
+    assert not bound(cluster.askers(team))
