@@ -58,6 +58,11 @@ class Said:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the watch has ended, so that nothing more is heard."""
+        return self._over.is_set()
+
     def close(self) -> None:
         """End the watch."""
         self._over.set()
@@ -147,6 +152,8 @@ class ReasonsCluster:
         """
 
         def found() -> tuple[Cause, str] | None:
+            if self.said.closed:
+                raise AssertionError("the tests are over")
             for status in self.said.statuses(namespace, name):
                 for cause in understood(status.get("causes") or ()):
                     if cause.reason is reason and where(cause):
