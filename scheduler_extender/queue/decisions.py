@@ -24,6 +24,7 @@ from scheduler_extender.cluster.workloads import Kind, gang_size, has_no_end, ki
 from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.effects import (
     CreateGpuJob,
+    DeleteGpuJob,
     Effects,
     EvictPods,
     Reach,
@@ -116,7 +117,8 @@ def create(
     """Create the GPUJob of a gang whose first pod belongs to `workload`.
 
     `owner` is the object that says how many pods start together, where there is one. `suspends` is
-    what made the workload and rests in its place.
+    what made the workload and rests in its place: the GPUJob stays as long as that, since it may
+    delete the workload to rest (a RayJob its RayCluster), and has to be resumed then.
     """
     try:
         demand = parse_demand(pod.annotations, pod.gpus, gang_size=gang_size(pod, owner))
@@ -134,10 +136,10 @@ def create(
         fingerprint=pod.fingerprint,
     )
     reference = {
-        "apiVersion": workload.api_version,
-        "kind": workload.kind,
-        "name": workload.name,
-        "uid": workload.uid,
+        "apiVersion": spec.rests.api_version,
+        "kind": spec.rests.kind,
+        "name": spec.rests.name,
+        "uid": spec.rests.uid,
     }
     namespace, name = gang.key
     metadata = {"name": name, "namespace": namespace, "ownerReferences": [reference]}
@@ -264,6 +266,8 @@ def come_back(gang: Gang, now_s: float) -> Effects:
 
 
 def _back_by_workload(gang: Gang, workload: Mapping[str, Any] | None, now_s: float) -> Effects:
+    if workload is None and gang.job.spec.suspends is not None:
+        return (Suspend(False, partial(_made_anew, gang)),)
     if workload is None:
         return _back(gang, now_s)  # the garbage collector takes the GPUJob with it
     if end := has_ended(workload, kind_of(gang.job.spec.workload).ended):
@@ -276,6 +280,15 @@ def _resumed(gang: Gang, why: str, now_s: float) -> Effects:
         log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
         return ()
     return _back(gang, now_s)
+
+
+def _made_anew(gang: Gang, why: str, now_s: float) -> Effects:
+    """Let go of a workload that is gone, once what has made it is resumed and makes another."""
+    del now_s
+    if why:
+        log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
+        return ()
+    return (DeleteGpuJob(),)
 
 
 def _back(gang: Gang, now_s: float) -> Effects:
@@ -307,6 +320,8 @@ def end(gang: Gang, now_s: float, *, lasts: bool = False) -> Effects:
 def _end_by_workload(
     gang: Gang, lasts: bool, workload: Mapping[str, Any] | None, now_s: float
 ) -> Effects:
+    if workload is None and gang.job.spec.suspends is not None:
+        return (DeleteGpuJob(),)  # what has made the workload may last
     if workload is None:
         return ()  # the garbage collector takes the GPUJob with it
     end = has_ended(workload, kind_of(gang.job.spec.workload).ended)

@@ -540,6 +540,47 @@ def test_of_a_ray_job_the_ray_job_is_suspended_and_not_the_cluster_below_it() ->
     run(scenario)
 
 
+def test_a_ray_job_that_deletes_its_cluster_to_rest_is_resumed() -> None:
+    """KubeRay makes a cluster of another name then; the GPUJob outlives the first until then."""
+    cluster = site(2)
+
+    async def scenario() -> None:
+        job = ray_cluster_of(cluster, "RayJob", "r")
+        await wait(cluster)
+        (owner,) = cluster.gpujob(job)["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("RayJob", "r")
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+        await wait(cluster)
+        gang = cluster.controller.gangs.by_key["default", job]
+        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
+        await wait(cluster, 2)
+        cluster.api.delete(resource_of("RayCluster"), "r-x", "default")
+        for index in range(2):
+            cluster.api.delete(PODS, f"p{index}", "default")
+        await wait(cluster)
+        assert cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]["suspend"] is False
+        assert not cluster.api.list(GPU_JOBS, "default")
+
+    run(scenario)
+
+
+def test_the_gpujob_of_a_ray_job_that_has_ended_goes_with_its_cluster() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        job = ray_cluster_of(cluster, "RayJob", "r")
+        await wait(cluster)
+        assert cluster.gpujob(job)["spec"]["suspends"]["kind"] == "RayJob"
+        cluster.api.delete(resource_of("RayCluster"), "r-x", "default")
+        for index in range(2):
+            cluster.api.delete(PODS, f"p{index}", "default")
+        await wait(cluster)
+        assert not cluster.api.list(GPU_JOBS, "default")
+
+    run(scenario)
+
+
 def test_the_cluster_of_a_ray_service_has_no_end_and_never_gives_way() -> None:
     cluster = site(2)
 
