@@ -60,6 +60,7 @@ class WorkloadKind(Section):
     role_label: Word = ""
     templates: Annotated[tuple[Way, ...], Field(max_length=_MOST)] = ()
     suspend: Way | None = None
+    suspend_needs: Way | None = None
     restarts: bool = True
     endless: bool = False
     ended: Ended | None = None
@@ -88,6 +89,8 @@ class WorkloadKind(Section):
             raise ValueError(f"{self.name}: reader and roles: one of them says which pods it has")
         if (self.reader == "replica-specs") != (self.replicas is not None):
             raise ValueError(f"{self.name}: replicas and the reader replica-specs come together")
+        if self.suspend_needs and not self.suspend:
+            raise ValueError(f"{self.name}: suspend_needs without suspend")
         for role in self.roles:
             if bool(role.each) == bool(role.name):
                 raise ValueError(f"{self.name}: a role has a name, or each leads to several")

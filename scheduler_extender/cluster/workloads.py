@@ -20,7 +20,8 @@ class Kind:
 
     `roles` reads off the object which pods start together (none: each alone), `least` with how many
     of them it starts where not all are needed, `suspend` is the path of the field by which its
-    owner lets it rest, `restarts` says that its owner makes new pods for those evicted.
+    owner lets it rest, `suspend_needs` of the one that has to be true then, `restarts` says that
+    its owner makes new pods for those evicted.
     """
 
     resource: Resource | None = None
@@ -29,6 +30,7 @@ class Kind:
     least: tuple[str, ...] = ()
     role_label: str = ""
     suspend: tuple[str, ...] = ()
+    suspend_needs: tuple[str, ...] = ()
     restarts: bool = True
     ended: Ended | None = None
     endless: bool = False
@@ -43,6 +45,7 @@ def _kind(known: WorkloadKind) -> Kind:
         known.minimum or (),
         known.role_label,
         known.suspend or (),
+        known.suspend_needs or (),
         known.restarts,
         known.ended,
         known.endless,

@@ -18,6 +18,7 @@ from scheduler_extender import faults
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.cluster.roles import at
 from scheduler_extender.cluster.workloads import gpujob_name, kind_of, resource_of
 from scheduler_extender.cluster.writes import Object, Writer
 from tandem.contracts import names
@@ -71,7 +72,8 @@ class Owners:
 
     async def suspend(self, record: GpuJobRecord, suspend: bool) -> str:
         """Suspend or resume the workload of a gang; return why that is not possible, or ''."""
-        workload, path = record.spec.rests, kind_of(record.spec.rests).suspend
+        workload, kind = record.spec.rests, kind_of(record.spec.rests)
+        path, needs = kind.suspend, kind.suspend_needs
         body: Any = suspend
         for part in reversed(path):
             body = {part: body}
@@ -84,6 +86,10 @@ class Owners:
         if resource is None:
             return f"nothing is known of the kind {workload.kind}"
         try:
+            if suspend and needs:
+                found = await self.read(resource, workload.name, record.namespace)
+                if at(found, needs) is not True:
+                    return f"its {'.'.join(needs)} is not true"
             answer: Any = await self._at_served_version(resource, workload.name, patch)
         except Replaced:
             return f"another {workload.kind} has the name {workload.name} by now"

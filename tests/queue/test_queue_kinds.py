@@ -495,14 +495,14 @@ def test_a_grouped_pod_that_an_earlier_version_admitted_stays_in_its_gpujob() ->
     assert workload_of(known).kind == "Job"
 
 
-def ray_cluster_of(cluster: Cluster, kind: str, name: str) -> str:
+def ray_cluster_of(cluster: Cluster, kind: str, name: str, *, shuts_down: bool = True) -> str:
     """Create a workload of a kind of Ray's, its cluster of two workers, and their pods."""
     above, ray_cluster = resource_of(kind), resource_of("RayCluster")
     reference = {
         "apiVersion": above.api_version,
         "kind": kind,
         "name": name,
-        "uid": create(cluster, above, name, {}),
+        "uid": create(cluster, above, name, {"shutdownAfterJobFinishes": shuts_down}),
         "controller": True,
     }
     workers = {"groupName": "workers", "replicas": 2, "template": template(1)}
@@ -536,6 +536,25 @@ def test_of_a_ray_job_the_ray_job_is_suspended_and_not_the_cluster_below_it() ->
         await wait(cluster, 2)
         assert cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]["suspend"] is True
         assert "suspend" not in cluster.api.get(resource_of("RayCluster"), "r-x", "default")["spec"]
+
+    run(scenario)
+
+
+def test_a_ray_job_that_kuberay_would_end_is_not_suspended() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        job = ray_cluster_of(cluster, "RayJob", "r", shuts_down=False)
+        await wait(cluster)
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+        await wait(cluster)
+        gang = cluster.controller.gangs.by_key["default", job]
+        await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
+        await wait(cluster, 2)
+        assert "suspend" not in cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]
+        assert cluster.gpujob(job)["status"]["phase"] == "Suspended"
+        assert not cluster.api.list(PODS, "default")
 
     run(scenario)
 
