@@ -31,6 +31,8 @@ from tandem.kube.resource import GPU_JOBS, LEASES, PODS
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+#: A Lease that no look has found yet: kube-scheduler makes it once its image is there.
+_FOUND_WITHIN_S = 60.0
 _EAGER_S = 0.1  # between two looks that `hurry` asks for
 _PARALLEL = 16  # writes of a takeover
 _BATCH = 50  # records taken in before the event loop has another turn
@@ -124,6 +126,7 @@ class LeaseWatch:
             spec = self._api.get(LEASES, self._name, self._namespace).get("spec") or {}
         except KubeError as error:
             self._exists = not isinstance(error, NotFound)
+            self._held_until_s = min(self._held_until_s, self._clock() + _FOUND_WITHIN_S)
             log.warning("lease not read error=%s", error)
             return
         self._exists = True

@@ -179,5 +179,19 @@ def test_nobody_leads_once_no_scheduler_renews_the_lease() -> None:
     assert watch.nobody_leads()
 
 
+def test_nobody_leads_where_no_scheduler_could_ever_make_the_lease() -> None:
+    """As where RBAC refuses it: there is no renewal that could expire."""
+    now = [NOW]
+    watch = LeaseWatch(MemoryCluster(), "ns", "lease", "me", lambda: now[0])
+    watch.look()
+    assert not watch.nobody_leads(), "kube-scheduler may be starting"
+    now[0] += 59
+    watch.look()
+    assert not watch.nobody_leads()
+    now[0] += 1
+    watch.look()
+    assert watch.nobody_leads()
+
+
 def test_a_prediction_of_the_predictor_is_an_answer() -> None:
     assert not Prediction(load=Load.model_validate(load(8)), explanation="by the formula").away
