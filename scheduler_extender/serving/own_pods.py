@@ -45,6 +45,7 @@ class OwnPod:
     ready: bool
     deaf: str = ""
     restarted: bool = False
+    going: bool = False  # ends or has ended
 
     def __str__(self) -> str:
         """Return its name, and which of its containers does not answer."""
@@ -70,6 +71,7 @@ def own_pod(raw: Object) -> OwnPod:
         ready=ready,
         deaf=next(iter(deaf), ""),
         restarted=restarted,
+        going=going,
     )
 
 
@@ -99,7 +101,7 @@ class OwnPods:
         if pod.component == "agent" and pod.node:
             agents = self._agents.setdefault(pod.node, {})
             agents.pop(pod.key, None)
-            if not gone:
+            if not gone and not pod.going:
                 agents[pod.key] = pod
             if not agents:
                 del self._agents[pod.node]

@@ -93,13 +93,26 @@ def test_a_pod_whose_container_has_failed_is_not_starting(cluster: Cluster) -> N
     assert (cluster.counted("agent"), cluster.pods.agent_answers("n0")) == (1, False)
 
 
-@pytest.mark.parametrize(
+ENDS = pytest.mark.parametrize(
     "change",
     [
         lambda raw: raw["metadata"].update(deletionTimestamp=rfc3339(NOW)),
         lambda raw: raw["status"].update(phase="Failed"),
     ],
 )
+
+
+@ENDS
+def test_a_pod_that_ends_answers_for_no_other(cluster: Cluster, change: Any) -> None:
+    cluster.put(pod("b"))
+    going = pod("a")
+    change(going)
+    cluster.put(going)
+    cluster.put(pod("b", ready=False))
+    assert not cluster.pods.agent_answers("n0")
+
+
+@ENDS
 def test_a_pod_that_ends_is_not_silent(cluster: Cluster, change: Any) -> None:
     cluster.put(pod("a"))
     going = pod("a", ready=False)
