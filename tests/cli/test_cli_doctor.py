@@ -219,7 +219,8 @@ def predictor_hangs(site: Site) -> None:
 
 
 def extender_unreachable(site: Site) -> None:
-    site.answers["/v1/status/scope"] = unreachable("GET /tunnel: timed out", maybe_done=True)
+    away = unreachable("GET /tunnel: timed out", maybe_done=True)
+    site.answers |= {"/v1/status/scope": away, "/v1/models": away}
 
 
 def webhook_hangs(site: Site) -> None:

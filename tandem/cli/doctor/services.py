@@ -63,19 +63,23 @@ def scheduler(cluster: Cluster) -> Iterator[Verdict]:
 def predictor(cluster: Cluster) -> Iterator[Verdict]:
     """Whether the predictor's pods run, and it answers the extender."""
     without = "jobs are placed by what they declare, or take whole GPUs"
-    yield from _deployment(cluster, "predictor", without, _no_answer(cluster, "/v1/models"))
+    no_answer = _no_answer(cluster, "/v1/models", behind=True)
+    yield from _deployment(cluster, "predictor", without, no_answer)
 
 
-def _no_answer(cluster: Cluster, path: str) -> str:
+def _no_answer(cluster: Cluster, path: str, *, behind: bool = False) -> str:
     """Ask the extender; return why there is no answer, '' where there is one or none to be had.
 
-    A caller who may not ask, or not this, has been answered by who says so.
+    A caller who may not ask, or not this, has been answered by who says so. `behind`: it is about
+    a service that the extender asks, of which an extender that does not answer says nothing.
     """
     if cluster.ask is None:
         return ""
     try:
         answer = cluster.ask(path, {"namespace": cluster.own})
     except Unavailable as error:
+        if behind:
+            return ""
         return f"asked through the API server, the extender does not answer: {error.message}"
     except (KubeError, TandemError):
         return ""
