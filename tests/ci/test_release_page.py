@@ -30,6 +30,9 @@ def test_package_and_chart_have_one_version() -> None:
 def test_the_chart_lists_the_definitions_that_it_installs() -> None:
     chart = yaml.safe_load((ROOT / "helm/tandem/Chart.yaml").read_text())
     listed = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
+    assert {tuple(each) for each in listed} == {
+        ("kind", "version", "name", "displayName", "description")
+    }
     shipped = [
         yaml.safe_load(file.read_text()) for file in (ROOT / "helm/tandem/crds").glob("*.yaml")
     ]
