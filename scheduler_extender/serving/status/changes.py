@@ -278,9 +278,9 @@ class Changes:
         """
         table, live = self._state.table, self._state.gpus
         rows = np.array([table.row_of[node, uuid] for uuid in gpus], dtype=np.int64)
-        fresh = live.fresh & self._agent_answers(node)
-        columns = (live.shares, live.healthy, fresh, live.memory_capacity_gib)
-        values = zip(*(column[rows].tolist() for column in columns), strict=True)
+        fresh = live.fresh[rows] & self._agent_answers(node)
+        columns = (live.shares[rows], live.healthy[rows], fresh, live.memory_capacity_gib[rows])
+        values = zip(*(column.tolist() for column in columns), strict=True)
         return {
             uuid: [*each, round(gib, 3)] for uuid, (*each, gib) in zip(gpus, values, strict=True)
         }
