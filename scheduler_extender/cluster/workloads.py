@@ -265,6 +265,8 @@ def group_of(pod: PodInfo) -> tuple[Resource, str] | None:
     if pod.annotations.get(names.GANG) or _has_moved(pod):
         return None
     for label, resource in _GROUPS.items():
+        if label == names.POD_GROUP_FIELD and gpujob_name(pod) != _derived_name(pod):
+            continue  # its GPUJob is from before this field was read, and is that of its owner
         if pod.labels.get(label):
             return resource, pod.labels[label]
     return None

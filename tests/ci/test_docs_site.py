@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "deploy" / "site"
-pytestmark = pytest.mark.slow
+# One worker builds the site once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site"), pytest.mark.timeout(900)]
 
 
 def build(root: Path, output: Path, version: str) -> subprocess.CompletedProcess[str]:

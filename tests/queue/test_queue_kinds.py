@@ -18,6 +18,7 @@ from scheduler_extender.cluster.kinds import WorkloadKind, merged, shipped
 from scheduler_extender.cluster.workloads import (
     KINDS,
     gpujob_name,
+    group_of,
     is_endless,
     know,
     size_of,
@@ -493,6 +494,7 @@ def test_a_grouped_pod_that_an_earlier_version_admitted_stays_in_its_gpujob() ->
     )
     assert gpujob_name(known) == "job-j"
     assert workload_of(known).kind == "Job"
+    assert group_of(known) is None
 
 
 def ray_cluster_of(cluster: Cluster, kind: str, name: str, *, shuts_down: bool = True) -> str:
