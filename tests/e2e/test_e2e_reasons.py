@@ -23,13 +23,6 @@ from tandem.contracts.names import FOREIGN_ANNOTATION_BYTES
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.words import WORDS, sentence
 
-CONTROL_PLANE = [
-    pytest.mark.controlplane,
-    pytest.mark.slow,
-    pytest.mark.xdist_group("reasons"),
-    pytest.mark.timeout(900),
-]
-
 ALONE = {"tandem.gpu/exclusive": "true"}
 SAVES = {"tandem.gpu/checkpoint": "true"}
 WHOLE = {**ALONE, **SAVES}
@@ -911,21 +904,26 @@ class Played:
 SCENARIOS.sort(key=lambda each: list(SETTINGS).index(each.profile))
 
 
-@pytest.mark.parametrize("each", SCENARIOS, ids=lambda each: each.name)
-class TestOnAControlPlane:
-    """Each scenario."""
+@pytest.mark.controlplane
+@pytest.mark.slow
+@pytest.mark.xdist_group("reasons")
+@pytest.mark.timeout(1800)
+def test_the_reasons_are_heard_and_their_texts_say_it(
+    played: Played, subtests: pytest.Subtests
+) -> None:
+    """All scenarios are one test, since each worker would play all of a profile's."""
+    for each in SCENARIOS:
+        with subtests.test(msg=each.name):
+            hears(played, each)
 
-    pytestmark = CONTROL_PLANE
 
-    def test_the_reasons_are_heard_and_their_texts_say_it(
-        self, played: Played, each: Scenario
-    ) -> None:
-        heard = played.of(each)
-        for cause in heard:
-            assert sentence(cause) in played.cluster.messages[cause]
-            assert not unsaid(cause), (unsaid(cause), sentence(cause))
-        umbrella = {Reason.WAITING, Reason.BLOCKED}  # of the status, of which causes say more
-        assert set(each.reasons) - umbrella <= {cause.reason for cause in heard}
+def hears(played: Played, each: Scenario) -> None:
+    heard = played.of(each)
+    for cause in heard:
+        assert sentence(cause) in played.cluster.messages[cause]
+        assert not unsaid(cause), (unsaid(cause), sentence(cause))
+    umbrella = {Reason.WAITING, Reason.BLOCKED}  # of the status, of which causes say more
+    assert set(each.reasons) - umbrella <= {cause.reason for cause in heard}
 
 
 def test_each_reason_is_in_a_scenario_or_listed() -> None:
