@@ -375,6 +375,7 @@ def version(kind: str) -> str:
     known = {
         "Job": "batch/v1",
         "JobSet": "jobset.x-k8s.io/v1alpha2",
+        "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
         "RayCluster": "ray.io/v1",
     }
     return known.get(kind, "apps/v1")
@@ -700,7 +701,7 @@ def test_pods_that_go_already_are_not_asked_again() -> None:
 
 
 def test_a_gang_goes_with_its_pods_on_their_way_and_without_those_that_are_gated() -> None:
-    going = Going(kind="RayCluster")
+    going = Going(kind="LeaderWorkerSet")
     for name, gated in (("on-its-way", False), ("gated", True)):
         stored = going.api.create(PODS, raw_pod(name, gated=gated), "default")
         going.gang.put(pod_info(stored))
@@ -712,7 +713,8 @@ def test_a_gang_goes_with_its_pods_on_their_way_and_without_those_that_are_gated
     ("name", "kind", "method"),
     [
         ("job-j", "Job", "suspend"), ("jobset-j", "JobSet", "suspend"), ("gang-g", "Job", "evict"),
-        ("group-g", "Job", "evict"), ("raycluster-j", "RayCluster", "evict"), ("pod-p", "Pod", ""),
+        ("group-g", "Job", "evict"), ("raycluster-j", "RayCluster", "suspend"),
+        ("leaderworkerset-j", "LeaderWorkerSet", "evict"), ("pod-p", "Pod", ""),
     ],
 )  # fmt: skip
 def test_how_a_gang_is_made_to_give_up_its_gpus(name: str, kind: str, method: str) -> None:
@@ -725,14 +727,14 @@ def test_how_a_gang_is_made_to_give_up_its_gpus(name: str, kind: str, method: st
 
 
 def test_an_owner_that_cannot_rest_has_its_pods_evicted() -> None:
-    going = Going(kind="RayCluster")
+    going = Going(kind="LeaderWorkerSet")
     going.leave()
     assert going.api.writes == ["replace gpujobs", "evict p"]
     assert not going.suspended()
 
 
 def test_a_pod_that_a_budget_keeps_from_eviction_is_told_and_the_others_go() -> None:
-    going = Going(kind="RayCluster")
+    going = Going(kind="LeaderWorkerSet")
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TooManyRequests(429, "the budget allows no disruption")
