@@ -59,12 +59,16 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build
-	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers"
+	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers and not reasons"
 
 kinds: $(READY) ## docs/workloads.md: kinds of workloads with their own controllers on a control plane (some minutes)
 	@$(BIN)/tandem controlplane build
 	@TANDEM_OUTCOMES=docs/workloads.json $(BIN)/pytest -n0 tests/kinds
 	@$(BIN)/python helm/generate.py
+
+reasons: $(READY) ## Each reason for which a job waits, on a control plane, and its text (four minutes)
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/pytest -n0 tests/e2e/test_e2e_reasons.py
 
 papers: $(READY) ## The systems of the five papers on a control plane, each by a scenario that only it decides so (nine minutes)
 	@$(BIN)/tandem controlplane build

@@ -375,7 +375,8 @@ def test_what_is_broken_is_said(cluster: Cluster, screen: str) -> None:
     if screen == "pipe":
         alone = {names.MODEL: "resnet50", names.EXCLUSIVE: "true", names.MEMORY: "8Gi"}
         cluster.waits("late", alone)
-        late = cluster.run(*job("late")).stdout
+        # The Service may lead to the extender that was killed until its endpoints are written anew.
+        late = wait_until(lambda: cluster.run(*job("late")).stdout, "the other one answers")
         assert "the predictor did not answer when the job came" in late
         assert "was not known" not in late
 

@@ -905,8 +905,8 @@ SCENARIOS.sort(key=lambda each: list(SETTINGS).index(each.profile))
 
 
 @pytest.mark.controlplane
+@pytest.mark.reasons
 @pytest.mark.slow
-@pytest.mark.xdist_group("reasons")
 @pytest.mark.timeout(1800)
 def test_the_reasons_are_heard_and_their_texts_say_it(
     played: Played, subtests: pytest.Subtests
