@@ -318,8 +318,8 @@ is guarded (`guard.mode: evict`), as it is not by default, and peaks are measure
 
 {table}
 
-A clause that another one implies changes nothing: *all peaks* beside *one peak*, and *spread* where
-it costs nothing where a gang runs.
+Removing a clause that another clause implies changes nothing: *all peaks* next to *one peak*, and
+*spread* where a gang runs at the same speed on any nodes.
 
 The bound on collisions decides where room for one peak suffices and not for both. Jobs of the
 traces have memory courses from the ranges that OJPP has published ([memory](ojpp-memory.md)):

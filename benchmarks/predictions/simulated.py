@@ -2,11 +2,11 @@
 
     python -m benchmarks.predictions.simulated [--seeds 3] [--jobs 240]
 
-Policies are told what the extender makes of the predictor's answer, and pairs are priced as where
-none of them was ever measured. Two truths. On V100 and P100 the pairs and the times of a step are
-**measured** (Gavel); the load model is trained again without the family of each job, since it has
-learned from these. On every other type nothing was measured: there the truth is the demo's, nine
-models with loads that were **chosen by hand** and a published curve.
+Policies read the loads that the extender derives from the predictor's answer. Pairs are priced as
+in a cluster that has measured no pair. There are two truths. On V100 and P100 the pairs and the
+times of a step are **measured** (Gavel); the load model is trained again without the family of each
+job, since it has learned from these. On every other type nothing was measured: there the truth is
+the demo's, nine models with loads that were **chosen by hand** and a published curve.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SYSTEMS: dict[str, tuple[str, int | None]] = {
     "xonar": ("xonar", None),
 }
 _NODES, _NODE_GPUS, _LOAD = 4, 8, 1.0
-_RESERVED = 2  # classes before the first kind of job: nobody, unknown
+_RESERVED = 2  # interference classes before the first kind of job: none, unknown
 _MATRIX = Path("colocation") / "gavel-oracle-v100-p100.json"
 _MEASURED = {"V100": V100, "P100": P100}
 #: Types of GPU on which no pair was measured, by the names that NVML gives them, and their GiB.
@@ -94,7 +94,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Workload:
-    """What jobs do on a type of GPU; `slowdown` and `told` are (kinds, kinds), row beside column.
+    """What jobs do on a type of GPU.
+
+    `slowdown` and `predicted` are (kinds, kinds): that of the row next to the column.
 
     Where a pair could not be measured `slowdown` is infinite: it is out of memory.
     """
@@ -104,7 +106,7 @@ class Workload:
     truth: str
     kinds: tuple[Kind, ...]
     slowdown: Floats
-    told: Floats
+    predicted: Floats
 
 
 class Run(NamedTuple):
@@ -114,7 +116,7 @@ class Run(NamedTuple):
     trace: str
     seed: int
     system: str
-    predicted: bool  # or told the truth
+    predicted: bool  # or the truth
 
 
 # --- what is said, and what is true ---------------------------------------------------------------
@@ -146,14 +148,14 @@ def without(family: str) -> Predictor:
     return Predictor([model.memory], [model.utilisation])
 
 
-def told_slowdowns(said: Sequence[Load], gpu: str) -> Floats:
+def predicted_slowdowns(said: Sequence[Load], gpu: str) -> Floats:
     """Return (kinds, kinds): what a cycle plans with where no pair was ever measured."""
     pricing, candidates = Interference(), list(said)
     found = np.empty((len(said), len(said)))
     for own, load in enumerate(said):
         request = InterferenceRequest(job=load, candidates=candidates, gpu_model=gpu)
-        for beside, pair in enumerate(pricing.answer(request).pairs):
-            found[own, beside] = pair.planned[0]
+        for neighbour, pair in enumerate(pricing.answer(request).pairs):
+            found[own, neighbour] = pair.planned[0]
     return found
 
 
@@ -185,8 +187,8 @@ def measured_workload(kind: str, seed: int) -> Workload:
         busy = load_of(name, kind.lower(), rate)[1].utilisation_percent
         assert load.iteration_s is not None
         kinds.append(Kind(name, load, busy, course, load.iteration_s * rate))
-    told = told_slowdowns([each.load for each in kinds], gpu)
-    return Workload(kind, nodes, "measured pairs", tuple(kinds), matrix.slowdown, told)
+    predicted = predicted_slowdowns([each.load for each in kinds], gpu)
+    return Workload(kind, nodes, "measured pairs", tuple(kinds), matrix.slowdown, predicted)
 
 
 @cache
@@ -204,9 +206,9 @@ def chosen_workload(kind: str) -> Workload:
         for (name, job), load in zip(jobs.items(), said, strict=True)
     )
     busy = [float(each.utilisation) for each in kinds]
-    true = np.array([[slowdown(own, own + beside) - 1 for beside in busy] for own in busy])
+    true = np.array([[slowdown(own, own + other) - 1 for other in busy] for own in busy])
     nodes = Nodes(_NODES, _NODE_GPUS, kind, memory_gib)
-    return Workload(kind, nodes, "chosen by hand", kinds, true, told_slowdowns(said, gpu))
+    return Workload(kind, nodes, "chosen by hand", kinds, true, predicted_slowdowns(said, gpu))
 
 
 def _course(base_gib: float, extra_gib: float) -> MemoryCourse:
@@ -224,7 +226,7 @@ def workload(kind: str, seed: int) -> Workload:
 def world(work: Workload, trace: Sequence[TraceJob], *, predicted: bool, seed: int) -> World:
     """Return a world whose jobs are drawn of the kinds with `seed`.
 
-    Policies are told what is predicted, or with `predicted` false the truth.
+    Policies read what is predicted, or with `predicted` false the truth.
     """
     of = np.random.default_rng(seed).integers(len(work.kinds), size=len(trace))
     kinds = [work.kinds[i] for i in of]
@@ -237,14 +239,16 @@ def world(work: Workload, trace: Sequence[TraceJob], *, predicted: bool, seed: i
         gpu_utilisation=np.array([kind.utilisation for kind in kinds], dtype=np.float64),
         preemption_cost_s=_PREEMPTION_COST_S,
     )
-    slowdowns = work.told if predicted else np.where(np.isfinite(work.slowdown), work.slowdown, 1.0)
+    slowdowns = (
+        work.predicted if predicted else np.where(np.isfinite(work.slowdown), work.slowdown, 1.0)
+    )
     table = with_reserved_classes(slowdowns, unknown=np.inf)
     believed = []
     for job, kind, row in zip(trace, kinds, (of + _RESERVED).tolist(), strict=True):
-        told = _as_extender(job, kind) if predicted else _as_it_is(job, kind)
+        known = _as_extender(job, kind) if predicted else _as_it_is(job, kind)
         believed.append(
             replace(
-                told, model=kind.name, spread_slowdown=0.0, interference_class=row,
+                known, model=kind.name, spread_slowdown=0.0, interference_class=row,
                 own_slowdown=table[row], caused_slowdown=table[:, row],
             )
         )  # fmt: skip
@@ -343,12 +347,12 @@ def outcomes(figures: Figures) -> str:
     """Return the table of outcomes."""
     rows = []
     for gpu, system in product(figures.types, SYSTEMS):
-        said, true = (figures.mean(gpu, system, predicted=told) for told in (True, False))
+        said, true = (figures.mean(gpu, system, predicted=each) for each in (True, False))
         tails = figures.ratio(gpu, system, "p99_jct_s", predicted=True)
         every = figures.every(gpu, system, predicted=True)
         speed, at_best = (
-            np.mean([each.mean_speed for each in figures.every(gpu, system, predicted=told)])
-            for told in (True, False)
+            np.mean([run.mean_speed for run in figures.every(gpu, system, predicted=each)])
+            for each in (True, False)
         )
         rows.append(
             [
@@ -398,8 +402,8 @@ def errors(works: Sequence[Workload]) -> str:
         step = [np.log(k.step_ratio) for k in kinds]
         bound = [k.load.memory_p95_bytes / 2**30 / k.memory.peak_gib for k in kinds]
         known = np.isfinite(work.slowdown)
-        off = np.abs((1 + work.told[known]) / (1 + work.slowdown[known]) - 1)
-        total, true = (1 / (1 + table) for table in (work.told, work.slowdown))
+        off = np.abs((1 + work.predicted[known]) / (1 + work.slowdown[known]) - 1)
+        total, true = (1 / (1 + table) for table in (work.predicted, work.slowdown))
         gain = (true + true.T >= 1.1) & known
         may = (total + total.T >= 1.1)[gain].mean() if gain.any() else float("nan")
         bounds = np.array([k.load.memory_p95_bytes / 2**30 for k in kinds])
@@ -439,7 +443,7 @@ _TEXT = """# The shipped predictor in the simulator
 {made_by} {count} runs.
 
 The other pages of results tell policies the truth with an error that the papers, or measurements of
-others, give. Here policies are told what the **shipped predictor** says of real graphs before any
+others, give. Here policies read what the **shipped predictor** says of real graphs before any
 of the jobs has run, by the function with which the extender makes a job of a predicted load, and
 pairs are priced as on a type of GPU on which none of them was ever measured. What runs then is
 another matter:
@@ -474,7 +478,7 @@ those whose bounds of memory do not fit together; the others are what can fail b
 
 Mean completion time relative to `{base}`, which shares nothing and predicts nothing, on the same
 jobs: geometric mean over the traces of the means over the seeds. *Predicted* and *true* say what
-the policies are told. `*` is told how many iterations a job has; their time is predicted.
+the policies read. `*` knows how many iterations a job has; their time is predicted.
 
 {outcomes}
 

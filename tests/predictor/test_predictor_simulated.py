@@ -20,7 +20,7 @@ def work() -> simulated.Workload:
     return simulated.chosen_workload("T4")
 
 
-def test_policies_are_told_what_is_predicted_and_nothing_that_is_true(
+def test_policies_read_what_is_predicted_and_nothing_that_is_true(
     work: simulated.Workload,
 ) -> None:
     told = simulated.world(work, TRACE, predicted=True, seed=1)
@@ -31,7 +31,7 @@ def test_policies_are_told_what_is_predicted_and_nothing_that_is_true(
         assert job.peak_probability == kind.load.peak_probability
         assert job.own_slowdown is not None
         row = job.interference_class - 2
-        assert job.own_slowdown[2:].tolist() == work.told[row].tolist()
+        assert job.own_slowdown[2:].tolist() == work.predicted[row].tolist()
         assert not job.peak_measured
 
 
