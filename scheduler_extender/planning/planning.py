@@ -282,9 +282,11 @@ class _Round:
         ranked: list[int] = inputs.ranked.tolist()
         if not dispatch.weighs_pairs:
             return ranked
+        rest: list[int] = dispatch.in_order(inputs.board, inputs.ranked).tolist()
+        if not self._q.front:
+            return rest
         front = [i for i in ranked if inputs.keys[i] in self._q.front]
         at_front = set(front)
-        rest = dispatch.in_order(inputs.board, inputs.ranked).tolist()
         return [*front, *(i for i in rest if i not in at_front)]
 
     def answer(self, pipeline: Pipeline) -> Answer:

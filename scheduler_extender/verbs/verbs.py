@@ -317,20 +317,16 @@ class Verbs:
         job = self._state.worker(pod)
         in_full = []
         for slot in slots[:_EXPLAINED].tolist():
-            node = table.node_names[slot]
-            rows = table.rows(node)
-            gpus = self._state.ledger.without(rows, frozenset((pod.uid,)))
+            gpus = self._gpus_without(pod, table.node_names[slot])
             in_full.append(node_reason(job, gpus, constraints))
         first = table.encoder.members(
             slots[:_EXPLAINED], in_full, np.arange(len(in_full), dtype=np.int64)
         )
         rest = slots[_EXPLAINED:]
         refused_by = _by_node(evaluation.refused_by, -1, table.across[:, rest])
-        mostly = np.argmax(
-            [(refused_by == index).sum(axis=0) for index in range(len(constraints))], axis=0
-        )
+        mostly = _most_frequent(refused_by, len(constraints))
         in_common = [""] * len(constraints)
-        for index in np.unique(mostly).tolist() if len(rest) else ():
+        for index in np.flatnonzero(np.bincount(mostly)).tolist():
             one = np.flatnonzero(evaluation.refused_by == index)[:1]
             cause = constraints[index].cause(job, self._state.gpus.take(one), 0)
             in_common[index] = reason_of_many(cause, pod.gpus)
@@ -343,6 +339,15 @@ _Value = TypeVar("_Value", np.bool_, np.int64, np.float64)
 def _by_node(values: NDArray[_Value], filler: float, across: Ints) -> NDArray[_Value]:
     """Return (widest node, nodes): the values of each node's rows, `filler` where it has fewer."""
     return np.append(values, np.array([filler], dtype=values.dtype)).take(across)
+
+
+def _most_frequent(values: Ints, kinds: int) -> Ints:
+    """Return (columns,): the value in [0, kinds) that each column has most often; ties: least."""
+    columns = values.shape[1]
+    cells = values + 1 + np.arange(columns) * (kinds + 1)  # the first of each is for -1
+    counts = np.bincount(cells.ravel(), minlength=columns * (kinds + 1))
+    most: Ints = counts.reshape(columns, kinds + 1)[:, 1:].argmax(axis=1)
+    return most
 
 
 def _best_of_nodes(score: Floats, across: Ints, wanted: int) -> Floats:

@@ -44,6 +44,8 @@ def evaluate(
     allowed = np.ones(len(gpus), dtype=np.bool_)
     for index, constraint in enumerate(constraints):
         mask = constraint(job, gpus)
+        if mask.all():  # in a tenth of the time of noting those that are refused
+            continue
         refused_by[allowed & ~mask] = index
         allowed &= mask
         if not allowed.any():

@@ -86,8 +86,36 @@ def test_ojpp_worked_numbers() -> None:
         np.array([0, 0]), np.array([0, 1]), array(0.1, 0.2), array(0.35, 0.2)
     )
     assert spread == pytest.approx([0.15, 0.1])
+    own, caused, there = array(0, 0.1), array(0, 0.3), np.array([[1, 0], [0, 0]])
+    worst = ojpp.slowdown_with(own, caused, there, np.array([[0.2, 0], [0, 0]]))
+    assert worst == pytest.approx([0.5, 0])
     assert ojpp.ewma(array(0.4), array(0.2), 0.5) == pytest.approx([0.3])
     assert ojpp.gregariousness(array(0.2, 0.1, 0.5)) == pytest.approx([0.1, 0.05, 0.1])
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 3), st.floats(0, 3)), max_size=3), max_size=5),
+    st.lists(st.floats(0, 3), min_size=3, max_size=3),
+    st.lists(st.floats(0, 3), min_size=3, max_size=3),
+)
+def test_the_slowdown_with_one_more_is_the_largest_of_the_newcomer_and_the_others(
+    gpus: list[list[tuple[int, float]]], own: list[float], caused: list[float]
+) -> None:
+    full = [there + [(0, 0.0)] * (3 - len(there)) for there in gpus]
+    fast = ojpp.slowdown_with(
+        array(0, *own),
+        array(0, *caused),
+        np.array([[kind for kind, _ in there] for there in full], dtype=np.int64).reshape(-1, 3),
+        np.array([[slowdown for _, slowdown in there] for there in full]).reshape(-1, 3),
+    )
+    slow = [
+        max(
+            sum(own[kind - 1] for kind, _ in there),
+            max([slowdown + caused[kind - 1] for kind, slowdown in there], default=0.0),
+        )
+        for there in gpus
+    ]
+    assert fast == pytest.approx(slow)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3)), max_size=12))

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import Demands
+from tandem.policy.equations.ojpp import slowdown_with
 from tandem.policy.job import NOBODY, UNKNOWN, Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
@@ -56,11 +57,9 @@ class Interference(Policy):
     def _worst(self, job: Job, gpus: GpuArrays) -> Floats:
         if job.own_slowdown is None or job.caused_slowdown is None:
             return np.zeros(len(gpus))
-        mine = job.own_slowdown[gpus.resident_class].sum(axis=1)
-        caused = job.caused_slowdown[gpus.resident_class]
-        theirs = np.where(gpus.residents >= 0, gpus.resident_slowdown + caused, 0.0)
-        worst: Floats = np.maximum(mine, theirs.max(axis=1))
-        return worst
+        return slowdown_with(
+            job.own_slowdown, job.caused_slowdown, gpus.resident_class, gpus.resident_slowdown
+        )
 
 
 class Apart(Policy):
@@ -78,7 +77,11 @@ class Apart(Policy):
             return np.ones(len(gpus), dtype=np.bool_)
         bad = np.isinf(job.own_slowdown) | np.isinf(job.caused_slowdown)
         bad[[NOBODY, UNKNOWN]] = False
-        return np.logical_not(np.asarray(bad[gpus.resident_class].any(axis=1)))
+        apart = np.ones(len(gpus), dtype=np.bool_)
+        if bad.any():
+            for slot in range(gpus.resident_class.shape[1]):  # a short axis is slow to reduce
+                apart &= ~bad.take(gpus.resident_class[:, slot])
+        return apart
 
     def each(self, jobs: Demands, gpus: GpuArrays) -> None:
         """One job at a time: the answer depends on tables of the job's own."""

@@ -47,6 +47,8 @@ class MemoryCapacity(Policy):
 
     def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
         fits: Bools = self._needed(job, gpus) <= gpus.memory_capacity_gib
+        if not np.any(job.exclusive):
+            return fits
         unsized: Bools = (gpus.memory_capacity_gib == 0) & job.exclusive
         return fits | unsized
 
@@ -97,11 +99,14 @@ class MemoryCollision(Policy):
         return Cause(Reason.MEMORY_COLLISION, value=chance, bound=bound)
 
     def _within(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
-        within: Bools = self._probability(job, gpus) <= self.max_collision_probability
         if self.strict:
-            return within
+            return self._rare(job, gpus)
         fits: Bools = all_peaks_gib(job, gpus) <= gpus.memory_capacity_gib
-        return within | fits
+        return fits if fits.all() else fits | self._rare(job, gpus)
+
+    def _rare(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
+        rare: Bools = self._probability(job, gpus) <= self.max_collision_probability
+        return rare
 
     def _probability(self, job: Job | Demands, gpus: GpuArrays) -> Floats:
         return collision_probability(gpus.none_in_peak, gpus.one_in_peak, job.peak_probability)
@@ -156,7 +161,7 @@ class PeakFits(Policy):
 
     def _needed(self, job: Job | Demands, gpus: GpuArrays) -> Floats:
         needed = all_peaks_gib(job, gpus)
-        if not self.opportunistic:
+        if not self.opportunistic or not np.any(job.peaks_may_meet):
             return needed
         known = gpus.guarded & gpus.peaks_measured & job.peaks_may_meet
         one_peak = memory_needed_gib(

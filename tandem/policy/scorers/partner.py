@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from tandem.policy.cluster import GpuArrays
+from tandem.policy.equations.ojpp import slowdown_with
 from tandem.policy.equations.xonar import active_idle_misfit
 from tandem.policy.job import Job
 from tandem.policy.ports import Policy
@@ -39,8 +40,8 @@ class LeastSlowdown(Policy):
         if job.own_slowdown is None or job.caused_slowdown is None:
             alone: Floats = (gpus.jobs == 0).astype(np.float64)
             return alone
-        mine = job.own_slowdown[gpus.resident_class].sum(axis=1)
-        caused = job.caused_slowdown[gpus.resident_class]
-        theirs = np.where(gpus.residents >= 0, gpus.resident_slowdown + caused, 0.0).max(axis=1)
-        score: Floats = 1 / (1 + np.maximum(mine, theirs))
+        worst = slowdown_with(
+            job.own_slowdown, job.caused_slowdown, gpus.resident_class, gpus.resident_slowdown
+        )
+        score: Floats = 1 / (1 + worst)
         return score
