@@ -78,6 +78,8 @@ def slowdown_with(own: Floats, caused: Floats, classes: Ints, slowdown: Floats) 
     what it does to one; 0 for the class of an empty slot. `classes` and `slowdown` are
     (gpus, slots): who is there, and the slowdown of each so far, 0 in an empty slot.
 
+    Shapes: (gpus,); fractions of the time alone.
+
     Worked: a newcomer that suffers 0.1 and causes 0.3 next to a job slowed down by 0.2: 0.5.
 
     Source: [OJPP] Eq. (6) with one more worker on the device. Slowdowns by several are added.
