@@ -14,6 +14,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from ci_exceptions import Exceptions, load
+from seeds import without_group
 
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 #: The outcome of the run is known without the second run, so that it may be cut short.
@@ -22,8 +23,15 @@ RETRY = ["-m", "pytest", "-n0", "--last-failed", "--last-failed-no-failures=none
 
 
 def last_failed() -> frozenset[str]:
-    """Return the node ids of the tests that failed in the last run of pytest."""
-    return frozenset(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else frozenset()
+    """Return the tests that failed in the last run, by their node ids without groups.
+
+    The file gets these ids too: pytest finds the tests by them.
+    """
+    if not LAST_FAILED.exists():
+        return frozenset()
+    failed = frozenset(without_group(test) for test in json.loads(LAST_FAILED.read_text()))
+    LAST_FAILED.write_text(json.dumps(dict.fromkeys(sorted(failed), True)))
+    return failed
 
 
 def verdict(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import ci_exceptions
 import pytest
-from seeds import SEED, seed_for
+from seeds import SEED, seed_for, without_group
 
 if TYPE_CHECKING:
     from controlplane import ControlPlane
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of this test in this run."""
-    number = seed_for(request.node.nodeid)
+    number = seed_for(without_group(request.node.nodeid))
     print(f"seed {number} of TANDEM_SEED={SEED}")
     return number
 

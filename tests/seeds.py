@@ -16,3 +16,9 @@ SEED = os.environ.setdefault("TANDEM_SEED", str(random.SystemRandom().randrange(
 def seed_for(name: str) -> int:
     """Return the seed in [0, 2**32) of one test: it follows from the run's seed and `name`."""
     return int.from_bytes(hashlib.sha256(f"{SEED} {name}".encode()).digest()[:4])
+
+
+def without_group(test: str) -> str:
+    """Return a node id without the group that pytest-xdist writes at its end (`...[x]@group`)."""
+    at = test.rfind("@")
+    return test[:at] if at > max(test.rfind("]"), test.rfind("::")) else test

@@ -59,6 +59,7 @@ FLAKY = """
 import pathlib, random
 import pytest
 
+@pytest.mark.xdist_group("flaky")
 def test_flaky(seed):
     tries = pathlib.Path("tries")
     tries.write_text(tries.read_text() + f"{seed}\\n" if tries.exists() else f"{seed}\\n")
@@ -91,9 +92,12 @@ def python(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_a_retry_draws_the_same_and_does_not_save_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [["-n0"], ["-n2", "--dist", "loadgroup"]])
+def test_a_retry_draws_the_same_and_does_not_save_the_run(
+    tmp_path: Path, workers: list[str]
+) -> None:
     folder = project(tmp_path, FLAKY)
-    assert python(folder, "-m", "pytest", "-q", "-n0", TANDEM_SEED="7").returncode == 1
+    assert python(folder, "-m", "pytest", "-q", *workers, TANDEM_SEED="7").returncode == 1
     retried = python(folder, str(TESTS / "ci_retry.py"), TANDEM_SEED="7")
     assert retried.returncode == 1
     assert "unreliable: tests/test_it.py::test_flaky" in retried.stdout
@@ -130,6 +134,32 @@ def test_a_skipped_suite_fails_in_ci_and_is_reported_elsewhere(tmp_path: Path) -
     in_ci = python(folder, "-m", "pytest", "-q", "-n0", CI="true")
     assert in_ci.returncode == 1
     assert "1 failed, 1 skipped, 1 xfailed" in in_ci.stdout
+
+
+GROUPED = """
+import os
+import pytest
+
+@pytest.mark.xdist_group("plane")
+@pytest.mark.parametrize("number", range(6))
+def test_shares_a_plane(number):
+    with open("workers", "a") as file:
+        print(os.environ["PYTEST_XDIST_WORKER"], file=file)
+
+@pytest.mark.parametrize("number", range(6))
+def test_is_alone(number):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_the_tests_of_a_group_run_in_one_worker(tmp_path: Path) -> None:
+    folder = project(tmp_path, GROUPED)
+    answer = python(folder, "-m", "pytest", "-q", "-n2", "--dist", "loadgroup")
+    assert answer.returncode == 0, answer.stdout
+    workers = (folder / "workers").read_text().split()
+    assert len(workers) == 6
+    assert len(set(workers)) == 1
 
 
 PLANELESS = """
