@@ -58,8 +58,10 @@ class Beliefs:
         self.models = ["", ""]  # by class; nobody and the unknown have none
         self._slowdown: Floats = np.full((CLASSES, CLASSES), np.inf)  # of the row's, beside
         self._slowdown[:, NOBODY] = self._slowdown[NOBODY, :] = 0.0
-        self._view = self._slowdown.view()
-        self._view.setflags(write=False)
+        view = self._slowdown.view()
+        view.setflags(write=False)
+        # Each array of a row or a column is one for all jobs of that class.
+        self._row_of, self._column_of = list(view), list(view.T)
         self._classes: dict[_Key, int] = {}
         self._utilisation = np.zeros(CLASSES)  # percent
         self._loads: dict[int, Load] = {}  # those that a model can price, by class
@@ -118,8 +120,8 @@ class Beliefs:
         return replace(
             job,
             interference_class=index,
-            own_slowdown=self._view[index],
-            caused_slowdown=self._view[:, index],
+            own_slowdown=self._row_of[index],
+            caused_slowdown=self._column_of[index],
         )
 
     def _unclassified(self, job: Job) -> Job:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from scheduler_extender.cluster.records import KINDS, PARSERS, Record, parse_pod
 from scheduler_extender.cluster.state import ClusterState
@@ -104,25 +105,16 @@ class Feed:
         await self._ready.wait()
 
     def trim(self, kind: str) -> Trim:
-        """Return what a reflector of this kind keeps: who the object is, and what we read of it.
+        """Return what a reflector of this kind keeps: what we read of an object, a record.
 
         An event after which a pod without GPUs takes the same of its node ends there: nothing of it
         comes to the event loop.
         """
 
-        def trim(raw: Object, known: Object | None) -> Object:
-            if kind == "pods":
-                before = known["record"] if known is not None else None
-                record: Record = parse_pod(raw, before)
-                if known is not None and record is before:
-                    return known
-            else:
-                record = PARSERS[kind](raw)
-            metadata = raw["metadata"]
-            kept = {key: metadata[key] for key in _IDENTITY if key in metadata}
-            return {"metadata": kept, "record": record}
+        def trim(raw: Object, known: Any) -> Record:  # noqa: ANN401 - of that kind
+            return parse_pod(raw, known) if kind == "pods" else PARSERS[kind](raw)
 
-        def trim_report(raw: Object, known: Object | None) -> Object:
+        def trim_report(raw: Object, known: Record | None) -> Record:
             if not self._budget.allows(raw["metadata"]["name"], raw) and known is not None:
                 self.reports_passed_over += 1
                 return known  # as if it had not been written; the next one may be read
@@ -130,11 +122,11 @@ class Feed:
 
         return trim_report if kind == "gpunodes" else trim
 
-    def take(self, kind: str, event: EventType, trimmed: Object) -> None:
-        """Take in an event of a reflector, with an object that has been through `trim`."""
+    def take(self, kind: str, event: EventType, record: Record) -> None:
+        """Take in an event of a reflector, with what `trim` has made of the object."""
         if kind == "gpunodes" and event is EventType.DELETED:
-            self._budget.forget(trimmed["metadata"]["name"])
-        self._put(_Event(kind, event is EventType.DELETED, trimmed["record"]))
+            self._budget.forget(record.name)
+        self._put(_Event(kind, event is EventType.DELETED, record))
 
     def put(self, kind: str, record: Record) -> None:
         """Take in an object that was read apart from the reflectors, on the loop, at once."""
@@ -186,6 +178,3 @@ class Feed:
             # One strange object must not blind us to all others; it is counted and logged.
             log.exception("event not applied kind=%s key=%s", event.kind, record.key)
             self.failures += 1
-
-
-_IDENTITY = ("name", "namespace", "uid", "resourceVersion")

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
+from typing import Any, TypeVar
 
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
@@ -35,7 +37,15 @@ from tandem.contracts.resources import GPUJobStatus, PodService
 _ENDS_AGAIN_S = 60.0
 
 _Names = list[tuple[str, str]]  # (name, uid) of pods, ascending
+_Value = TypeVar("_Value")
+#: By uid, of pods of which a gang has none: one for all gangs, which have a dozen such. A cluster
+#: has tens of thousands of gangs, most of them of one pod. It is never written to.
+_NONE: dict[str, Any] = {}
 Ask = tuple[int, Declared]  # GPUs of a pod, and what it declares
+
+
+def _none() -> dict[str, Any]:
+    return _NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,7 @@ class Gang:
     key: Key
     record: GpuJobRecord | None = None
     pods: dict[str, PodInfo] = field(default_factory=dict)
-    gone: dict[str, tuple[PodInfo, float]] = field(default_factory=dict)
+    gone: dict[str, tuple[PodInfo, float]] = field(default_factory=_none)
     ends_since_s: float = -math.inf
     expected: Expected | None = None
     has_loads: bool = field(default=False, init=False)  # its pods declare, or did, several loads
@@ -81,28 +91,27 @@ class Gang:
     _endless: int = field(default=0, init=False, repr=False)  # of those that have not ended
     _asks: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # their GPUs
     _roles: dict[Ask, _Names] = field(default_factory=dict, init=False, repr=False)  # live pods
-    _asked: dict[str, Ask] = field(default_factory=dict, init=False, repr=False)  # by uid
     _loads: Counter[tuple[object, ...]] = field(default_factory=Counter, init=False, repr=False)
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
         default_factory=dict, init=False, repr=False
     )
-    _holders: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
-    _starting: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
-    _nominated: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    _holders: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
+    _starting: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
+    _nominated: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
     # Holders that no annotation says what they were placed with, and those placed on whole GPUs.
-    _unmarked: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
-    _on_whole_gpus: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
+    _unmarked: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
+    _on_whole_gpus: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
     # The service of its pods is `rate * now + offset`, in GPU-milliseconds; `before` is what of it
     # the record has counted already, of the pods in `served`. Pods in `folded` are in none of
     # these: their service is final, and the record has all of it (`is_folded`).
     _rate: int = field(default=0, init=False, repr=False)
     _offset: int = field(default=0, init=False, repr=False)
     _before: int = field(default=0, init=False, repr=False)
-    _served: dict[str, PodService] = field(default_factory=dict, init=False, repr=False)
+    _served: dict[str, PodService] = field(default_factory=_none, init=False, repr=False)
     _served_of: GpuJobRecord | None = field(default=None, init=False, repr=False)
     _folded_until_s: float = field(default=-math.inf, init=False, repr=False)
-    _folded: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)
-    _ended: dict[str, PodInfo] = field(default_factory=dict, init=False, repr=False)  # the others
+    _folded: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
+    _ended: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)  # the others
 
     def __post_init__(self) -> None:
         """Count the pods that are there at the start."""
@@ -115,7 +124,7 @@ class Gang:
         if known is not None:
             self._count(known, -1)
         self.pods[pod.uid] = pod
-        self.gone.pop(pod.uid, None)
+        self.counted(pod.uid)
         self._count(pod, 1)
 
     def remove(self, uid: str, now_s: float) -> None:
@@ -124,7 +133,11 @@ class Gang:
         is_counted = uid in self._folded
         self._count(pod, -1)
         if pod.started_at and not is_counted:
-            self.gone[uid] = (pod, now_s)
+            self.gone = _with(self.gone, uid, (pod, now_s))
+
+    def counted(self, uid: str) -> None:
+        """Forget a pod that is gone: its service is written, or it is here again."""
+        self.gone = _without(self.gone, uid)
 
     def frozen(self) -> Gang:
         """Return a copy to read in another thread; its pods and its record do not change."""
@@ -301,17 +314,19 @@ class Gang:
             return
         status, before_s = record.status, self._folded_until_s
         self._served_of = record
-        self._served = {part.uid: part for part in status.pod_service}
+        self._served = {part.uid: part for part in status.pod_service} or _NONE
         self._folded_until_s = folded_until_s(status)
         back = self._folded if self._folded_until_s < before_s else self._served
         for uid in [uid for uid in back if uid in self._folded]:
-            pod = self._ended[uid] = self._folded.pop(uid)
+            pod = self._folded[uid]
+            self._folded = _without(self._folded, uid)
+            self._ended = _with(self._ended, uid, pod)
             self._serve(pod, 1)
         for uid, pod in list(self._ended.items()):
             if self._is_folded(pod):
-                del self._ended[uid]
+                self._ended = _without(self._ended, uid)
                 self._serve(pod, -1)
-                self._folded[uid] = pod
+                self._folded = _with(self._folded, uid, pod)
         served = (self.pods[uid] for uid in self._served if uid in self.pods)
         self._before = sum(map(self._counted, served))
 
@@ -327,16 +342,14 @@ class Gang:
 
     def _count_service(self, pod: PodInfo, by: int) -> None:
         """Add or take out the service of a pod that has run; the record may have all of it."""
-        if by < 0 and self._folded.pop(pod.uid, None) is not None:
+        if by < 0 and pod.uid in self._folded:
+            self._folded = _without(self._folded, pod.uid)
             return
         if pod.finished:
             if by > 0 and self._is_folded(pod):
-                self._folded[pod.uid] = pod
+                self._folded = _with(self._folded, pod.uid, pod)
                 return
-            if by > 0:
-                self._ended[pod.uid] = pod
-            else:
-                del self._ended[pod.uid]
+            self._ended = _kept(self._ended, pod, by)
         self._serve(pod, by)
 
     def _serve(self, pod: PodInfo, by: int) -> None:
@@ -361,27 +374,25 @@ class Gang:
         if pod.phase == "Running" and pod.started_at:
             self.gpus_running += by * pod.gpus
         if pod.node_name:
-            if by > 0:
-                self._holders[pod.uid] = pod
-                if pod.devices:
-                    self._mark(pod)
-            else:
-                del self._holders[pod.uid]
-                self._unmarked.pop(pod.uid, None)
-                self._on_whole_gpus.pop(pod.uid, None)
+            self._holders = _kept(self._holders, pod, by)
+            if by < 0:
+                self._unmarked = _without(self._unmarked, pod.uid)
+                self._on_whole_gpus = _without(self._on_whole_gpus, pod.uid)
+            elif pod.devices:
+                self._mark(pod)
         if pod.deleting:
             self.leaving += by * bool(pod.node_name)
             return
         self.running += by * bool(pod.node_name and pod.phase == "Running")
         if pod.node_name and pod.phase == "Pending":
-            _keep(self._starting, pod, by)
+            self._starting = _kept(self._starting, pod, by)
         _count_name(self._live, pod, by)
         self._count_role(pod, by)
         if pod.node_name:
             return
         self.unbound += by
         if pod.nominated_node:
-            _keep(self._nominated, pod, by)
+            self._nominated = _kept(self._nominated, pod, by)
         self._asks[pod.gpus] += by
         if not self._asks[pod.gpus]:
             del self._asks[pod.gpus]
@@ -392,7 +403,7 @@ class Gang:
                 del self._waiting[pod.shape]
 
     def _count_role(self, pod: PodInfo, by: int) -> None:
-        ask = self._asked.setdefault(pod.uid, ask_of(pod)) if by > 0 else self._asked.pop(pod.uid)
+        ask = ask_of(pod)
         alike = self._roles.setdefault(ask, [])
         _count_name(alike, pod, by)
         if not alike:
@@ -406,14 +417,20 @@ class Gang:
     def _mark(self, pod: PodInfo) -> None:
         placed = pod.placed_with
         if placed is None or names.GPU_JOB not in pod.annotations:
-            self._unmarked[pod.uid] = pod
+            self._unmarked = _with(self._unmarked, pod.uid, pod)
         elif placed.memory_bytes is None:
-            self._on_whole_gpus[pod.uid] = pod
+            self._on_whole_gpus = _with(self._on_whole_gpus, pod.uid, pod)
 
 
 def ask_of(pod: PodInfo) -> Ask:
     """Return what tells the pods of one role from those of others."""
-    return pod.gpus, declared_of(pod)
+    return _one_of((pod.gpus, declared_of(pod)))
+
+
+@lru_cache(4096)
+def _one_of(ask: Ask) -> Ask:
+    """Return one object for all that ask and declare the same, which most pods do."""
+    return ask
 
 
 def by_role(pods: Iterable[PodInfo]) -> list[list[PodInfo]]:
@@ -461,11 +478,23 @@ def _ms(time_s: float) -> int:
     return round(1000 * time_s)
 
 
-def _keep(pods: dict[str, PodInfo], pod: PodInfo, by: int) -> None:
-    if by > 0:
-        pods[pod.uid] = pod
-    else:
-        del pods[pod.uid]
+def _with(entries: dict[str, _Value], uid: str, entry: _Value) -> dict[str, _Value]:
+    """Return the entries with one more; they are changed, but for `_NONE`."""
+    if not entries:
+        return {uid: entry}
+    entries[uid] = entry
+    return entries
+
+
+def _without(entries: dict[str, _Value], uid: str) -> dict[str, _Value]:
+    """Return the entries without one, which may be absent; they are changed, or `_NONE`."""
+    entries.pop(uid, None)
+    return entries or _NONE
+
+
+def _kept(pods: dict[str, PodInfo], pod: PodInfo, by: int) -> dict[str, PodInfo]:
+    """Return the pods with one more, or with -1 without it."""
+    return _with(pods, pod.uid, pod) if by > 0 else _without(pods, pod.uid)
 
 
 def _count_name(names: _Names, pod: PodInfo, by: int) -> None:
@@ -531,7 +560,7 @@ class Gangs:
         if isinstance(record, GpuJobRecord):
             gang = self._gang(record.key)
             if gang.record is not None and gang.record.uid != record.uid:
-                gang.gone.clear()
+                gang.gone = {}
             gang.record = record
             return [record.key]
         return self._pod_changed(record) if isinstance(record, PodRecord) else []
@@ -544,7 +573,7 @@ class Gangs:
             gang = self._gangs.get(record.key)
             if gang is not None and gang.record is not None and gang.record.uid == record.uid:
                 gang.record = None
-                gang.gone.clear()
+                gang.gone = {}
                 self._drop_if_empty(gang)
                 return [record.key]
         return []
@@ -589,3 +618,4 @@ class Gangs:
         listed = {uid: key for key, gang in self._gangs.items() for uid in gang.pods}
         assert listed == self._gang_of_pod
         assert all(gang.record is not None or gang.pods for gang in self._gangs.values())
+        assert not _NONE

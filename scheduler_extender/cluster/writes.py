@@ -67,7 +67,7 @@ class Writer:
         if large or status != record.status:
             written = await self.call(self._replace_status, record, status)
         for uid in ending:  # counted now, or there was nothing to count
-            gang.gone.pop(uid, None)
+            gang.counted(uid)
         if written is not None:
             self._state.apply("gpujobs", written)
 

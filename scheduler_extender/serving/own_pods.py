@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -143,8 +142,8 @@ class OwnPods:
             return []
         loop = asyncio.get_running_loop()
 
-        def tell(event: EventType, trimmed: Object) -> None:
-            loop.call_soon_threadsafe(self.take, event, trimmed["record"])
+        def tell(event: EventType, pod: OwnPod) -> None:
+            loop.call_soon_threadsafe(self.take, event, pod)
 
         reflectors = [
             Reflector(api, PODS, tell, namespace=each, selector=_SELECTOR, trim=_trim)
@@ -155,11 +154,6 @@ class OwnPods:
         return reflectors
 
 
-def _trim(raw: Object, known: Object | None) -> Object:
-    record = own_pod(raw)
-    if known is not None and known["record"] == record:
-        return known
-    kept: dict[str, Any] = {
-        key: raw["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")
-    }
-    return {"metadata": kept, "record": record}
+def _trim(raw: Object, known: OwnPod | None) -> OwnPod:
+    pod = own_pod(raw)
+    return known if known == pod else pod

@@ -35,14 +35,22 @@ class EventType(StrEnum):
     DELETED = "DELETED"
 
 
-OnEvent = Callable[[EventType, Object], None]
-Trim = Callable[[Object, Object | None], Object]
+OnEvent = Callable[[EventType, Any], None]
+Trim = Callable[[Object, Any], Any]
 
 
 def drop_managed_fields(item: Object, _known: Object | None = None) -> Object:
     """Drop what is a third of an object and of no use to anyone here."""
     item["metadata"].pop("managedFields", None)
     return item
+
+
+class _Kept(NamedTuple):
+    """An object as it was told last: who it is, its version, and what `trim` made of it."""
+
+    uid: str | None
+    resource_version: str | None
+    item: Any
 
 
 class Selector(NamedTuple):
@@ -56,10 +64,10 @@ class Reflector:
     """Mirrors one collection and tells `on_event` of every change, in a thread of its own.
 
     `on_event(type, object)` runs in that thread, one call at a time and in order; an event loop
-    takes it from there. `object` has been through `trim` and is kept; nobody may change it
-    afterwards. `trim(object, known)` may change and return the object, or build a new one, but
-    keeps name, namespace, uid and resourceVersion. `known` is what it made of the version before,
-    None for a new object; where it returns that, `on_event` is not called. After a new list,
+    takes it from there. `object` is what `trim` has made of it, and is kept; nobody may change it
+    afterwards. `trim(object, known)` may change and return the object, or return anything else but
+    None. `known` is what it made of the version before, None for a new object; where it returns
+    that, `on_event` is not called. After a new list,
     objects that are no longer there are told as DELETED with their last known state, an object of
     the same name but another uid as DELETED and ADDED. `on_synced` runs once, in the thread, when
     the first list has been told.
@@ -89,7 +97,7 @@ class Reflector:
         self._on_synced = on_synced
         self._pace = pace or Pace()
 
-        self._objects: dict[tuple[str, str], Object] = {}
+        self._objects: dict[tuple[str, str], _Kept] = {}
         self._resource_version = ""  # empty: list before the next watch
         self._backoff_s = self._pace.backoff_min_s
         self._rations = Rations(self._pace.request_interval_s)
@@ -195,7 +203,7 @@ class Reflector:
                 item.setdefault("kind", self._resource.kind)
                 seen.add(self._upsert(item))
         for key in self._objects.keys() - seen:
-            self._tell(EventType.DELETED, self._objects.pop(key))
+            self._tell(EventType.DELETED, key, self._objects.pop(key).item)
         self._resource_version = resource_version
         if not self.synced.is_set():
             if self._on_synced is not None:
@@ -251,9 +259,11 @@ class Reflector:
             raise from_status(item)
         resource_version = item["metadata"]["resourceVersion"]
         if kind == EventType.DELETED:
-            known = self._objects.pop(_key(item), None)
+            key = _key(item)
+            known = self._objects.pop(key, None)
             if known is not None:
-                self._tell(EventType.DELETED, self._trimmed(item, known) or known)
+                trimmed = self._trimmed(item, known.item)
+                self._tell(EventType.DELETED, key, known.item if trimmed is None else trimmed)
         elif kind != "BOOKMARK":
             self._upsert(item)
         self._resource_version = resource_version
@@ -262,20 +272,21 @@ class Reflector:
         key = _key(item)
         known = self._objects.get(key)
         metadata = item["metadata"]
+        uid, resource_version = metadata.get("uid"), metadata.get("resourceVersion")
         if known is not None:
-            before = known["metadata"]
-            if before.get("resourceVersion") == metadata.get("resourceVersion"):
+            if known.resource_version == resource_version:
                 return key
-            if before.get("uid") != metadata.get("uid"):
-                self._tell(EventType.DELETED, self._objects.pop(key))
+            if known.uid != uid:
+                self._tell(EventType.DELETED, key, self._objects.pop(key).item)
                 known = None
-        trimmed = self._trimmed(item, known)
-        if trimmed is not None and trimmed is not known:
-            self._objects[key] = trimmed
-            self._tell(EventType.ADDED if known is None else EventType.MODIFIED, trimmed)
+        before = known.item if known is not None else None
+        trimmed = self._trimmed(item, before)
+        if trimmed is not None and trimmed is not before:
+            self._objects[key] = _Kept(uid, resource_version, trimmed)
+            self._tell(EventType.ADDED if known is None else EventType.MODIFIED, key, trimmed)
         return key
 
-    def _trimmed(self, item: Object, known: Object | None) -> Object | None:
+    def _trimmed(self, item: Object, known: Any) -> Any:  # noqa: ANN401 - whatever `trim` makes
         try:
             return self._trim(item, known)
         except Exception:
@@ -283,11 +294,11 @@ class Reflector:
             self.failures += 1
             return None
 
-    def _tell(self, kind: EventType, item: Object) -> None:
+    def _tell(self, kind: EventType, key: tuple[str, str], item: Any) -> None:  # noqa: ANN401 - as above
         try:
             self._on_event(kind, item)
         except Exception:
-            log.exception("event not taken resource=%s key=%s", self.name, _key(item))
+            log.exception("event not taken resource=%s key=%s", self.name, key)
             self.failures += 1
 
 

@@ -35,7 +35,7 @@ class Reports:
         before = self.read
         raw = gpu_node(node, *gpus, uid=uid)
         known = self.known.get(node)
-        if known is not None and known["metadata"]["uid"] != raw["metadata"]["uid"]:
+        if known is not None and known.uid != raw["metadata"]["uid"]:
             known = None  # the reflector tells of the end of the one before
         trimmed = self.feed.trim("gpunodes")(raw, known)
         self.known[node] = trimmed

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tandem.contracts.base import Message
+from tandem.contracts.base import Message, Shared
 from tandem.contracts.learning import Decision, Observed
 from tandem.contracts.resources.fields import (
     Conditions,
@@ -227,7 +227,7 @@ class GPUJobSpec(Message):
 
     workload: WorkloadRef
     suspends: WorkloadRef | None = None
-    demand: Demand
+    demand: Annotated[Demand, Shared]
     roles: Annotated[list[Role], Field(max_length=MAX_ROLES)] = []
     gang: Reference = ""
     fingerprint: Label = ""
@@ -307,7 +307,7 @@ class GPUJobStatus(Message):
     message: Text = ""
     causes: Causes = []
     found_at: Time | None = None
-    load: Load | None = None
+    load: Annotated[Load | None, Shared] = None
     sub_batches: Annotated[list[SubBatch], Field(max_length=64), last(64)] = []
     plan: Plan | None = None
     queued_at: Time | None = None
