@@ -111,7 +111,7 @@ def rights() -> str:
 def _of_kinds() -> Iterator[dict[str, Any]]:
     """Yield the rights on kinds of workloads, as templates/rbac.yaml makes them."""
     for kind in shipped():
-        if kind.plural and kind.group != "batch":
+        if kind.plural and kind.read and kind.group != "batch":
             why = "how many pods of it start together"
             yield {
                 "apiGroups": [kind.group],

@@ -31,7 +31,7 @@ from scheduler_extender.cluster.records import (
 )
 from scheduler_extender.cluster.workloads import has_no_end, is_endless
 from tandem.contracts import names
-from tandem.contracts.resources import GPUJobStatus, PodService
+from tandem.contracts.resources import GPUJobStatus, PodService, WorkloadRef
 
 #: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
 _ENDS_AGAIN_S = 60.0
@@ -81,6 +81,7 @@ class Gang:
     expected: Expected | None = None
     has_loads: bool = field(default=False, init=False)  # its pods declare, or did, several loads
     size_is_stale: bool = False  # its pods disagree with its size, and its workload is not read yet
+    absent_group: str = ""  # kind and name of the group that its pods name, while there is none
     running: int = field(default=0, init=False)  # live pods on a node in phase Running
     succeeded: int = field(default=0, init=False)
     failed: int = field(default=0, init=False)
@@ -518,6 +519,8 @@ class Gangs:
         self._clock = clock
         self._gang_of_pod: dict[str, Key] = {}
         self._with_loads: list[Key] = []  # gangs that have come to have several loads
+        # GPUJobs by the uid of what has made their workloads and rests in their place.
+        self._by_maker: dict[str, set[Key]] = {}
 
     @property
     def by_key(self) -> Mapping[Key, Gang]:
@@ -550,6 +553,14 @@ class Gangs:
         pod = gang.pods.get(uid) if gang is not None else None
         return pod is not None and pod.node_name == node and gpu in pod.devices
 
+    def of_maker(self, maker: WorkloadRef | None, but: Key) -> list[Gang]:
+        """Return the gangs whose workloads `maker` has made, in the namespace of `but`, without it.
+
+        A RayJob makes a RayCluster of another name after each time that it has rested.
+        """
+        keys = self._by_maker.get(maker.uid, ()) if maker is not None else ()
+        return [self._gangs[key] for key in keys if key[0] == but[0] and key != but]
+
     def pods_of(self, key: Key) -> Set[str]:
         """Return the uids of the pods of a gang, empty where there is none."""
         gang = self._gangs.get(key)
@@ -561,6 +572,9 @@ class Gangs:
             gang = self._gang(record.key)
             if gang.record is not None and gang.record.uid != record.uid:
                 gang.gone = {}
+                self._forget_maker(gang.record)
+            if record.spec.suspends is not None:
+                self._by_maker.setdefault(record.spec.suspends.uid, set()).add(record.key)
             gang.record = record
             return [record.key]
         return self._pod_changed(record) if isinstance(record, PodRecord) else []
@@ -572,11 +586,20 @@ class Gangs:
         if isinstance(record, GpuJobRecord):
             gang = self._gangs.get(record.key)
             if gang is not None and gang.record is not None and gang.record.uid == record.uid:
+                self._forget_maker(gang.record)
                 gang.record = None
                 gang.gone = {}
                 self._drop_if_empty(gang)
                 return [record.key]
         return []
+
+    def _forget_maker(self, record: GpuJobRecord) -> None:
+        if record.spec.suspends is None:
+            return
+        keys = self._by_maker[record.spec.suspends.uid]
+        keys.discard(record.key)
+        if not keys:
+            del self._by_maker[record.spec.suspends.uid]
 
     def _pod_changed(self, record: PodRecord) -> list[Key]:
         pod, left = record.pod, list[Key]()
@@ -617,5 +640,10 @@ class Gangs:
         """Raise AssertionError unless each pod is in the gang that the index names. For tests."""
         listed = {uid: key for key, gang in self._gangs.items() for uid in gang.pods}
         assert listed == self._gang_of_pod
+        assert {key for keys in self._by_maker.values() for key in keys} == {
+            key
+            for key, gang in self._gangs.items()
+            if gang.record is not None and gang.record.spec.suspends is not None
+        }
         assert all(gang.record is not None or gang.pods for gang in self._gangs.values())
         assert not _NONE

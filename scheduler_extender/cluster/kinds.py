@@ -53,6 +53,7 @@ class WorkloadKind(Section):
     version: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]*$")] = ""
     kind: Annotated[str, Field(max_length=63, pattern=r"^[A-Z][A-Za-z0-9]*$")]
     plural: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]*$")] = ""
+    read: bool = True
     reader: Literal["indexed-job", "job-set", "replica-specs", "leader-worker-set"] | None = None
     replicas: Way | None = None
     roles: Annotated[tuple[RoleKind, ...], Field(max_length=_MOST)] = ()
@@ -83,6 +84,8 @@ class WorkloadKind(Section):
         needs = [name for name, value in reads.items() if value]
         if needs and not (self.version and self.plural):
             raise ValueError(f"{self.name}: {needs[0]} needs version and plural: it is read then")
+        if needs and not self.read:
+            raise ValueError(f"{self.name}: {needs[0]} with read: false")
         if bool(self.version) != bool(self.plural):
             raise ValueError(f"{self.name}: version and plural come together")
         if self.reader and self.roles:

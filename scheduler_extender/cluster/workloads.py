@@ -39,7 +39,7 @@ class Kind:
 def _kind(known: WorkloadKind) -> Kind:
     resource = Resource(known.group, known.version, known.kind, known.plural)
     return Kind(
-        resource if known.plural else None,
+        resource if known.plural and known.read else None,
         known.group if known.plural else None,
         reader_of(known),
         known.minimum or (),

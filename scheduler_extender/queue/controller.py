@@ -224,7 +224,8 @@ class Controller:
                     return
                 self.terminations.pod_gone(record)
             case GpuJobRecord():
-                self.history.take_killed(record)
+                if not self.gangs.of_maker(record.spec.suspends, record.key):
+                    self.history.take_killed(record)  # else another carries it on
             case GpuNodeRecord():
                 self.evictions.node_gone(record)
                 self.inventories.node_gone(record.name)

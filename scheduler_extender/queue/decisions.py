@@ -113,12 +113,14 @@ def create(
     workload: WorkloadRef,
     owner: Mapping[str, Any] | None,
     suspends: WorkloadRef | None = None,
+    earlier: GPUJobSpec | None = None,
 ) -> Effects:
     """Create the GPUJob of a gang whose first pod belongs to `workload`.
 
     `owner` is the object that says how many pods start together, where there is one. `suspends` is
     what made the workload and rests in its place: the GPUJob stays as long as that, since it may
-    delete the workload to rest (a RayJob its RayCluster), and has to be resumed then.
+    delete the workload to rest (a RayJob its RayCluster), and has to be resumed then. What people
+    have asked for `earlier`, of the workload that it had made before, holds for this one.
     """
     try:
         demand = parse_demand(pod.annotations, pod.gpus, gang_size=gang_size(pod, owner))
@@ -134,6 +136,8 @@ def create(
         demand=demand,
         gang=pod.annotations.get(names.GANG, ""),
         fingerprint=pod.fingerprint,
+        hold=earlier is not None and earlier.hold,
+        prioritized_at=earlier.prioritized_at if earlier is not None else None,
     )
     reference = {
         "apiVersion": spec.rests.api_version,
@@ -267,7 +271,7 @@ def come_back(gang: Gang, now_s: float) -> Effects:
 
 def _back_by_workload(gang: Gang, workload: Mapping[str, Any] | None, now_s: float) -> Effects:
     if workload is None and gang.job.spec.suspends is not None:
-        return (Suspend(False, partial(_made_anew, gang)),)
+        return (Suspend(False, partial(_resumed, gang)),)  # it makes another
     if workload is None:
         return _back(gang, now_s)  # the garbage collector takes the GPUJob with it
     if end := has_ended(workload, kind_of(gang.job.spec.workload).ended):
@@ -280,15 +284,6 @@ def _resumed(gang: Gang, why: str, now_s: float) -> Effects:
         log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
         return ()
     return _back(gang, now_s)
-
-
-def _made_anew(gang: Gang, why: str, now_s: float) -> Effects:
-    """Let go of a workload that is gone, once what has made it is resumed and makes another."""
-    del now_s
-    if why:
-        log.warning("owner not resumed gpujob=%s/%s why=%s", *gang.key, why)
-        return ()
-    return (DeleteGpuJob(),)
 
 
 def _back(gang: Gang, now_s: float) -> Effects:
@@ -321,11 +316,21 @@ def _end_by_workload(
     gang: Gang, lasts: bool, workload: Mapping[str, Any] | None, now_s: float
 ) -> Effects:
     if workload is None and gang.job.spec.suspends is not None:
-        return (DeleteGpuJob(),)  # what has made the workload may last
+        return (ReadWorkload(partial(_end_by_maker, gang, lasts), maker=True),)
     if workload is None:
         return ()  # the garbage collector takes the GPUJob with it
     end = has_ended(workload, kind_of(gang.job.spec.workload).ended)
     # A workload that has not ended may make more pods, or is about to say that it has.
+    return _close(gang, end == "Failed", now_s) if end else _go_on(gang, lasts, now_s)
+
+
+def _end_by_maker(
+    gang: Gang, lasts: bool, maker: Mapping[str, Any] | None, now_s: float
+) -> Effects:
+    """Decide about a gang whose workload is gone, by what has made it and may make another."""
+    if maker is None:
+        return (DeleteGpuJob(),)
+    end = has_ended(maker, kind_of(gang.job.spec.rests).ended)
     return _close(gang, end == "Failed", now_s) if end else _go_on(gang, lasts, now_s)
 
 

@@ -23,7 +23,7 @@ from scheduler_extender.cluster.workloads import gpujob_name, kind_of, resource_
 from scheduler_extender.cluster.writes import Object, Writer
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
-from tandem.contracts.resources import GPUJobStatus, Role
+from tandem.contracts.resources import GPUJobStatus, Role, WorkloadRef
 from tandem.kube.errors import (
     Forbidden,
     Invalid,
@@ -45,17 +45,16 @@ class Owners:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
-    async def get(self, record: GpuJobRecord) -> Object:
-        """Return the workload of a gang; see `read`.
+    async def get(self, workload: WorkloadRef, namespace: str) -> Object:
+        """Return the object of a workload; see `read`.
 
         Raises:
             NotFound: also where another workload has the name by now.
         """
-        workload = record.spec.workload
         resource = resource_of(workload)
         if resource is None:
             raise NotFound(404, f"nothing is known of the kind {workload.kind}")
-        found = await self.read(resource, workload.name, record.namespace)
+        found = await self.read(resource, workload.name, namespace)
         if found["metadata"]["uid"] != workload.uid:
             raise NotFound(404, f"another {workload.kind} has the name {workload.name} by now")
         return found
@@ -227,9 +226,10 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class ReadWorkload:
-    """Read the workload. `then` gets the object, or None where it is gone."""
+    """Read the workload, or what has made it. `then` gets the object, None where it is gone."""
 
     then: Callable[[Object | None, float], Effects]
+    maker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +302,9 @@ class Executor:
                 case Suspend(suspend, then):
                     why = await self._owners.suspend(gang.job, suspend)
                     await self._go_on(gang, partial(then, why))
-                case ReadWorkload(then):
-                    workload = await self._workload(gang)
+                case ReadWorkload(then, maker):
+                    spec = gang.job.spec
+                    workload = await self._workload(gang, spec.rests if maker else spec.workload)
                     await self._go_on(gang, partial(then, workload))
                 case Reach(point):
                     faults.reach(point)
@@ -361,9 +362,9 @@ class Executor:
         if effect.after:
             faults.reach(effect.after)
 
-    async def _workload(self, gang: Gang) -> Object | None:
+    async def _workload(self, gang: Gang, workload: WorkloadRef) -> Object | None:
         try:
-            return await self._owners.get(gang.job)
+            return await self._owners.get(workload, gang.job.namespace)
         except NotFound:
             return None
 

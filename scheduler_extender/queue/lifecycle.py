@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang, ask_of
@@ -31,6 +31,7 @@ from tandem.reasons.words import in_full, sentence
 
 #: Starts of one gang that one cycle is asked about, of those whose pods ask the same.
 MOST_STARTS = 128
+_ENDED = (Phase.COMPLETED, Phase.FAILED)
 SCHEDULED, PREDICTED = "Scheduled", "Predicted"  # types of conditions
 _DECISIONS, _LONGEST = 8, 2000
 _REMEMBERED = 100  # preemptions whose times are kept in the status
@@ -105,10 +106,10 @@ def pods_to_start(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     alone, and so does whoever is beyond the size, once the gang has its places. Fewer pods than the
     size: none starts yet; but members that have succeeded (of an indexed Job stopped as it ended,
     say) do not come back. A pod for which a plan could not take effect yet (`PodInfo.blocked`) is
-    not counted. Of pods that start alone and ask the same of a node, the first `MOST_STARTS` by
-    name are returned: the others would be refused with them, and follow when they have their
-    places. Pods that ask in too many different ways do not start together. A gang whose containers
-    did not start rests first.
+    not counted. Pods whose group does not exist yet wait for it. Of pods that start alone and ask
+    the same of a node, the first `MOST_STARTS` by name are returned: the others would be refused
+    with them, and follow when they have their places. Pods that ask in too many different ways do
+    not start together. A gang whose containers did not start rests first.
     """
     starts = _starts(gang, now_s)
     if gang.asks <= MAX_ROLES:
@@ -144,7 +145,7 @@ def _starts(gang: Gang, now_s: float) -> list[list[PodInfo]]:
     planned = planned_uids(record.status, now_s)
     if gang.bound or any(gang.is_waiting(uid) for uid in planned):
         return _next_to_running(gang, planned)
-    if gang.size_is_stale:
+    if gang.size_is_stale or gang.absent_group:
         return []
     if gang.still_to_come(size) == 1:
         return [[pod] for pod in gang.waiting_pods(planned, MOST_STARTS)]
@@ -236,6 +237,36 @@ def predicted(status: GPUJobStatus, prediction: Prediction, now_s: float) -> lis
         names.PREDICTOR_AWAY if unknown else source.value.title().replace("-", ""),
         prediction.explanation,
         now_s,
+    )
+
+
+def earlier_of(others: Iterable[Gang]) -> Gang | None:
+    """Return the gang that a new one of the same maker takes the place of, None without one."""
+    before = [
+        other
+        for other in others
+        if not (other.is_live or other.holds) and other.job.status.phase not in _ENDED
+    ]
+    return max(before, key=lambda other: other.job.status.attained_gpu_seconds, default=None)
+
+
+def carried_on(status: GPUJobStatus, earlier: Gang, now_s: float) -> GPUJobStatus:
+    """Return the status of a new GPUJob that carries on what another has had until `now_s`.
+
+    What has made the workload of `earlier` has made another in its place: its service counts, and
+    so do its place in the queue and the preemptions of the last hour.
+    """
+    had = earlier.job.status
+    return status.model_copy(
+        update={
+            "attained_gpu_seconds": round(earlier.attained_gpu_s(now_s), 3),
+            "promoted_gpu_seconds": had.promoted_gpu_seconds,
+            "preempted_at": had.preempted_at,
+            "queued_at": had.queued_at or status.queued_at,
+            "queue_key": had.queue_key,
+            "waiting_since": had.waiting_since or status.waiting_since,
+            "started_at": had.started_at,
+        }
     )
 
 

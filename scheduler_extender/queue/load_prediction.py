@@ -49,6 +49,7 @@ class LoadPrediction:
         self._predictor = predictor
         self._pricing = pricing
         self._state = parts.state
+        self._gangs = parts.gangs
         self._clock = parts.clock
         self._work = parts.work
         self._earlier = earlier  # what earlier runs have shown, where that is more
@@ -71,6 +72,9 @@ class LoadPrediction:
         if gang.record is None:
             return
         status = lifecycle.queued(status, prediction, sub_batches, created, now, self._clock())
+        others = self._gangs.of_maker(gang.record.spec.suspends, gang.key)
+        if (earlier := lifecycle.earlier_of(others)) is not None:
+            status = lifecycle.carried_on(status, earlier, self._clock())
         queued = WriteStatus(status, before="enqueue-before", after="enqueue-after")
         await self._executor.carry_out(gang, (queued,))
 

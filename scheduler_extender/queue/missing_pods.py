@@ -123,7 +123,7 @@ class MissingPods:
         workload = record.spec.workload
         if record.spans_workloads or resource_of(workload) is None:
             return None
-        owner = await self._owners.get(record)
+        owner = await self._owners.get(workload, record.namespace)
         suspended: Any = owner
         for part in kind_of(workload).suspend:
             suspended = suspended.get(part) if isinstance(suspended, Mapping) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +39,7 @@ from scheduler_extender.queue.phases import Stage, stage_of
 from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
-from tandem.contracts.resources import Phase, Role, WorkloadRef
+from tandem.contracts.resources import GPUJobSpec, Phase, Role, WorkloadRef
 from tandem.kube.errors import Conflict, Forbidden, NotFound, Unavailable
 from tandem.reasons.causes import Cause, Reason
 
@@ -159,15 +158,24 @@ class Reconciler:
             RefusedError: what the pod says of itself allows no GPUJob.
             KubeError: the API server does not take it.
         """
-        effects = decisions.create(gang, pod, *await self._owner_of(pod))
+        workload, owner, suspends = await self._owner_of(gang, pod)
+        effects = decisions.create(
+            gang, pod, workload, owner, suspends, self._asked_before(gang, suspends)
+        )
         await self._executor.carry_out(gang, effects)
         if not any(isinstance(each, CreateGpuJob) for each in effects):
             raise RefusedError
         if gang.record is not None and gang.record.status.queued_at is None:
             await self._load_prediction.enqueue(gang)
 
+    def _asked_before(self, gang: Gang, maker: WorkloadRef | None) -> GPUJobSpec | None:
+        """Return the GPUJob of the workload that was made before this one, None without one."""
+        others = self._gangs.of_maker(maker, gang.key) if maker is not None else ()
+        earlier = lifecycle.earlier_of(others)
+        return earlier.job.spec if earlier is not None else None
+
     async def _owner_of(
-        self, pod: PodInfo
+        self, gang: Gang, pod: PodInfo
     ) -> tuple[WorkloadRef, Mapping[str, Any] | None, WorkloadRef | None]:
         """Return the workload of a pod, what says how many start together, and what is suspended.
 
@@ -175,10 +183,9 @@ class Reconciler:
         """
         workload = workload_of(pod)
         if (group := group_of(pod)) is not None and names.GANG_SIZE not in pod.annotations:
-            with suppress(NotFound, Forbidden):
-                found = await self._owners.read(*group, pod.namespace)
-                kind = {"kind": group[0].kind, "apiVersion": group[0].api_version}
-                return workload, found | kind, None
+            found = await self._sizes.group(gang, *group)
+            if found is not None:
+                return workload, found, None
         higher = above(pod)
         resource = KINDS[higher[0]].resource if higher else resource_of(workload)
         if resource is None or (names.GANG_SIZE in pod.annotations and not higher):
@@ -203,6 +210,9 @@ class Reconciler:
     def _end(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang whose pods have all ended or are gone, if any."""
         now = self._clock()
+        others = self._gangs.of_maker(gang.job.spec.suspends, gang.key)
+        if any(other.is_live and other.job.status.queued_at for other in others):
+            return self._executor.carry_out(gang, (DeleteGpuJob(),))  # another carries it on
         read = self._without_pods.setdefault(gang.key, _Read(now, len(gang.pods)))
         if read.pods != len(gang.pods):
             read.pods, read.next_s = len(gang.pods), now

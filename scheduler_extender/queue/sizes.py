@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
 
 from scheduler_extender.cluster.gangs import Expected, Gang
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.cluster.roles import Raw
 from scheduler_extender.cluster.workloads import (
     explicit_size,
     group_of,
@@ -17,7 +17,7 @@ from scheduler_extender.cluster.workloads import (
     roles_now,
     size_of,
 )
-from scheduler_extender.queue.effects import WriteSize
+from scheduler_extender.queue.effects import Owners, WriteSize
 from scheduler_extender.queue.parts import Parts
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.resource import Resource
@@ -36,13 +36,14 @@ class _Read:
     seen: _Seen
     next_s: float
     alone: bool = False  # its pods start each alone, whatever their number
+    absent: str = ""  # kind and name of the object that says it, where there is none
 
 
 class Sizes:
     """Sizes of gangs that wait. All methods run on the event loop."""
 
     def __init__(self, parts: Parts) -> None:
-        self._writer = parts.writer
+        self._owners = Owners(parts.writer)
         self._executor = parts.executor
         self._clock = parts.clock
         self._later = parts.work.later
@@ -52,6 +53,14 @@ class Sizes:
         """Forget a gang that is gone."""
         self._read.pop(key, None)
 
+    async def group(self, gang: Gang, resource: Resource, name: str) -> Raw | None:
+        """Return the group that the pods of a new gang name, None where it cannot be read."""
+        now = self._clock()
+        read = _Read(now, _seen(gang), now + _AGAIN_S)
+        found = await self._object(gang.key[0], resource, name, read)
+        self._read[gang.key] = read
+        return found
+
     def step(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about the size of a gang, if anything.
 
@@ -59,7 +68,7 @@ class Sizes:
         The workload is read then, so that none of them starts by a size that no longer holds.
         """
         record = gang.record
-        gang.size_is_stale = False
+        gang.size_is_stale, gang.absent_group = False, ""
         if record is None or not gang.unbound:
             return None
         size = record.spec.demand.gang_size
@@ -71,12 +80,14 @@ class Sizes:
             return self._executor.carry_out(gang, (WriteSize(stated),))
         if self._asked(gang) is None:
             return None
-        read, now = self._read.get(gang.key), self._clock()
+        read, now, seen = self._read.get(gang.key), self._clock(), _seen(gang)
         fits = gang.unbound == gang.still_to_come(size) and not gang.bound
-        known = read is not None or not gang.succeeded
-        if (fits and known) or (read is not None and read.alone):
-            return None
-        seen = (gang.unbound, gang.bound, gang.succeeded)
+        if read is not None:
+            gang.absent_group = read.absent if record.spans_workloads else ""
+            if read.alone or (fits and not gang.absent_group):
+                return None
+        elif fits and not gang.succeeded and not record.spans_workloads:
+            return None  # its GPUJob was made of what the workload says; a group may come later
         if read is None:
             return self._read_again(gang, seen, now)
         due_s = read.next_s if read.seen == seen else read.at_s + _AGAIN_S
@@ -100,18 +111,14 @@ class Sizes:
         rest_s = _AGAIN_S
         if known is not None and known.seen == seen:
             rest_s = min(2 * (known.next_s - known.at_s), _LONGEST_S)
-        read = self._read[gang.key] = _Read(now, seen, now + rest_s)
+        read = _Read(now, seen, now + rest_s)
         asked = self._asked(gang)
         assert asked is not None
-        resource, name = asked
-        try:
-            owner: Mapping[str, Any] = await self._writer.call(
-                self._writer.api.get, resource, name, record.namespace
-            )
-        except (NotFound, Forbidden):
+        owner = await self._object(record.namespace, *asked, read)
+        self._read[gang.key] = read
+        if owner is None:
             return
         present = {role_of(pod) for pod in gang.pods.values() if not pod.finished}
-        owner = {**owner, "kind": resource.kind, "apiVersion": resource.api_version}
         size = size_of(owner, present)
         roles = roles_now(owner, present)
         read.alone = not (roles or record.spans_workloads) and not knows_roles(owner)
@@ -129,6 +136,25 @@ class Sizes:
         )
         await self._write(gang, size)
 
+    async def _object(
+        self, namespace: str, resource: Resource, name: str, read: _Read
+    ) -> Raw | None:
+        """Return an object at a version that is served, None where it cannot be read."""
+        try:
+            found = await self._owners.read(resource, name, namespace)
+        except NotFound as error:
+            # Of a kind that is not served, no object can come later.
+            if error.details.get("name") == name:
+                read.absent = f"{resource.kind} {name}"
+            return None
+        except Forbidden:
+            return None
+        return {**found, "kind": resource.kind, "apiVersion": resource.api_version}
+
     async def _write(self, gang: Gang, size: int) -> None:
         if size != gang.job.spec.demand.gang_size:
             await self._executor.carry_out(gang, (WriteSize(size),))
+
+
+def _seen(gang: Gang) -> _Seen:
+    return gang.unbound, gang.bound, gang.succeeded

@@ -82,6 +82,8 @@ def _why(gang: Gang, status: GPUJobStatus, now_s: float, absent: _Why) -> tuple[
 
 def blocked(gang: Gang, now_s: float) -> Cause | None:
     """Return why no pod of a gang can be planned for reasons of its pods' own, or None."""
+    if not gang.bound and gang.absent_group:
+        return Cause(Reason.GROUP_MISSING, workload=gang.absent_group).cut()
     if not gang.bound and (why := lifecycle.unplannable(gang, now_s)):
         return why
     if not gang.blocked or gang.bound or lifecycle.pods_to_start(gang, now_s):

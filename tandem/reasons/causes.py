@@ -60,6 +60,7 @@ class Reason(StrEnum):
     OTHER_GATES = "OtherSchedulingGates"
     ANNOTATIONS_TOO_LARGE = "AnnotationsTooLarge"
     TOO_MANY_ROLES = "TooManyKindsOfPods"
+    GROUP_MISSING = "PodGroupMissing"
     PODS_MISSING = "PodsMissing"
     NOT_MADE = "PodsNotMade"
     CANNOT_MAKE = "PodsRefused"

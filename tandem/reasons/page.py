@@ -81,6 +81,7 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.OTHER_GATES, pod="train-a", detail="example.com/data"),
             Cause(Reason.ANNOTATIONS_TOO_LARGE, pod="train-a", value=250000, bound=200000),
             Cause(Reason.TOO_MANY_ROLES, value=33, bound=32),
+            Cause(Reason.GROUP_MISSING, workload="PodGroup ring"),
             Cause(Reason.PODS_MISSING, value=2, bound=5, leaving=1, failed=2),
             Cause(Reason.NOT_MADE, workload="Job train"),
             Cause(Reason.CANNOT_MAKE, workload="Job train", detail="exceeded quota: gpus"),

@@ -254,6 +254,11 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             remedy="Give more of them the same number of GPUs and the same annotations, or start"
             " them as several jobs.",
         ),
+        Reason.GROUP_MISSING: Words(
+            "blocked", "Pods", "the group that its pods name does not exist",
+            figures="{workload}",
+            remedy="It starts when that is created and has as many pods as it says.",
+        ),
         Reason.PODS_MISSING: Words(
             "missing", "Pods", "not all of its pods exist",
             figures="{value:.0f} of {bound:.0f} do{others}",

@@ -80,6 +80,34 @@ def test_the_pods_of_a_group_start_once_there_are_as_many_as_it_says(
     cluster.remove(namespace)
 
 
+def test_pods_wait_for_a_group_that_is_created_after_them(cluster: TandemCluster) -> None:
+    namespace = cluster.namespace()
+    cluster.apply_job(namespace, member("first", "late"))
+
+    def told() -> bool:
+        jobs = cluster.gpujobs(namespace)
+        return any(
+            cause["reason"] == "PodGroupMissing" and cause["workload"] == "PodGroup late"
+            for each in jobs
+            for cause in each.get("status", {}).get("causes", ())
+        )
+
+    wait_until(told, "the pod is told that its group does not exist")
+    group(cluster, namespace, "late", {"gang": {"minCount": 2}})
+    wait_until(
+        lambda: sizes(cluster, namespace) == {"podgroup-late": 2},
+        "the group is found",
+        timeout_s=180,
+    )
+    pod = cluster.pod_of(namespace, "first")
+    assert pod is not None
+    assert not pod["spec"].get("nodeName"), "one of two does not start"
+    cluster.apply_job(namespace, member("second", "late"))
+    for name in ("first", "second"):
+        cluster.running(namespace, name)
+    cluster.remove(namespace)
+
+
 def test_the_pods_of_a_basic_group_start_each_alone(cluster: TandemCluster) -> None:
     namespace = cluster.namespace()
     group(cluster, namespace, "loose", {"basic": {}})

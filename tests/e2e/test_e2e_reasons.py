@@ -19,7 +19,7 @@ from e2e_reasons import GIB, KNOWN, ReasonsCluster, gpu
 from reason_texts import unsaid
 
 from controlplane import ControlPlane, binaries, wait_until
-from tandem.contracts.names import FOREIGN_ANNOTATION_BYTES
+from tandem.contracts.names import COSCHEDULING_GROUP_LABEL, FOREIGN_ANNOTATION_BYTES
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.words import WORDS, sentence
 
@@ -74,6 +74,33 @@ QUEUE: dict[str, Any] = {
 #: A kind of the scenarios' own: nobody makes its pods but they.
 KIND = {"group": "ml.example.com", "version": "v1", "kind": "Experiment", "plural": "experiments",
         "suspend": ["spec", "paused"]}  # fmt: skip
+#: As the coscheduling plugin has it; nothing of it is read but `minMember`.
+POD_GROUPS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "podgroups.scheduling.x-k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, a test's own"},
+    },
+    "spec": {
+        "group": "scheduling.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"plural": "podgroups", "singular": "podgroup", "kind": "PodGroup"},
+        "versions": [
+            {
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
 COMMON = {
     "stale_after_s": 86_400,
     "learning": {"mode": "act", "every_s": 1, "settle_s": 1},
@@ -575,6 +602,16 @@ def pods_ask_in_too_many_ways(site: Site) -> None:
                  for at in range(33)))  # fmt: skip
     many = site.hears(Reason.TOO_MANY_ROLES)
     assert (many.value, many.bound) == (33, 32)
+
+
+@scenario(Reason.GROUP_MISSING)
+def a_pod_names_a_group_that_is_not_created_yet(site: Site) -> None:
+    site.plane.apply(POD_GROUPS)
+    site.plane.await_definitions(POD_GROUPS["metadata"]["name"])
+    body = pod("early", site.node())
+    body["metadata"]["labels"] = {COSCHEDULING_GROUP_LABEL: "ring"}
+    site.apply(body)
+    assert site.hears(Reason.GROUP_MISSING).workload == "PodGroup ring"
 
 
 @scenario(Reason.PODS_MISSING, Reason.GANG_INCOMPLETE)

@@ -76,3 +76,15 @@ def test_the_rights_on_a_kind_of_the_core_group_name_that_group(tmp_path: Path) 
     rules = rules_of(rendered_with([core], tmp_path), "ClusterRole", "tandem-extender")
     (right,) = (rule for rule in rules if rule["resources"] == ["batches"])
     assert right["apiGroups"] == [""]
+
+
+def test_there_are_no_rights_on_kinds_of_which_templates_alone_are_checked() -> None:
+    objects = render()
+    rules = rules_of(objects, "ClusterRole", "tandem-extender")
+    hooks = rules_of(objects, "MutatingWebhookConfiguration", "tandem")
+    for group, checked, read in (
+        ("ray.io", "rayservices", {"rayclusters", "rayjobs"}),
+        ("trainer.kubeflow.org", "trainingruntimes", {"trainjobs"}),
+    ):
+        assert [checked] in [rule["resources"] for rule in of_group(hooks, group)]
+        assert {each for rule in of_group(rules, group) for each in rule["resources"]} == read

@@ -778,7 +778,7 @@ def test_another_object_of_the_owner_s_name_is_not_read_as_the_owner() -> None:
     api.create(JOBS, {"metadata": {"name": "j"}, "status": {"succeeded": 1}}, "default")
     owners, record = owned("uid-of-the-former", api)
     with pytest.raises(NotFound):
-        asyncio.run(owners.get(record))
+        asyncio.run(owners.get(record.spec.workload, record.namespace))
 
 
 def test_an_owner_in_another_namespace_is_not_touched() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from test_queue_controller import Cluster, run
 
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.admission.templates import admit_owner
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.kinds import WorkloadKind, merged, shipped
 from scheduler_extender.cluster.workloads import (
     KINDS,
@@ -28,6 +30,7 @@ from scheduler_extender.config import ConfigError, read_config
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.values import MAX_INTEGER
+from tandem.kube.errors import NotFound, Unavailable
 from tandem.kube.resource import GPU_JOBS, PODS, Resource
 from tandem.reasons.causes import Cause, Reason
 
@@ -198,6 +201,7 @@ def test_the_templates_of_an_invented_kind_are_checked_at_apply(invented: None) 
             {"plural": "", "roles": [], "suspend": None, "ended": None},
             "Experiment.ml.example.com: version and plural come together",
         ),
+        ({"read": False}, "Experiment.ml.example.com: roles with read: false"),
         ({"reader": "job-set"}, "reader and roles: one of them says which pods it has"),
         ({"reader": "guess"}, "kinds.0.reader"),
         ({"suspend": "spec.paused"}, "kinds.0.suspend"),
@@ -429,6 +433,7 @@ def test_a_pod_group_starts_with_its_min_member(label: str, group: str) -> None:
     run(scenario)
 
 
+COSCHEDULING_GROUPS = Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups")
 KUBERNETES_GROUPS = Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups")
 
 
@@ -452,6 +457,143 @@ def test_a_group_of_kubernetes_own_starts_with_its_min_count() -> None:
         cluster.api.patch(KUBERNETES_GROUPS, "mine", change, "default")
         await wait(cluster, 10)
         assert sum(cluster.gated(f"p{index}") for index in range(3)) == 1
+
+    run(scenario)
+
+
+def test_a_group_of_kubernetes_own_is_read_at_the_version_that_is_served() -> None:
+    """1.36 serves v1alpha2 alone."""
+    cluster = site(2)
+
+    async def scenario() -> None:
+        served = replace(KUBERNETES_GROUPS, version="v1alpha2")
+        create(cluster, served, "mine", {"schedulingPolicy": {"gang": {"minCount": 3}}})
+        for index in range(2):
+            cluster.api.create(PODS, grouped(f"p{index}", "mine"))
+        await wait(cluster)
+        assert all(cluster.gated(f"p{index}") for index in range(2))
+        change = {"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}}
+        cluster.api.patch(served, "mine", change, "default")
+        await wait(cluster, 10)
+        assert not any(cluster.gated(f"p{index}") for index in range(2))
+
+    run(scenario)
+
+
+def labelled(name: str, group: str) -> dict[str, Any]:
+    return raw_pod(name, labels={names.COSCHEDULING_GROUP_LABEL: group})
+
+
+LATE = [
+    pytest.param(COSCHEDULING_GROUPS, labelled, lambda least: {"minMember": least}, id="label"),
+    pytest.param(
+        KUBERNETES_GROUPS,
+        grouped,
+        lambda least: {"schedulingPolicy": {"gang": {"minCount": least}}},
+        id="field",
+    ),
+]
+
+
+@pytest.mark.parametrize(("groups", "member", "spec"), LATE)
+def test_pods_wait_for_a_group_that_is_created_after_them(
+    groups: Resource,
+    member: Callable[[str, str], dict[str, Any]],
+    spec: Callable[[int], dict[str, Any]],
+) -> None:
+    cluster = site(3)
+
+    async def scenario() -> None:
+        create(cluster, groups, "other", spec(1))
+        cluster.api.create(PODS, member("p0", "mine"))
+        await wait(cluster, 20)
+        assert cluster.gated("p0")
+        (job,) = cluster.api.list(GPU_JOBS)
+        assert job["status"]["reason"] == Reason.BLOCKED
+        assert job["status"]["causes"] == [
+            {"reason": Reason.GROUP_MISSING, "workload": "PodGroup mine"}
+        ]
+        create(cluster, groups, "mine", spec(3))
+        cluster.api.create(PODS, member("p1", "mine"))
+        await wait(cluster, 60)
+        assert cluster.gated("p0"), "two of three"
+        assert cluster.gated("p1")
+        (job,) = cluster.api.list(GPU_JOBS)
+        assert job["status"]["reason"] == Reason.PODS_MISSING
+        cluster.api.create(PODS, member("p2", "mine"))
+        await wait(cluster, 10)
+        assert not any(cluster.gated(f"p{index}") for index in range(3))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("groups", "member", "spec"), LATE)
+def test_a_leader_that_begins_reads_groups_before_their_pods_start(
+    groups: Resource,
+    member: Callable[[str, str], dict[str, Any]],
+    spec: Callable[[int], dict[str, Any]],
+) -> None:
+    """What is read is not written down: the next leader knows a GPUJob of one pod only."""
+    cluster = site(3)
+
+    async def scenario() -> None:
+        create(cluster, groups, "other", spec(1))
+        cluster.api.create(PODS, member("p0", "mine"))
+        await wait(cluster)
+        cluster.api._watchers.clear()
+        second = Cluster(cluster.api)
+        second.now = cluster.now
+        await wait(second, 20)
+        assert second.gated("p0")
+        create(second, groups, "mine", spec(1))
+        await wait(second, 60)
+        assert not second.gated("p0")
+
+    run(scenario)
+
+
+def test_pods_with_the_label_of_a_kind_that_is_not_served_start_each_alone() -> None:
+    """No group can come where the API server has no such kind."""
+    cluster = site(1)
+
+    def absent(resource: Resource, name: str, namespace: str | None = None) -> dict[str, Any]:
+        if resource.plural == "podgroups":
+            raise NotFound(404, "404 page not found")
+        return read(resource, name, namespace)
+
+    read, cluster.api.get = cluster.api.get, absent  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        cluster.api.create(PODS, labelled("p0", "mine"))
+        await wait(cluster)
+        assert not cluster.gated("p0")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("groups", "member", "spec"), LATE)
+def test_no_pod_starts_while_its_group_cannot_be_read(
+    groups: Resource,
+    member: Callable[[str, str], dict[str, Any]],
+    spec: Callable[[int], dict[str, Any]],
+) -> None:
+    cluster = site(3)
+    down = [False]
+
+    def away(resource: Resource, name: str, namespace: str | None = None) -> dict[str, Any]:
+        if resource == groups and down[0]:
+            raise Unavailable(503, "not now")
+        return read(resource, name, namespace)
+
+    read, cluster.api.get = cluster.api.get, away  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        create(cluster, groups, "other", spec(1))
+        cluster.api.create(PODS, member("p0", "mine"))
+        await wait(cluster)
+        down[0] = True
+        await wait(cluster, 10)
+        assert cluster.gated("p0")
 
     run(scenario)
 
@@ -499,7 +641,7 @@ def test_a_grouped_pod_that_an_earlier_version_admitted_stays_in_its_gpujob() ->
 
 def ray_cluster_of(cluster: Cluster, kind: str, name: str, *, shuts_down: bool = True) -> str:
     """Create a workload of a kind of Ray's, its cluster of two workers, and their pods."""
-    above, ray_cluster = resource_of(kind), resource_of("RayCluster")
+    above = Resource("ray.io", "v1", kind, f"{kind.lower()}s")
     reference = {
         "apiVersion": above.api_version,
         "kind": kind,
@@ -507,20 +649,26 @@ def ray_cluster_of(cluster: Cluster, kind: str, name: str, *, shuts_down: bool =
         "uid": create(cluster, above, name, {"shutdownAfterJobFinishes": shuts_down}),
         "controller": True,
     }
+    return make_ray_cluster(cluster, reference, f"{name}-x", "p")
+
+
+def make_ray_cluster(cluster: Cluster, owner: dict[str, Any], name: str, pods: str) -> str:
+    """Create a RayCluster of two workers that `owner` has made, and its pods."""
+    ray_cluster = resource_of("RayCluster")
     workers = {"groupName": "workers", "replicas": 2, "template": template(1)}
     spec = {"headGroupSpec": {"template": template(0)}, "workerGroupSpecs": [workers]}
-    uid = create(cluster, ray_cluster, f"{name}-x", spec, ownerReferences=[reference])
+    uid = create(cluster, ray_cluster, name, spec, ownerReferences=[owner])
     for index in range(2):
         owned(
             cluster,
-            f"p{index}",
+            f"{pods}{index}",
             ray_cluster,
-            f"{name}-x",
+            name,
             uid,
             annotations={names.CHECKPOINT: "true"},
             labels={"ray.io/group": "workers"},
         )
-    return f"raycluster-{name}-x"
+    return f"raycluster-{name}"
 
 
 def test_of_a_ray_job_the_ray_job_is_suspended_and_not_the_cluster_below_it() -> None:
@@ -561,17 +709,23 @@ def test_a_ray_job_that_kuberay_would_end_is_not_suspended() -> None:
     run(scenario)
 
 
-def test_a_ray_job_that_deletes_its_cluster_to_rest_is_resumed() -> None:
-    """KubeRay makes a cluster of another name then; the GPUJob outlives the first until then."""
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "by the next leader"])
+def test_a_ray_job_that_deletes_its_cluster_to_rest_keeps_its_service(restarted: bool) -> None:
+    """KubeRay makes a cluster of another name once it is resumed."""
     cluster = site(2)
 
     async def scenario() -> None:
+        nonlocal cluster
         job = ray_cluster_of(cluster, "RayJob", "r")
         await wait(cluster)
         (owner,) = cluster.gpujob(job)["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("RayJob", "r")
+        held = {"spec": {"hold": True, "prioritizedAt": "2026-01-01T00:00:00Z"}}
         for index in range(2):
             cluster.bind_as_planned(f"p{index}")
+            began = {"state": {"running": {"startedAt": rfc3339(cluster.now)}}}
+            status = {"status": {"containerStatuses": [began]}}
+            cluster.api.patch(PODS, f"p{index}", status, "default", subresource="status")
         await wait(cluster)
         gang = cluster.controller.gangs.by_key["default", job]
         await cluster.controller.preempter.begin(gang, Cause(Reason.NEEDED, job="the test"))
@@ -581,12 +735,29 @@ def test_a_ray_job_that_deletes_its_cluster_to_rest_is_resumed() -> None:
             cluster.api.delete(PODS, f"p{index}", "default")
         await wait(cluster)
         assert cluster.api.get(resource_of("RayJob"), "r", "default")["spec"]["suspend"] is False
-        assert not cluster.api.list(GPU_JOBS, "default")
+        had = cluster.gpujob(job)
+        assert had["status"]["phase"] == "Suspended"
+        assert had["status"]["attainedGpuSeconds"] > 0
+        cluster.api.patch(GPU_JOBS, job, held, "default")
+        if restarted:
+            cluster.api._watchers.clear()
+            now, cluster = cluster.now, Cluster(cluster.api)
+            cluster.now = now
+            await wait(cluster)
+        make_ray_cluster(cluster, owner | {"controller": True}, "r-y", "q")
+        await wait(cluster, 10)
+        (job_now,) = cluster.api.list(GPU_JOBS, "default")
+        assert job_now["metadata"]["name"] == "raycluster-r-y"
+        assert job_now["spec"]["hold"] is True, "what was asked for its first cluster holds"
+        assert job_now["spec"]["prioritizedAt"] == held["spec"]["prioritizedAt"]
+        for field in ("attainedGpuSeconds", "preemptedAt", "queuedAt", "startedAt"):
+            assert job_now["status"][field] == had["status"][field]
+        assert not cluster.controller.history.history().service_gpu_s.size, "it has not ended"
 
     run(scenario)
 
 
-def test_the_gpujob_of_a_ray_job_that_has_ended_goes_with_its_cluster() -> None:
+def test_the_gpujob_of_a_ray_job_that_has_ended_is_closed_when_its_cluster_is_gone() -> None:
     cluster = site(2)
 
     async def scenario() -> None:
@@ -594,6 +765,26 @@ def test_the_gpujob_of_a_ray_job_that_has_ended_goes_with_its_cluster() -> None:
         await wait(cluster)
         assert cluster.gpujob(job)["spec"]["suspends"]["kind"] == "RayJob"
         cluster.api.delete(resource_of("RayCluster"), "r-x", "default")
+        for index in range(2):
+            cluster.api.delete(PODS, f"p{index}", "default")
+        await wait(cluster)
+        assert cluster.gpujob(job)["status"]["phase"] == "Queued", "it may make another"
+        done = {"status": {"jobDeploymentStatus": "Complete"}}
+        cluster.api.patch(resource_of("RayJob"), "r", done, "default")
+        await wait(cluster, 90)
+        assert cluster.gpujob(job)["status"]["phase"] == "Completed"
+
+    run(scenario)
+
+
+def test_the_gpujob_of_a_ray_job_that_is_gone_goes_with_its_cluster() -> None:
+    cluster = site(2)
+
+    async def scenario() -> None:
+        ray_cluster_of(cluster, "RayJob", "r")
+        await wait(cluster)
+        cluster.api.delete(resource_of("RayCluster"), "r-x", "default")
+        cluster.api.delete(resource_of("RayJob"), "r", "default")
         for index in range(2):
             cluster.api.delete(PODS, f"p{index}", "default")
         await wait(cluster)
