@@ -53,6 +53,7 @@ def page_site(
     profile: dict[str, Any] | None = None,
     within_s: float = 120,
     state: ClusterState | None = None,
+    report: dict[str, Any] | None = None,
 ) -> Iterator[PageSite]:
     """Serve a cluster that `fill` makes, or adds to `state`."""
     port, started = free_port(), threading.Event()
@@ -65,12 +66,17 @@ def page_site(
     async def of_model(*_: str) -> dict[str, Any] | None:
         return profile
 
+    async def of_days(*_: object) -> dict[str, Any]:
+        assert report is not None
+        return report
+
     async def serve() -> None:
         served = state or ClusterState(now_s=time.time())
         changes = Changes(served, lambda: QUOTAS)
         fill(served)
         app = FastAPI()
-        app.include_router(status_router(Publisher(local_changes(changes)), may, of_job, of_model))
+        publisher = Publisher(local_changes(changes))
+        app.include_router(status_router(publisher, may, of_job, of_model, report=of_days))
         server = uvicorn.Server(
             uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
         )

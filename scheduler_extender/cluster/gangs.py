@@ -521,6 +521,8 @@ class Gangs:
         self._with_loads: list[Key] = []  # gangs that have come to have several loads
         # GPUJobs by the uid of what has made their workloads and rests in their place.
         self._by_maker: dict[str, set[Key]] = {}
+        #: Called with a gang whose GPUJob is gone, right before the gang loses it.
+        self.on_gone: Callable[[Gang], None] = lambda _: None
 
     @property
     def by_key(self) -> Mapping[Key, Gang]:
@@ -571,8 +573,15 @@ class Gangs:
         if isinstance(record, GpuJobRecord):
             gang = self._gang(record.key)
             if gang.record is not None and gang.record.uid != record.uid:
+                self.on_gone(gang)
                 gang.gone = {}
                 self._forget_maker(gang.record)
+            elif gang.record is not None and gang.gone:
+                # Whoever wrote the record has counted them to their end: this may be a standby.
+                listed = {part.uid for part in record.status.pod_service}
+                for part in gang.record.status.pod_service:
+                    if part.uid not in listed:
+                        gang.gone.pop(part.uid, None)
             if record.spec.suspends is not None:
                 self._by_maker.setdefault(record.spec.suspends.uid, set()).add(record.key)
             gang.record = record
@@ -586,6 +595,7 @@ class Gangs:
         if isinstance(record, GpuJobRecord):
             gang = self._gangs.get(record.key)
             if gang is not None and gang.record is not None and gang.record.uid == record.uid:
+                self.on_gone(gang)
                 self._forget_maker(gang.record)
                 gang.record = None
                 gang.gone = {}

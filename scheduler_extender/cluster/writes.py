@@ -14,6 +14,7 @@ from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.waited import with_waits
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
 from tandem.contracts.values import LONGEST_TEXT, shortened
@@ -75,6 +76,7 @@ class Writer:
         """Write a status if it differs, and read the answer; in a thread."""
         if status == record.status:
             return None
+        status = with_waits(record.status, status, self._clock())
         faults.reach("service-before")
         body = {
             "metadata": {

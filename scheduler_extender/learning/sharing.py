@@ -6,6 +6,7 @@ Pure, but for what was learned: what agents report now, and what earlier runs ha
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TypeVar
 
 import numpy as np
@@ -22,9 +23,16 @@ from scheduler_extender.cluster.jobs import (
 )
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.learning.adjusting import Resident
-from scheduler_extender.learning.observed import GpuKey, Rates, Watch, Watched
+from scheduler_extender.learning.observed import CONTENDED_PERCENT, GpuKey, Rates, Watch, Watched
 from scheduler_extender.learning.run_history import RunHistory, in_steps_kind
-from tandem.contracts.learning import Means, Neighbour, Observed, ObservedSlowdown, Reference
+from tandem.contracts.learning import (
+    Accrued,
+    Means,
+    Neighbour,
+    Observed,
+    ObservedSlowdown,
+    Reference,
+)
 from tandem.contracts.resources import GPUJobStatus, Source
 from tandem.policy.equations.observed import shared_out_slowdown
 from tandem.policy.units import BYTES_PER_GIB
@@ -123,6 +131,7 @@ class Sharing:
                 neighbours=known.neighbours,
                 slowed_seconds=known.slowed_seconds,
                 iterations_done=known.iterations_done,
+                accrued=known.accrued,
             )
         # None once a first worker has ended: what was seen before holds. On other nodes the gang
         # has another speed.
@@ -142,11 +151,15 @@ class Sharing:
             slowdown = told or measured
             neighbours = _with(neighbours, slowest, slowdown, kinds, predicted)
         slowed_s, iterations = _progress(gang, record, known, steps, slowdown, every, now_s)
+        passed_s = _passed_s(record.status, known, now_s)
         return known.model_copy(
             update={
                 "at": rfc3339(now_s),
                 "slowed_seconds": slowed_s,
                 "iterations_done": iterations,
+                "accrued": accrued_after(
+                    known.accrued or Accrued(), every, slowdown, predicted, passed_s
+                ),
                 "kind": kind_of_model(record.spec, record.status.load),
                 "gpu_model": most.gpu_model,
                 "accumulation_steps": steps,
@@ -232,13 +245,11 @@ def _progress(
     is; the run before that counts by its time.
     """
     status, checkpoints = record.status, record.spec.demand.checkpoint
-    since_s, known_s = now_s, seconds(known.at)
-    if status.running_since is not None:
-        since_s = seconds(status.running_since)
+    since_s, known_s = _running_since_s(status, now_s), seconds(known.at)
     slowed_s, done = known.slowed_seconds, known.iterations_done
     if since_s > known_s and not checkpoints:
         slowed_s, done = 0.0, None if done is None else 0.0  # it has begun anew
-    passed_s = max(0.0, now_s - max(known_s, since_s))
+    passed_s = _passed_s(status, known, now_s)
     speed = 1 / (1 + (slowdown.value if slowdown is not None else 0.0))
     speed /= stretch_of_steps(status, steps)
     slowed_s = round(slowed_s + passed_s * (1 - speed), 1)
@@ -251,6 +262,55 @@ def _progress(
         ran_s = max(0.0, kept_run_s(gang, record, now_s) - slowed_s)
         done = round(ran_s / iteration_s, 1) if iteration_s else 0.0
     return slowed_s, done
+
+
+def _running_since_s(status: GPUJobStatus, now_s: float) -> float:
+    return seconds(status.running_since) if status.running_since is not None else now_s
+
+
+def _passed_s(status: GPUJobStatus, known: Observed, now_s: float) -> float:
+    """Return for how many seconds a gang has run since it was looked at."""
+    return max(0.0, now_s - max(seconds(known.at), _running_since_s(status, now_s)))
+
+
+def accrued_after(
+    known: Accrued,
+    every: list[Watched],
+    slowdown: ObservedSlowdown | None,
+    predicted: Callable[[str], float],
+    passed_s: float,
+) -> Accrued:
+    """Return what a gang has had of its GPUs after `passed_s` more seconds as they are now.
+
+    Worked: 10 s on one GPU with one neighbour, at a slowdown of 0.25: 5 GPU-seconds were the
+    neighbour's, and 10 (1 - 1 / 1.25) = 2 are lost.
+    """
+    used = [w.use.utilisation_percent for w in every if w.use.utilisation_percent is not None]
+    others = [frozenset(uid for uid in w.others if uid) for w in every]
+    beside = sum(len(uids) / (1 + len(uids)) for uids in others)
+    value = slowdown.value if slowdown is not None else 0.0
+    shared = [w for w, uids in zip(every, others, strict=True) if uids]
+    # A GPU that is not busy slows nobody down: that is measured, too.
+    measured = slowdown is not None or all(
+        w.now and w.busy_percent < CONTENDED_PERCENT for w in shared
+    )
+    if not measured:
+        expected = (predicted(uid) for uid in frozenset().union(*others))
+        value = max((each for each in expected if each < inf), default=0.0)
+    lost = len(every) * (1 - 1 / (1 + value)) if shared else 0.0
+    kind = "" if measured else "predicted_"
+    more = {
+        "seen_gpu_seconds": len(every),
+        "measured_gpu_seconds": len(used),
+        "used_gpu_seconds": sum(used) / 100,
+        f"{kind}beside_gpu_seconds": beside,
+        f"{kind}lost_gpu_seconds": lost,
+    }
+    return known.model_copy(
+        update={
+            name: round(getattr(known, name) + passed_s * rate, 3) for name, rate in more.items()
+        }
+    )
 
 
 def _outgrew(record: GpuJobRecord, here: Watched) -> bool:

@@ -16,7 +16,9 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from itertools import islice
 
+from scheduler_extender.accounting.past import Past
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
@@ -65,6 +67,7 @@ SETTLE_S = 0.02  # changes come in bursts; one cycle takes them together
 #: enough to follow a change of the workload.
 HISTORY_JOBS = 1000
 _PARALLEL = 16
+_LOOKED_AT = 8  # pods of a gang, for the type of its GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ class Controller:
     ) -> None:
         chosen, clock = settings or Settings(), connection.clock
         learned = learned or LearnedState(state.beliefs.pairs, state.beliefs.placements)
-        self.gangs = state.gangs
+        self._state, self.gangs = state, state.gangs
         self.metrics = metrics or QueueMetrics()
         self._changed = asyncio.Event()
         self.beliefs = state.beliefs
@@ -149,6 +152,7 @@ class Controller:
         self._writer = parts.writer
         self.preempter = parts.preempter
         self.history = parts.history
+        self.past = Past(connection.namespace, state.gangs, self._gpu_type, clock)
         self.learning = Learning(parts, observing(profile, chosen.learning), learned, feedback)
         load_prediction = LoadPrediction(
             parts, predictor, self._pricing, self.learning.next_runs.earlier
@@ -187,6 +191,16 @@ class Controller:
         self.caught_up = asyncio.Event()  # all that was there when we began has been looked at
         self.metrics.watch(self)
 
+    def _gpu_type(self, gang: Gang) -> str:
+        """Return the type of the GPUs on which a gang is or was, '' where no pod of it says so."""
+        pods = gang.holders() or gang.pods.values()
+        pod = next((pod for pod in islice(pods, _LOOKED_AT) if pod.devices), None)
+        if pod is None:
+            return ""
+        report = self._state.gpu_nodes().get(("", pod.node_name))
+        gpus = report.status.gpus if report is not None else ()
+        return next((gpu.model for gpu in gpus if gpu.uuid in pod.devices), "")
+
     def _annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
         """Return a status that is about to be written with what the parts know of the gang."""
         status = self.learning.annotated(gang, status)
@@ -208,6 +222,9 @@ class Controller:
                     return  # the next cycle at its time takes in what it leaves of its node
                 self.terminations.pod_changed(record)
                 self.learning.pod_changed(record)
+                self.past.pod_changed(record.pod)
+            case GpuJobRecord():
+                self.past.take(self.gangs.by_key[record.key])
             case GpuNodeRecord():
                 self.evictions.node_changed(record)
                 self.inventories.node_changed(record)
@@ -223,6 +240,7 @@ class Controller:
                 if not record.ours and not gangs:
                     return
                 self.terminations.pod_gone(record)
+                self.past.pod_gone(record.pod)
             case GpuJobRecord():
                 if not self.gangs.of_maker(record.spec.suspends, record.key):
                     self.history.take_killed(record)  # else another carries it on
@@ -264,7 +282,10 @@ class Controller:
         finally:
             self._pricing.stop()
             await asyncio.gather(
-                *self.work.stop(), *self._start_forecast.stop(), return_exceptions=True
+                *self.work.stop(),
+                *self._start_forecast.stop(),
+                *self.past.stop(),
+                return_exceptions=True,
             )
 
     @property
@@ -291,6 +312,7 @@ class Controller:
         if self._term() != term:
             return False
         self.history.read_again()
+        self.past.read_again()
         self.queue_state.begin_term(self._written)
         self.gates.withdrawn = self.accounts.exceeding_plans()
         self._leads_in = term
@@ -324,11 +346,12 @@ class Controller:
             self.rounds.forget_refusals()
             for key in list(self._pending.starts):
                 self.work.add(key)
-        # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds, and
-        #    which GPUs a new node has.
+        # 6. Save what outlives GPUJobs: the history, learned pairs, the quotas' GPU-seconds, what
+        #    jobs have had of GPUs, and which GPUs a new node has.
         await self._apart("inventories", self.inventories.step())
         await self._apart("history", self.history.save(self._writer, self._clock()))
         await self._apart("quotas", self.accounts.step(self._writer))
+        self.past.look(self._writer)
         if not self._pending.starts and not self.rounds.due():
             return
         with collector_paused():

@@ -138,6 +138,7 @@ def create(
         fingerprint=pod.fingerprint,
         hold=earlier is not None and earlier.hold,
         prioritized_at=earlier.prioritized_at if earlier is not None else None,
+        user=pod.labels.get(names.USER_LABEL, ""),
     )
     reference = {
         "apiVersion": spec.rests.api_version,

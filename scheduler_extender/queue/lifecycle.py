@@ -256,10 +256,13 @@ def carried_on(status: GPUJobStatus, earlier: Gang, now_s: float) -> GPUJobStatu
     What has made the workload of `earlier` has made another in its place: its service counts, and
     so do its place in the queue and the preemptions of the last hour.
     """
-    had = earlier.job.status
+    had, service = earlier.job.status, round(earlier.attained_gpu_s(now_s), 3)
     return status.model_copy(
         update={
-            "attained_gpu_seconds": round(earlier.attained_gpu_s(now_s), 3),
+            "attained_gpu_seconds": service,
+            # A report has counted what the other had.
+            "ended_gpu_seconds": service,
+            "waits_until": rfc3339(now_s),
             "promoted_gpu_seconds": had.promoted_gpu_seconds,
             "preempted_at": had.preempted_at,
             "queued_at": had.queued_at or status.queued_at,
@@ -285,6 +288,9 @@ def revived(status: GPUJobStatus, now_s: float) -> GPUJobStatus:
             "plan": None,
             "queued_at": now,
             "waiting_since": now,
+            # A report has counted the run that ended; what follows counts anew.
+            "ended_gpu_seconds": status.attained_gpu_seconds,
+            "waits": [],
         }
     )
 

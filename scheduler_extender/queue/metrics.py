@@ -143,6 +143,16 @@ class _OfQueue(Collector):
             "Size of what was learned as it was written last, at most 921600.",
             value=controller.history.stored_bytes,
         )
+        yield CounterMetricFamily(
+            "tandem_report_failures",
+            "Writes of what jobs have had of GPUs that were refused or not answered.",
+            value=controller.past.failures,
+        )
+        yield GaugeMetricFamily(
+            "tandem_report_day_bytes",
+            "Size of a day of the report as it was written last, at most 921600.",
+            value=controller.past.stored_bytes,
+        )
         learning = controller.learning
         outcomes = CounterMetricFamily(
             "tandem_learning_adjustments",

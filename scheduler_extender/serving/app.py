@@ -34,6 +34,7 @@ from scheduler_extender.serving.status.sources import (
     inner_router,
     local_changes,
     local_profiles,
+    local_reports,
 )
 from scheduler_extender.serving.tls import Tls, tls_of_files
 from tandem.kube.memory import MemoryCluster
@@ -73,6 +74,7 @@ def public_app(service: Service) -> FastAPI:
                 everybody,
                 events_in_memory(service.api),
                 local_profiles(service.predictor),
+                report=local_reports(service.report),
             )
         )
     app.add_middleware(Limited)
@@ -160,7 +162,9 @@ def inner_app(service: Service) -> FastAPI:
         )
     )
     app.include_router(node_pods_router(service.node_pods))
-    app.include_router(inner_router(service.changes, service.predictor, service.traffic))
+    app.include_router(
+        inner_router(service.changes, service.predictor, service.traffic, service.report)
+    )
     return app
 
 

@@ -52,6 +52,7 @@ from scheduler_extender.serving.status.sources import (
     events_for_caller,
     remote_changes,
     remote_profiles,
+    remote_reports,
 )
 from scheduler_extender.serving.tls import Tls, tls_of_files
 from tandem.contracts.names import API_AUDIENCE
@@ -192,6 +193,7 @@ def front_app(
             readers.check,
             events_for_caller(api, readers.require),
             remote_profiles(extender),
+            report=remote_reports(extender),
         )
     )
     app.add_middleware(Limited)

@@ -12,8 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
+from scheduler_extender.accounting.past import Past
 from scheduler_extender.admission.webhook import has_nvidia_runtime_class
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns
@@ -75,8 +77,13 @@ class Service:
     predictor: HttpPredictor
     node_pods: NodePods
     own_pods: OwnPods
+    past: Past
     runtime_class: list[bool] = field(default_factory=lambda: [False])
     traffic: Traffic = field(default_factory=Traffic)
+
+    async def report(self, days: int, by: str, namespace: str | None) -> dict[str, Any]:
+        """Return what jobs have had of GPUs; raises as `Past.report` does."""
+        return await self.past.report(self.api, days, by, namespace)
 
 
 @contextlib.asynccontextmanager
@@ -143,9 +150,6 @@ async def running(
     )
     own_pods = OwnPods(clock, changes.node_changed)
     own_pods.count(metrics.registry)
-    service = Service(
-        config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods
-    )
     hostname = config.leader.hostname or socket.gethostname()
 
     def term_changed() -> None:
@@ -204,6 +208,10 @@ async def running(
         feedback=predictor.tell,
         metrics=QueueMetrics(metrics.registry),
     )
+    service = Service(
+        config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods,
+        controller.past,
+    )  # fmt: skip
     reflectors = _start_feed(feed, api)
     metrics.watch(state, feed, binder, reflectors, config.shares)
     reflectors += own_pods.follow(api, (config.namespace, config.agent_namespace))

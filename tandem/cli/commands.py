@@ -35,6 +35,7 @@ COMMANDS = {
     "profile": Command("Measure what training jobs use of this machine's GPU.", "profile"),
     "queue": Command("List the jobs that wait: when they start, and why not now."),
     "quotas": Command("List namespaces with what they hold of their quota."),
+    "report": Command("Show what jobs had of GPUs, and what sharing saved."),
     "resume": Command("Let a held job be started again."),
     "sharing": Command("Say whether sharing pays, and whom it slows down most."),
     "simulate": Command("Replay a trace of jobs on a simulated cluster.", "simulator"),

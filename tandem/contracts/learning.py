@@ -63,6 +63,24 @@ class Neighbour(Message):
     means: Means
 
 
+class Accrued(Message):
+    """What a job has had of its GPUs while agents saw its pods on them.
+
+    `used_gpu_seconds` is utilisation times the time for which it was known, which is
+    `measured_gpu_seconds`. `beside_gpu_seconds` is what neighbours had of the same GPUs (half of
+    one that two jobs share), and `lost_gpu_seconds` what the neighbours' slowdown has cost, as
+    measured. Where a slowdown was only predicted, both count as `predicted_` instead.
+    """
+
+    seen_gpu_seconds: Figure = 0.0
+    measured_gpu_seconds: Figure = 0.0
+    used_gpu_seconds: Figure = 0.0
+    beside_gpu_seconds: Figure = 0.0
+    lost_gpu_seconds: Figure = 0.0
+    predicted_beside_gpu_seconds: Figure = 0.0
+    predicted_lost_gpu_seconds: Figure = 0.0
+
+
 class Observed(Message):
     """What the agents have measured of one worker of a job, on the GPU where it shows most.
 
@@ -72,8 +90,8 @@ class Observed(Message):
     fingerprint by which it is known again, `seconds` how long it was seen, `accumulation_steps` in
     how many micro-batches it runs its batch. `slowed_seconds` is the time that the whole job has
     lost to its neighbours and to accumulation, `iterations_done` what its pods have told of their
-    progress. `spread`: a gang of several pods runs on more nodes than it needs. `remembered`: its
-    history has been sent on.
+    progress. `accrued` is what it has had of its GPUs in all. `spread`: a gang of several pods runs
+    on more nodes than it needs. `remembered`: its history has been sent on.
     """
 
     at: Time
@@ -91,6 +109,7 @@ class Observed(Message):
     idle_seconds: Annotated[PhaseSeconds | None, Measured] = None
     slowed_seconds: Figure = 0.0
     iterations_done: Annotated[Figure | None, Measured] = None
+    accrued: Accrued | None = None
     slowdown: ObservedSlowdown | None = None
     neighbours: Annotated[list[Neighbour], Field(max_length=8), last(8)] = []
     spread: bool | None = None

@@ -27,10 +27,15 @@ NAMESPACE = "tandem-system"
 AGENT_NAMESPACE = "tandem-agents"
 #: The ConfigMap in which the extender keeps what outlives GPUJobs: history, pairs, quota usage.
 HISTORY_CONFIG_MAP = "tandem-history"
+#: What completed jobs had of GPUs, day by day: a ConfigMap for each day, with a number behind it.
+PAST_CONFIG_MAP = "tandem-past"
 PRIORITY_CLASS = "tandem-training"
 SCHEDULING_GATE = f"{GROUP}/queue"
 ADOPT_LABEL = f"{GROUP}/adopt"
 GPU_TAINT = f"{GROUP}/gpu"
+
+#: A label that users may set on the pod: for whom it runs. Reports count by it.
+USER_LABEL = f"{GROUP}/user"
 
 # Annotations that users set on the pod (or its template).
 MODEL = f"{GROUP}/model"

@@ -11,6 +11,9 @@ import pytest
 from benchmarks.page import browser as driver
 from benchmarks.page.fleet import Fleet
 from benchmarks.page.site import PageSite, page_site
+from scheduler_extender.accounting.account import Account, Parts
+from scheduler_extender.accounting.days import Day, day_of
+from scheduler_extender.accounting.report import report_of
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.readers import Readers
 from tandem.kube.access import TOKEN_REVIEWS
@@ -47,7 +50,25 @@ VIEWS = {
     "running job": "?view=job&namespace=vision&name=job-nasty",
     "waiting job": "?view=job&namespace=language&name=job-nasty-waits",
     "model": "?view=model&namespace=vision&name=resnet50",
+    "past": "?view=past&days=30&by=user",
 }
+
+
+def past() -> dict[str, Any]:
+    """A report with the names that a tenant chose."""
+    now_s = time.time()
+    day = Day(day_of(now_s))
+    for number in range(3):
+        day.take(
+            Account(
+                uid=f"u{number}", namespace="vision", name=f"job-{number}", user=NASTY,
+                model=NASTY, gpu_type="NVIDIA A100", gpus=2, queued_s=now_s - 9000,
+                started_s=now_s - 7200, until_s=now_s - 60 - number, held_gpu_s=14_000.0,
+                parts=Parts(used=0.4, beside=0.4, lost=0.1), waits={NASTY[:60]: 1800.0},
+                phase="Completed", slowdown=0.2, neighbours=((NASTY, 0.2),),
+            )
+        )  # fmt: skip
+    return report_of({day.number: day}, now_s, 30, "user", None)
 
 
 def fill(state: ClusterState) -> None:
@@ -111,7 +132,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[PageSite]:
-    with page_site(fill, events=[EVENT], profile=PROFILE) as found:
+    with page_site(fill, events=[EVENT], profile=PROFILE, report=past()) as found:
         yield found
 
 
@@ -167,11 +188,20 @@ def test_markup_is_shown_as_it_was_written(browser: Any, site: PageSite) -> None
     page.close()
 
 
+def test_the_past_shows_who_had_what(browser: Any, site: PageSite) -> None:
+    page = Opened(browser, f"{site.url}/status/{VIEWS['past']}").live()
+    page.wait_for_selector("table[aria-label='Jobs that ended']")
+    text = page.inner_text("main")
+    assert NASTY in text
+    assert "11.7 GPU-hours" in text  # held: three times 14,000 GPU-seconds
+    page.close()
+
+
 def test_every_view_is_reached_by_keyboard(browser: Any, site: PageSite) -> None:
     page = Opened(browser, f"{site.url}/status/").live()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
-    for title in ("Jobs", "GPUs", "Nodes", "Models"):
+    for title in ("Jobs", "GPUs", "Nodes", "Models", "Past"):
         for _ in range(40):
             page.keyboard.press("Tab")
             if page.evaluate("document.activeElement.textContent") == title:

@@ -34,6 +34,7 @@ RULES = {
     "prioritize": Kind(True, True, ONE),
     "queue": Kind(True, True, LIST),
     "quotas": Kind(True, True, LIST),
+    "report": Kind(True, True),
     "resume": Kind(True, True, ONE),
     "sharing": Kind(True, True),
     "top": Kind(True, True),

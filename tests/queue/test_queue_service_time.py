@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from queue_builders import gang, pod
 
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.gangs import Gang, Gangs
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
+from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.queue import decisions
 from tandem.contracts.resources import GPUJobStatus, Phase, PodService
 
@@ -241,3 +242,25 @@ def test_no_pod_is_counted_twice_or_left_out_whatever_ends_leaves_or_is_killed(
         assert group.attained_gpu_s(now_s) == pytest.approx(expected)
         written = with_service(group.record.status, group, now_s)
         assert written.attained_gpu_seconds == pytest.approx(expected)
+
+
+def test_a_standby_counts_no_pod_again_that_the_leader_has_counted_to_its_end() -> None:
+    """The leader has written the service of a pod that is gone; the standby saw the pod go, too."""
+    p = running("p", 100)
+    group = gang(p)
+    standby = Gangs(lambda: 160.0)
+    standby.observe(group.job)
+    pod_record = PodRecord("default", "p", p.uid, "1", p, group.key)
+    standby.observe(pod_record)
+    listed = with_service(group.job.status, group, 120)
+    standby.observe(replace(group.job, status=listed, resource_version="2"))
+    standby.forget(pod_record)
+    assert standby.by_key[group.key].attained_gpu_s(500) == 60
+    group.record = replace(group.job, status=listed)
+    group.remove(p.uid, 160.0)
+    counted = with_service(listed, group, 170)
+    assert counted.attained_gpu_seconds == 60
+    standby.observe(replace(group.job, status=counted, resource_version="3"))
+    found = standby.by_key[group.key]
+    assert found.attained_gpu_s(500) == 60
+    assert with_service(counted, found, 500).attained_gpu_seconds == 60

@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import Query as HttpQuery
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
+from scheduler_extender.accounting import MOST_DAYS
 from scheduler_extender.serving.limits import client_name
 from scheduler_extender.serving.readers import Check
 from scheduler_extender.serving.status import assets
@@ -63,6 +65,8 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 _Result = TypeVar("_Result")
+#: Return what jobs have had of GPUs in so many days, by what, of which namespace (None: all).
+Report = Callable[[int, str, str | None], Awaitable[dict[str, Any]]]
 #: Return the events of a namespace that regard one of these names, as the caller may see them.
 Events = Callable[[Request, str, list[str]], Awaitable[list[dict[str, Any]]]]
 #: Return a ModelProfile as the predictor has it; None where there is none.
@@ -95,6 +99,7 @@ def status_router(
     events: Events,
     profiles: Profiles,
     stream_s: float = STREAM_S,
+    report: Report | None = None,
 ) -> APIRouter:
     """Return the routes under /v1/status and /status; `may` says who may read what."""
     router = APIRouter(tags=["status"])
@@ -128,6 +133,19 @@ def status_router(
         if found is None:
             raise HTTPException(404, f"the predictor knows no model {namespace}/{name}")
         return found
+
+    @router.get("/v1/status/report", responses=_REFUSALS)
+    async def past(
+        request: Request,
+        days: Annotated[int, HttpQuery(ge=1, le=MOST_DAYS)] = MOST_DAYS,
+        by: Literal["namespace", "user", "model", "gpu-type", "day"] = "namespace",
+        namespace: str | None = None,
+    ) -> dict[str, Any]:
+        """Return what jobs have had of GPUs in the last days, by one of what a row may be."""
+        scope = await readers.scope(request, namespace)
+        if report is None:
+            raise HTTPException(503, "no past is kept here")
+        return await report(days, by, scope.namespace or namespace)
 
     _add_page(router)
     return router

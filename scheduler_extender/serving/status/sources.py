@@ -12,7 +12,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
 from scheduler_extender.serving.status.publisher import AwayError, Source
-from scheduler_extender.serving.status.routes import Events, Profiles
+from scheduler_extender.serving.status.routes import Events, Profiles, Report
 from scheduler_extender.serving.traffic import Traffic
 from tandem.kube.access import Access
 from tandem.kube.client import KubeClient
@@ -34,7 +34,7 @@ _REST_OF_WHOLE_S, _PIECES_OF_WHOLE = 0.001, 3
 _BEHIND_VERBS_S, _BEHIND_VERBS_OF_WHOLE_S = 0.05, 0.005
 #: So much is sent at once: both processes take longer for the HTTP of a piece than for the piece.
 _SENT_BYTES = 64 * 2**10
-_PATH = "/v1/changes"
+_PATH, _REPORT = "/v1/changes", "/v1/report"
 _LONGEST_WAIT_S = 5.0
 
 #: Raises HTTPException where the caller of a request does not have a right.
@@ -83,7 +83,9 @@ def remote_changes(extender: httpx.AsyncClient) -> Source:
     return pieces
 
 
-def inner_router(changes: Changes, predictor: HttpPredictor, traffic: Traffic) -> APIRouter:
+def inner_router(
+    changes: Changes, predictor: HttpPredictor, traffic: Traffic, report: Report
+) -> APIRouter:
     """Return what the process in front asks for the page; no other process can ask it."""
     router = APIRouter()
     source = local_changes(changes, traffic)
@@ -100,7 +102,45 @@ def inner_router(changes: Changes, predictor: HttpPredictor, traffic: Traffic) -
             raise HTTPException(404)
         return found
 
+    @router.get(_REPORT)
+    async def past(days: int, by: str, namespace: str | None = None) -> dict[str, Any]:
+        return await local_reports(report)(days, by, namespace)
+
     return router
+
+
+def local_reports(report: Report) -> Report:
+    """Return reports of the extender in this process."""
+
+    async def made(days: int, by: str, namespace: str | None) -> dict[str, Any]:
+        try:
+            return await report(days, by, namespace)
+        except KubeError as error:
+            words = "the API server does not say what is kept of the past"
+            raise HTTPException(503, words) from error
+
+    return made
+
+
+def remote_reports(extender: httpx.AsyncClient) -> Report:
+    """Return reports of the extender behind a connection, one at a time."""
+    turn = asyncio.Lock()
+
+    async def made(days: int, by: str, namespace: str | None) -> dict[str, Any]:
+        given = {"days": str(days), "by": by}
+        if namespace is not None:
+            given["namespace"] = namespace
+        try:
+            async with turn:
+                answer = await extender.get(_REPORT, params=given)
+        except httpx.HTTPError as error:
+            raise HTTPException(503, "the extender does not answer") from error
+        if not answer.is_success:
+            raise HTTPException(503, str(answer.json().get("detail") or "no report"))
+        found: dict[str, Any] = answer.json()
+        return found
+
+    return made
 
 
 def local_profiles(predictor: HttpPredictor) -> Profiles:

@@ -29,6 +29,7 @@ from tandem.contracts.resources.gpu_job import (
     ResourceAmount,
     Role,
     SubBatch,
+    Waited,
     WorkloadRef,
 )
 from tandem.contracts.resources.gpu_node import (
@@ -87,5 +88,6 @@ __all__ = [
     "Source",
     "SubBatch",
     "Time",
+    "Waited",
     "WorkloadRef",
 ]

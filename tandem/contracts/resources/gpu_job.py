@@ -221,8 +221,9 @@ class GPUJobSpec(Message):
     Administrators may set `hold` (it is not started) and `prioritized_at` (it goes before all that
     were not moved to the front, in the order of these times). `fingerprint` stands for image,
     command and resources of its first pod: by it a job without a model is known again. `demand` is
-    that of its first pod. `roles` has all of its pods where they ask for different things.
-    `suspends` is what made the workload and rests in its place, where there is such an object.
+    that of its first pod. `roles` has all of its pods where they ask for different things. `user`
+    is the label tandem.gpu/user of its first pod. `suspends` is what made the workload and rests in
+    its place, where there is such an object.
     """
 
     workload: WorkloadRef
@@ -231,6 +232,7 @@ class GPUJobSpec(Message):
     roles: Annotated[list[Role], Field(max_length=MAX_ROLES)] = []
     gang: Reference = ""
     fingerprint: Label = ""
+    user: Label = ""
     hold: bool = False
     prioritized_at: Time | None = None
 
@@ -256,6 +258,13 @@ class PodService(Message):
     uid: Reference
     started_at: Time
     gpu_seconds: Figure
+
+
+class Waited(Message):
+    """For how long a gang has waited for a reason, in seconds."""
+
+    reason: Word
+    seconds: Figure
 
 
 class Preemption(Message):
@@ -299,7 +308,9 @@ class GPUJobStatus(Message):
     `failed_starts` counts since it last ran how often containers of its pods did not start in time;
     until `rests_until` no pod of it is placed for that reason. `pod_service` has the pods that hold
     GPUs and a few that have just ended. A pod that was bound until `folded_until`, has ended and is
-    not in `pod_service` is counted to its end.
+    not in `pod_service` is counted to its end. `waits` has the seconds of all waits by the first
+    cause that kept the gang from its GPUs; what is counted reaches until `waits_until`.
+    `ended_gpu_seconds` is the lifetime service at its last end, where it has had pods again since.
     """
 
     phase: Phase = Phase.QUEUED
@@ -320,6 +331,9 @@ class GPUJobStatus(Message):
     promoted_gpu_seconds: Figure = 0.0
     pod_service: Annotated[list[PodService], Field(max_length=MAX_ENTRIES)] = []
     folded_until: Time | None = None
+    ended_gpu_seconds: Figure = 0.0
+    waits: Annotated[list[Waited], Field(max_length=64), last(64)] = []
+    waits_until: Time | None = None
     attempts: Count = 0
     failed_starts: Count = 0
     rests_until: Time | None = None

@@ -4,6 +4,7 @@ import { Refused, follow, read, session } from "./data.js";
 import { Card, Empty, href } from "./parts.js";
 import { Gpus, Jobs, Models, Nodes, Overview } from "./lists.js";
 import { Gpu, JobView, Model, Node } from "./details.js";
+import { Past } from "./past.js";
 import { Terms } from "./terms.js";
 
 const part = encodeURIComponent;
@@ -18,10 +19,12 @@ const VIEWS = {
   job: [(p) => `jobs/${part(p.namespace)}/${part(p.name)}`, (p) => `Job ${p.namespace}/${p.name}`, JobView, "jobs"],
   models: [() => "models", () => "Models", Models, "models"],
   model: [(p) => `models/${part(p.namespace)}/${part(p.name)}`, (p) => `Model ${p.namespace}/${p.name}`, Model, "models"],
+  // It reads a report by itself, once.
+  past: [null, () => "Past", Past, "past"],
   // All of it is in the page: nothing is read.
   terms: [null, () => "Terms", Terms, ""],
 };
-const TABS = [["overview", "Overview"], ["jobs", "Jobs"], ["gpus", "GPUs"], ["nodes", "Nodes"], ["models", "Models"]];
+const TABS = [["overview", "Overview"], ["jobs", "Jobs"], ["gpus", "GPUs"], ["nodes", "Nodes"], ["models", "Models"], ["past", "Past"]];
 const OBJECTS = new Set(["gpu", "node", "job", "model"]);
 
 function place() {

@@ -3,6 +3,11 @@
 import { html } from "./ui.js";
 
 export const TERMS = {
+  "Asked": ["GPUs that jobs asked for, times the time from the queue to the end.", "report.md"],
+  "GPU-hours held": ["GPUs times the time for which containers ran; a shared GPU counts for each of its jobs.", "report.md"],
+  "Used": ["Utilisation times the time held.", "report.md"],
+  "Saved by sharing": ["What the same work would have taken more without sharing.", "report.md"],
+  "Lost to slowdown": ["What neighbours on the same GPUs have cost.", "report.md"],
   "Position": ["Place in the queue, 1 first: among the jobs that you see.", "queueing.md"],
   "Phase": ["Where a job is: Queued, Admitted, Running, Preempting, Suspended, Completed or Failed.", "queueing.md"],
   "Waits": ["How long it has waited since it was queued, or since it last gave up its GPUs.", "queueing.md"],
