@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ SLOW_S = 1.0
 #: Requests in a row without an answer in time, after which no caller waits any more.
 OPEN_AFTER = 3
 PROBE_EVERY_S = 5.0
+#: For so long an answer holds for jobs that declare the same, of which many may come at once.
+SAME_S = 1.0
+_ANSWERS_KEPT = 256
 AGAIN_S = 30.0  # pairs that the predictor did not price
 
 
@@ -155,6 +159,7 @@ class HttpPredictor:
         self._token = token
         self._metrics = metrics or PredictorMetrics()
         self._circuit = _Circuit(self._metrics, self._answers)
+        self._said: dict[PredictRequest, tuple[float, Prediction]] = {}  # and when
 
     async def predict(
         self, namespace: str, demand: Demand, gpu: GpuKind | None, steps: int = 1
@@ -185,19 +190,42 @@ class HttpPredictor:
             declared_memory_bytes=demand.declared_memory_bytes,
             declared_utilisation_percent=demand.declared_utilisation_percent,
         )
+        said = self._said_of(request)
+        if said is not None:
+            return said
         answer = await self._post(_Request("/v1/predict", request.wire()))
         if answer is None:
             return without_predictor(demand, "the predictor does not answer", away=True)
         if not answer.is_success:
-            said = answer.text[:300]
-            log.warning("predictor refused status=%s said=%s", answer.status_code, said)
+            why = answer.text[:300]
+            log.warning("predictor refused status=%s said=%s", answer.status_code, why)
             away = answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
-            return without_predictor(demand, f"the predictor refused: {said}", away=away)
+            return without_predictor(demand, f"the predictor refused: {why}", away=away)
         try:
-            return Prediction.model_validate_json(answer.content)
+            prediction = Prediction.model_validate_json(answer.content)
         except ValidationError as error:
             log.warning("predictor unusable error=%r", error)
             return without_predictor(demand, "the predictor's answer cannot be read", away=True)
+        self._keep(request, prediction)
+        return prediction
+
+    def _said_of(self, request: PredictRequest) -> Prediction | None:
+        """Return what the predictor has said of the same a moment ago."""
+        at_s, said = self._said.get(request, (-math.inf, None))
+        return said if time.monotonic() - at_s < SAME_S else None
+
+    def _keep(self, request: PredictRequest, said: Prediction) -> None:
+        """Keep an answer for jobs that declare the same.
+
+        One that a model is not known is not kept: it may be pushed right now.
+        """
+        unknown = said.load.memory_source in (Source.WHOLE_GPU, Source.DECLARED)
+        if request.model is not None and unknown:
+            return
+        self._said.pop(request, None)
+        self._said[request] = (time.monotonic(), said)
+        while len(self._said) > _ANSWERS_KEPT:
+            del self._said[next(iter(self._said))]
 
     async def interference(
         self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
@@ -217,6 +245,7 @@ class HttpPredictor:
 
     async def tell(self, feedback: Feedback) -> bool:
         """Send what a run of a model was observed to use; False where it was not taken."""
+        self._said.clear()  # it may say something else from now on
         answer = await self._post(_Request("/v1/feedback", feedback.wire()))
         return answer is not None and answer.is_success
 

@@ -119,6 +119,8 @@ class GpuJobRecord(Record):
     worker: Job
     plan_deadline_s: float = 0.0
     measured: bool = False  # the memory of its worker was measured, and not only predicted
+    #: Since when its status is known here alone (Unix time); None where it is written.
+    unwritten_since_s: float | None = None
 
     @property
     def spans_workloads(self) -> bool:
@@ -271,9 +273,19 @@ def _at_most(use: PodUse, most: int) -> PodUse:
 
 def parse_gpu_job(raw: Raw) -> GpuJobRecord:
     """Read a GPUJob."""
-    identity = _identity(raw)
     spec = GPUJobSpec.model_validate(raw["spec"])
-    status = GPUJobStatus.model_validate(raw.get("status") or {})
+    return _gpu_job(_identity(raw), spec, GPUJobStatus.model_validate(raw.get("status") or {}))
+
+
+def with_unwritten(record: GpuJobRecord, status: GPUJobStatus, now_s: float) -> GpuJobRecord:
+    """Return a GPUJob with a status that is not written yet, since `now_s` (Unix time)."""
+    identity = (record.namespace, record.name, record.uid, record.resource_version)
+    return replace(_gpu_job(identity, record.spec, status), unwritten_since_s=now_s)
+
+
+def _gpu_job(
+    identity: tuple[str, str, str, str], spec: GPUJobSpec, status: GPUJobStatus
+) -> GpuJobRecord:
     load, kind = load_now(spec.demand, status), kind_of_model(spec, status.load)
     return GpuJobRecord(
         *identity,

@@ -34,13 +34,14 @@ from scheduler_extender.cluster.records import (
     has_own_figures,
     not_less,
     placed_with,
+    with_unwritten,
     worker_by_annotations,
     worker_of,
 )
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from scheduler_extender.cluster.workloads import gpujob_name, role_of
 from tandem.contracts.placement import PlacedWith
-from tandem.contracts.resources import Load
+from tandem.contracts.resources import GPUJobStatus, Load
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import Bools, Ints
@@ -274,6 +275,17 @@ class ClusterState:
             self._follow(gone, gone=True)
         if new is not None:
             self._follow(new, gone=False, before=before if gone is None else None)
+
+    def keep(self, record: GpuJobRecord, status: GPUJobStatus, now_s: float) -> None:
+        """Let a GPUJob have a status that is not written yet, since `now_s` (Unix time).
+
+        The next version of the object replaces it. Where that is known already, nothing changes.
+        """
+        if self.gpu_jobs().get(record.key) is not record:
+            return
+        kept = with_unwritten(record, status, now_s)
+        self._objects.of("gpujobs")[record.key] = kept
+        self._follow(kept, gone=False, before=record)
 
     def delete(self, kind: str, raw: Mapping[str, Any]) -> None:
         """Forget an object (only the one with this uid); it never comes back."""

@@ -65,7 +65,7 @@ class Writer:
         if (causes := [cause.cut() for cause in status.causes]) != status.causes:
             status = status.model_copy(update={"causes": causes})
         written = None
-        if large or status != record.status:
+        if large or status != record.status or record.unwritten_since_s is not None:
             written = await self.call(self._replace_status, record, status)
         for uid in ending:  # counted now, or there was nothing to count
             gang.counted(uid)
@@ -74,7 +74,7 @@ class Writer:
 
     def _replace_status(self, record: GpuJobRecord, status: GPUJobStatus) -> GpuJobRecord | None:
         """Write a status if it differs, and read the answer; in a thread."""
-        if status == record.status:
+        if status == record.status and record.unwritten_since_s is None:
             return None
         status = with_waits(record.status, status, self._clock())
         faults.reach("service-before")
@@ -91,6 +91,11 @@ class Writer:
         answer = self.api.replace(GPU_JOBS, body, record.namespace, subresource="status")
         faults.reach("service-after")
         return parse_gpu_job(answer)
+
+    def keep_status(self, gang: Gang, status: GPUJobStatus) -> None:
+        """Let a gang have a status now that is written with what is decided of it next."""
+        if gang.record is not None:
+            self._state.keep(gang.record, status, self._clock())
 
     def placed_with(self, pod: PodInfo) -> PlacedWith | None:
         """Return what the GPUs of a bound pod are thought to hold of it, None where it has none."""

@@ -409,6 +409,8 @@ class Controller:
         if work is not None:
             return work
         self._note(gang, gang.record)
+        if gang.key not in self._pending.starts and (kept := self._reconciler.write_kept(gang)):
+            return kept
         return self._reconciler.read(gang)
 
     async def _refused(self, key: Key, error: KubeError) -> None:

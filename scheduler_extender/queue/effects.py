@@ -161,6 +161,19 @@ class WriteStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepStatus:
+    """Decide the next steps by this status, and write it with what they say, or a little later.
+
+    Whoever takes over before it is written finds it out anew. `before` and `after` are points of
+    `faults`.
+    """
+
+    status: GPUJobStatus
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteEvent:
     """Write an event about a pod; `kind` is Warning or Normal."""
 
@@ -245,6 +258,7 @@ Effect = (
     | WriteSize
     | WriteRoles
     | WriteStatus
+    | KeepStatus
     | WriteEvent
     | EvictPods
     | OpenGates
@@ -295,6 +309,10 @@ class Executor:
                     await self._write_spec(gang, {"roles": [role.wire() for role in roles]})
                 case WriteStatus():
                     await self._write_status(gang, effect)
+                case KeepStatus(status, before, after):
+                    faults.reach(before)
+                    self._writer.keep_status(gang, status)
+                    faults.reach(after)
                 case WriteEvent(pod, reason, note, kind):
                     await self._writer.say(pod, reason, note, kind)
                 case EvictPods() | OpenGates() | ClearNominations() | MarkPods() | JoinGpuJob():
@@ -345,6 +363,8 @@ class Executor:
         )
 
     async def _write_spec(self, gang: Gang, spec: Object) -> None:
+        if gang.job.unwritten_since_s is not None:  # the answer has what is written alone
+            await self._writer.write_status(gang, gang.job.status)
         record = gang.job
         body = {
             "metadata": {"uid": record.uid, "resourceVersion": record.resource_version},

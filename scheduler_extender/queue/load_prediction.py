@@ -12,7 +12,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import GpuKind
 from scheduler_extender.predictions import HttpPredictor, Pricing
 from scheduler_extender.queue import lifecycle
-from scheduler_extender.queue.effects import WriteStatus
+from scheduler_extender.queue.effects import Effect, KeepStatus, WriteStatus
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.work import ExternalWork
 from tandem.contracts.prediction import Prediction
@@ -72,10 +72,13 @@ class LoadPrediction:
         if gang.record is None:
             return
         status = lifecycle.queued(status, prediction, sub_batches, created, now, self._clock())
+        points = {"before": "enqueue-before", "after": "enqueue-after"}
+        # A cycle is about to find it a place or a reason, and writes this with that.
+        queued: Effect = KeepStatus(status, **points)
         others = self._gangs.of_maker(gang.record.spec.suspends, gang.key)
         if (earlier := lifecycle.earlier_of(others)) is not None:
-            status = lifecycle.carried_on(status, earlier, self._clock())
-        queued = WriteStatus(status, before="enqueue-before", after="enqueue-after")
+            # The earlier GPUJob is deleted by this one, which has its service from then on.
+            queued = WriteStatus(lifecycle.carried_on(status, earlier, self._clock()), **points)
         await self._executor.carry_out(gang, (queued,))
 
     async def _predict(self, gang: Gang, spec: GPUJobSpec) -> Prediction:

@@ -51,6 +51,9 @@ COUNT_LEAVING_EVERY_S = 2.0
 #: A gang of which only a part holds GPUs is released as a whole after this: the GPUs of the part
 #: are idle meanwhile, and two gangs that each hold a part could wait for each other.
 PARTIAL_GANG_S = 60.0
+#: A status that is kept for a cycle, and that none has written with what it decided, is written
+#: after this.
+KEPT_S = 1.0
 _AGAIN_S = 2.0  # a workload without pods that has not ended is read again; doubled each time
 _LONGEST_S = 60.0
 
@@ -122,7 +125,7 @@ class Reconciler:
                     return self._executor.carry_out(gang, decisions.write(gang, gang.record.status))
                 return self._preempter.step(gang)
             case Stage.ENDING:
-                return self._end(gang)
+                return self.write_kept(gang) or self._end(gang)
             case Stage.OPEN:
                 self._without_pods.pop(gang.key, None)
                 return self._follow_pods(gang)
@@ -207,6 +210,20 @@ class Reconciler:
         kind = {"kind": resource.kind, "apiVersion": resource.api_version}
         return workload, owner | kind, topmost(owner, workload)
 
+    def write_kept(self, gang: Gang) -> Awaitable[None] | None:
+        """Write a status that is kept, if there is one: no cycle is about to."""
+        if gang.job.unwritten_since_s is None:
+            return None
+        return self._executor.carry_out(gang, decisions.write(gang, gang.job.status))
+
+    def _write_overdue(self, gang: Gang, now: float) -> Awaitable[None] | None:
+        """Write a status that has been kept for long enough, if there is one."""
+        since_s = gang.job.unwritten_since_s
+        if since_s is None or now >= since_s + KEPT_S:
+            return self.write_kept(gang)
+        self._later(gang.key, since_s + KEPT_S)
+        return None
+
     def _end(self, gang: Gang) -> Awaitable[None] | None:
         """Return what is to be done about a gang whose pods have all ended or are gone, if any."""
         now = self._clock()
@@ -230,6 +247,8 @@ class Reconciler:
         Its size, its prediction, a start that stayed incomplete, then its status and service.
         """
         record, now = gang.job, self._clock()
+        if (overdue := self._write_overdue(gang, now)) is not None:
+            return overdue
         if marks := self._missing_marks(gang):
             return self._mark(gang, marks)
         if (sized := self._sizes.step(gang)) is not None:

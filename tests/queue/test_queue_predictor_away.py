@@ -38,8 +38,8 @@ class Hanging(Cluster):
         return without_predictor(demand, "the predictor does not answer", away=True)
 
     def has_load(self, name: str) -> bool:
-        found = [job for job in self.api.list(GPU_JOBS) if job["metadata"]["name"] == name]
-        return any((job.get("status") or {}).get("load") for job in found)
+        job = self.state.gpu_jobs().get(("default", name))
+        return job is not None and job.status.load is not None
 
 
 def test_a_new_job_is_seen_while_hundreds_are_asked_about_again() -> None:
@@ -200,11 +200,11 @@ def test_the_token_is_read_anew_when_kubelet_has_renewed_it(
     async def scenario() -> None:
         token = predictor_token.token_of_file(path)
         predictor = HttpPredictor("http://predictor", token=token, transport=service)
-        await predictor.predict("ns", DEMAND, None)
+        await predictor.predict("one", DEMAND, None)
         path.write_text("second\n")
-        await predictor.predict("ns", DEMAND, None)
+        await predictor.predict("two", DEMAND, None)
         now[0] += 61
-        await predictor.predict("ns", DEMAND, None)
+        await predictor.predict("three", DEMAND, None)
         await predictor.aclose()
 
     asyncio.run(scenario())
