@@ -81,9 +81,8 @@ class LoadPrediction:
             queued = WriteStatus(lifecycle.carried_on(status, earlier, self._clock()), **points)
         await self._executor.carry_out(gang, (queued,))
 
-    async def _predict(self, gang: Gang, spec: GPUJobSpec) -> Prediction:
+    async def _predict(self, gang: Gang, spec: GPUJobSpec, kind: GpuKind | None) -> Prediction:
         self._predicted_at[gang.key] = self._clock()
-        kind = self._kind_for(gang)
         prediction = await self._predictor.predict(gang.key[0], spec.demand, kind)
         prediction = self._earlier(gang, prediction)
         if kind is not None:
@@ -182,10 +181,9 @@ class LoadPrediction:
 
     async def _priced(self, gang: Gang, spec: GPUJobSpec) -> tuple[Prediction, list[SubBatch]]:
         """Predict the load of a gang and of the ways to split its batch, and have them priced."""
-        prediction = await self._predict(gang, spec)
-        sub_batches = await self._sub_batches(
-            gang.key[0], spec.demand, prediction.load, self._kind_for(gang)
-        )
+        kind = self._kind_for(gang)  # a look at all nodes
+        prediction = await self._predict(gang, spec, kind)
+        sub_batches = await self._sub_batches(gang.key[0], spec.demand, prediction.load, kind)
         await self._price(gang, prediction.load, sub_batches)
         return prediction, sub_batches
 
