@@ -43,8 +43,10 @@ from tandem.contracts.resources import GPUJobSpec, Phase, Role, WorkloadRef
 from tandem.kube.errors import Conflict, Forbidden, NotFound, Unavailable
 from tandem.reasons.causes import Cause, Reason
 
-#: The service of running gangs is written at least this often: what a crash may cost them.
+#: The service of running gangs is written this often: what a crash may cost those that end while
+#: nobody counts. Where many run, it is written less often: so many a second in the long run.
 COUNT_EVERY_S = 60.0
+COUNTS_PER_S = 40.0
 #: The same for gangs that give up their GPUs. Their pods soon vanish, and who begins anew after a
 #: crash finds no pod to count.
 COUNT_LEAVING_EVERY_S = 2.0
@@ -83,6 +85,7 @@ class Reconciler:
         self._missing_pods = MissingPods(parts, self._owners)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
+        self._queue_state = parts.queue_state
         self._counted_at: dict[Key, float] = {}
         self._partial_since: dict[Key, float] = {}
         self._without_pods: dict[Key, _Read] = {}
@@ -120,9 +123,9 @@ class Reconciler:
             case Stage.PREEMPTING:
                 now = self._clock()
                 self._later(gang.key, now + 1.0)
-                if gang.record is not None and self._should_count(gang, now, COUNT_LEAVING_EVERY_S):
+                if self._should_count(gang, now, COUNT_LEAVING_EVERY_S):
                     self._counted_at[gang.key] = now
-                    return self._executor.carry_out(gang, decisions.write(gang, gang.record.status))
+                    return self._executor.carry_out(gang, decisions.write(gang, gang.job.status))
                 return self._preempter.step(gang)
             case Stage.ENDING:
                 return self.write_kept(gang) or self._end(gang)
@@ -272,7 +275,7 @@ class Reconciler:
             if rests_until_s > now:
                 self._later(gang.key, rests_until_s)
                 status = lifecycle.rests(status, rests_until_s - now)
-        if status is not record.status or self._should_count(gang, now):
+        if status is not record.status or self._should_count(gang, now, self._count_every_s()):
             self._counted_at[gang.key] = now
             return self._executor.carry_out(gang, decisions.write(gang, status))
         return None
@@ -328,7 +331,10 @@ class Reconciler:
             self._later(gang.key, next_s)
         return sorted(late, key=lambda pod: pod.name)
 
-    def _should_count(self, gang: Gang, now: float, every_s: float = COUNT_EVERY_S) -> bool:
+    def _count_every_s(self) -> float:
+        return max(COUNT_EVERY_S, len(self._queue_state.placed) / COUNTS_PER_S)
+
+    def _should_count(self, gang: Gang, now: float, every_s: float) -> bool:
         """Return True where service is to be written down: regularly, and when a pod is gone."""
         if gang.gone:
             return True
