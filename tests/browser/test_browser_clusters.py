@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 
 from benchmarks.page import browser as driver
 from benchmarks.page.fleet import Fleet
@@ -130,12 +131,11 @@ def test_every_view_opens_on_the_demo(browser: Any) -> None:
 def test_every_view_opens_on_a_control_plane_with_200_jobs(browser: Any) -> None:
     from benchmarks.plane_jobs import Gang
     from benchmarks.plane_site import site
-    from controlplane import binaries, wait_until
+    from controlplane import wait_until
     from tandem.kube.resource import GPU_JOBS
     from tandem.policy.catalog import load_profile
 
-    if absent := binaries.missing():
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     with site(load_profile("tandem"), nodes=5, gpus=8) as found:
         plane = found.plane
         team = found.namespace("team")

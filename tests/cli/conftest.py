@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from controlplane_binaries import need_control_plane
 
 from tandem.contracts import names
 
@@ -18,14 +19,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """The chart with its pods played by kwok, and its services as processes."""
     from cli_live import Live, own_address
 
-    from controlplane import ControlPlane, Node, binaries, wait_until
+    from controlplane import ControlPlane, Node, wait_until
     from controlplane.installation import Installation
     from node_agent.stub import FakeProc, StubGpu, StubState, build, environment
     from tandem.local.processes import free_port
 
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     folder = tmp_path_factory.mktemp("cli")
     node = Node(
         "n0", {"nvidia.com/gpu.present": "true"}, cpu=32, taints=(names.GPU_TAINT + ":NoSchedule",)

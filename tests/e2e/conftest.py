@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """A control plane with Tandem installed; the namespaces are the tests' own."""
-    from controlplane import ControlPlane, Node, binaries
+    from controlplane import ControlPlane, Node
 
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder: Path = tmp_path_factory.mktemp("tandem")
     with ControlPlane.start(nodes=[Node("n0", cpu=32), Node("n1", cpu=32)]) as plane:
         cluster = TandemCluster(plane, folder)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job, resolved_environment
 
-from controlplane import ControlPlane, Node, binaries
+from controlplane import ControlPlane, Node
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -30,9 +31,7 @@ SPLITS = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """One GPU of 32 GiB, under the profile that proposes steps."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
         cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))
         cluster.start(gpus_per_node=1, nodes=("n0",), settings={"profile": "sjf-bsbf"})

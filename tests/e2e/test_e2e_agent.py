@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import DEVICES, TandemCluster, job
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from node_agent.stub import (
     FakeProc,
     StubError,
@@ -184,9 +185,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder = tmp_path_factory.mktemp("agent")
     with ControlPlane.start(nodes=[Node("a", cpu=32), Node("b", cpu=32)]) as plane:
         cluster = TandemCluster(plane, folder)

@@ -11,13 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 from e2e_pairs import answers
 from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import record, times
 from seeds import SEED
 
-from controlplane import ControlPlane, Node, Process, binaries, wait_until
+from controlplane import ControlPlane, Node, Process, wait_until
 from controlplane.gpus import report_gpus
 from controlplane.wire import Wire
 from scheduler_extender.faults import POINTS, VARIABLE
@@ -94,9 +95,7 @@ def kept_alive(plane: ControlPlane, over: threading.Event) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     nodes = [Node(f"n{i}", cpu=256, pods=500) for i in range(NODES)]
     with ControlPlane.start(nodes=nodes, scheduler=True) as plane:
         site = Site(plane, tmp_path_factory.mktemp("chaos"))

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from controlplane_binaries import need_control_plane
 from e2e_attacks import ATTACKS
 from e2e_cluster import TandemCluster, job
 from e2e_lasting_attacks import LEAKED, STOLEN
@@ -30,7 +31,7 @@ from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import SEED, SHARE, record, times
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from controlplane.installation import CHART
 from controlplane.usage import Peaks
 from tandem.contracts.quantity import parse_quantity
@@ -72,9 +73,7 @@ def chart_mib() -> dict[str, float]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Five GPUs, of which the attacker may hold two, and a node that was taken over."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     settings = {"queue": {"quotas": [{"namespace": "mallory", "max_gpus": CAP}]}}
     stolen = Node(STOLEN, taints=("stolen:NoSchedule",))
     with ControlPlane.start(nodes=[Node("n0", cpu=256, pods=2000), stolen]) as plane:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -27,9 +28,7 @@ FOR_EVER_S = 2**31 - 1
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Four GPUs; one namespace may have one of them."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     settings: dict[str, Any] = {
         "queue": {
             "quotas": [{"namespace": CAPPED, "max_gpus": 1}],

@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import DEVICES, TandemCluster, job
 from e2e_pairs import stopped
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from scheduler_extender.faults import VARIABLE
 from tandem.local.processes import Process
 
@@ -82,9 +83,7 @@ def other(node: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     settings = {"stale_after_s": 3600, "queue": {"plan_life_s": PLAN_LIFE_S}}
     with ControlPlane.start(nodes=[Node(name, cpu=CPU) for name in NODES]) as plane:
         cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))

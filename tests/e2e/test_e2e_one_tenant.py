@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job, ungated_pod
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from tandem.contracts import names
 from tandem.policy.catalog import load_profile
 
@@ -40,9 +41,7 @@ Object = dict[str, Any]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """One node of two GPUs; jobs give way after two seconds on both."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     profile = load_profile("tiresias-l").model_dump(mode="json")
     profile["order"] |= {"thresholds_gpu_s": [THRESHOLD_GPU_S]}
     settings = {

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster
 from e2e_papers import NODES, SHARES, LiveCourse, SaidPredictor
 from e2e_physics import Physics
 from paper_scenarios import SCENARIOS, Scenario
 
-from controlplane import ControlPlane, Node, binaries
+from controlplane import ControlPlane, Node
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -31,9 +32,7 @@ Plane = tuple[TandemCluster, Physics, SaidPredictor]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """A node of one GPU and one of two, with agents; the extender is started by each test."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder = tmp_path_factory.mktemp("papers")
     nodes = [Node(name, cpu=32) for name in NODES.values()]
     gpus = {name: number for number, name in NODES.items()}

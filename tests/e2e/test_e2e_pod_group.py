@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 
 from controlplane import ControlPlane, Node, binaries, wait_until
@@ -24,9 +25,7 @@ EARLIER = ("v1.34.", "v1.36.")
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Two nodes of one GPU, and an API server with the feature gate."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     server = next(each for each in binaries.PROGRAMS if each.name == "kube-apiserver")
     if (version := binaries.version(server)).startswith(EARLIER):
         pytest.skip(f"no PodGroup in Kubernetes {version}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 
 from tandem.contracts import names
 from tandem.contracts.gangs import gpujob_name, qualified_kind
@@ -554,12 +555,10 @@ def callers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, KubeClient]]:
     """Clients by who they are, on a plane with our manifests or our chart, without our services."""
-    from controlplane import ControlPlane, Node, binaries, wait_until
+    from controlplane import ControlPlane, Node, wait_until
     from controlplane.installation import Installation
 
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder: Path = tmp_path_factory.mktemp("policies")
     with ControlPlane.start(nodes=[Node("n0"), Node("n1")]) as plane:
         values = {} if request.param == "chart" else None

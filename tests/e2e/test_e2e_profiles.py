@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import BOARD, BOARD_BYTES, DEVICES, TandemCluster, job
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from controlplane.installation import Installation
 from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.policy.catalog import load_profile
@@ -47,9 +48,7 @@ ANNOTATIONS = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """The chart as it comes, and one node with two GPUs; each test starts the extender."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder: Path = tmp_path_factory.mktemp("profiles")
     with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
         cluster = TandemCluster(plane, folder)

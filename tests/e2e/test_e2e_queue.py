@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from tandem.policy.catalog import load_profile
 
 pytestmark = [
@@ -36,9 +37,7 @@ CHECKPOINT = {"tandem.gpu/checkpoint": "true"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Two GPUs on one node, Tiresias-L with its boundary at four units, no minimum run."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     profile = load_profile("tiresias-l").model_dump(mode="json")
     profile["order"] |= {"thresholds_gpu_s": [BOUNDARY]}
     settings = {

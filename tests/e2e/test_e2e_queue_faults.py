@@ -18,12 +18,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
 from repeated_faults import SHARE, record, times
 from seeds import SEED
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from scheduler_extender.faults import POINTS, VARIABLE
 from tandem.policy.catalog import load_profile
 
@@ -46,9 +47,7 @@ RESTARTED = Path(__file__).with_name("e2e_restarted.py")
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Two GPUs a node, a boundary that is soon crossed."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     print(f"seed {SEED}")
     profile = load_profile("tiresias-l").model_dump(mode="json")
     profile["order"] |= {"thresholds_gpu_s": [BOUNDARY]}

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -23,9 +24,7 @@ HCA = "rdma/hca"
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Two nodes of four GPUs; one of them has one RDMA device and 100 GiB of local storage."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     extended = {HCA: 1, "ephemeral-storage": "100Gi"}
     with ControlPlane.start(nodes=[Node("n0", extended=extended), Node("n1")]) as plane:
         cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))

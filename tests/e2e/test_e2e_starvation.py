@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 from e2e_training import Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from repeated_faults import record
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from tandem.errors import TandemError
 from tandem.policy.catalog import load_profile
 
@@ -33,9 +34,7 @@ CHECKPOINT = {"tandem.gpu/checkpoint": "true"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """One GPU, a boundary that is soon crossed, promotion after a dozen seconds or so."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     profile = load_profile("tiresias-l").model_dump(mode="json")
     profile["order"] |= {
         "thresholds_gpu_s": [BOUNDARY], "promote_knob": KNOB, "starve_limit_s": LIMIT_S,

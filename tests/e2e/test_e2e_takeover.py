@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 from e2e_pairs import AUDIT_POLICY, Act, Pair, acts, holder, kubelet, lease_writes, stopped
 from repeated_faults import record, times
 from seeds import SEED
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
 from tandem.errors import TandemError
@@ -214,9 +215,7 @@ class Arena:
 
 @pytest.fixture(scope="module")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder = tmp_path_factory.mktemp("takeover")
     policy = folder / "audit.yaml"
     policy.write_text(yaml.safe_dump(AUDIT_POLICY))

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import TandemCluster, job
 from e2e_papers import QUEUE, SaidPredictor
 from e2e_physics import Physics
 from theorem_pairs import Pair, drawn, replayed_mean_s
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from tandem.contracts.prediction import InterferenceAnswer, PairSlowdown, Prediction
 from tandem.contracts.resources import Load, Source
 
@@ -62,9 +63,7 @@ class Said:
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TandemCluster, Said]]:
     """Nodes of one GPU each, with agents, under the profile of the paper."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder = tmp_path_factory.mktemp("theorem")
     with (
         ControlPlane.start(nodes=[Node(name, cpu=32) for name in NODES]) as plane,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import DEVICES, TandemCluster, job
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -24,9 +25,7 @@ GANG = {"tandem.gpu/gang": "g", "tandem.gpu/gang-size": "2"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TandemCluster]:
     """Two nodes of eight GPUs; one namespace may hold two GPUs."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     settings = {"queue": {"quotas": [{"namespace": CAPPED, "max_gpus": 2}]}}
     with ControlPlane.start(nodes=[Node("n0", cpu=64), Node("n1", cpu=64)]) as plane:
         cluster = TandemCluster(plane, tmp_path_factory.mktemp("tandem"))

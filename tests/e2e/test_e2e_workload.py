@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from controlplane_binaries import need_control_plane
 
 from benchmarks.plane_jobs import scaled, workload
 from benchmarks.plane_site import site
-from controlplane import binaries
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -19,9 +19,7 @@ SCALE = 0.3  # most jobs take three to six seconds
 
 
 def test_gangs_under_tiresias_all_end_whole_and_never_two_on_a_gpu() -> None:
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     gangs = workload(7, 12, 1.25, scale=SCALE)
     assert {gang.pods for gang in gangs} == {1, 2, 4}
     with site(scaled("tiresias-l", SCALE)) as at:

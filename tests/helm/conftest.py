@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from controlplane_binaries import need_control_plane
 from helm_cluster import ChartCluster
 from helm_render import RETRAINING, Helm, Object, render, run_helm
-
-from controlplane import binaries
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartCluster
     """One installation for all tests; the last tests to use it uninstall it."""
     from controlplane import ControlPlane, Node
 
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
         found = ChartCluster(plane, tmp_path_factory.mktemp("chart"))
         found.start()

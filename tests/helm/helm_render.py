@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from controlplane_binaries import program
 
-from controlplane import binaries
 from tandem.contracts import names
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +27,7 @@ Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def run_helm(*args: str) -> subprocess.CompletedProcess[str]:
-    helm = binaries.find("helm")
-    if helm is None:
-        pytest.skip(f"no helm on this machine. {binaries.how_to_get()}")
-    return subprocess.run([helm, *args], capture_output=True, text=True, check=False)
+    return subprocess.run([program("helm"), *args], capture_output=True, text=True, check=False)
 
 
 def render(*args: str, kube: str = "v1.37.1") -> list[Object]:

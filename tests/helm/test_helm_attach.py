@@ -11,10 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from controlplane_binaries import need_control_plane
 from helm_cluster import ChartCluster
 from helm_render import ROOT
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from controlplane.installation import Installation
 from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
@@ -40,9 +41,7 @@ def certificates(folder: Path) -> None:
 @pytest.fixture
 def attached(tmp_path: Path) -> Iterator[tuple[ChartCluster, str]]:
     """Tandem attached to a scheduler with a profile of its own; and where its verbs are served."""
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     certificates(tmp_path)
     with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
         values = {"scheduler": {"attach": {"enabled": True}}}

@@ -11,10 +11,11 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from controlplane_binaries import need_control_plane
 from helm_cluster import ChartCluster
 
 from benchmarks import flood
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from controlplane.installation import Installation
 from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
@@ -77,9 +78,7 @@ def site(running: Site) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     with ControlPlane.start(nodes=[Node("n0", cpu=32)]) as plane:
         yield Site(plane, tmp_path_factory.mktemp("front"))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from controlplane_binaries import need_control_plane
 from helm_render import ROOT
 
 from controlplane import ControlPlane, Node, binaries
@@ -47,9 +48,7 @@ def commands() -> Iterator[list[str]]:
 
 @pytest.fixture
 def plane() -> Iterator[ControlPlane]:
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     labels = {"nvidia.com/gpu.present": "true"}
     with ControlPlane.start(nodes=[Node("cpu-0"), Node("gpu-0", labels)], scheduler=True) as plane:
         plane.apply(PREREQUISITES)

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from controlplane_binaries import need_control_plane
 from helm_cluster import ChartCluster
 from helm_render import ROOT, run_helm
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 from controlplane.installation import RELEASE, Installation
 from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
@@ -144,9 +145,7 @@ def stream(cluster: ChartCluster, namespace: str) -> Iterator[list[str]]:
 
 
 def test_to_our_version_and_back_under_a_stream_of_jobs(previous: Path, tmp_path: Path) -> None:
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     StubState(gpus=[StubGpu(uuid=f"GPU-n0-{i}") for i in range(8)]).write(tmp_path / "gpus")
     gpus = environment(build(tmp_path), tmp_path / "gpus")
     with ControlPlane.start(nodes=[Node("n0", cpu=64)]) as plane:

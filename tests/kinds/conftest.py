@@ -10,10 +10,11 @@ from typing import Any
 
 import invented
 import pytest
+from controlplane_binaries import need_control_plane
 from kind_examples import CELLS, EXAMPLES, Example
 from kinds_cluster import NODES, KindsCluster
 
-from controlplane import ControlPlane, Node, binaries
+from controlplane import ControlPlane, Node
 
 #: Names the file that gets the outcomes of the tests that are cells of docs/workloads.md.
 OUTCOMES = "TANDEM_OUTCOMES"
@@ -23,9 +24,7 @@ _ran: dict[str, dict[str, str]] = {}
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsCluster]:
     """One installation for all tests, which learns of the invented kind by its values."""
-    absent = [*binaries.missing(), *(["helm"] if binaries.find("helm") is None else [])]
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane("helm")
     with ControlPlane.start([Node(name, cpu=32) for name in NODES], scheduler=True) as plane:
         cluster = KindsCluster(plane, tmp_path_factory.mktemp("kinds"), [invented.KIND])
         controller = invented.Controller(plane)
