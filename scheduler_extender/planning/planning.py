@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -212,7 +213,7 @@ class _Round:
         """Put jobs that the cluster could not hold behind all others: they block no job then."""
         inputs = self._inputs
         waiting = self._waiting()
-        capacity = Capacity(self._q, inputs, self._pipeline)
+        capacity = Capacity(self._q, self._pipeline)
         next(iter(self._impossible.sift(waiting, self._q, inputs, capacity)), None)
         behind = np.array([inputs.starts[i] in self._impossible for i in inputs.ranked.tolist()])
         behind &= ~inputs.board.arrays.running[inputs.ranked]
@@ -293,7 +294,7 @@ class _Round:
         """Return the decisions in terms of gangs and pods."""
         inputs, needs = self._inputs, self._needs()
         explaining = _Explaining(
-            self._q, inputs, pipeline, self._profile, self._tries, self._impossible
+            self._q, inputs, pipeline, self._pipeline, self._profile, self._impossible
         )
         answer = Answer(explaining.causes)
         explaining.waiting = answer.waiting
@@ -349,8 +350,8 @@ class _Explaining:
     _q: Question
     _inputs: CycleInput
     _pipeline: Pipeline
+    _of_round: ClusterPipeline
     _profile: Profile
-    _tries: Tries
     _impossible: Impossible
     waiting: Sequence[Waiting] = ()
     _known: dict[tuple[object, ...], tuple[Cause, ...]] = field(default_factory=dict)
@@ -363,7 +364,7 @@ class _Explaining:
         if self._is_behind(waiting):
             first = named([self.waiting[0].start.gpujob], waiting.start.gpujob)
             return (Cause(Reason.BEHIND, job=first),)
-        if job.id in self._tries.put_off:
+        if job.id in self._of_round.tries.put_off:
             return (Cause(Reason.NOT_LOOKED_AT),)
         return self._of_roles(waiting.start)
 
@@ -379,8 +380,9 @@ class _Explaining:
             if not self._fits(part.job):
                 return tuple(_of_role(part, cause) for cause in self._found(part.job))
         needs = (_of_role(part, wanted(part.job)) for part in start.parts)
-        gpus = sum(part.job.pods * part.job.gpus_per_pod for part in start.parts)
-        return (Cause(Reason.ROLES, gpus=gpus), *needs)
+        if not self._capacity.holds(start.parts):
+            return (self._capacity.too_small(start.parts), *needs)
+        return (Cause(Reason.ROLES, gpus=start.gpus), *needs)
 
     def _fits(self, job: Job) -> bool:
         return isinstance(self._placed(job), Placement)
@@ -392,7 +394,17 @@ class _Explaining:
 
     def _search(self, job: Job) -> tuple[Cause, ...]:
         found = self._placed(job)
-        return found.causes if isinstance(found, Waits) else (Cause(Reason.WAITING_IS_BETTER),)
+        if not isinstance(found, Waits):
+            return (Cause(Reason.WAITING_IS_BETTER),)
+        never = self._capacity.why_not(job)
+        if not never:
+            return found.causes
+        fewer = (each for each in found.causes if each.reason is Reason.NODE_HAS_FEWER)
+        return (found.causes[0], *never, *fewer)
+
+    @cached_property
+    def _capacity(self) -> Capacity:
+        return Capacity(self._q, self._of_round)
 
     def _placed(self, job: Job) -> Decision:
         board = self._inputs.board

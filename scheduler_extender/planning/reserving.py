@@ -8,7 +8,7 @@ that are there, and when they have ended it starts. One job at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -18,10 +18,13 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of, without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import CycleInput, freest_first
-from scheduler_extender.planning.questions import Question, Start
+from scheduler_extender.planning.questions import Part, Question, Start
 from scheduler_extender.planning.together import Beside, rows_for, start_together
+from tandem.policy.gather import whole_pods
 from tandem.policy.job import Job
+from tandem.policy.pipeline import Evaluation, Pipeline
 from tandem.policy.units import Floats, Ints
+from tandem.reasons.causes import Cause, Reason
 
 #: Jobs of one namespace that are looked at in one cycle, and of all.
 _LOOKS_PER_NAMESPACE, _LOOKS = 4, 32
@@ -37,15 +40,13 @@ def _asks(start: Start) -> _Asks:
 
 
 class Capacity:
-    """The GPUs of one board as if they were empty, on nodes as if nothing ran there."""
+    """The GPUs of a round as if they were empty, on nodes as if nothing ran there."""
 
-    def __init__(self, question: Question, inputs: CycleInput, pipeline: ClusterPipeline) -> None:
+    def __init__(self, question: Question, pipeline: ClusterPipeline) -> None:
         self._q = question
-        self._inputs = inputs
         self._pipeline = pipeline
-        self._empty = replace(
-            without_residents(inputs.board.gpus), place=freest_first(inputs.board.gpus)
-        )
+        gpus = question.snapshot.gpus  # those of the board may be kept for a job already
+        self._empty = replace(without_residents(gpus), place=freest_first(gpus))
         self._gpus = np.bincount(self._empty.node, minlength=len(question.snapshot.node_names))
         self._known: dict[tuple[object, ...], Ints] = {}
 
@@ -61,12 +62,46 @@ class Capacity:
             self._known[job.demand] = np.flatnonzero(alone.allowed(job, self._empty))
         return self._known[job.demand]
 
-    def holds(self, index: int) -> bool:
-        """Say whether the cluster could hold the job at `index` of the board, in all its roles."""
-        parts, node = self._inputs.parts(index), self._empty.node
+    def holds(self, parts: Sequence[Part]) -> bool:
+        """Say whether the cluster could hold all roles of a start."""
+        node = self._empty.node
         jobs = [part.job for part in parts]
         beside = Beside(self._q.nodes, parts, node, empty=True)
         return rows_for(jobs, node, lambda at: self.rows(jobs[at]), beside) is not None
+
+    def too_small(self, parts: Sequence[Part]) -> Cause:
+        """Return that the cluster cannot hold a start whose roles it could hold one by one."""
+        needed = sum(part.job.gpus for part in parts)
+        there = len(np.unique(np.concatenate([self.rows(part.job) for part in parts])))
+        # There may be enough of them, and too few on one node.
+        bound = there if there < needed else None
+        return Cause(Reason.CLUSTER_TOO_SMALL, value=needed, bound=bound)
+
+    def why_not(self, job: Job) -> tuple[Cause, ...]:
+        """Return why the cluster could not hold a job; () where it could."""
+        rows, node = self.rows(job), self._empty.node
+        if whole_pods(job, node, rows) is not None:
+            return ()
+        size = job.gpus_per_pod
+        there = np.bincount(node[rows], minlength=1)
+        most, enough = int(there.max()), int((there // size).sum()) * size
+        refused = self._refusals(job)
+        if 0 < most < size:
+            return (Cause(Reason.NODES_TOO_SMALL, value=size, bound=most), *refused)
+        if most or not refused:
+            return (Cause(Reason.CLUSTER_TOO_SMALL, value=job.gpus, bound=enough), *refused)
+        return refused
+
+    def _refusals(self, job: Job) -> tuple[Cause, ...]:
+        """Return what keeps a job off GPUs and nodes on which nothing runs."""
+        evaluation = Pipeline.evaluate(self._pipeline, job, self._empty)
+        mask, nodes = self._q.capable(job.where), self._q.nodes
+        if mask is not None:
+            suits = np.where(mask[self._empty.node], evaluation.refused_by, -1)
+            evaluation = Evaluation(evaluation.allowed, suits, evaluation.score)
+        found = self._pipeline.refusals(job, self._empty, evaluation)
+        lacking = nodes.why_not(job.where) if nodes is not None and job.where in nodes.asks else ()
+        return (*found, *(each for each in lacking if each.reason is not Reason.NODE_SHORT))
 
 
 class Impossible:
@@ -110,7 +145,7 @@ class Impossible:
                 return
             looks[key[0]] += 1
             seen.add(asks)
-            if capacity.holds(index):
+            if capacity.holds(inputs.parts(index)):
                 yield index
             else:
                 spread = crc32("/".join(key).encode()) / 2**32
@@ -141,7 +176,7 @@ class Reserve:
         if not waiting:
             self._for, self._gpus = None, frozenset()
             return
-        capacity = Capacity(question, inputs, pipeline)
+        capacity = Capacity(question, pipeline)
         for index in impossible.sift(waiting, question, inputs, capacity):
             if self._start(index, question, inputs, pipeline):
                 return

@@ -159,4 +159,6 @@ class Turn:
     @staticmethod
     def _over(reason: Reason, namespace: str, gpus: int, has: float, most: float) -> Cause:
         """Return that a namespace has `has` of `most`, and a gang asks for `gpus` more."""
+        if gpus > most:  # whatever else the namespace gives up
+            return Cause(Reason.QUOTA_TOO_SMALL, namespace=namespace, gpus=gpus, bound=most)
         return Cause(reason, namespace=namespace, gpus=gpus, value=has, bound=most)

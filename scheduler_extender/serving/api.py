@@ -194,13 +194,18 @@ _SEEN_NOW = frozenset(
 )
 
 
+#: The look is at one pod on GPUs as they are: whether an empty cluster would hold all, it does not
+#: say.
+_TOO_LARGE = frozenset({Reason.NODES_TOO_SMALL, Reason.CLUSTER_TOO_SMALL})
+
+
 def up_to_date(said: tuple[Cause, ...], found: tuple[Cause, ...]) -> tuple[Cause, ...]:
     """Return why a pod waits, in one version: what can be seen now replaces what was said of it.
 
     `said` is what the last cycle has written, `found` what GPUs and nodes say now.
     """
     others = tuple(each for each in said if each.reason not in _SEEN_NOW)
-    if len(others) == len(said):
+    if len(others) == len(said) or not _TOO_LARGE.isdisjoint(each.reason for each in said):
         return said
     lacks = any(each.reason is not Reason.NEEDS_GPUS for each in found)
     return (*found, *others) if lacks else (Cause(Reason.PLACE_FREE), *others)

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     QUARANTINED = "GPUQuarantined"
     NOT_MEASURED = "GPUNotMeasured"
     MEMORY = "MemoryTooSmall"
+    MEMORY_ALONE = "GPUTooSmall"
     MEMORY_UNKNOWN = "MemorySizeUnknown"
     MEMORY_PEAKS = "MemoryPeaksTooLarge"
     MEMORY_COLLISION = "MemoryPeaksCollide"
@@ -42,6 +43,8 @@ class Reason(StrEnum):
     NODE_UNSUITABLE = "NodeUnsuitable"
     # Why it is not its turn.
     NEEDS_GPUS = "NeedsGPUs"
+    NODES_TOO_SMALL = "NodesHaveTooFewGPUs"
+    CLUSTER_TOO_SMALL = "TooFewGPUs"
     PLACE_FREE = "PlaceFree"
     WAITING_IS_BETTER = "WaitingIsBetter"
     ROLES = "RolesDoNotFitTogether"
@@ -54,6 +57,7 @@ class Reason(StrEnum):
     QUOTA_ENDLESS = "ServiceQuotaUsedUp"
     QUOTA_TIME = "TimeQuotaUsedUp"
     QUOTA_SHARE = "ShareUsedUp"
+    QUOTA_TOO_SMALL = "QuotaTooSmall"
     HELD = "Held"
     # What its own pods lack.
     BLOCKED = "Blocked"

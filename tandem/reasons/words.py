@@ -47,6 +47,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "utilisation": "GPUs would be overloaded",
         "interference": "A job would be slowed down too much",
         "occupied": "All suitable GPUs are taken",
+        "too_large": "It asks for more GPUs than there are",
         "not_offered": "GPUs are not offered",
         "unhealthy": "GPUs are quarantined",
         "stale": "Agents do not report",
@@ -111,6 +112,11 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             lacks="{gap:.1f} GiB too little",
             remedy="A smaller batch, a larger GPU or the end of a job there makes room.",
         ),
+        Reason.MEMORY_ALONE: Words(
+            "memory", "Memory", "the memory is too small for this job even if no other job ran",
+            figures=_GIB, lacks="{gap:.1f} GiB too little", of="GPU",
+            remedy="It fits with a smaller batch, or on a GPU with more memory.",
+        ),
         Reason.MEMORY_UNKNOWN: Words(
             "memory", "Memory",
             "the size of the memory is unknown, so that only a job that asks for a whole GPU fits",
@@ -170,6 +176,18 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
         Reason.NEEDS_GPUS: Words(
             "occupied", "GPUs", "{who} {amount}",
             figures="{value:.0f} of {of_gpus} can take it now",
+        ),
+        Reason.NODES_TOO_SMALL: Words(
+            "too_large", "GPUs",
+            "no node has enough suitable GPUs for it, even if no other job ran",
+            figures="{value:.0f} needed on one node, at most {bound:.0f} there",
+            remedy="It starts if each of its pods asks for fewer GPUs, or if a larger node joins.",
+        ),
+        Reason.CLUSTER_TOO_SMALL: Words(
+            "too_large", "GPUs",
+            "the cluster has too few suitable GPUs for it, even if no other job ran",
+            figures=("{value:.0f} needed, {bound:.0f} there", "{value:.0f} needed"),
+            remedy="It starts if it asks for fewer GPUs, or if nodes join.",
         ),
         Reason.PLACE_FREE: Words(
             "starting", "Queue", "a place has come free since it was tried last",
@@ -232,6 +250,12 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             "namespace {namespace} would hold more than its share of GPUs, and may not borrow",
             figures="{value:.0f} held, {asked}a share of {bound:.0f}",
             remedy="It starts when another job of the namespace ends.",
+        ),
+        Reason.QUOTA_TOO_SMALL: Words(
+            "quota", "Quota",
+            "it asks for more GPUs than the quota of namespace {namespace} ever allows",
+            figures="{gpus} asked for, {bound:.0f} allowed",
+            remedy="It starts if it asks for fewer GPUs, or if the quota is raised.",
         ),
         Reason.HELD: Words(
             "held", "Hold", "an administrator holds it",

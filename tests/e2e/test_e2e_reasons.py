@@ -9,17 +9,22 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import pytest
-from e2e_cluster import job
+from controlplane_binaries import need_control_plane
+from e2e_cluster import DEVICES, job
 from e2e_reasons import GIB, KNOWN, ReasonsCluster, gpu
 from reason_texts import unsaid
 
-from controlplane import ControlPlane, binaries, wait_until
+from controlplane import ControlPlane, wait_until
+from scheduler_extender.planning.cluster_pipeline import TRIES
 from tandem.contracts.names import COSCHEDULING_GROUP_LABEL, FOREIGN_ANNOTATION_BYTES
+from tandem.policy.catalog import load_profile
 from tandem.reasons.causes import Cause, Reason
 from tandem.reasons.words import WORDS, sentence
 
@@ -56,6 +61,8 @@ TIRESIAS = {
     "constraints": [{"kind": "healthy"}, {"kind": "shares", "at_most": 1}],
 }
 LIGHT = {"tandem.gpu/memory": "1Gi", "tandem.gpu/utilization": "10"}
+HALF = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"}
+BUSY = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "95"}
 #: What each profile's extender is started with. Reports are written once, so that none is stale
 #: but the one that says so itself.
 QUEUE: dict[str, Any] = {
@@ -66,6 +73,7 @@ QUEUE: dict[str, Any] = {
     "pull_within_s": 60,
     "quotas": [
         {"namespace": "reasons-cap", "max_gpus": 1},
+        {"namespace": "reasons-small", "max_gpus": 1},
         {"namespace": "reasons-services", "endless_gpus": 1},
         {"namespace": "reasons-time", "gpus": 2, "gpu_seconds": 0.1, "borrow": False},
         {"namespace": "reasons-share", "gpus": 1, "borrow": False},
@@ -106,27 +114,21 @@ COMMON = {
     "learning": {"mode": "act", "every_s": 1, "settle_s": 1},
     "kinds": [KIND],
 }
+#: Jobs move to whatever is better, at no cost.
+MOVING = load_profile("tandem").model_dump(mode="json")
+MOVING["dispatch"] |= {"move_cost_s": 0, "move_below_speed": 1}
 SETTINGS: Mapping[str, dict[str, Any]] = {
     "in-order": {**COMMON, "profile": "fifo", "queue": QUEUE},
     "preempting": {**COMMON, "profile": TIRESIAS, "queue": QUEUE},
     "colliding": {**COMMON, "profile": COLLIDING},
+    "default": {**COMMON, "profile": "tandem", "queue": QUEUE},
+    "moving": {**COMMON, "profile": MOVING, "queue": QUEUE},
+    "crowded": {**COMMON, "profile": SHARING},
     "sharing": {**COMMON, "profile": SHARING, "queue": QUEUE},
 }  # fmt: skip
 
-_MEASURED = "an agent has to measure jobs for a while: tests/e2e/test_e2e_learning.py has one"
-_WORTH = "what a place is worth follows from a history: the demo and tests/queue have one"
 #: Reasons that are in no scenario, and why.
-NOT_HERE: Mapping[Reason, str] = {
-    Reason.SLOWED_DOWN: _MEASURED,
-    Reason.SLOWS_DOWN: _MEASURED,
-    Reason.BAD_NEIGHBOURS: _MEASURED,
-    Reason.NOT_LOOKED_AT: "a round has to run out of its searches, which hundreds of jobs do not"
-    " bring about here; no other test does either",
-    Reason.WAITING_IS_BETTER: _WORTH,
-    Reason.FASTER_ELSEWHERE: _WORTH,
-    Reason.OVERTAKEN: "it is over with the next round, mostly before it is written"
-    " (tests/queue/test_queue_resources.py)",
-}
+NOT_HERE: Mapping[Reason, str] = {}
 
 
 class Site:
@@ -194,6 +196,28 @@ class Site:
         said = self._cluster.said.statuses(self.namespace, gpujob)
         return said[-1] if said else {}
 
+    def another(self) -> Site:
+        """Return a site of another namespace."""
+        return Site(self._cluster, f"{self.namespace}-b")
+
+    @contextmanager
+    def changing(self, node: str) -> Iterator[None]:
+        """Report another size of a node's GPU again and again."""
+        sizes = cycle((80, 81))
+        report = partial(self._report_size, node, sizes)
+        with self._cluster.reporting(report, every_s=0.05):
+            yield
+
+    def _report_size(self, node: str, sizes: Iterator[int]) -> None:
+        self.report(node, gpu(memoryBytes=next(sizes) * GIB))
+
+    def gpu_of(self, name: str) -> str:
+        """Return the GPU on which the pod of a Job runs, '' while it runs on none."""
+        found = self._cluster.cluster.pod_of(self.namespace, name)
+        if found is None or self.deleted(name) or found["status"].get("phase") != "Running":
+            return ""
+        return str((found["metadata"].get("annotations") or {}).get(DEVICES, ""))
+
     def push(self, *models: str) -> None:
         """Push models, as users of the namespace would."""
         self._cluster.cluster.push(self.namespace, *models)
@@ -218,6 +242,12 @@ class Site:
         cause = self._cluster.hears(self.namespace, reason, name, where)
         self.heard.append(cause)
         return cause
+
+    def measuring(
+        self, node: str, *gpus: dict[str, Any], percent: Mapping[str, tuple[float, float]]
+    ) -> AbstractContextManager[None]:
+        """Report what the Jobs of the namespace get of a GPU's time, alone and next to another."""
+        return self._cluster.measuring(self.namespace, node, *gpus, percent=percent)
 
     def without_leader(self) -> AbstractContextManager[None]:
         """Stop the scheduler for a while, so that its Lease ends."""
@@ -391,10 +421,20 @@ def an_agent_is_silent(site: Site) -> None:
     assert site.hears(Reason.NOT_MEASURED).gpus == 1
 
 
-@scenario(Reason.MEMORY)
+@scenario(Reason.MEMORY, profile="default")
+def a_job_leaves_too_little_memory_for_another(site: Site) -> None:
+    node = site.node(gpu(**TURINGS))
+    site.job("first", node, annotations=LIGHT | {"tandem.gpu/memory": "20Gi"})
+    site.runs("first")
+    site.job("second", node, annotations=LIGHT | {"tandem.gpu/memory": "30Gi"})
+    memory = site.hears(Reason.MEMORY)
+    assert (memory.value or 0) > (memory.bound or 0) > 30
+
+
+@scenario(Reason.MEMORY_ALONE)
 def a_gpu_is_too_small(site: Site) -> None:
     site.job("train", site.node(), annotations={"tandem.gpu/memory": "100Gi"})
-    small = site.hears(Reason.MEMORY)
+    small = site.hears(Reason.MEMORY_ALONE)
     assert small.value == pytest.approx(100, rel=0.1)
     assert small.bound == pytest.approx(80, rel=0.1)
     assert "20.0 GiB too little" in sentence(small)
@@ -507,9 +547,27 @@ def a_node_is_tainted(site: Site) -> None:
 # --- whose turn it is -----------------------------------------------------------------------------
 
 
+@scenario(Reason.NODES_TOO_SMALL)
+def a_pod_asks_for_more_gpus_than_its_node_has(site: Site) -> None:
+    site.job("train", site.node(gpu(), gpu()), gpus=3)
+    small = site.hears(Reason.NODES_TOO_SMALL)
+    assert (small.value, small.bound) == (3, 2)
+
+
+@scenario(Reason.CLUSTER_TOO_SMALL)
+def two_roles_never_fit_together(site: Site) -> None:
+    node = site.node(gpu(), gpu())
+    site.apply(*(pod(f"role-{gpus}", node, gpus, gang="ring", gang_size="2", exclusive="true")
+                 for gpus in (1, 2)))  # fmt: skip
+    small = site.hears(Reason.CLUSTER_TOO_SMALL)
+    assert (small.value, small.bound) == (3, 2)
+
+
 @scenario(Reason.ROLES)
 def two_roles_do_not_fit_together(site: Site) -> None:
-    node = site.node(gpu(), gpu())
+    node = site.node(gpu(), gpu(), gpu())
+    site.job("first", node, annotations=ALONE)
+    site.runs("first")
     site.apply(*(pod(f"role-{gpus}", node, gpus, gang="ring", gang_size="2", exclusive="true")
                  for gpus in (1, 2)))  # fmt: skip
     assert site.hears(Reason.ROLES).gpus == 3
@@ -524,6 +582,13 @@ def a_namespace_has_all_it_may(site: Site) -> None:
     site.job("second", node, annotations=ALONE)
     quota = site.hears(Reason.QUOTA)
     assert quota == Cause(Reason.QUOTA, namespace="reasons-cap", gpus=1, value=1, bound=1)
+
+
+@scenario(Reason.QUOTA_TOO_SMALL, namespace="reasons-small")
+def a_job_asks_for_more_than_its_namespace_may_have(site: Site) -> None:
+    site.job("train", site.node(gpu(), gpu()), gpus=2)
+    quota = site.hears(Reason.QUOTA_TOO_SMALL)
+    assert quota == Cause(Reason.QUOTA_TOO_SMALL, namespace="reasons-small", gpus=2, bound=1)
 
 
 @scenario(Reason.QUOTA_SHARE, namespace="reasons-share")
@@ -764,7 +829,133 @@ def a_job_fails(site: Site) -> None:
     assert site.hears(Reason.FAILED).workload == "Job train"
 
 
+# --- what is better than to start now -------------------------------------------------------------
+
+
+@scenario(Reason.WAITING_IS_BETTER, profile="default")
+def a_place_next_to_a_busy_job_is_worth_less_than_to_wait(site: Site) -> None:
+    node = site.node(gpu(**TURINGS))
+    for name in ("first", "second"):
+        site.job(name, node, annotations=BUSY)
+        if name == "first":
+            site.runs(name)
+    site.hears(Reason.WAITING_IS_BETTER, "job-second")
+
+
+@scenario(Reason.OVERTAKEN)
+def two_jobs_want_the_same_cpus_in_one_round(site: Site) -> None:
+    """Which jobs one round sees is chance: pairs of them come until a round has seen both."""
+    pairs = iter(range(50))
+
+    def has_come() -> bool:
+        node, pair = site.node(gpu(), gpu(), cpu=4), next(pairs)
+        names = [f"{name}-{pair}" for name in ("one", "two")]
+        bodies = [requesting(pod(name, node, exclusive="true"), cpu="3") for name in names]
+        site.apply(*bodies)
+
+        def said() -> set[str]:
+            causes = [
+                cause for name in names for cause in site.status(f"pod-{name}").get("causes") or ()
+            ]
+            return {cause["reason"] for cause in causes} & {
+                "TakenByJobsBefore",
+                "NodeResourceTaken",
+            }
+
+        return "TakenByJobsBefore" in wait_until(said, "one of the two waits")
+
+    wait_until(has_come, "two jobs are planned in one round", timeout_s=300)
+    assert site.hears(Reason.OVERTAKEN).resource == "cpu"
+
+
+@scenario(Reason.NOT_LOOKED_AT, profile="crowded")
+def a_round_has_no_searches_left(site: Site) -> None:
+    """Each job asks for something else, and each time that a GPU changes all are tried again."""
+    node, other = site.node(gpu(shares=0)), site.node()
+    jobs = [pod(f"p-{at}", node, memory=f"{1000 + at}Mi") for at in range(TRIES)]
+    for at in range(0, len(jobs), 50):
+        site.apply(*jobs[at : at + 50])
+    wait_until(
+        lambda: all(site.status(f"pod-p-{at}").get("causes") for at in range(TRIES)),
+        "all of them wait",
+        timeout_s=300,
+    )
+    late = site.another()
+    with site.changing(other):
+        for at in range(10):
+            late.apply(pod(f"late-{at}", node, memory=f"{100 + at}Mi"))
+        late.hears(Reason.NOT_LOOKED_AT)
+    site.heard += late.heard
+
+
 # --- who gives up GPUs ----------------------------------------------------------------------------
+
+
+def shared_gpu(site: Site, node: str, **saves: bool) -> None:
+    """Run two Jobs on one GPU of two, the first of them alone for a while."""
+    site.job("whole", node, annotations=ALONE)
+    site.runs("whole")
+    for name, may_move in saves.items():
+        site.job(name, node, annotations=HALF | (SAVES if may_move else {}))
+        site.runs(name)
+        wait_until(
+            lambda: (site.status("job-suffers").get("observed") or {}).get(
+                "soloUtilisationPercent"
+            ),
+            "it is known how fast it is alone",
+            timeout_s=120,
+        )
+
+
+#: What Jobs get of a GPU's time, alone and next to another: no job slows another down.
+EVEN = {name: (45.0, 45.0) for name in ("whole", "suffers", "disturbs", "third")}
+SUFFERS = (45.0, 25.0)
+
+
+@scenario(Reason.SLOWED_DOWN, Reason.BAD_NEIGHBOURS, profile="default")
+def a_job_is_slowed_down_and_moves(site: Site) -> None:
+    """All have the same command, so that none is put next to another any more."""
+    gpus, percent = (gpu(**TURINGS), gpu(**TURINGS)), dict(EVEN)
+    node = site.node(*gpus)
+    with site.measuring(node, *gpus, percent=percent):
+        shared_gpu(site, node, suffers=True, disturbs=False)
+        site.ends("whole")
+        percent["suffers"] = SUFFERS
+        before = site.gpu_of("suffers")
+        slowed = site.hears(Reason.SLOWED_DOWN, "job-suffers")
+        assert slowed.value == pytest.approx(0.8)
+        assert (slowed.job, slowed.detail) == (f"{site.namespace}/job-disturbs", "measured")
+        assert (slowed.gpu or "").startswith(f"{node}/")
+        wait_until(
+            lambda: site.gpu_of("suffers") not in ("", before), "it runs elsewhere", timeout_s=120
+        )
+        site.job("third", node, annotations=HALF)
+        assert site.hears(Reason.BAD_NEIGHBOURS, "job-third").gpus == 2
+
+
+@scenario(Reason.SLOWS_DOWN, profile="default")
+def a_job_slows_another_down_and_moves(site: Site) -> None:
+    gpus, percent = (gpu(**TURINGS), gpu(**TURINGS)), dict(EVEN)
+    node = site.node(*gpus)
+    with site.measuring(node, *gpus, percent=percent):
+        shared_gpu(site, node, suffers=False, disturbs=True)
+        site.ends("whole")
+        percent["suffers"] = SUFFERS
+        slows = site.hears(Reason.SLOWS_DOWN, "job-disturbs")
+        assert slows.value == pytest.approx(0.8)
+        assert (slows.job, slows.detail) == (f"{site.namespace}/job-suffers", "measured")
+
+
+@scenario(Reason.FASTER_ELSEWHERE, profile="moving")
+def a_job_moves_to_a_gpu_that_is_free(site: Site) -> None:
+    node = site.node(gpu(**TURINGS), gpu(**TURINGS))
+    site.job("whole", node, annotations=ALONE)
+    site.runs("whole")
+    for name in ("one", "two"):
+        site.job(name, node, annotations=HALF | SAVES)
+        site.runs(name)
+    site.ends("whole")
+    site.hears(Reason.FASTER_ELSEWHERE)
 
 
 @scenario(
@@ -891,9 +1082,7 @@ def may_read() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     """All scenarios, under way."""
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     with ControlPlane.start() as plane:
         plane.apply([experiments(), RIGHTS, *may_read()])
         plane.await_definitions(f"{KIND['plural']}.{KIND['group']}")

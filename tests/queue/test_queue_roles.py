@@ -103,7 +103,7 @@ def test_the_gpujob_has_the_roles_and_counts_them_in_order_and_quota() -> None:
         assert [each["demand"]["gpusPerPod"] for each in spec["roles"]] == [4, 1]
         assert not places(cluster, "pytorchjob-bert")
         status = cluster.gpujob("pytorchjob-bert")["status"]
-        assert "9 more asked for, 8 allowed" in status["message"]
+        assert "9 asked for, 8 allowed" in status["message"]
         entry = cluster.controller.queue_state.of["default", "pytorchjob-bert"]
         assert entry.job.gpus == 9
 

@@ -56,7 +56,7 @@ def test_a_gang_of_one_small_pod_and_large_ones_passes_no_quota_and_reads_why() 
         assert cluster.gated("b")
         found = status(cluster, "gang-g")
         assert (found["phase"], found["reason"]) == ("Queued", "Waiting")
-        assert "9 more asked for, 2 allowed" in found["message"]
+        assert "9 asked for, 2 allowed" in found["message"]
 
     run(scenario)
 

@@ -43,6 +43,8 @@ class MemoryCapacity(Policy):
         there = float(gpus.memory_capacity_gib[row])
         if there == 0 and gpus.shares[row] > 0:
             return Cause(Reason.MEMORY_UNKNOWN)
+        if job.memory_peak_gib > there:
+            return Cause(Reason.MEMORY_ALONE, value=figure(job.memory_peak_gib), bound=there)
         return Cause(Reason.MEMORY, value=figure(self._needed(job, gpus)[row]), bound=there)
 
     def _fits(self, job: Job | Demands, gpus: GpuArrays) -> Bools:
