@@ -241,16 +241,19 @@ class Adjuster:
             key=lambda r: (not r.measured, -(r.slowdown or 0.0), r.key),
         )
         if not sufferers:
-            return None, (Obstacle("nobody there is known to suffer now"),)
+            return None, (Obstacle("no job there is known to be slowed down now"),)
         sufferers = [each for each in sufferers if self._has_moves_left(each.namespace)]
         if not sufferers:
-            why = "its namespace has had its part of the moves of the hour"
+            why = "its namespace has used up the moves that it may have in an hour"
             return None, (Obstacle(why),)
         obstacles = []
         for resident in sorted(gpu.residents, key=lambda r: (not r.outgrew, r.cost_gib, r.key)):
             sufferer = next((s for s in sufferers if self._may_ask(s, resident, now_s)), None)
             if sufferer is None:
-                obstacle = "what its neighbours say of themselves moves nobody else"
+                obstacle = (
+                    "only its neighbours themselves report that they are slow, which moves no other"
+                    " job"
+                )
             else:
                 obstacle = self._stays(resident, now_s)
             if not obstacle and resident.cost_gib > left_gib:

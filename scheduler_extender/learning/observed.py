@@ -29,6 +29,16 @@ _SM_ACTIVITY = "gpm"  # measures something else than a process's utilisation
 
 Rates = Mapping[Means, float]
 GpuKey = tuple[str, str]  # node, UUID
+#: Neighbourhoods of one pod that wait for its time alone.
+_UNMEASURED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The kinds of jobs next to a pod, and how much each is expected to slow it down."""
+
+    kinds: tuple[str, ...]
+    expected: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -48,32 +58,51 @@ class Watched:
     now: dict[Means, float] = field(default_factory=dict)
     activity: tuple[float, float] | None = None  # active and idle seconds while it was alone
     beside: dict[str, float] = field(default_factory=dict)  # seconds together, by uid
+    settled: bool = False  # its averages no longer know the time before its neighbours came
+    # Neighbours by their kinds, and its rates next to them, while there is nothing to compare with.
+    unmeasured: dict[tuple[str, ...], tuple[Neighbours, Rates]] = field(default_factory=dict)
 
     def slowdown(self, means: Means, history: Rates, predicted: Rates) -> ObservedSlowdown | None:
         """Return how much slower it runs than alone; None where that cannot be told.
 
         The best reference is its own time alone, then that of earlier runs, then the prediction.
         """
-        rate = self.now.get(means)
-        if rate is None or not self.others:
-            return None
-        if means is Means.UTILISATION and self.busy_percent < CONTENDED_PERCENT:
+        rate = self._contended().get(means) if self.others else None
+        if rate is None:
             return None
         references = ((Reference.SOLO, self.solo), (Reference.HISTORY, history),
                       (Reference.PREDICTED, predicted))  # fmt: skip
         for reference, rates in references:
-            alone = rates.get(means)
-            if alone is None:
-                continue
-            least = LEAST_PERCENT if means is Means.UTILISATION else 0.0
-            if alone <= least:
-                return None
-            value = observed_slowdown(alone, max(rate, alone / (1 + MOST)))
-            estimated = means is Means.UTILISATION
-            return ObservedSlowdown(
-                value=round(value, 3), means=means, reference=reference, estimated=estimated
-            )
+            if means in rates:
+                return _slowdown(rate, rates[means], means, reference)
         return None
+
+    def note(self, neighbours: Neighbours) -> None:
+        """Keep how fast it is next to its neighbours, to be compared once it has been alone."""
+        rates = self._contended()
+        if not self.settled or not neighbours.kinds or not rates:
+            return
+        if len(self.unmeasured) < _UNMEASURED or neighbours.kinds in self.unmeasured:
+            self.unmeasured[neighbours.kinds] = neighbours, rates
+
+    def measured_late(self) -> list[tuple[Neighbours, ObservedSlowdown]]:
+        """Return how slow it was next to earlier neighbours, now that it has been alone."""
+        found = []
+        for neighbours, rates in list(self.unmeasured.values()):
+            means = next((each for each in Means if each in rates and each in self.solo), None)
+            if means is None:
+                continue
+            del self.unmeasured[neighbours.kinds]
+            value = _slowdown(rates[means], self.solo[means], means, Reference.SOLO)
+            if value is not None:
+                found.append((neighbours, value))
+        return found
+
+    def _contended(self) -> Rates:
+        """Return its rates now that can be told apart from those of a GPU of its own."""
+        if self.busy_percent >= CONTENDED_PERCENT:
+            return self.now
+        return {means: rate for means, rate in self.now.items() if means is Means.PROGRESS}
 
 
 class Watch:
@@ -151,13 +180,26 @@ class Watch:
         if use.utilisation_percent is not None and comparable:
             rates[Means.UTILISATION] = use.utilisation_percent
         watched.now = rates
-        if others or at_s - watched.since_s < self._settle_s:
+        watched.settled = at_s - watched.since_s >= self._settle_s
+        if others or not watched.settled:
             return
         if use.active_seconds is not None and use.idle_seconds is not None:
             watched.activity = (use.active_seconds, use.idle_seconds)
         for means, rate in rates.items():
             known = watched.solo.get(means, rate)
             watched.solo[means] = at_least(known + _NEWEST * (rate - known))
+
+
+def _slowdown(
+    rate: float, alone: float, means: Means, reference: Reference
+) -> ObservedSlowdown | None:
+    estimated = means is Means.UTILISATION
+    if alone <= (LEAST_PERCENT if estimated else 0.0):
+        return None
+    value = observed_slowdown(alone, max(rate, alone / (1 + MOST)))
+    return ObservedSlowdown(
+        value=round(value, 3), means=means, reference=reference, estimated=estimated
+    )
 
 
 def _runs(use: PodUse) -> bool:

@@ -23,7 +23,14 @@ from scheduler_extender.cluster.jobs import (
 )
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.learning.adjusting import Resident
-from scheduler_extender.learning.observed import CONTENDED_PERCENT, GpuKey, Rates, Watch, Watched
+from scheduler_extender.learning.observed import (
+    CONTENDED_PERCENT,
+    GpuKey,
+    Neighbours,
+    Rates,
+    Watch,
+    Watched,
+)
 from scheduler_extender.learning.run_history import RunHistory, in_steps_kind
 from tandem.contracts.learning import (
     Accrued,
@@ -149,7 +156,14 @@ class Sharing:
             slowest = max(shared, key=lambda w: (w.busy_percent, w.at))
             told, measured = self.slowdowns(gang, slowest)
             slowdown = told or measured
-            neighbours = _with(neighbours, slowest, slowdown, kinds, predicted)
+            now = _neighbours_of(slowest, kinds, predicted)
+            if slowdown is None:
+                slowest.note(now)
+            elif slowest.settled:  # its averages know the time before no longer
+                neighbours = _with(neighbours, now, slowdown)
+        for each in every:
+            for then, late in each.measured_late():
+                neighbours = _with(neighbours, then, late)
         slowed_s, iterations = _progress(gang, record, known, steps, slowdown, every, now_s)
         passed_s = _passed_s(record.status, known, now_s)
         return known.model_copy(
@@ -198,6 +212,8 @@ def notable(before: Observed | None, after: Observed | None) -> bool:
     if other > one * (1 + OUTGREW_SHARE):
         return True
     if (before.solo_utilisation_percent is None) != (after.solo_utilisation_percent is None):
+        return True
+    if {each.kind for each in before.neighbours} != {each.kind for each in after.neighbours}:
         return True
     slow = [seen.slowdown.value if seen.slowdown else 0.0 for seen in (before, after)]
     return abs(slow[0] - slow[1]) >= 0.15
@@ -331,21 +347,25 @@ def _peak(watched: Watched) -> int | None:
     return max((b for b in seen if b is not None), default=None)
 
 
+def _neighbours_of(
+    watched: Watched, kinds: dict[str, str], predicted: Callable[[str], float]
+) -> Neighbours:
+    """Return the neighbours of now whose kinds are known."""
+    uids = sorted(uid for uid in watched.others if kinds.get(uid))
+    expected = tuple(predicted(uid) for uid in uids) if len(uids) > 1 else (0.0,) * len(uids)
+    return Neighbours(tuple(kinds[uid] for uid in uids), expected)
+
+
 def _with(
-    known: list[Neighbour],
-    beside: Watched,
-    slowdown: ObservedSlowdown | None,
-    kinds: dict[str, str],
-    predicted: Callable[[str], float],
+    known: list[Neighbour], neighbours: Neighbours, slowdown: ObservedSlowdown
 ) -> list[Neighbour]:
-    """Return the neighbours with what is observed beside those of now; the newest last."""
-    uids = sorted(uid for uid in beside.others if kinds.get(uid))
-    if slowdown is None or not uids:
+    """Return what is known with what is observed next to these neighbours; the newest last."""
+    if not neighbours.kinds:
         return known
-    expected = np.array([predicted(uid) for uid in uids] if len(uids) > 1 else [0.0])
+    shares = shared_out_slowdown(np.array(neighbours.expected), slowdown.value)
     parts: dict[str, float] = {}
-    for uid, part in zip(uids, shared_out_slowdown(expected, slowdown.value), strict=True):
-        parts[kinds[uid]] = max(parts.get(kinds[uid], 0.0), float(part))
+    for kind, part in zip(neighbours.kinds, shares, strict=True):
+        parts[kind] = max(parts.get(kind, 0.0), float(part))
     new = [
         Neighbour(kind=kind, slowdown=round(part, 3), means=slowdown.means)
         for kind, part in sorted(parts.items())

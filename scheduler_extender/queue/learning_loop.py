@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 #: GPUs looked at before a verb gets its turn.
 _SLICE = 50
-#: An observation that decides something is written at most this often for one job.
-_WRITE_EVERY_S = 20.0
 #: The pair that was parted is believed to be at least so much over the bound.
 _OVER = 1.01
 MOVED, KEPT, WOULD_MOVE = "Moved", "Kept", "WouldMove"
@@ -179,7 +177,7 @@ class Learning:
             if seen is None:
                 continue
             self._observed[gang.key] = seen
-            due = now - self._written_s.get(gang.key, 0.0) >= _WRITE_EVERY_S
+            due = now - self._written_s.get(gang.key, 0.0) >= self._settings.write_every_s
             if due and notable(record.status.observed, seen) and not self._work.busy(gang.key):
                 self._written_s[gang.key] = now
                 self._work.do(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_GPUS = 16
 #: Where there is no terminal whose width counts.
-PIPE_WIDTH = 110
+PIPE_WIDTH = 120
 
 
 def demo(

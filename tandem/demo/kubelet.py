@@ -10,7 +10,7 @@ from tandem.contracts import names
 from tandem.contracts.annotations import parse_visible_devices
 from tandem.demo.api import ApiServer
 from tandem.demo.gpus import SimulatedNode
-from tandem.demo.physics import Running, advance
+from tandem.demo.physics import Running, advance, slowdown
 from tandem.demo.workload import DemoJob
 from tandem.errors import TandemError
 from tandem.kube.client import Object
@@ -19,7 +19,10 @@ from tandem.kube.resource import PODS
 
 @dataclass(slots=True)
 class Run:
-    """When and where a job ran, on the demo's clock."""
+    """When and where a job ran, on the demo's clock.
+
+    `sharing_slowdown` is the largest ratio by which neighbours have slowed it down, as calculated.
+    """
 
     submitted_s: float
     started_s: float | None = None
@@ -27,6 +30,7 @@ class Run:
     node: str = ""
     gpu: str = ""
     neighbours: set[str] = field(default_factory=set)
+    sharing_slowdown: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -69,14 +73,17 @@ class Kubelets:
                 f"Pod {name} was bound to {node} with GPU {gpu!r}, which is not there."
             )
         run, job = self.runs[name], self.jobs[name]
-        for other in self._running.values():
-            if other.gpu == gpu:
-                run.neighbours.add(other.job.name)
-                self.runs[other.job.name].neighbours.add(name)
         self.nodes[node].start(uid, job, gpu)
         self._running[uid] = Running(job, gpu, job.solo_s)
-        on_gpu = sum(each.gpu == gpu for each in self._running.values())
-        self.max_jobs_on_a_gpu = max(self.max_jobs_on_a_gpu, on_gpu)
+        on_gpu = {each.job.name: each.job for each in self._running.values() if each.gpu == gpu}
+        self.max_jobs_on_a_gpu = max(self.max_jobs_on_a_gpu, len(on_gpu))
+        if len(on_gpu) > 1:
+            total = sum(each.utilisation for each in on_gpu.values())
+            for each in on_gpu.values():
+                its = self.runs[each.name]
+                its.neighbours |= on_gpu.keys() - {each.name}
+                now = slowdown(each.utilisation, total)
+                its.sharing_slowdown = max(now, its.sharing_slowdown or now)
         run.started_s, run.node, run.gpu = now_s, node, gpu
         state = {"running": {"startedAt": _now()}}
         self._report(pod, "Running", state)

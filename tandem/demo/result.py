@@ -14,9 +14,11 @@ from tandem.demo.workload import DemoJob
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """One job; times in seconds of the demo's clock, `slowdown` as a ratio of times.
+    """One job; times in seconds of the demo's clock, slowdowns as ratios of times.
 
-    `measured_memory_gib` is the most that an agent has seen, `predicted_memory_gib` the bound.
+    `slowdown` is that of the whole run, `sharing_slowdown` the largest next to other jobs, both
+    calculated; `measured_slowdown` is the largest next to others that was measured, None where none
+    was. `measured_memory_gib` is the most that an agent has seen, `predicted_memory_gib` the bound.
     """
 
     name: str
@@ -29,6 +31,8 @@ class JobResult:
     ran_s: float
     alone_s: float
     slowdown: float
+    sharing_slowdown: float | None
+    measured_slowdown: float | None
     predicted_memory_gib: float | None
     measured_memory_gib: float | None
     shared_with: tuple[str, ...]
@@ -44,6 +48,7 @@ class Result:
     exclusive_fifo: Outcome
     jobs: tuple[JobResult, ...]
     shared_jobs: int
+    measured_jobs: int
     max_jobs_on_a_gpu: int
     bindings: int
     refusals: int
@@ -66,10 +71,15 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON values
     return value
 
 
-def notes(speed: float) -> tuple[str, ...]:
+def notes(rows: Sequence[JobResult], speed: float) -> tuple[str, ...]:
     """Return what a reader must know to read the figures."""
     scale = "1 s of the clock is 1 s" if speed == 1 else f"{speed:g} s of the clock pass in 1 s"
+    sharing = [row for row in rows if row.shared_with]
+    known = sum(row.measured_slowdown is not None for row in sharing)
+    rest = " The others were never alone on a GPU for long." if known < len(sharing) else ""
     return (
+        f"Slowdown next to others: calculated, and as measured for {known} of {len(sharing)} jobs"
+        f" that shared.{rest}",
         "The extender, the predictor and the agents are the real ones; the GPUs are simulated.",
         f"Loads were chosen by hand; sharing slows jobs by {FORMULA}.",
         f"Times are in seconds of the demo's clock; {scale}.",
@@ -113,6 +123,8 @@ def collect(
                 ran_s=ran_s,
                 alone_s=job.solo_s,
                 slowdown=ran_s / job.solo_s,
+                sharing_slowdown=run.sharing_slowdown,
+                measured_slowdown=viewer.measured_slowdown.get(job.name),
                 predicted_memory_gib=viewer.predicted_gib.get(job.name),
                 measured_memory_gib=viewer.measured_gib.get(job.name),
                 shared_with=tuple(sorted(run.neighbours)),
@@ -126,9 +138,10 @@ def collect(
         exclusive_fifo=exclusive_fifo(jobs, gpus),
         jobs=tuple(rows),
         shared_jobs=sum(bool(row.shared_with) for row in rows),
+        measured_jobs=sum(row.measured_slowdown is not None for row in rows),
         max_jobs_on_a_gpu=counts.max_jobs_on_a_gpu,
         bindings=counts.bindings,
         refusals=counts.refusals,
         wall_s=counts.wall_s,
-        notes=notes(speed),
+        notes=notes(rows, speed),
     )

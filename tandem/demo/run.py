@@ -18,6 +18,7 @@ from tandem.demo.services import START_TIMEOUT_S, Services
 from tandem.demo.view import View, Viewer
 from tandem.demo.workload import JOBS, NAMESPACE, graph_files
 from tandem.errors import TandemError
+from tandem.kube.client import Object
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
 from tandem.local.waiting import wait_until
 
@@ -76,6 +77,7 @@ def run(
         stack.callback(scheduler.close)
         session = _Session(api, services, scheduler, nodes, speed, say, show)
         session.run()
+        session.end()
         result = collect(
             JOBS,
             session.kubelets.runs,
@@ -131,6 +133,7 @@ class _Session:
         self._show = show
         self._to_submit = sorted(JOBS, key=lambda job: job.submit_s)
         self._told: set[tuple[str, Phase | None]] = set()
+        self._last_s = 0.0
 
     def run(self) -> None:
         """Let time pass until every job has finished."""
@@ -152,6 +155,16 @@ class _Session:
             self._services.check()
             time.sleep(max(0.0, TICK_S - (time.monotonic() - real_s)))
 
+    def end(self) -> None:
+        """Let the extender write what has become of the last jobs."""
+
+        def written() -> bool:
+            statuses = [each.get("status") or {} for each in self._api.list(GPU_JOBS)]
+            return all(each.get("phase") == Phase.COMPLETED for each in statuses)
+
+        wait_until(written, "all GPUJobs are completed", timeout_s=START_TIMEOUT_S, poll_s=TICK_S)
+        self._view(self._last_s, self._api.list(PODS))
+
     def _tick(self, now_s: float) -> View:
         while self._to_submit and self._to_submit[0].submit_s <= now_s:
             job = self._to_submit.pop(0)
@@ -160,7 +173,13 @@ class _Session:
         pods = self._api.list(PODS)
         self.kubelets.step(pods, now_s)
         self._scheduler.step(pods, self._nodes, time.monotonic())
-        view = self.viewer.view(
+        view = self._view(now_s, pods)
+        self._tell(view)
+        return view
+
+    def _view(self, now_s: float, pods: list[Object]) -> View:
+        self._last_s = now_s
+        return self.viewer.view(
             now_s,
             pods,
             self._api.list(GPU_JOBS),
@@ -168,8 +187,6 @@ class _Session:
             self.kubelets,
             self._scheduler,
         )
-        self._tell(view)
-        return view
 
     def _tell(self, view: View) -> None:
         """Say what is new: each start and each end, and why a job waits, the first time it does."""

@@ -67,12 +67,13 @@ def outcome(result: Result) -> RenderableType:
     """Return what came out, beside the same jobs with a GPU each."""
     jobs = Table(
         box=box.SIMPLE_HEAD,
-        title="Jobs (times in s; peak memory in GiB: bound that was predicted, most that was seen)",
+        title="Jobs (times in s; slowdown: of the whole run, the largest next to others, that as"
+        " measured; peak memory in GiB: predicted bound, most that was seen)",
         title_justify="left",
     )
     for name in ("job", "GPU"):
         jobs.add_column(name, no_wrap=True)
-    for name in ("waited", "ran", "alone", "slowdown", "bound", "seen"):
+    for name in ("waited", "ran", "alone", "slowdown", "sharing", "measured", "bound", "seen"):
         jobs.add_column(name, justify="right", no_wrap=True)
     jobs.add_column("shared with")
     for job in result.jobs:
@@ -83,6 +84,8 @@ def outcome(result: Result) -> RenderableType:
             f"{job.ran_s:.1f}",
             f"{job.alone_s:.0f}",
             f"{job.slowdown:.2f}",
+            _figure(job.sharing_slowdown, 2),
+            _figure(job.measured_slowdown, 2),
             _figure(job.predicted_memory_gib),
             _figure(job.measured_memory_gib),
             "never shares" if job.exclusive else ", ".join(job.shared_with) or "-",
@@ -99,5 +102,5 @@ def outcome(result: Result) -> RenderableType:
     return Group(jobs, totals, Text("\n".join(result.notes), "dim"))
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _figure(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -23,12 +23,17 @@ START_TIMEOUT_S = 60.0
 #: The agents report more often than on a cluster, so that the table moves, and average over less:
 #: the jobs run for seconds.
 AGENT_SETTINGS = {
-    "interval_s": 0.5,
-    "report_interval_s": 0.5,
-    "utilisation_half_life_s": 0.5,
+    "interval_s": 0.25,
+    "report_interval_s": 0.25,
+    "utilisation_half_life_s": 0.4,
 }
-#: Averages know the time before a neighbour came for twice their half-life.
-SETTLE_S = 2 * AGENT_SETTINGS["utilisation_half_life_s"]
+#: The same for what the extender makes of the reports: averages know the time before a neighbour
+#: came for twice their half-life.
+LEARNING_SETTINGS = {
+    "every_s": 0.25,
+    "settle_s": 2 * AGENT_SETTINGS["utilisation_half_life_s"],
+    "write_every_s": 1.0,
+}
 
 
 class Services:
@@ -107,7 +112,7 @@ class Services:
             "public": {"host": HOST, "port": self._ports["public"]},
             "predictor_url": self.predictor_url,
             "leader": {"always": True},
-            "learning": {"settle_s": SETTLE_S},
+            "learning": LEARNING_SETTINGS,
         }
         return "scheduler_extender", "--config", str(self._write("extender.yaml", settings))
 

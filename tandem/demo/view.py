@@ -11,6 +11,7 @@ from tandem.demo.kubelet import Kubelets, Run
 from tandem.demo.scheduler import Scheduler
 from tandem.demo.workload import GIB, DemoJob
 from tandem.kube.client import Object
+from tandem.reasons.causes import Reason, first_of
 from tandem.reasons.words import briefly
 
 
@@ -48,11 +49,15 @@ class View:
 
 
 class Viewer:
-    """Makes views, and remembers what was predicted and measured of each job's memory, in GiB."""
+    """Makes views, and remembers what was predicted and measured of each job.
+
+    Memory is in GiB. A slowdown is a ratio of times, the largest that was measured next to others.
+    """
 
     def __init__(self, nodes: Mapping[str, SimulatedNode], jobs: Mapping[str, DemoJob]) -> None:
         self.predicted_gib: dict[str, float] = {}
         self.measured_gib: dict[str, float] = {}
+        self.measured_slowdown: dict[str, float] = {}
         self._jobs = jobs
         self._place = {
             uuid: (node.name, index)
@@ -114,6 +119,9 @@ class Viewer:
         for name, status in statuses.items():
             if status.load is not None and status.load.memory_source is not Source.WHOLE_GPU:
                 self.predicted_gib[name] = status.load.memory_p95_bytes / GIB
+            if status.observed is not None and status.observed.neighbours:
+                worst = max(each.slowdown for each in status.observed.neighbours)
+                self.measured_slowdown[name] = 1 + worst
         for use in (use for gpu in gpus for use in gpu.pods):
             if use.uid in names and use.memory_peak_bytes:
                 name, peak = names[use.uid], use.memory_peak_bytes / GIB
@@ -137,5 +145,7 @@ class Viewer:
             return JobRow(job, phase, where, ran_s, "", predicted)
         if status is None:
             return JobRow(job, Phase.QUEUED, "", None, "")
-        reason = refused or briefly(status.causes)
+        cause = first_of(status.causes)
+        is_new = cause is not None and cause.reason is Reason.QUEUED  # not looked at yet
+        reason = refused or ("" if is_new else briefly(status.causes))
         return JobRow(job, status.phase, "", None, reason, predicted)

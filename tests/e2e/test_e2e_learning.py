@@ -14,10 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from controlplane_binaries import need_control_plane
 from e2e_cluster import DEVICES, TandemCluster, job
 from e2e_physics import Physics
 
-from controlplane import ControlPlane, Node, binaries, wait_until
+from controlplane import ControlPlane, Node, wait_until
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow, pytest.mark.xdist_group("learning")]
 
@@ -40,9 +41,7 @@ def physics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TandemCl
 
     A third one, of four GPUs, is for those who tolerate it.
     """
-    absent = binaries.missing()
-    if absent:
-        pytest.skip(f"no {', '.join(absent)} on this machine. {binaries.how_to_get()}")
+    need_control_plane()
     folder: Path = tmp_path_factory.mktemp("learning")
     nodes = [Node("n0"), Node("n1"), Node("apart", taints=("apart=yes:NoSchedule",))]
     with ControlPlane.start(nodes=nodes) as plane:
@@ -158,10 +157,10 @@ def test_who_forges_its_progress_moves_nobody_else(
 
     def said() -> bool:
         forger.tell(1.0)
-        return any("moves nobody else" in line for line in gpus.decisions(mine, "forger"))
+        return any("which moves no other job" in line for line in gpus.decisions(mine, "forger"))
 
     wait_until(
-        said, "the forger is told that its word moves nobody else", timeout_s=LONG_S, poll_s=0.5
+        said, "the forger is told that its word moves no other job", timeout_s=LONG_S, poll_s=0.5
     )
     assert uid_of(cluster, theirs, "honest") == before
     assert not any("Moved" in line for line in gpus.decisions(theirs, "honest"))

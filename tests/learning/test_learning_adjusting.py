@@ -84,7 +84,8 @@ def test_what_a_tenant_says_of_itself_moves_nobody_else(other: str) -> None:
     looked = looks(Adjuster(SETTINGS), gpus)
     assert looked.moves == []
     assert reasons(looked) == {
-        "other": "what its neighbours say of themselves moves nobody else",
+        "other": "only its neighbours themselves report that they are slow, which moves no other"
+        " job",
         "teller": "it saves no checkpoint",
     }
 
@@ -218,7 +219,10 @@ def test_what_is_measured_next_to_two_is_shared_out_over_their_kinds() -> None:
     beside = Watched("a", at, "A100", PodUse(uid="a"), others=frozenset({"b", "c"}))
     measured = ObservedSlowdown(value=0.8, means=Means.UTILISATION, reference=Reference.SOLO)
     expected = {"b": 0.1, "c": 0.3}
-    seen = sharing._with([], beside, measured, {"b": "kb", "c": "kc"}, expected.__getitem__)
+    kinds = {"b": "kb", "c": "kc"}
+    neighbours = sharing._neighbours_of(beside, kinds, expected.__getitem__)
+    seen = sharing._with([], neighbours, measured)
     assert {n.kind: n.slowdown for n in seen} == {"kb": 0.2, "kc": 0.6}
-    alone = sharing._with([], beside, measured, {"b": "kb"}, expected.__getitem__)
+    known = sharing._neighbours_of(beside, {"b": "kb"}, expected.__getitem__)
+    alone = sharing._with([], known, measured)
     assert {n.kind: n.slowdown for n in alone} == {"kb": 0.8}

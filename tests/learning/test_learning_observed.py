@@ -4,7 +4,7 @@ import pytest
 from learning_builders import report, use
 
 from scheduler_extender.learning.config import LearningConfig
-from scheduler_extender.learning.observed import Watch, Watched
+from scheduler_extender.learning.observed import Neighbours, Watch, Watched
 from tandem.contracts.learning import Means, Reference
 
 AT = ("n0", "g0")
@@ -43,6 +43,38 @@ def test_who_was_never_alone_is_compared_with_earlier_runs_then_with_the_predict
         found = b.slowdown(Means.UTILISATION, history, {Means.UTILISATION: 66.0})
         assert found is not None
         assert (found.value, found.reference) == (0.5, reference)
+
+
+BESIDE_A = Neighbours(("a@32",), (0.0,))
+
+
+def shared_until(end_s: int, busy: float = 100.0) -> Watch:
+    """`b` next to `a` from the beginning."""
+    watch = Watch(LearningConfig().settle_s)
+    for at in range(0, end_s + 1, 10):
+        watch.take(report(at, busy, use("a", 56), use("b", 44)))
+        watched(watch, "b").note(BESIDE_A)
+    return watch
+
+
+def alone_until(watch: Watch, begin_s: int, end_s: int) -> Watched:
+    for at in range(begin_s, end_s + 1, 10):
+        watch.take(report(at, 66, use("b", 66)))
+    return watched(watch, "b")
+
+
+def test_who_began_next_to_another_is_measured_once_it_is_alone() -> None:
+    watch = shared_until(30)
+    assert alone_until(watch, 40, 50).measured_late() == [], "its averages still know the other"
+    ((neighbours, slowdown),) = alone_until(watch, 60, 80).measured_late()
+    assert neighbours == BESIDE_A
+    assert (slowdown.value, slowdown.reference, slowdown.estimated) == (0.5, Reference.SOLO, True)
+    assert watched(watch, "b").measured_late() == [], "once"
+
+
+def test_what_was_seen_of_a_job_for_a_moment_or_on_an_idle_gpu_is_not_compared_later() -> None:
+    for watch in (shared_until(10), shared_until(30, busy=50.0)):
+        assert alone_until(watch, 40, 90).measured_late() == []
 
 
 def test_a_gpu_with_time_to_spare_slows_nobody_down() -> None:

@@ -164,6 +164,23 @@ def test_a_bad_pair_is_parted_and_never_put_together_again() -> None:
     run(scenario)
 
 
+def test_who_began_next_to_another_is_measured_when_that_one_has_ended() -> None:
+    cluster = Sharing()
+    cluster.percent = {"a": 75.0, "b": 75.0}
+
+    async def scenario() -> None:
+        await paired(cluster)
+        await cluster.live(60)
+        assert cluster.status("a")["observed"]["slowdown"]["value"] == 0.2
+        assert "slowdown" not in (cluster.status("b").get("observed") or {})
+        cluster.ends("a")
+        await cluster.live(60)
+        observed = cluster.status("b")["observed"]
+        assert observed["neighbours"] == [{"kind": "a@32", "slowdown": 0.2, "means": "utilisation"}]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("most", [100, 1])
 def test_under_guarded_a_job_that_is_too_slow_waits_where_there_is_no_better_place(
     most: int, monkeypatch: pytest.MonkeyPatch
