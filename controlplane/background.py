@@ -27,7 +27,8 @@ from controlplane.realnode.node import import_image
 from tandem.errors import TandemError
 
 _POLL_S = 0.1
-_DOWN_TIMEOUT_S = 30.0
+#: Containers of real nodes may take their grace periods.
+_DOWN_TIMEOUT_S = 120.0
 _REAP_EVERY_S = 1.0
 
 

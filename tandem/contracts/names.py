@@ -107,6 +107,8 @@ API_AUDIENCE = "tandem-api"
 NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"  # noqa: S105 - a field's name
 #: Its token shows all that is to be read: it is for those who may make one.
 READER_ACCOUNT = "tandem-reader"
+#: The same for those who push and delete models.
+EDITOR_ACCOUNT = "tandem-editor"
 #: What a stream through the API server's proxy is upgraded to: TLS, to the extender itself.
 UPGRADE = "tandem-tls"
 AGENT_URL_ENV = "TANDEM_AGENT_URL"

@@ -25,7 +25,14 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.util.ssltransport import SSLTransport
 
-from tandem.contracts.names import API_AUDIENCE, API_SERVICE, NAMESPACE, READER_ACCOUNT, UPGRADE
+from tandem.contracts.names import (
+    API_AUDIENCE,
+    API_SERVICE,
+    EDITOR_ACCOUNT,
+    NAMESPACE,
+    READER_ACCOUNT,
+    UPGRADE,
+)
 from tandem.errors import TandemError
 from tandem.kube.client import CONNECT_TIMEOUT_S, KubeClient
 from tandem.kube.credentials import Credentials
@@ -35,6 +42,7 @@ from tandem.kube.resource import MUTATING_WEBHOOKS
 _READ_TIMEOUT_S = 30.0
 _TOKEN_LIFE_S = 600  # the shortest that the API server gives
 _LARGEST_ANSWER = 64 * 2**20
+_EDITED = "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class Tunnel:
 
     `account` is (namespace, name) of a service account in whose name to ask; by default the
     kubeconfig's own token is sent, and where it has none, a token of the account `tandem-reader`
-    that the caller may mint.
+    that the caller may mint, or of `tandem-editor` to push or delete a model.
     """
 
     def __init__(
@@ -90,7 +98,7 @@ class Tunnel:
         self._account = account
         self._token = token
         self._context: ssl.SSLContext | None = None
-        self._minted = ""
+        self._minted: dict[tuple[str, str], str] = {}  # by account
 
     def get(self, path: str, query: dict[str, str] | None = None) -> Answer:
         """Return the answer to a GET of `path`; raises as `ask` does."""
@@ -140,7 +148,7 @@ class Tunnel:
             if answer.status != 401 or not self._minted:
                 yield answer
                 return
-        self._minted = ""  # it has ended meanwhile
+        self._minted.clear()  # it has ended meanwhile
         with self._sent(method, target, headers, body) as answer:
             yield answer
 
@@ -148,7 +156,7 @@ class Tunnel:
     def _sent(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> Iterator[http.client.HTTPResponse]:
-        headers = {**headers, "Authorization": f"Bearer {self._bearer()}"}
+        headers = {**headers, "Authorization": f"Bearer {self._bearer(method, target)}"}
         stream = self._open()
         connection = http.client.HTTPConnection(self._server_name)
         try:
@@ -177,18 +185,20 @@ class Tunnel:
             self._context = trusting_webhook(self._client)
         return self._context
 
-    def _bearer(self) -> str:
+    def _bearer(self, method: str, target: str) -> str:
         if self._token:
             return self._token
         if self._account is None and (own := self._client.bearer_token()):
             return own
-        if not self._minted:
-            self._minted = self._mint()
-        return self._minted
+        edits = method in ("POST", "DELETE") and target.startswith(_EDITED)
+        ours = self._namespace, EDITOR_ACCOUNT if edits else READER_ACCOUNT
+        account = self._account or ours
+        if account not in self._minted:
+            self._minted[account] = self._mint(*account)
+        return self._minted[account]
 
-    def _mint(self) -> str:
+    def _mint(self, namespace: str, name: str) -> str:
         """Return a token of a service account that is worth nothing at any other service."""
-        namespace, name = self._account or (self._namespace, READER_ACCOUNT)
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         spec = {"audiences": [API_AUDIENCE], "expirationSeconds": _TOKEN_LIFE_S}
         body = {
@@ -210,8 +220,8 @@ class Tunnel:
                 why = f"your kubeconfig has a certificate and no token, and {why}"
             raise TandemError(
                 why,
-                "name a service account for which you may `kubectl create token` and that may read"
-                " gpujobs: --account NAMESPACE/NAME; or give a token with --token",
+                "name a service account for which you may `kubectl create token` and that has the"
+                " rights: --account NAMESPACE/NAME; or give a token with --token",
             ) from error
 
     def _open(self) -> socket.socket:

@@ -246,6 +246,17 @@ def test_a_caller_with_a_certificate_mints_a_token_that_is_worth_nothing_elsewhe
     assert "/serviceaccounts/tandem-reader/token" in head
 
 
+def test_a_caller_with_a_certificate_pushes_models_by_another_account(site: Site) -> None:
+    site.known = {"minted-1", "minted-2"}
+    tunnel = Tunnel(site.client(""))
+    tunnel.get("/v1/jobs")
+    tunnel.ask("POST", "/v1/models", {"name": "resnet50", "namespace": "team-a"}, b"graph")
+    tunnel.get("/v1/jobs")
+    heads = [head for head in site.heads if "/token" in head]
+    assert ["tandem-editor" in head for head in heads] == [False, True]
+    assert site.shown == ["Bearer minted-1", "Bearer minted-2", "Bearer minted-1"]
+
+
 def test_a_named_account_is_asked_for_instead_of_the_callers_own_token(site: Site) -> None:
     Tunnel(site.client(), account=("team-a", "ci")).get("/v1/jobs")
     assert site.shown == ["Bearer minted-1"]

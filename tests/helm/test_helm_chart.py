@@ -11,9 +11,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from controlplane_binaries import program
 from helm_render import CHART, ROOT, Helm, Object, render
 
-from controlplane import binaries
 from node_agent.config import AgentSettings
 from predictor.config import PredictorConfig
 from scheduler_extender.config import ExtenderConfig
@@ -314,7 +314,8 @@ def test_attached_to_a_scheduler_the_extender_stands_alone_and_may_do_less() -> 
     assert port["port"] == extender.verbs.port
     bound = {o["roleRef"]["name"] for o in objects if o["kind"].endswith("RoleBinding")}
     services, readers = {"tandem-extender", "tandem-agent", "tandem-predictor"}, {"tandem-api"}
-    assert bound == services | readers | {"tandem-view"}, "the latter for the account tandem-reader"
+    accounts = {"tandem-view", "tandem-edit"}  # for tandem-reader and tandem-editor
+    assert bound == services | readers | accounts
     rules = [rule for o in objects if o["kind"].endswith("Role") for rule in o["rules"]]
     assert not [rule for rule in rules if "leases" in rule["resources"]]
 
@@ -327,11 +328,8 @@ def test_objects_of_others_are_made_only_where_they_are_known() -> None:
 
 @pytest.mark.parametrize("overlay", ["registry", "single-replica"])
 def test_overlays_change_what_they_say(overlay: str) -> None:
-    kubectl = binaries.find("kubectl")
-    if kubectl is None:
-        pytest.skip(f"no kubectl on this machine. {binaries.how_to_get()}")
     built = subprocess.run(
-        [kubectl, "kustomize", str(ROOT / "deploy" / "kustomize" / overlay)],
+        [program("kubectl"), "kustomize", str(ROOT / "deploy" / "kustomize" / overlay)],
         check=True,
         capture_output=True,
         text=True,
