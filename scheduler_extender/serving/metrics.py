@@ -186,7 +186,8 @@ class _OfState(Collector):
         )
         failures = CounterMetricFamily(
             "tandem_extender_watch_failures",
-            "Lists and watches that broke, and objects that could not be read.",
+            "Lists and watches that broke, and objects that could not be read;"
+            " NAMESPACE/pods are Tandem's own.",
             labels=["resource"],
         )
         for reflector in self._reflectors:

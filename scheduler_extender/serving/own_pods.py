@@ -14,7 +14,6 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from scheduler_extender.cluster.jobs import seconds
 from tandem.kube.client import KubeClient, Object
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.reflector import EventType, Reflector, Selector
@@ -26,7 +25,8 @@ _SELECTOR = Selector(
     f"app.kubernetes.io/name=tandem,app.kubernetes.io/component in ({','.join(COMPONENTS)})"
 )
 #: A pod that has never answered, and none of whose containers has failed, may still be starting:
-#: the image of a new node takes a while.
+#: the image of a new node takes a while. Counted from when this process first saw the pod, since
+#: the API server's clock may differ from ours.
 STARTS_WITHIN_S = 300.0
 
 Key = tuple[str, str]  # (namespace, name)
@@ -40,7 +40,6 @@ class OwnPod:
     uid: str
     component: str
     node: str
-    created_s: float
     ready: bool
     deaf: str = ""
     restarted: bool = False
@@ -66,7 +65,6 @@ def own_pod(raw: Object) -> OwnPod:
         uid=metadata["uid"],
         component=(metadata.get("labels") or {}).get("app.kubernetes.io/component", ""),
         node=(raw.get("spec") or {}).get("nodeName") or "",
-        created_s=seconds(metadata["creationTimestamp"]),
         ready=ready,
         deaf=next(iter(deaf), ""),
         restarted=restarted,
@@ -83,13 +81,16 @@ class OwnPods:
         self._clock = clock
         self._changed = changed
         self._unready: dict[Key, OwnPod] = {}
+        self._first_seen_s: dict[str, float] = {}  # by UID
         self._answered: set[str] = set()  # UIDs of pods that have been ready
         self._agents: dict[str, dict[Key, OwnPod]] = {}  # by node
 
     def take(self, event: EventType, pod: OwnPod) -> None:
         """Take in what has become of a pod."""
         gone = event is EventType.DELETED
+        self._first_seen_s.setdefault(pod.uid, self._clock())
         if gone:
+            del self._first_seen_s[pod.uid]
             self._answered.discard(pod.uid)
         elif pod.ready:
             self._answered.add(pod.uid)
@@ -119,8 +120,8 @@ class OwnPods:
     def _is_silent(self, pod: OwnPod) -> bool:
         if pod.ready:
             return False
-        age_s = self._clock() - pod.created_s
-        return pod.restarted or pod.uid in self._answered or age_s > STARTS_WITHIN_S
+        seen_for_s = self._clock() - self._first_seen_s[pod.uid]
+        return pod.restarted or pod.uid in self._answered or seen_for_s > STARTS_WITHIN_S
 
     def count(self, registry: CollectorRegistry) -> None:
         """Tell Prometheus how many do not answer."""

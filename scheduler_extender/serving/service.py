@@ -213,8 +213,8 @@ async def running(
         controller.past,
     )  # fmt: skip
     reflectors = _start_feed(feed, api)
-    metrics.watch(state, feed, binder, reflectors, config.shares)
     reflectors += own_pods.follow(api, (config.namespace, config.agent_namespace))
+    metrics.watch(state, feed, binder, reflectors, config.shares)
     if not config.leader.always:
         lease.start()
     tasks = [

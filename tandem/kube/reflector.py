@@ -88,6 +88,8 @@ class Reflector:
         on_synced: Callable[[], None] | None = None,
         pace: Pace | None = None,
     ) -> None:
+        #: A bounded label for metrics.
+        self.name = resource.plural if namespace is None else f"{namespace}/{resource.plural}"
         self._client = client
         self._resource = resource
         self._on_event = on_event
@@ -112,11 +114,6 @@ class Reflector:
         )
 
     # --- outside ------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The plural of the resource: a bounded label for metrics."""
-        return self._resource.plural
 
     @property
     def last_activity_age_s(self) -> float:

@@ -102,6 +102,7 @@ class Server:
         self.gates = {"PodSchedulingReadiness": True, "SidecarContainers": True}
         self.served = {"gpujobs", "gpunodes", "modelprofiles"}
         self.refusal = ""  # what the API server says to a pod that asks for a GPU
+        self.reviewed = True  # by the webhook
 
     address = "https://10.0.0.1:6443"
 
@@ -118,7 +119,8 @@ class Server:
         assert namespace == "team-a"
         if self.refusal:
             raise from_status({"message": self.refusal}, 500)
-        return {}
+        gates = [{"name": names.SCHEDULING_GATE}] if self.reviewed else []
+        return {"spec": {"schedulingGates": gates}}
 
     def resources(self, group_version: str) -> set[str]:
         if not self.served:

@@ -230,6 +230,23 @@ def webhook_hangs(site: Site) -> None:
     )
 
 
+def webhook_of_an_adopted_namespace_hangs(site: Site) -> None:
+    webhook_hangs(site)
+    site.server.refusal = site.server.refusal.replace('"', '"adopted-', 1)
+
+
+def webhook_ignored(site: Site) -> None:
+    site.server.reviewed = False
+
+
+def webhook_ignored_and_pod_refused(site: Site) -> None:
+    site.server.refusal = (
+        "pods \"x\" is forbidden: ValidatingAdmissionPolicy 'tandem-pods' with binding"
+        " 'tandem-pods' denied request: spec.schedulerName: tandem-scheduler schedules"
+        " tandem.gpu/gpu"
+    )
+
+
 def one_replica_away(site: Site) -> None:
     site.change(DEPLOYMENTS, "tandem-scheduler", {"status": {"availableReplicas": 1}}, SYSTEM)
 
@@ -297,11 +314,14 @@ BROKEN: list[tuple[Callable[[Site], None], str, str, str]] = [
     (predictor_hangs, "predictor", "the predictor does not answer", "deployment/tandem-predictor"),
     (extender_unreachable, "scheduler", "the extender does not answer", "tandem-scheduler"),
     (webhook_hangs, "webhook", "context deadline exceeded", "port 8443"),
+    (webhook_of_an_adopted_namespace_hangs, "webhook", "deadline exceeded", "port 8443"),
+    (webhook_ignored, "webhook", "failurePolicy: Ignore", "port 8443"),
+    (webhook_ignored_and_pod_refused, "webhook", "failurePolicy: Ignore", "port 8443"),
     (one_replica_away, "scheduler", "1 of 2 replicas available", "describe pods"),
     (caller_ahead, "clocks", "90 s ahead of the API server's", "NTP"),
     (agent_behind, "clocks", "by up to 120 s: gpu-1", "NTP"),
     (none_leads, "leader", "tandem-scheduler-1 led until 60 s ago", "logs"),
-    (no_lease, "leader", "none leads", "logs"),
+    (no_lease, "leader", "no scheduler leads", "logs"),
     (policy_gone, "policies", "no binding of tandem-assignments", "helm upgrade"),
     (no_priority_class, "priority class", "tandem-training", "helm upgrade"),
 ]

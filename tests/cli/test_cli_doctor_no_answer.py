@@ -165,7 +165,7 @@ PORTAL = b"<html><body>Please log in to the network</body></html>"
     ("answer", "says", "do"),
     [
         (status(401, "Unauthorized"), "does not accept your credentials", "log in again"),
-        (status(403, NOBODY), "takes you for nobody", "log in again"),
+        (status(403, NOBODY), "does not know who you are", "log in again"),
         (status(500, "etcdserver: request timed out"), "does not answer", "network"),
         (lambda api: api.says(200, PORTAL), "the answer is no JSON", "HTTPS_PROXY"),
         (lambda api: api.says(200, []), "the answer is no object", "HTTPS_PROXY"),

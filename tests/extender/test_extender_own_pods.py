@@ -80,10 +80,16 @@ def test_a_pod_that_answered_and_no_longer_does_is_silent_until_it_answers(
     assert cluster.changed == ["n0"] * 3
 
 
-def test_a_pod_may_take_a_while_to_start(cluster: Cluster) -> None:
-    cluster.put(pod("a", ready=False, age_s=1))
+@pytest.mark.parametrize("api_server_behind_s", [-3600.0, 0.0, 3600.0])
+def test_a_pod_may_take_a_while_to_start_by_our_own_clock(
+    cluster: Cluster, api_server_behind_s: float
+) -> None:
+    cluster.put(pod("a", ready=False, age_s=api_server_behind_s))
     assert (cluster.counted("agent"), cluster.pods.agent_answers("n0")) == (0, True)
     cluster.now_s += STARTS_WITHIN_S
+    cluster.put(pod("a", ready=False, age_s=api_server_behind_s))
+    assert (cluster.counted("agent"), cluster.pods.agent_answers("n0")) == (0, True)
+    cluster.now_s += 1
     assert (cluster.counted("agent"), cluster.pods.agent_answers("n0")) == (1, False)
 
 
@@ -148,6 +154,7 @@ def test_the_container_that_does_not_answer_is_named(cluster: Cluster) -> None:
     }
     cluster.put(pod("tandem-scheduler-x", "scheduler", ready=False, **statuses))
     cluster.put(pod("tandem-predictor-x", "predictor", ready=False))
+    cluster.now_s += STARTS_WITHIN_S + 1
     found = cluster.pods.silent("scheduler", "predictor")
     assert list(map(str, found)) == ["tandem-predictor-x", "tandem-scheduler-x (extender)"]
     assert cluster.pods.silent("agent") == []

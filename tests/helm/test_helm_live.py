@@ -13,8 +13,10 @@ import onnx
 import pytest
 from helm_cluster import ChartCluster
 from helm_render import RETRAINING, render
+from typer.testing import CliRunner
 
 from controlplane import wait_until
+from tandem.cli.main import build_app
 from tandem.contracts import names
 from tandem.contracts.prediction import Feedback
 from tandem.errors import TandemError
@@ -121,6 +123,13 @@ def test_with_failure_policy_ignore_our_pods_wait_for_the_webhook_all_the_same(
             return any("tandem-pods" in event["message"] for event in events)
 
         wait_until(refused, "the policy refuses the pod", timeout_s=120)
+        said = CliRunner().invoke(
+            build_app(), ["doctor", "--json", "--kubeconfig", str(plane.kubeconfig())]
+        )
+        (found,) = [
+            each for each in json.loads(said.stdout)["checks"] if each["check"] == "webhook"
+        ]
+        assert (found["outcome"], "failurePolicy: Ignore" in found["says"]) == ("failed", True)
         plane.kubectl("run", "other", "-n", team, "--image=other:1")
         assert cluster.pod_of(team, "ours")["spec"] == {}
     finally:
@@ -215,4 +224,4 @@ def test_retraining_runs_by_its_own_command_with_its_own_account(
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())  # in lines as wide as a terminal
     assert "1 kinds of runs were seen in the cluster" in said
-    assert "What serves goes on" in said
+    assert "The model in use stays" in said

@@ -143,8 +143,8 @@ def _not_made(error: KubeError) -> Verdict:
         )
     if _anonymous(error):
         return failed(
-            "the API server takes you for nobody (system:anonymous): your kubeconfig gave no token"
-            " and no certificate",
+            "the API server does not know who you are (system:anonymous): your kubeconfig gave no"
+            " token and no certificate",
             "log in again; a program that your kubeconfig names may have failed",
         )
     if isinstance(error, Forbidden):

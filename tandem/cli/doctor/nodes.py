@@ -105,7 +105,7 @@ def toolkit(cluster: Cluster) -> Iterator[Verdict]:
         return
     heard = sum(node.handlers is not None for node in cluster.gpu_nodes)
     if cluster.reports:
-        yield ok(f"{plural(len(cluster.reports), 'agent')} saw no fault of it")
+        yield ok(f"{plural(len(cluster.reports), 'agent')} found no fault")
     elif heard:
         yield ok(f"{plural(heard, 'node')} have the handler {handler}")
     else:
@@ -194,7 +194,8 @@ def gpus(cluster: Cluster) -> Iterator[Verdict]:
     yield from lines[:_SHOWN]
     if len(lines) > _SHOWN:
         yield failed(
-            f"and {len(lines) - _SHOWN} more GPUs with trouble", "kubectl get gpunodes; tandem gpus"
+            f"and {len(lines) - _SHOWN} more GPUs that do not work",
+            "kubectl get gpunodes; tandem gpus",
         )
     if not lines:
         yield ok(f"{plural(total, 'GPU')} take new work") if total else unknown("none is reported")

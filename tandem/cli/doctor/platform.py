@@ -88,7 +88,7 @@ def gates(cluster: Cluster) -> Iterator[Verdict]:
             f"remove {name}=false from --feature-gates of kube-apiserver",
         )
     if not off:
-        yield ok(f"none of the {len(GATES)} that are needed is off")
+        yield ok(f"the {len(GATES)} that are needed are on")
 
 
 def definitions(cluster: Cluster) -> Iterator[Verdict]:
@@ -195,12 +195,14 @@ def clocks(cluster: Cluster) -> Iterator[Verdict]:
 def leader(cluster: Cluster) -> Iterator[Verdict]:
     """Whether a kube-scheduler holds the Lease, so that the queue moves."""
     if attached(cluster):
-        yield ok("none is elected: a scheduler of yours calls the extender")
+        yield ok("no leader is elected, since your own scheduler calls the extender")
         return
     lease = cluster.get(LEASES, names.LEASE_NAME, cluster.namespace)
     logs = f"kubectl logs -n {cluster.namespace} deployment/tandem-scheduler -c kube-scheduler"
     if lease is None:
-        yield failed(f"there is no Lease {cluster.namespace}/{names.LEASE_NAME}: none leads", logs)
+        yield failed(
+            f"there is no Lease {cluster.namespace}/{names.LEASE_NAME}: no scheduler leads", logs
+        )
         return
     spec = lease.get("spec") or {}
     holder = (spec.get("holderIdentity") or "").rpartition("_")[0]
@@ -209,9 +211,9 @@ def leader(cluster: Cluster) -> Iterator[Verdict]:
     at = written_s(lease) or renewed or 0.0
     age = cluster.server_s - at
     if not holder:
-        yield failed("the Lease has no holder: none leads, and nothing is placed", logs)
+        yield failed("the Lease has no holder: no scheduler leads, and nothing is placed", logs)
     elif age > float(spec.get("leaseDurationSeconds") or 15) + 1:
-        yield failed(f"{holder} led until {age:.0f} s ago, and none has followed", logs)
+        yield failed(f"{holder} led until {age:.0f} s ago, and no other has taken over", logs)
     else:
         yield ok(holder)
 

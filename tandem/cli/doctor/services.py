@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -29,7 +30,9 @@ from tandem.kube.resource import MUTATING_WEBHOOKS, SECRETS
 
 WEBHOOK = "tandem"
 SERVICE = "tandem-webhook"
-_ASKED = "workloads.tandem.gpu"
+_FAILED = re.compile(r'failed calling webhook "(adopted-)?workloads\.tandem\.gpu"')
+#: What refuses a pod that the webhook has not made ready, where the API server goes on without it.
+_POLICY, _UNREVIEWED = "'tandem-pods'", re.compile(r"spec\.(schedulerName|schedulingGates): ")
 POLICIES = (
     "tandem-agent-own-node",
     "tandem-assignments",
@@ -149,9 +152,9 @@ def webhook(cluster: Cluster) -> Iterator[Verdict]:
         said = plural(ready, "endpoint")
     else:
         said = str(clients[0].get("url"))
-    if why := _not_asked(cluster):
+    if why := _no_review(cluster):
         yield failed(
-            f"a pod that asks for a GPU is not admitted, since the webhook does not answer: {why}",
+            why,
             f"kubectl logs -n {cluster.namespace} deployment/tandem-scheduler -c extender; the API"
             " server must reach port 8443 of these pods",
         )
@@ -160,17 +163,30 @@ def webhook(cluster: Cluster) -> Iterator[Verdict]:
     yield ok(f"{len(hooks)} webhooks at {said}{'; failures are ignored' if ignored else ''}")
 
 
-def _not_asked(cluster: Cluster) -> str:
-    """Have the API server ask the webhook about a pod that is not created; return why it fails.
+def _no_review(cluster: Cluster) -> str:
+    """Have the API server ask the webhook about a pod that is not created; say if it got no answer.
 
-    '' for every other answer: a caller who may not create pods is refused before, and what refuses
+    '' for every other outcome: a caller who may not create pods is refused before, and what refuses
     such a pod afterwards is no fault of the webhook's.
     """
     try:
-        cluster.server.try_pod(cluster.own)
+        pod = cluster.server.try_pod(cluster.own)
     except KubeError as error:
-        return error.message if f'failed calling webhook "{_ASKED}"' in error.message else ""
-    return ""
+        if _FAILED.search(error.message):
+            return (
+                "a pod that asks for a GPU is not admitted, since the webhook does not answer:"
+                f" {error.message}"
+            )
+        ignored = _POLICY in error.message and _UNREVIEWED.search(error.message) is not None
+    else:
+        gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+        ignored = names.SCHEDULING_GATE not in {each.get("name") for each in gates}
+    return (
+        "the API server goes on without the webhook, which does not answer (failurePolicy: Ignore):"
+        " no pod that asks for a GPU gets one"
+        if ignored
+        else ""
+    )
 
 
 def _ready_endpoints(cluster: Cluster, service: str) -> int:
