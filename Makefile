@@ -100,10 +100,11 @@ versions: $(READY) ## The suites on Kubernetes 1.34 and 1.36, control plane and 
 	@$(PYTHON) deploy/images/build.py
 	@$(BIN)/python -m benchmarks.versions
 
-browser: $(READY) ## The status page in Chromium from Debian's packages: every view, axe, keyboard, 320 px, injection (needs root)
+browser: $(READY) ## The status page in Chromium from Debian's packages: every view, axe, keyboard, 320 px, injection, ten questions (needs root)
 	@$(BIN)/python -m benchmarks.page.browser
 	@$(INSTALL) -r benchmarks/page/requirements.txt
-	@$(BIN)/pytest -n0 tests/browser
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/pytest -n0 tests/browser tests/cli/test_cli_ten_questions_page.py
 
 pictures: $(READY) ## The pictures of the status page under docs/pictures (needs `make browser` once)
 	@$(BIN)/python -m benchmarks.page.pictures
