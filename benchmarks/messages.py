@@ -32,7 +32,7 @@ _TELLS = frozenset(
     {
         "say", "_say", "print", "print_table", "_line", "_listed", "ok", "failed", "warning",
         "unknown", "WriteEvent", "HTTPException", "ErrorBody", "Option", "Argument", "decided",
-        "without_predictor", "add_argument", "_decide", "Cause", "told",
+        "without_predictor", "add_argument", "_decide", "Cause", "told", "Obstacle",
     }
 )  # fmt: skip
 _LOGS = frozenset({"log", "logger", "logging"})

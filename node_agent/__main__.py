@@ -47,7 +47,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--interval", type=float, help="seconds between full readings")
     p.add_argument("--shares", type=int, help="jobs that may share a GPU")
     p.add_argument("--proc", type=Path, help="the host's /proc")
-    p.add_argument("--canary", type=Path, help="folder with what a container without GPUs saw")
+    p.add_argument(
+        "--canary",
+        type=Path,
+        help="folder in which a container without GPUs has noted the GPUs that it sees",
+    )
     p.add_argument("--listen", default="127.0.0.1:9405", help="for /healthz and /metrics")
     p.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     return p

@@ -460,7 +460,7 @@ def _bytes(option: str, quantity: str | None) -> int | None:
     except ValueError as error:
         raise UsageError(f"{option}: {error}.") from None
     if declared < 0:
-        raise UsageError(f"{option}: less than nothing cannot be used.")
+        raise UsageError(f"{option} must not be negative.")
     return declared
 
 

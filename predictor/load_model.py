@@ -265,7 +265,7 @@ def _elsewhere(formula: _Estimate | None) -> _Estimate | None:
     """Return what the formula says on a type of GPU on which the model does not answer."""
     if formula is None:
         return None
-    return replace(formula, why=f"{formula.why} (the learned model does not answer on this GPU)")
+    return replace(formula, why=f"{formula.why} (no learned model covers this type of GPU)")
 
 
 def _outside(formula: _Estimate | None, strange: str) -> _Estimate | None:

@@ -264,7 +264,7 @@ def _check_against_serving(
         if card.features != list(LOAD_FEATURES):
             return  # made for another version of Tandem: it cannot serve
         raise TandemError(
-            f"The model that serves ({card.version}) also predicts {', '.join(lacking)}, which "
+            f"The model in use ({card.version}) also predicts {', '.join(lacking)}, which "
             "the new one does not, so the new one was not published.",
             "Measure the missing figures too.",
         )
@@ -286,7 +286,7 @@ def _check_against_serving(
             where = "the families that each was tested on"
         if new > TIE * theirs:
             raise TandemError(
-                f"The model that serves ({card.version}) predicts {target} better (RMSLE "
+                f"The model in use ({card.version}) predicts {target} better (RMSLE "
                 f"{theirs:.3f} against {new:.3f}, on {where}), so the new one was not published.",
                 "Train on its profiles and the new ones together.",
             )

@@ -108,7 +108,7 @@ def _train_load(read: Sequence[Profile], out: Path, *, may_stay: bool) -> Card |
     except TandemError as error:
         if not may_stay:
             raise
-        err.print(f"Nothing published: {error.message} What serves goes on.", highlight=False)
+        err.print(f"Nothing published: {error.message} The model in use stays.", highlight=False)
         return None
 
 
@@ -171,4 +171,4 @@ def rollback(
     version = Artifacts(out).rollback(kind)
     if form is Form.JSON:
         print_json({"kind": kind, "version": version})
-    err.print(f"{kind} {version} serves again; restart the predictor to use it.")
+    err.print(f"{kind} {version} is in use again; restart the predictor to use it.")

@@ -48,7 +48,7 @@ def resume(
 ) -> None:
     """Let a held job be started again."""
     name = _patch(job, namespace, kubeconfig, context, {"hold": False}, form)
-    _say(form, f"{name} is in its turn again")
+    _say(form, f"{name} is in the queue again")
 
 
 @shows
@@ -65,7 +65,7 @@ def prioritize(
     """
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     name = _patch(job, namespace, kubeconfig, context, {"prioritizedAt": now}, form)
-    _say(form, f"{name} goes before all that were not moved to the front")
+    _say(form, f"{name} is at the front of the queue, behind those that were moved there before")
 
 
 def _say(form: Form, words: str) -> None:

@@ -241,6 +241,6 @@ def _encode_varint(value: int) -> bytes:
 def _malformed(position: int) -> GraphError:
     return GraphError(
         Refusal.MALFORMED,
-        f"This is not an ONNX file: it makes no sense at byte {position}.",
+        f"This is not an ONNX file: it cannot be read from byte {position} on.",
         "Export the model with torch.onnx.export or a like tool, and push the .onnx file.",
     )

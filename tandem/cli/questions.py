@@ -267,8 +267,8 @@ def _load(job: Document) -> list[str]:
         lines.append(_line("model", f"{model} is known{far}"))
     elif any(each["reason"] == PREDICTOR_AWAY for each in job.get("conditions") or ()):
         lines.append(
-            _line("model", "the predictor did not answer when the job came: nobody could say"
-                           f" whether {model} is known. It is asked again")
+            _line("model", "the predictor did not answer when the job came, so that it is"
+                           f" unclear whether {model} is known. It is asked again")
         )  # fmt: skip
     else:
         lines.append(

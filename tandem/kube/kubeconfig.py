@@ -255,7 +255,7 @@ def through(proxy: str, settings: Mapping[str, Any]) -> urllib3.PoolManager:
     """
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     if parts.scheme not in _PROXIES:
-        raise ValueError(f"a proxy by {parts.scheme} is not known, but {', '.join(_PROXIES)}")
+        raise ValueError(f"a proxy by {parts.scheme} is not supported; {', '.join(_PROXIES)} are")
     user, found, place = parts.netloc.rpartition("@")
     address = parts._replace(netloc=place).geturl()
     if parts.scheme.startswith("socks"):

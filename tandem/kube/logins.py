@@ -48,7 +48,7 @@ class Login:
         """
         text = str(token).strip()
         if not (text.isascii() and text.isprintable()):
-            raise ValueError("the token has characters that no token has")
+            raise ValueError("the token has characters that a token cannot have")
         return cls(f"Bearer {text}", ends=ends)
 
 
@@ -238,7 +238,7 @@ def _run(
     except ValueError as error:
         raise TandemError(f"{words[0]} prints no JSON, so no login") from error
     if not isinstance(answer, dict):
-        raise TandemError(f"{words[0]} prints no object, so no login")
+        raise TandemError(f"{words[0]} prints no JSON object, and so no login")
     return answer
 
 

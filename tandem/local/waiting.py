@@ -30,5 +30,7 @@ def wait_until(
         if result:
             return result
         if time.monotonic() >= deadline:
-            raise TandemError(f"waited {timeout_s:g} s in vain until {what}; last seen: {result!r}")
+            raise TandemError(
+                f"waited {timeout_s:g} s without success until {what}; last seen: {result!r}"
+            )
         time.sleep(poll_s)

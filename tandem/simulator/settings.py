@@ -29,7 +29,7 @@ def read_profile(name: str, settings: Sequence[str] = ()) -> Profile:
     except UnknownProfileError as error:
         raise UsageError(str(error), "All of them: tandem simulate --list.") from error
     except ValidationError as error:
-        raise UsageError(f"{name}: {explain(error)}", "Mend the file.") from error
+        raise UsageError(f"{name}: {explain(error)}", "Correct the file.") from error
     if not settings:
         return profile
     values = profile.model_dump(mode="json")

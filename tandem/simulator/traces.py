@@ -51,7 +51,7 @@ def read_trace(path: Path, format_name: str = "csv", *, strict: bool = False) ->
         if isinstance(found, TraceJob):
             jobs.append(found)
         elif strict:
-            raise UsageError(f"{path}, line {line}: {found}", "Mend it or leave out --strict.")
+            raise UsageError(f"{path}, line {line}: {found}", "Correct it, or leave out --strict.")
         else:
             skipped.append((line, found))
     if not jobs:
@@ -90,7 +90,7 @@ def _canonical(path: Path) -> Iterator[Row]:
 def _canonical_job(row: dict[str, str], seen: set[str]) -> TraceJob:
     _complete(row)
     if row["job_id"] in seen:
-        raise ValueError(f"job_id {row['job_id']!r} came before")
+        raise ValueError(f"job_id {row['job_id']!r} is there twice")
     job = TraceJob(
         id=row["job_id"],
         submit_s=_number(row, "submit_time_s", 0.0),

@@ -210,7 +210,7 @@ def test_a_paused_scheduler_binds_nothing_until_it_is_resumed(
     scheduler.pause()
     try:
         create(control_plane, namespace, pod("waits"))
-        with pytest.raises(TandemError, match="in vain until pod waits is bound"):
+        with pytest.raises(TandemError, match="without success until pod waits is bound"):
             wait_until(
                 lambda: control_plane.get("pod", "waits", "-n", namespace)["spec"].get("nodeName"),
                 "pod waits is bound",

@@ -116,7 +116,9 @@ def test_no_two_processes_get_the_same_free_port() -> None:
 
 
 def test_waiting_in_vain_tells_for_what_and_what_was_seen() -> None:
-    with pytest.raises(TandemError, match=r"waited 0 s in vain until x is 1; last seen: \[\]"):
+    with pytest.raises(
+        TandemError, match=r"waited 0 s without success until x is 1; last seen: \[\]"
+    ):
         wait_until(list, "x is 1", timeout_s=0)
 
 

@@ -908,7 +908,7 @@ def shared_gpu(site: Site, node: str, **saves: bool) -> None:
 
 
 #: What Jobs get of a GPU's time, alone and next to another: no job slows another down.
-EVEN = {name: (45.0, 45.0) for name in ("whole", "suffers", "disturbs", "third")}
+EVEN = dict.fromkeys(("whole", "suffers", "disturbs", "third"), (45.0, 45.0))
 SUFFERS = (45.0, 25.0)
 
 

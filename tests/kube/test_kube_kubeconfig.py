@@ -523,7 +523,7 @@ def test_no_message_has_what_is_secret(tmp_path: Path, monkeypatch: pytest.Monke
             Kubeconfig(path, None)
         assert "s3cret" not in caught.value.message
     for token in ("s3cret\nX-More: 1", "s3cret\u2026", "s3\x00cret"):
-        with pytest.raises(TandemError, match="characters that no token has") as caught:
+        with pytest.raises(TandemError, match="characters that a token cannot have") as caught:
             Kubeconfig(written(tmp_path, document({"token": token})), None)
         assert "s3" not in caught.value.message
     monkeypatch.setitem(sys.modules, "urllib3.contrib.socks", None)  # as without PySocks

@@ -83,7 +83,7 @@ def test_predict_prints_a_table_with_its_sources():
         (["predict", __file__], TandemError, "not an ONNX file"),
         (["predict", RESNET, "--model", "m"], UsageError, "not both"),
         (["predict", "--memory", "a lot"], UsageError, "is not a quantity"),
-        (["predict", "--memory", "-1"], UsageError, "less than nothing"),
+        (["predict", "--memory", "-1"], UsageError, "must not be negative"),
         (["model", "push", "nowhere.onnx"], UsageError, "Cannot read"),
         (["model", "push", __file__], TandemError, "not an ONNX file"),
         (["model", "push", RESNET, "--name", "Bad_Name"], TandemError, "Bad_Name"),

@@ -194,7 +194,7 @@ def test_a_worse_model_does_not_replace_the_one_that_serves(tmp_path, only_xgboo
     serving = train_load(synthetic_profiles(), artifacts, allow_synthetic=True)
     # The same law, but told by noisy figures of other families.
     worse = synthetic_profiles(seed=5, first_family=50, noise=0.25)
-    with pytest.raises(TandemError, match="The model that serves"):
+    with pytest.raises(TandemError, match="The model in use"):
         train_load(worse, artifacts, allow_synthetic=True)
     assert artifacts.load(KIND)[1].version == serving.version
     # Without the figures that the old one has it cannot take its place either.
@@ -243,7 +243,7 @@ def test_the_model_answers_before_the_formula(trained):
 @pytest.mark.parametrize(
     ("change", "words", "unlike"),
     [
-        ({"gpu_model": "NVIDIA A30"}, "does not answer on this GPU", False),
+        ({"gpu_model": "NVIDIA A30"}, "covers this type of GPU", False),
         ({"batch_size": 100_000, "gpu_memory_bytes": 1 << 60}, "outside", True),
     ],
 )

@@ -50,7 +50,7 @@ def test_it_answers_on_every_type_of_gpu_that_is_known():
         elsewhere, formula = said(predictor, request), said(Predictor(), request)
         assert elsewhere.load == formula.load
         assert elsewhere.load.utilisation_source is Source.FORMULA
-        assert "does not answer on this GPU" in elsewhere.explanation
+        assert "covers this type of GPU" in elsewhere.explanation
 
 
 def test_its_card_says_what_it_is():

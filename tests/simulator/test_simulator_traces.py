@@ -46,7 +46,7 @@ def test_optional_columns_are_read(tmp_path: Path) -> None:
         ("x,0,1,nan", "duration_s 'nan' is not a number"),
         ("x,0,1", "the number of fields differs"),
         ("x,0,1,5,6", "the number of fields differs"),
-        ("a,0,1,5", "job_id 'a' came before"),
+        ("a,0,1,5", "job_id 'a' is there twice"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line_and_counted(

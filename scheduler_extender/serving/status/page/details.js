@@ -100,7 +100,7 @@ export function Gpu({ doc }) {
           { name: "Speed", show: (each) => beside(speed(each.predicted.slowdown), speed(each.measured.slowdown)) },
           { name: "Iterations", show: (each) => (each.measured.iterationsPerSecond == null ? NONE : `${each.measured.iterationsPerSecond.toFixed(2)} per s`) },
         ]}/>
-      ${doc.residents.length ? html`<p class="note">Speed: of the job alone on a GPU.</p>` : ""}
+      ${doc.residents.length ? html`<p class="note">Speed: as a part of the job's speed alone on a GPU.</p>` : ""}
     <//>
     ${bars.length ? html`<${Card} title="On this GPU" wide><${TimeAxis} bars=${bars} label="Jobs on this GPU over time"/><//>` : ""}
     <${OutOfMemory} rows=${doc.outOfMemoryEvents}/>`;
@@ -120,7 +120,7 @@ export function JobView({ doc, parameters }) {
         <${Facts} rows=${[
           ["Waits for", html`<${For} at=${doc.waitingSince || doc.queuedAt}/>`],
           ["Position", doc.position == null ? NONE : html`<a href=${href("jobs", { phase: "Waiting" })}>${number(doc.position + 1)}</a>`],
-          ["Expected start", html`<b>${expected(doc.expectedStart)}</b>${doc.expectedStart ? html` <span class="dim">(four times in five; as of <${Ago} at=${doc.expectedStart.asOf}/>)</span>` : ""}`],
+          ["Expected start", doc.expectedStart ? html`<b>${expected(doc.expectedStart)}</b> <span class="dim">(four times in five; as of <${Ago} at=${doc.expectedStart.asOf}/>)</span>` : html`<span class="dim">not forecast yet</span>`],
         ]}/>
         <${Why} parts=${doc.why} at=${doc.foundAt}/>`
       : html`<p>${doc.message}</p>
@@ -154,7 +154,7 @@ export function JobView({ doc, parameters }) {
         ["Time in the peak", beside(percent(load.peakProbability * 100), percent(seen && seen.peakProbability != null ? seen.peakProbability * 100 : null))],
         ["Memory from", SOURCES[load.memorySource] || load.memorySource],
         ["Utilisation from", SOURCES[load.utilisationSource] || load.utilisationSource],
-        ["Is the model known?", load.outOfDistribution ? html`<${State} of="slowed" table=${{ slowed: ["triangle", "Unlike those that the prediction was fitted to", ""] }}/>` : load.modelVersion ? `Yes, by ${load.modelVersion}` : "No learned model was used"],
+        ["Is the model known?", load.outOfDistribution ? html`<${State} of="slowed" table=${{ slowed: ["triangle", "Unlike the models from which the prediction was learned", ""] }}/>` : load.modelVersion ? `Yes, by ${load.modelVersion}` : "No learned model was used"],
         seen && seen.slowdown && ["Slowdown measured by", `${seen.slowdown.means}, against ${seen.slowdown.reference}${seen.slowdown.estimated ? ", an estimate" : ""}`],
       ]}/>` : html`<${Empty}>Nothing is predicted yet. Without a model or a declared load the job takes whole GPUs.<//>`}
       ${seen && seen.neighbours.length ? html`<h3>Slowed down next to</h3><ul class="inline">${seen.neighbours.map((each, i) => html`<li key=${i}>${each.model || (each.kind ? modelName(each.kind) : "a model of another namespace")}: <b>${slowdown(each.slowdown)}</b></li>`)}</ul>` : ""}

@@ -14,7 +14,7 @@ const ATTENTION = {
   predictorSilent: ["silent", () => "The predictor does not answer", "New jobs are placed by what they declare, or take whole GPUs; those that are known run on. `tandem doctor` looks for the cause."],
   schedulerSilent: ["silent", () => "No scheduler leads", "Nothing new is placed; what runs goes on. `tandem doctor` looks for the cause."],
   quarantined: ["quarantined", (n) => `${plural(n, "GPU")} quarantined`, "Its node's agent found it unhealthy. Open the GPU for the reason."],
-  unavailable: ["unavailable", (n) => `${plural(n, "GPU")} not offered`, "The agent offers no share. Open the GPU for the reason."],
+  unavailable: ["unavailable", (n) => `${plural(n, "GPU")} not offered`, "The agent offers no place for jobs. Open the GPU for the reason."],
   replicaSilent: ["silent", (n) => `${plural(n, "pod")} of Tandem without an answer`, "`kubectl describe pod` says why:"],
   silent: ["silent", (n) => `${plural(n, "node")} with a silent agent`, "Look at the pod of the agent on the node."],
   outOfMemory: ["slowed", (n) => `${plural(n, "node")} where a container ran out of GPU memory`, "Open the node for the containers."],
@@ -62,7 +62,7 @@ function gainFrom({ gainGpus, gainMeasuredGpus, gpusCounted, gpusMeasured }) {
 }
 
 function Sharing({ sharing, filter }) {
-  if (!sharing.gpus) return html`<${Empty}>No GPU is shared now. Jobs share a GPU where the profile expects that to pay.<//>`;
+  if (!sharing.gpus) return html`<${Empty}>No GPU is shared now. Jobs share a GPU where that is expected to finish more work.<//>`;
   const gain = sharing.gainGpus;
   return html`<div>
     <p class="headline">${gain == null ? html`<b>Not known yet</b>` : gain >= 0 ? html`<b>+${gain.toFixed(1)} GPUs</b> gained` : html`<b>${gain.toFixed(1)} GPUs</b> lost`}${gain == null ? "" : html` <span class="dim">${gainFrom(sharing)}</span>`}</p>
@@ -152,7 +152,7 @@ export const QUEUE = {
 
 const REASONS = [
   ["", "any reason"], ["occupied", "GPUs are taken"], ["memory", "not enough memory"], ["memory_collision", "memory peaks collide"],
-  ["utilisation", "GPUs overloaded"], ["interference", "slowdown too large"], ["not_worth", "sharing does not pay"], ["behind", "behind others"],
+  ["utilisation", "GPUs overloaded"], ["interference", "slowdown too large"], ["too_large", "too large for the cluster"], ["not_worth", "sharing does not pay"], ["behind", "behind others"],
   ["making_room", "others make room"], ["quota", "quota"], ["held", "held"], ["blocked", "pods blocked"], ["preempted", "preempted"],
   ["nodes", "no suitable node"], ["unhealthy", "GPUs quarantined"], ["stale", "agents silent"], ["missing", "pods missing"], ["never_started", "never started"], ["not_offered", "GPUs not offered"], ["starting", "about to start"], ["other", "other"],
 ];
@@ -288,7 +288,7 @@ export function Models({ doc, parameters, go }) {
         { name: "Model", show: (row) => html`<a class="name" href=${modelHref(row.namespace, row.model)}><span class="dim">${row.namespace}/</span>${row.model}</a>` },
         { name: "Jobs", right: true, show: (row) => html`<a href=${href("jobs", { namespace: row.namespace, model: row.model })}>${number(row.jobs)}</a>` },
         { name: "Running", right: true, show: (row) => html`<a href=${href("jobs", { namespace: row.namespace, model: row.model, phase: "Running" })}>${number(row.running)}</a>` },
-        { name: "Prediction from", show: (row) => html`${SOURCES[row.source] || NONE}${row.unfamiliar ? html` <${State} of="slowed" table=${{ slowed: ["triangle", "unfamiliar", "The model is unlike those that the prediction was fitted to."] }}/>` : ""}` },
+        { name: "Prediction from", show: (row) => html`${SOURCES[row.source] || NONE}${row.unfamiliar ? html` <${State} of="slowed" table=${{ slowed: ["triangle", "unfamiliar", "The model is unlike those from which the prediction was learned."] }}/>` : ""}` },
         { name: "Memory predicted", right: true, show: (row) => bytes(row.predictedMemoryBytes) },
         { name: "measured", right: true, show: (row) => bytes(row.measuredMemoryBytes) },
         { name: "Utilisation predicted", right: true, show: (row) => percent(row.predictedUtilisationPercent) },

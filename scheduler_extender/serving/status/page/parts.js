@@ -49,7 +49,7 @@ export const GPU_STATES = {
   shared: ["pair", "Shared", "Two jobs or more share it."],
   slowed: ["triangle", "Slowed down", "A job on it is measured to be at least 10 % slower."],
   silent: ["dashes", "Silent", "Its agent does not answer, or has not reported recently."],
-  unavailable: ["barred", "Not offered", "Its agent offers no share."],
+  unavailable: ["barred", "Not offered", "Its agent offers no place for jobs."],
   quarantined: ["cross", "Quarantined", "Its agent found it unhealthy."],
 };
 export const PHASES = {

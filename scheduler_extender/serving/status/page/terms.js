@@ -46,7 +46,7 @@ export const TERMS = {
   "Held": ["Whether an administrator keeps it from being started.", "queueing.md"],
   "Quota": ["What the namespace may hold when others need it, and at most.", "queueing.md"],
   "Shared GPUs": ["GPUs that hold two jobs or more.", "status-page.md"],
-  "State": ["The first state that is true of the GPU.", "status-page.md"],
+  "State": ["Of the states in which the GPU is, the one that comes first in the list.", "status-page.md"],
   "States": ["GPUs of the node by state.", "status-page.md"],
   "Report": ["When the node's agent last reported.", "node-agent.md"],
   "Last report": ["When the node's agent last reported.", "node-agent.md"],
