@@ -16,7 +16,7 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import BinaryIO
 
@@ -88,8 +88,21 @@ def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, fl
     return found
 
 
-def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> dict[int, float]:
-    """Return when each job that waits starts if running times are as drawn."""
+def pause_s(now_s: float) -> float:
+    """Return how long no other round follows: the later, the less a minute matters."""
+    return max(_LEAST_PAUSE_S, now_s / _PAUSES)
+
+
+def engine_of(
+    picture: Picture,
+    jobs: Sequence[Job],
+    rng: np.random.Generator,
+    pause: Callable[[float], float] = pause_s,
+) -> Engine:
+    """Return the simulator on a copy of the picture, with the running times of one draw.
+
+    `pause` is for how many seconds no other round follows one, by its time.
+    """
     arrays = picture.arrays
     history = picture.history
     drawn = draw_remaining_gpu_s(
@@ -101,7 +114,7 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
         TraceJob(str(i), 0.0, job.gpus, float(seconds))
         for i, (job, seconds) in enumerate(zip(jobs, left, strict=True))
     ]
-    engine = Engine(
+    return Engine(
         trace, jobs, without_residents(picture.gpus), picture.profile, _truth(picture, jobs),
         options=RunOptions(
             history=history,
@@ -116,9 +129,14 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
                 residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # keep no refusal
             ),
             record_decisions=True,
-            pause_s=_pause_s,
+            pause_s=pause,
         ),
     )  # fmt: skip
+
+
+def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> dict[int, float]:
+    """Return when each job that waits starts if running times are as drawn."""
+    engine = engine_of(picture, jobs, rng)
     starts: dict[int, float] = {}
     decisions, seen = engine.outcome.decisions, 0
     for now_s in engine.steps():
@@ -129,11 +147,6 @@ def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> 
         if now_s > HORIZON_S or len(starts) + len(picture.rows_of) == len(jobs):
             break
     return {job: at_s for job, at_s in starts.items() if at_s <= HORIZON_S}
-
-
-def _pause_s(now_s: float) -> float:
-    """Return how long no other round follows: the later, the less a minute matters."""
-    return max(_LEAST_PAUSE_S, now_s / _PAUSES)
 
 
 def _truth(picture: Picture, jobs: Sequence[Job]) -> Truth:

@@ -50,6 +50,7 @@ from scheduler_extender.queue.repairs import Repairs
 from scheduler_extender.queue.rounds import Rounds
 from scheduler_extender.queue.start_forecast import StartForecast
 from scheduler_extender.queue.terminations import Terminations
+from scheduler_extender.queue.what_if import WhatIf
 from scheduler_extender.queue.work import ExternalWork, WorkQueue
 from tandem.contracts import names
 from tandem.contracts.prediction import Feedback
@@ -173,6 +174,13 @@ class Controller:
         )
         every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
         self._start_forecast = StartForecast(parts, every_s, self.metrics.forecast)
+        self.what_if = WhatIf(
+            lambda: self._start_forecast.latest,
+            profile,
+            chosen.queue.preemption_cost_s,
+            lambda: self.leads,
+            self._node_with,
+        )
         self.repairs = Repairs(parts, self.learning)
         self.rounds = Rounds(
             parts,
@@ -200,6 +208,17 @@ class Controller:
         report = self._state.gpu_nodes().get(("", pod.node_name))
         gpus = report.status.gpus if report is not None else ()
         return next((gpu.model for gpu in gpus if gpu.uuid in pod.devices), "")
+
+    def _node_with(self, gpu_type: str) -> str | None:
+        """Return a node with GPUs of a type, by a part of its name in any case."""
+        return next(
+            (
+                report.name
+                for report in self._state.gpu_nodes().values()
+                if any(gpu_type.lower() in gpu.model.lower() for gpu in report.status.gpus)
+            ),
+            None,
+        )
 
     def _annotated(self, gang: Gang, status: GPUJobStatus) -> GPUJobStatus:
         """Return a status that is about to be written with what the parts know of the gang."""

@@ -69,6 +69,8 @@ class StartForecast:
         self._next_s = parts.clock() + every_s
         self._expected: dict[Key, ExpectedStart] = {}
         self._made_s = -np.inf
+        #: What the latest forecast was made of.
+        self.latest: Asked | None = None
         self._task: asyncio.Task[None] | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -150,7 +152,8 @@ class StartForecast:
         try:
             began = time.perf_counter()
             try:
-                found = await asyncio.to_thread(self._ask, await self._asked(question))
+                self.latest = asked = await self._asked(question)
+                found = await asyncio.to_thread(self._ask, asked)
             except Exception as error:
                 log.warning("starts not forecast error=%s", error)
                 self._most = max(LEAST, self._most // 2)

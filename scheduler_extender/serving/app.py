@@ -35,6 +35,7 @@ from scheduler_extender.serving.status.sources import (
     local_changes,
     local_profiles,
     local_reports,
+    local_what_if,
 )
 from scheduler_extender.serving.tls import Tls, tls_of_files
 from tandem.kube.memory import MemoryCluster
@@ -75,6 +76,7 @@ def public_app(service: Service) -> FastAPI:
                 events_in_memory(service.api),
                 local_profiles(service.predictor),
                 report=local_reports(service.report),
+                what_if=local_what_if(service.what_if),
             )
         )
     app.add_middleware(Limited)
@@ -163,7 +165,9 @@ def inner_app(service: Service) -> FastAPI:
     )
     app.include_router(node_pods_router(service.node_pods))
     app.include_router(
-        inner_router(service.changes, service.predictor, service.traffic, service.report)
+        inner_router(
+            service.changes, service.predictor, service.traffic, service.report, service.what_if
+        )
     )
     return app
 

@@ -53,6 +53,7 @@ from scheduler_extender.serving.status.sources import (
     remote_changes,
     remote_profiles,
     remote_reports,
+    remote_what_if,
 )
 from scheduler_extender.serving.tls import Tls, tls_of_files
 from tandem.contracts.names import API_AUDIENCE
@@ -194,6 +195,7 @@ def front_app(
             events_for_caller(api, readers.require),
             remote_profiles(extender),
             report=remote_reports(extender),
+            what_if=remote_what_if(extender),
         )
     )
     app.add_middleware(Limited)

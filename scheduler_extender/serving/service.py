@@ -29,6 +29,7 @@ from scheduler_extender.predictions import HttpPredictor, PredictorMetrics
 from scheduler_extender.predictor_token import predictor_token
 from scheduler_extender.queue.controller import Connection, Controller, Settings
 from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.queue.what_if import WhatIf
 from scheduler_extender.quotas import adopted
 from scheduler_extender.serving.memory_api import admission
 from scheduler_extender.serving.metrics import Metrics
@@ -78,6 +79,7 @@ class Service:
     node_pods: NodePods
     own_pods: OwnPods
     past: Past
+    what_if: WhatIf
     runtime_class: list[bool] = field(default_factory=lambda: [False])
     traffic: Traffic = field(default_factory=Traffic)
 
@@ -210,7 +212,7 @@ async def running(
     )
     service = Service(
         config, api, state, feed, verbs, binder, metrics, changes, predictor, node_pods, own_pods,
-        controller.past,
+        controller.past, controller.what_if,
     )  # fmt: skip
     reflectors = _start_feed(feed, api)
     reflectors += own_pods.follow(api, (config.namespace, config.agent_namespace))

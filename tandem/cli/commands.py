@@ -41,5 +41,6 @@ COMMANDS = {
     "simulate": Command("Replay a trace of jobs on a simulated cluster.", "simulator"),
     "top": Command("Show GPUs, what runs on them, and the queue, live."),
     "train": Command("Train the predictor's models on measurements.", "train"),
+    "what-if": Command("Say when a job would start if it asked for something else."),
     "why": Command("Say why a job waits, when it starts, and what slows it down."),
 }

@@ -96,10 +96,8 @@ def why(
 
     It also says why the job was stopped, what was predicted of it, and what was measured.
     """
-    where, _, name = job.rpartition("/")
-    if not name or "/" in where:
-        raise UsageError(f"{job!r} names no job", "write NAMESPACE/JOB, such as team-a/train")
-    found = _job(read, where or namespace or read.own_namespace, name)
+    where, name = named(job)
+    found = job_of(read, where or namespace or read.own_namespace, name)
     view = found["view"]
     if printed(form, f"{view['namespace']}/{view['name']}", view | {"time": found["time"]}):
         return
@@ -107,7 +105,19 @@ def why(
         say(line)
 
 
-def _job(read: Reader, namespace: str, name: str) -> Document:
+def named(job: str) -> tuple[str, str]:
+    """Return namespace ('' for none) and name of a job that a user has named.
+
+    Raises:
+        UsageError: it is no name.
+    """
+    where, _, name = job.rpartition("/")
+    if not name or "/" in where:
+        raise UsageError(f"{job!r} names no job", "write NAMESPACE/JOB, such as team-a/train")
+    return where, name
+
+
+def job_of(read: Reader, namespace: str, name: str) -> Document:
     """Return the view of a job, by its name or by that of its workload or of one of its pods."""
     path = f"/v1/status/jobs/{quote(namespace, safe='')}/"
     try:

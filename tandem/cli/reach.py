@@ -143,6 +143,7 @@ class Reader:
         Raises:
             RefusedError: it answers that the caller may not do this.
             MissingError: there is no such object.
+            MisdirectedError: another replica has the answer.
             TandemError: there is no such answer; the hint says what to do.
         """
         answer = self._answer(method, path, query or {}, body, kind)
@@ -163,6 +164,8 @@ class Reader:
             raise RefusedError(
                 words, f"ask for the role `{role}` in the namespace, or name another: -n"
             )
+        if answer.status == 421:
+            raise MisdirectedError(words, "try again soon")
         if answer.status == 404 and said.get("detail") == "Not Found":
             raise TandemError(
                 f"the extender knows no {path}",
@@ -252,6 +255,10 @@ class RefusedError(TandemError):
 
 class MissingError(TandemError):
     """There is no such object."""
+
+
+class MisdirectedError(TandemError):
+    """Another replica has the answer: the next request may reach it."""
 
 
 def reads(command: Callable[..., None]) -> Callable[..., None]:

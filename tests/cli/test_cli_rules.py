@@ -41,6 +41,7 @@ RULES = {
     "train": Kind(True),
     "train interference": Kind(False),
     "train rollback": Kind(False),
+    "what-if": Kind(True, True),
     "why": Kind(True, True, ONE),
 }
 #: `demo` has no -o, since --json is its only form; --json of `simulate` names a file.

@@ -35,6 +35,7 @@ from scheduler_extender.serving.status.views import (
     object_of,
     query_of,
 )
+from tandem.contracts.values import MAX_GPU_BYTES
 
 #: A stream ends before the port's own limit on a request (60 s); the page opens the next one.
 STREAM_S = 50.0
@@ -67,6 +68,12 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 _Result = TypeVar("_Result")
 #: Return what jobs have had of GPUs in so many days, by what, of which namespace (None: all).
 Report = Callable[[int, str, str | None], Awaitable[dict[str, Any]]]
+#: Return when a job would start and end with a change, by its key and what is asked.
+WhatIf = Callable[[Key, dict[str, Any]], Awaitable[dict[str, Any]]]
+#: GPUs that a job may be asked about.
+MOST_GPUS = 100_000
+#: Nodes that are added, and a part of the name of their type of GPU: `2:A100`.
+_NODES = r"^[1-9][0-9]{0,2}:[A-Za-z0-9 ._-]{1,64}$"
 #: Return the events of a namespace that regard one of these names, as the caller may see them.
 Events = Callable[[Request, str, list[str]], Awaitable[list[dict[str, Any]]]]
 #: Return a ModelProfile as the predictor has it; None where there is none.
@@ -100,6 +107,7 @@ def status_router(
     profiles: Profiles,
     stream_s: float = STREAM_S,
     report: Report | None = None,
+    what_if: WhatIf | None = None,
 ) -> APIRouter:
     """Return the routes under /v1/status and /status; `may` says who may read what."""
     router = APIRouter(tags=["status"])
@@ -146,6 +154,34 @@ def status_router(
         if report is None:
             raise HTTPException(503, "no past is kept here")
         return await report(days, by, scope.namespace or namespace)
+
+    @router.get("/v1/status/jobs/{namespace}/{name}/what-if", responses=_REFUSALS)
+    async def changed(
+        request: Request,
+        namespace: str,
+        name: str,
+        gpus: Annotated[int | None, HttpQuery(ge=1, le=MOST_GPUS)] = None,
+        memory: Annotated[int | None, HttpQuery(ge=1, le=MAX_GPU_BYTES)] = None,
+        share: bool | None = None,
+        profile: Annotated[str | None, HttpQuery(max_length=64)] = None,
+        add_nodes: Annotated[str | None, HttpQuery(pattern=_NODES)] = None,
+    ) -> dict[str, Any]:
+        """Say when a job that waits would start and end if it asked for something else."""
+        scope = await readers.scope(request, namespace)
+        if (profile, add_nodes) != (None, None) and scope.namespace is not None:
+            raise HTTPException(403, "you may not list gpunodes: this is the whole cluster's")
+        if what_if is None:
+            raise HTTPException(503, "nothing is forecast here")
+        return await what_if(
+            (namespace, name),
+            {
+                "gpus": gpus,
+                "memory": memory,
+                "share": share,
+                "profile": profile,
+                "add_nodes": add_nodes,
+            },
+        )
 
     _add_page(router)
     return router

@@ -11,9 +11,11 @@ import httpx
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
+from scheduler_extender.serving.status.objects import Key
 from scheduler_extender.serving.status.publisher import AwayError, Source
-from scheduler_extender.serving.status.routes import Events, Profiles, Report
+from scheduler_extender.serving.status.routes import Events, Profiles, Report, WhatIf
 from scheduler_extender.serving.traffic import Traffic
+from tandem.errors import TandemError
 from tandem.kube.access import Access
 from tandem.kube.client import KubeClient
 from tandem.kube.errors import KubeError
@@ -21,6 +23,7 @@ from tandem.kube.resource import EVENTS
 
 if TYPE_CHECKING:  # the process in front starts without what only the extender needs
     from scheduler_extender.predictions import HttpPredictor
+    from scheduler_extender.queue.what_if import WhatIf as Planned
     from scheduler_extender.serving.status.changes import Changes
     from tandem.kube.memory import MemoryCluster
 
@@ -34,7 +37,7 @@ _REST_OF_WHOLE_S, _PIECES_OF_WHOLE = 0.001, 3
 _BEHIND_VERBS_S, _BEHIND_VERBS_OF_WHOLE_S = 0.05, 0.005
 #: So much is sent at once: both processes take longer for the HTTP of a piece than for the piece.
 _SENT_BYTES = 64 * 2**10
-_PATH, _REPORT = "/v1/changes", "/v1/report"
+_PATH, _REPORT, _WHAT_IF = "/v1/changes", "/v1/report", "/v1/what-if"
 _LONGEST_WAIT_S = 5.0
 
 #: Raises HTTPException where the caller of a request does not have a right.
@@ -84,7 +87,11 @@ def remote_changes(extender: httpx.AsyncClient) -> Source:
 
 
 def inner_router(
-    changes: Changes, predictor: HttpPredictor, traffic: Traffic, report: Report
+    changes: Changes,
+    predictor: HttpPredictor,
+    traffic: Traffic,
+    report: Report,
+    what_if: Planned,
 ) -> APIRouter:
     """Return what the process in front asks for the page; no other process can ask it."""
     router = APIRouter()
@@ -106,7 +113,78 @@ def inner_router(
     async def past(days: int, by: str, namespace: str | None = None) -> dict[str, Any]:
         return await local_reports(report)(days, by, namespace)
 
+    @router.get(f"{_WHAT_IF}/{{namespace}}/{{name}}")
+    async def asked(
+        namespace: str,
+        name: str,
+        gpus: int | None = None,
+        memory: int | None = None,
+        share: bool | None = None,
+        profile: str | None = None,
+        add_nodes: str | None = None,
+    ) -> dict[str, Any]:
+        given = {
+            "gpus": gpus,
+            "memory": memory,
+            "share": share,
+            "profile": profile,
+            "add_nodes": add_nodes,
+        }
+        return await local_what_if(what_if)((namespace, name), given)
+
     return router
+
+
+def local_what_if(what_if: Planned) -> WhatIf:
+    """Return what the extender in this process says of changes."""
+
+    async def made(key: Key, given: dict[str, Any]) -> dict[str, Any]:
+        from scheduler_extender.planning.what_if import Change, ChangeError
+        from scheduler_extender.queue.what_if import NotAskedError
+        from tandem.policy.catalog import load_profile, profile_names
+        from tandem.policy.units import BYTES_PER_GIB
+
+        if not what_if.leads:
+            raise HTTPException(421, "this replica does not plan: another one does")
+        try:
+            name, memory = given["profile"], given["memory"]
+            if name is not None and name not in profile_names():  # no file of the extender's
+                raise HTTPException(400, f"there is no profile {name!r}")
+            nodes, _, gpu_type = (given["add_nodes"] or "0:").partition(":")
+            change = Change(
+                gpus=given["gpus"],
+                memory_gib=None if memory is None else memory / BYTES_PER_GIB,
+                shares=given["share"],
+                profile=None if name is None else load_profile(name),
+                nodes=int(nodes),
+            )
+            return await what_if.answer(key, change, gpu_type)
+        except NotAskedError as error:
+            raise HTTPException(409, str(error)) from error
+        except (ChangeError, TandemError) as error:
+            raise HTTPException(400, str(error)) from error
+
+    return made
+
+
+def remote_what_if(extender: httpx.AsyncClient) -> WhatIf:
+    """Return what the extender behind a connection says of changes, one at a time."""
+    turn = asyncio.Lock()
+
+    async def made(key: Key, given: dict[str, Any]) -> dict[str, Any]:
+        path = f"{_WHAT_IF}/{quote(key[0], safe='')}/{quote(key[1], safe='')}"
+        query = {name: str(value) for name, value in given.items() if value is not None}
+        try:
+            async with turn:
+                answer = await extender.get(path, params=query)
+        except httpx.HTTPError as error:
+            raise HTTPException(503, "the extender does not answer") from error
+        if not answer.is_success:
+            raise HTTPException(answer.status_code, str(answer.json().get("detail") or "no answer"))
+        found: dict[str, Any] = answer.json()
+        return found
+
+    return made
 
 
 def local_reports(report: Report) -> Report:

@@ -1,0 +1,217 @@
+"""What if a waiting job asked for something else: its start and its end, now and then.
+
+`python -m scheduler_extender.planning.what_if` takes a picture, the row of a job and a change on
+its standard input. It answers with the start and end of the job in each draw, as JSON, now and with
+the change. The draws are those of the forecast of starts (`forecast.py`), with the same numbers
+in both cases: what differs between them follows from the change and not from chance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+
+import numpy as np
+
+from scheduler_extender.planning.forecast import (
+    DRAWS,
+    HORIZON_S,
+    MEMORY_BYTES,
+    Picture,
+    engine_of,
+    packed,
+    pause_s,
+    unpacked,
+)
+from tandem.policy.catalog import Profile
+from tandem.policy.job import Job
+
+#: Of each process: where nobody waits for the answer any more, it ends.
+_CPU_S = 30
+
+Span = tuple[float, float]  # start and end, seconds from now; infinite beyond the horizon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a job asks for instead; None: as it does. `gpus` is that of the whole gang.
+
+    `profile` is that of the cluster. `nodes` more nodes join it, empty and like that of the index
+    `like`.
+    """
+
+    gpus: int | None = None
+    memory_gib: float | None = None
+    shares: bool | None = None
+    profile: Profile | None = None
+    nodes: int = 0
+    like: int = 0
+
+
+class ChangeError(ValueError):
+    """A change that this job cannot have; the words say why."""
+
+
+def changed_job(job: Job, change: Change) -> Job:
+    """Return the job as it asks for something else.
+
+    Raises:
+        ChangeError: it cannot.
+    """
+    if change.gpus is not None and job.pods == 1:
+        job = replace(job, gpus_per_pod=change.gpus)
+    elif change.gpus is not None:
+        if change.gpus % job.gpus_per_pod:
+            words = f"each of its pods asks for {job.gpus_per_pod}"
+            raise ChangeError(f"{change.gpus} GPUs are no whole number of pods: {words}")
+        job = replace(job, pods=change.gpus // job.gpus_per_pod)
+    if change.memory_gib is not None:
+        job = replace(job, memory_base_gib=change.memory_gib, memory_peak_extra_gib=0.0)
+    if change.shares is not None:
+        if change.shares and not job.memory_base_gib:
+            raise ChangeError("nothing is known of its memory: say how much it needs as well")
+        job = replace(job, exclusive=not change.shares)
+    return job
+
+
+def changed(
+    picture: Picture, jobs: Sequence[Job], row: int, change: Change
+) -> tuple[Picture, list[Job]]:
+    """Return the picture in which the job in `row` asks for something else.
+
+    Its work is the same: on twice as many GPUs it takes half the time.
+
+    Raises:
+        ChangeError: it cannot.
+    """
+    job, arrays = jobs[row], picture.arrays
+    new = changed_job(job, change)
+    columns = {
+        name: getattr(arrays, name).copy()
+        for name in ("gpus", "gpus_per_pod", "memory_gib", "remaining_at_since")
+    }
+    columns["gpus"][row], columns["gpus_per_pod"][row] = new.gpus, new.gpus_per_pod
+    columns["memory_gib"][row] = new.memory_peak_gib
+    columns["remaining_at_since"][row] *= job.gpus / new.gpus
+    picture = replace(
+        picture,
+        arrays=replace(arrays, **columns),
+        profile=picture.profile if change.profile is None else change.profile,
+    )
+    if change.nodes:
+        picture = with_nodes(picture, change.nodes, change.like)
+    return picture, [*jobs[:row], new, *jobs[row + 1 :]]
+
+
+def with_nodes(picture: Picture, count: int, like: int) -> Picture:
+    """Return the picture with `count` more nodes like the one of index `like`, and empty."""
+    gpus = picture.gpus
+    rows = np.flatnonzero(gpus.node == like)
+    known = max(int(gpus.node.max()) + 1, *(len(each) for each in picture.nodes.values()), 0)
+    all_rows = np.concatenate([np.arange(len(gpus)), np.tile(rows, count)])
+    added = np.arange(len(all_rows)) >= len(gpus)
+    more = gpus.take(all_rows)
+
+    def longer(of_nodes: np.ndarray) -> np.ndarray:
+        padded = np.zeros(known + count, dtype=of_nodes.dtype)
+        padded[: len(of_nodes)] = of_nodes
+        padded[known:] = of_nodes[like]
+        return padded
+
+    return replace(
+        picture,
+        gpus=replace(
+            more,
+            node=np.concatenate([gpus.node, np.repeat(known + np.arange(count), len(rows))]),
+            place=np.concatenate([gpus.place, np.tile(np.arange(len(rows)), count)]),
+            healthy=more.healthy | added,
+            fresh=more.fresh | added,
+        ),
+        nodes={where: longer(each) for where, each in picture.nodes.items()},
+        most={where: longer(each) for where, each in picture.most.items()},
+    )
+
+
+def spans(picture: Picture, jobs: Sequence[Job], row: int) -> list[Span]:
+    """Return start and end of the waiting job in `row`, in each draw."""
+    if not len(picture.gpus):  # before the first agent has reported
+        return [(math.inf, math.inf)] * DRAWS
+    rng = np.random.default_rng(picture.seed)
+    return [one_span(picture, jobs, row, rng) for _ in range(DRAWS)]
+
+
+def one_span(
+    picture: Picture,
+    jobs: Sequence[Job],
+    row: int,
+    rng: np.random.Generator,
+    *,
+    to_the_end: bool = False,
+) -> Span:
+    """Return start and end of the job in `row` in one draw.
+
+    Once it has started, nothing else is decided on, unless `to_the_end`: its neighbours end, but no
+    other job joins it or takes its place.
+    """
+    start_s = math.inf
+
+    def pause(now_s: float) -> float:
+        return pause_s(now_s) if to_the_end or start_s == math.inf else 2 * HORIZON_S
+
+    engine = engine_of(picture, jobs, rng, pause)
+    decisions, seen = engine.outcome.decisions, 0
+    for now_s in engine.steps():
+        if start_s == math.inf:
+            new = (each for each in decisions[seen:] if each[1] == "start")
+            start_s = next((at_s for at_s, _, name, _ in new if int(name) == row), math.inf)
+            seen = len(decisions)
+        if now_s > HORIZON_S or not math.isnan(engine.outcome.end_s[row]):
+            break
+    end_s = float(engine.outcome.end_s[row])
+    return start_s, math.inf if math.isnan(end_s) else end_s
+
+
+# --- between the two processes ------------------------------------------------------------------
+
+
+def asked(picture: Picture, jobs: Sequence[Job], row: int, change: Change) -> Iterator[bytes]:
+    """Yield what the process is asked, in pieces that hold no other thread up for long."""
+    yield pickle.dumps((row, change))
+    yield from packed(picture, jobs)
+
+
+def main() -> int:
+    """Answer with `{"now": [[start, end], ...], "then": ...}`, null beyond the horizon.
+
+    Two cases, two processes: the second is forked, so that it shares the picture.
+    """
+    os.nice(5)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    row, change = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started us
+    picture, jobs = unpacked(sys.stdin.buffer)
+    context = get_context("fork")
+    ours, its = context.Pipe(duplex=False)
+    other = context.Process(target=lambda: its.send(spans(picture, jobs, row)))
+    other.start()
+    its.close()
+    then = spans(*changed(picture, jobs, row, change), row)
+    found = {"now": ours.recv(), "then": then}
+    other.join()
+    said = {
+        case: [[t if math.isfinite(t) else None for t in span] for span in draws]
+        for case, draws in found.items()
+    }
+    json.dump(said, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What if a waiting job asked for something else: its start and end, against what is known."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_queue_controller import run
+from test_queue_forecast import Waiting, job, pictured
+
+from scheduler_extender.planning.forecast import DRAWS
+from scheduler_extender.planning.what_if import Change, ChangeError, asked, changed, spans
+from scheduler_extender.queue import what_if
+from scheduler_extender.queue.what_if import NotAskedError
+from tandem.policy.catalog import load_profile
+
+ROW = 1  # of the job that is asked about: one other job runs
+
+
+def answer(waiting: Any, change: Change, gpus: int = 2, left_s: float = 50.0) -> list[Any]:
+    picture, jobs, names = pictured(
+        load_profile("fifo"), gpus, [job("a")], [waiting],
+        left_s={"default/a": 100.0, waiting.id: left_s},
+    )  # fmt: skip
+    assert names[ROW] == waiting.id
+    return spans(*changed(picture, jobs, ROW, change), ROW)
+
+
+def test_a_job_that_asks_for_fewer_gpus_starts_earlier_and_runs_for_longer() -> None:
+    """Two GPUs, one of which is taken for 100 s; on both, the job takes 50 s."""
+    assert answer(job("b", 2), Change()) == [(100.0, 150.0)] * DRAWS
+    assert answer(job("b", 2), Change(gpus=1)) == [(0.0, 100.0)] * DRAWS
+
+
+def test_a_job_that_never_fits_is_expected_at_no_time() -> None:
+    assert answer(job("b", 1), Change(gpus=3)) == [(math.inf, math.inf)] * DRAWS
+
+
+def test_a_job_of_one_pod_gets_more_gpus_for_it_and_a_gang_more_pods() -> None:
+    picture, jobs, _ = pictured(load_profile("fifo"), 4, [job("a")], [job("b", 2)])
+    alone = replace(jobs[ROW], pods=1, gpus_per_pod=1)
+    _, new = changed(picture, [jobs[0], alone], ROW, Change(gpus=4))
+    assert (new[ROW].pods, new[ROW].gpus_per_pod) == (1, 4)
+    wide = replace(jobs[ROW], pods=2, gpus_per_pod=2)
+    _, new = changed(picture, [jobs[0], wide], ROW, Change(gpus=2))
+    assert (new[ROW].pods, new[ROW].gpus_per_pod) == (1, 2)
+    with pytest.raises(ChangeError, match="each of its pods asks for 2"):
+        changed(picture, [jobs[0], wide], ROW, Change(gpus=3))
+
+
+def test_what_is_asked_for_counts() -> None:
+    picture, jobs, _ = pictured(load_profile("tandem"), 1, [job("a")], [job("b")])
+    _, new = changed(picture, jobs, ROW, Change(memory_gib=20.0, shares=True))
+    assert (new[ROW].memory_peak_gib, new[ROW].exclusive) == (20.0, False)
+    unknown = replace(jobs[ROW], memory_base_gib=0.0, memory_peak_extra_gib=0.0)
+    with pytest.raises(ChangeError, match="how much"):
+        changed(picture, [jobs[0], unknown], ROW, Change(shares=True))
+    assert changed(picture, jobs, ROW, Change(shares=False))[1][ROW].exclusive
+    other = load_profile("fifo")
+    assert changed(picture, jobs, ROW, Change(profile=other))[0].profile is other
+    # The picture itself is not changed: others are answered by it, too.
+    assert picture.arrays.gpus[ROW] == jobs[ROW].gpus == 1
+
+
+def test_more_nodes_are_empty_and_like_those_that_are_there() -> None:
+    """A node of two GPUs, both taken; the job that waits starts at once on a second one."""
+    where = {7: np.array([True])}
+    picture, jobs, _ = pictured(
+        load_profile("fifo"), 2, [job("a", 2)], [job("b", 2, where=7)],
+        left_s={"default/a": 100.0, "default/b": 50.0}, nodes=where,
+    )  # fmt: skip
+    assert spans(*changed(picture, jobs, ROW, Change()), ROW) == [(100.0, 150.0)] * DRAWS
+    more, new = changed(picture, jobs, ROW, Change(nodes=1))
+    assert len(more.gpus) == 4
+    assert more.nodes[7].tolist() == [True, True]
+    assert spans(more, new, ROW) == [(0.0, 50.0)] * DRAWS
+
+
+def test_both_answers_have_the_same_chances() -> None:
+    """A change that changes nothing changes nothing, though nobody knows how long jobs run."""
+    finished = np.sort(np.exp(np.random.default_rng(1).normal(7, 1, 500)))
+    picture, jobs, _ = pictured(
+        load_profile("fifo"), 1, [job("a", attained=100.0)], [job("b")], finished=finished
+    )
+    now = spans(picture, jobs, ROW)
+    assert len({start for start, _ in now}) == DRAWS
+    assert spans(*changed(picture, jobs, ROW, Change(gpus=1)), ROW) == now
+
+
+def test_the_process_says_what_the_function_says() -> None:
+    picture, jobs, _ = pictured(
+        load_profile("fifo"), 2, [job("a")], [job("b", 2)],
+        left_s={"default/a": 100.0, "default/b": 50.0},
+    )  # fmt: skip
+    content = b"".join(asked(picture, jobs, ROW, Change(gpus=1)))
+    command = [sys.executable, "-m", "scheduler_extender.planning.what_if"]
+    done = subprocess.run(command, input=content, capture_output=True, check=True, timeout=120)
+    assert done.stdout.startswith(b'{"now": [[100.0, 150.0]')
+    assert b'"then": [[0.0, 100.0]' in done.stdout
+
+
+def test_the_extender_answers_about_a_job_that_waits_and_about_no_other() -> None:
+    cluster = Waiting()
+
+    async def scenario() -> None:
+        found = cluster.controller.what_if
+        with pytest.raises(NotAskedError, match="no forecast yet"):
+            await found.answer(("default", "pod-second"), Change(gpus=1))
+        cluster.submit("first")
+        await cluster.cycle()
+        cluster.bind_as_planned("first")
+        cluster.submit("second")
+        cluster.now += 61
+        await cluster.cycle()
+        await cluster.until(lambda: cluster.says("second"))
+        said = await found.answer(("default", "pod-second"), Change(gpus=1))
+        assert said["now"] == said["then"]
+        assert said["now"]["gpus"] == 1
+        assert said["now"]["start"]["earliest"] == cluster.says("second")["earliest"]
+        never = await found.answer(("default", "pod-second"), Change(gpus=2))
+        assert never["then"]["start"] == {"earliest": None, "latest": None}
+        for name in ("pod-first", "pod-none"):
+            with pytest.raises(NotAskedError, match="nothing is forecast of it"):
+                await found.answer(("default", name), Change(gpus=1))
+
+    run(scenario)
+
+
+def test_times_are_those_of_the_clock() -> None:
+    line = what_if._line([(0.0, 100.0), (30.0, math.inf)], 1_000_000.0)
+    assert line == {
+        "start": {"earliest": "1970-01-12T13:46:40Z", "latest": "1970-01-12T13:47:10Z"},
+        "end": {"earliest": "1970-01-12T13:48:20Z", "latest": None},
+    }
