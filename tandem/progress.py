@@ -20,6 +20,8 @@ from typing import Any
 #: Where the agent listens (`http://HOST_IP:9405`), and the token that says which pod we are.
 AGENT_URL, TOKEN_FILE = "TANDEM_AGENT_URL", "TANDEM_TOKEN_FILE"
 TOKEN_PATH = "/var/run/secrets/tandem.gpu/token"  # noqa: S105 - a path
+#: The most of a GPU's memory that the job may take, as a fraction of all of it.
+MEMORY_FRACTION = "TANDEM_MEMORY_FRACTION"
 EVERY_S, TIMEOUT_S = 10.0, 2.0
 #: Kubernetes keeps what a container writes here in the pod's status when the container ends.
 TERMINATION_LOG = "/dev/termination-log"
@@ -68,6 +70,9 @@ def step(iterations: int = 1) -> None:
         _done += iterations
         if _thread is None and os.environ.get(AGENT_URL):
             _watch_memory()  # again, for a hook that was set since the import
+            with suppress(Exception):  # a PyTorch that does not know these calls
+                if sys.modules["torch"].cuda.is_initialized():
+                    limit_memory()
             _thread = threading.Thread(target=_tell, name="tandem", daemon=True)
             _thread.start()
     for listener in listeners:
@@ -131,6 +136,25 @@ def _post(body: dict[str, float]) -> None:
     url = os.environ[AGENT_URL].rstrip("/") + "/v1/progress"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310 - the cluster's own
     urllib.request.urlopen(request, timeout=TIMEOUT_S).close()  # noqa: S310 - as above
+
+
+def limit_memory() -> float | None:
+    """Keep PyTorch to the job's limit of GPU memory: beyond it, the job itself runs out of memory.
+
+    Returns the limit as a fraction of a GPU's memory; None where the job has none, or PyTorch is
+    not imported or sees no GPU. Call it before the model is moved to the GPU: otherwise the first
+    `step()` does it. JAX keeps to its limit by itself; TensorFlow has no setting for it.
+    """
+    try:
+        fraction = float(os.environ.get(MEMORY_FRACTION, ""))
+    except ValueError:
+        return None
+    torch = sys.modules.get("torch")
+    if not 0 < fraction <= 1 or torch is None or not torch.cuda.is_available():
+        return None
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
+    return fraction
 
 
 def profile() -> AbstractContextManager[Any]:

@@ -114,7 +114,11 @@ def _check_requirements(pod: PodShape, prefix: str) -> Iterator[FieldError]:
         yield FieldError(f"{prefix}spec", "its requirements on nodes", too_many)
 
 
-def environment(*, gpu: bool, accumulation: bool) -> list[dict[str, Any]]:
+#: Variables that Tandem alone sets.
+_RESERVED = (names.VISIBLE_DEVICES_ENV, names.ACCUMULATION_STEPS_ENV, names.MEMORY_FRACTION_ENV)
+
+
+def environment(*, gpu: bool, accumulation: bool, limited: bool) -> list[dict[str, Any]]:
     """Return the variables of a container: the chosen GPUs, or none of the node's.
 
     Images for CUDA bake in NVIDIA_VISIBLE_DEVICES=all, so that a container without the variable
@@ -125,6 +129,8 @@ def environment(*, gpu: bool, accumulation: bool) -> list[dict[str, Any]]:
     variables = [_from_annotation(names.VISIBLE_DEVICES_ENV, names.VISIBLE_DEVICES)]
     if accumulation:
         variables.append(_from_annotation(names.ACCUMULATION_STEPS_ENV, names.ACCUMULATION_STEPS))
+    if limited:
+        variables.append(_from_annotation(names.MEMORY_FRACTION_ENV, names.MEMORY_FRACTION))
     return variables
 
 
@@ -133,11 +139,10 @@ def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> Iterato
     if not pod.spec.containers:  # as an annotation may ask for GPUs
         yield FieldError(f"{spec_field}.containers", "", "a pod has at least one container")
     for placed in pod.containers():
-        ours = environment(gpu=gets_gpus(placed, gpu_index), accumulation=True)
+        ours = environment(gpu=gets_gpus(placed, gpu_index), accumulation=True, limited=True)
         for position, variable in enumerate(placed.body.env):
             name = variable.get("name")
-            reserved = name in (names.VISIBLE_DEVICES_ENV, names.ACCUMULATION_STEPS_ENV)
-            if reserved and variable not in ours:
+            if name in _RESERVED and variable not in ours:
                 yield FieldError(
                     f"{placed.field(spec_field)}.env[{position}]",
                     f"{name}={str(variable.get('value', ''))[:64]}",

@@ -41,6 +41,7 @@ class AdmissionConfig(Section):
     end after its deletion; meanwhile no other job gets its GPUs. `host_paths`: what pods with GPUs
     may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
     `resource_claims`: whether they may name ResourceClaims, which Tandem cannot look into.
+    `memory_limits`: whether jobs that may share a GPU are told the limit of their memory.
     """
 
     scheduler_name: str = names.SCHEDULER_NAME
@@ -50,3 +51,4 @@ class AdmissionConfig(Section):
     max_termination_grace_s: Annotated[int, Field(ge=1, le=604_800)] = names.MAX_GRACE_S
     host_paths: tuple[HostPathPattern, ...] = DEFAULT_HOST_PATHS
     resource_claims: Literal["refuse", "allow"] = "refuse"
+    memory_limits: bool = True

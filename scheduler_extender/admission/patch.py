@@ -26,6 +26,8 @@ _DEFAULTS = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": ("false", "JAX"),
     "TF_FORCE_GPU_ALLOW_GROWTH": ("true", "TensorFlow"),
 }
+#: The most of a GPU's memory that JAX takes, as a fraction of it. Empty is as good as absent.
+_LIMIT = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -72,7 +74,7 @@ def admit_pod(
     if wants_class and not spec.runtime_class_name:
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
-    patch += _environments(pod, request, config.agent_port)
+    patch += _environments(pod, request, config.agent_port, memory_limits=config.memory_limits)
     verdict.warnings += memory_warnings(pod, request)
     return verdict
 
@@ -135,14 +137,18 @@ def _priority(spec: PodSpec, priority_class: str, warnings: list[str]) -> Iterat
         yield {"op": "remove", "path": "/spec/preemptionPolicy"}
 
 
-def _environments(pod: PodShape, request: Request, agent_port: int) -> Iterator[Operation]:
+def _environments(
+    pod: PodShape, request: Request, agent_port: int, *, memory_limits: bool
+) -> Iterator[Operation]:
     """Put our variables first, so that the user's own may refer to them."""
     accumulation = pod.metadata.annotations.get(names.ACCUMULATION) == "true"
     for placed in pod.containers():
         gpu = gets_gpus(placed, request.container)
-        ours = environment(gpu=gpu, accumulation=accumulation)
+        ours = environment(
+            gpu=gpu, accumulation=accumulation, limited=memory_limits and _may_share(pod, request)
+        )
         if gpu:
-            ours += _memory_variables(pod, request)
+            ours += _memory_variables(pod, request, limited=memory_limits)
         if gpu and agent_port and _tells_progress(placed, pod.spec):
             ours += _progress_variables(agent_port)
             yield from _token(placed, pod.spec)
@@ -224,14 +230,15 @@ def _may_share(pod: PodShape, request: Request) -> bool:
     return (stated or request.annotations.get(names.EXCLUSIVE)) != "true"
 
 
-def _memory_variables(pod: PodShape, request: Request) -> list[dict[str, str]]:
+def _memory_variables(pod: PodShape, request: Request, *, limited: bool) -> list[dict[str, str]]:
     """Return the variables for the container with the GPUs; a value of the user's own is kept."""
     if not _may_share(pod, request):
         return []
     own = {variable.get("name") for variable in pod.spec.containers[request.container].env}
-    return [
-        {"name": name, "value": value} for name, (value, _) in _DEFAULTS.items() if name not in own
-    ]
+    wanted = {name: value for name, (value, _) in _DEFAULTS.items()}
+    if limited:
+        wanted[_LIMIT] = f"$({names.MEMORY_FRACTION_ENV})"
+    return [{"name": name, "value": value} for name, value in wanted.items() if name not in own]
 
 
 def memory_warnings(pod: PodShape, request: Request, *, at: str = "") -> Iterator[str]:
@@ -243,13 +250,19 @@ def memory_warnings(pod: PodShape, request: Request, *, at: str = "") -> Iterato
     for position, variable in enumerate(pod.spec.containers[request.container].env):
         name = str(variable.get("name"))
         value, framework = _DEFAULTS.get(name, ("", ""))
-        if not framework or variable.get("value") == value:
-            continue
         given = str(variable["value"])[:_SHOWN] if "value" in variable else "(from elsewhere)"
+        if framework and variable.get("value") != value:
+            does = f"may let {framework} take most of the GPU's memory at its start"
+        elif name == _LIMIT and variable.get("value") != f"$({names.MEMORY_FRACTION_ENV})":
+            does = (
+                "takes the place of the job's own limit, so that JAX may take more than was planned"
+            )
+        else:
+            continue
         yield (
-            f"{prefix}spec.containers[{request.container}].env[{position}]: {name}={given} may let "
-            f"{framework} take most of the GPU's memory at its start, so that jobs that share it "
-            f"run out of memory; remove it, or set {names.EXCLUSIVE}"
+            f"{prefix}spec.containers[{request.container}].env[{position}]: {name}={given} {does}; "
+            f"jobs that share the GPU may then run out of memory; remove it, or set "
+            f"{names.EXCLUSIVE}"
         )
         said += 1
         if said == MAX_ERRORS:

@@ -44,7 +44,7 @@ from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus, Load
 from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
-from tandem.policy.units import Bools, Ints
+from tandem.policy.units import BYTES_PER_GIB, Bools, Ints
 
 #: Pods of one gang that are worked out in one go.
 _AT_ONCE = 64
@@ -171,6 +171,12 @@ class ClusterState:
         """Return a GPU as people call it, node/index; by its UUID where no agent reports it."""
         report = self.gpu_nodes().get(("", node))
         return f"{node}/{uuid}" if report is None else report.gpu_name(uuid)
+
+    def smallest_gib(self, node: str, gpus: Collection[str]) -> float:
+        """Return the memory of the smallest of these GPUs, reserved part and all; 0: not known."""
+        report = self.gpu_nodes().get(("", node))
+        sizes = {} if report is None else {gpu.uuid: gpu.memory_bytes for gpu in report.status.gpus}
+        return min((sizes.get(gpu, 0) for gpu in gpus), default=0) / BYTES_PER_GIB
 
     def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
         """Return the commonest type of GPU on the nodes where a pod may run, None without GPUs.

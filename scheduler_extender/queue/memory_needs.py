@@ -14,7 +14,10 @@ from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import Effects, Executor, WriteEvent, WriteStatus
+from tandem.contracts import names
+from tandem.contracts.limits import GROWTH, parse_memory_fraction
 from tandem.contracts.resources import (
+    GPU,
     EvictionRequest,
     GPUJobStatus,
     Load,
@@ -32,6 +35,8 @@ HEADROOM = 0.1
 #: Containers that ran out of memory and have been counted. Beyond it, the namespace with most of
 #: them loses its oldest: no tenant makes those of the others count once more.
 _KEPT = 5000
+#: A CUDA context, the libraries loaded into it, and what they allocate for themselves.
+_CONTEXT_BYTES = 1 << 30
 
 
 def outgrown(
@@ -149,6 +154,19 @@ def raised_in_steps(
     return load, [scaled_steps(each, factor) for each in status.sub_batches]
 
 
+def _beyond_limit(pod: PodInfo, gpu: GPU) -> int:
+    """Return what a pod that ran out of memory at its own limit is given next, in bytes.
+
+    All of the GPU where it has no limit, or has been seen to hold more than that: not every
+    framework keeps to it. What a process holds besides its allocator's memory is no part of it.
+    """
+    limit = parse_memory_fraction(pod.annotations.get(names.MEMORY_FRACTION, ""))
+    held = max((use.memory_peak_bytes or 0 for use in gpu.pods if use.uid == pod.uid), default=0)
+    if limit is None or held > limit * gpu.memory_bytes + _CONTEXT_BYTES:
+        return gpu.memory_bytes
+    return min(gpu.memory_bytes, int(limit * GROWTH * gpu.memory_bytes))
+
+
 _Seen = tuple[str, str, int]  # uid of the pod that is to ask for more, container, when it ended
 
 
@@ -186,14 +204,18 @@ class OutOfMemories:
         """Take in a pod whose container said that GPU memory ran out.
 
         The container may have asked for any amount beyond what was there: it needs at least what
-        the other pods had left of the GPU where they left most ([Horus] 4.2.3).
+        the other pods had left of the GPU where they left most ([Horus] 4.2.3). One that kept to a
+        limit of its own may not have had that: half as much again as the limit is tried next.
         """
         record = self._nodes.get(pod.node_name)
         if record is None or not pod.devices:
             return
         left = {
-            gpu.uuid: gpu.memory_bytes
-            - sum(use.memory_bytes or 0 for use in gpu.pods if use.uid != pod.uid)
+            gpu.uuid: min(
+                gpu.memory_bytes
+                - sum(use.memory_bytes or 0 for use in gpu.pods if use.uid != pod.uid),
+                _beyond_limit(pod, gpu),
+            )
             for gpu in record.status.gpus
             if gpu.uuid in pod.devices
         }

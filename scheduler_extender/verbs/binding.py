@@ -27,6 +27,7 @@ from scheduler_extender.verbs.verbs import node_reason
 from scheduler_extender.verbs.wire import ExtenderBindingArgs
 from tandem.contracts import names
 from tandem.contracts.annotations import format_visible_devices
+from tandem.contracts.limits import memory_fraction
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
 from tandem.kube.resource import PODS
@@ -196,6 +197,10 @@ class Binder:
         }
         if pod.annotations.get(names.ACCUMULATION) == "true":
             annotations[names.ACCUMULATION_STEPS] = str(claim.job.accumulation_steps)
+        if not claim.job.exclusive:
+            total_gib = self._state.smallest_gib(claim.node, claim.gpus)
+            limit = memory_fraction(claim.job.memory_peak_gib, total_gib)
+            annotations |= {names.MEMORY_FRACTION: limit} if limit else {}
         try:
             await self._call(
                 self._api.bind,

@@ -76,13 +76,17 @@ USER_ANNOTATIONS = (
 # Annotations that Tandem alone sets: absent at creation, guarded by admission policies.
 VISIBLE_DEVICES = f"{GROUP}/visible-devices"
 ACCUMULATION_STEPS = f"{GROUP}/accumulation-steps"
+#: The most that a pod may take of its GPU's memory, as a fraction of all of it: `contracts.limits`.
+MEMORY_FRACTION = f"{GROUP}/memory-fraction"
 EPOCH = f"{GROUP}/epoch"
 WAKE = f"{GROUP}/wake"
 #: The name of the pod's GPUJob, from its admission on. Its labels and owners are not read again.
 GPU_JOB = f"{GROUP}/gpu-job"
 #: The figures by which the pod got its GPUs: `contracts.placement`.
 PLACED_WITH = f"{GROUP}/placed-with"
-OWN_ANNOTATIONS = (VISIBLE_DEVICES, ACCUMULATION_STEPS, EPOCH, WAKE, GPU_JOB, PLACED_WITH)
+OWN_ANNOTATIONS = (
+    VISIBLE_DEVICES, ACCUMULATION_STEPS, MEMORY_FRACTION, EPOCH, WAKE, GPU_JOB, PLACED_WITH
+)  # fmt: skip
 #: On a GPUNode: which GPUs the node is known to have. Administrators take it away to agree.
 INVENTORY = f"{GROUP}/inventory"
 #: The API server's limit on all annotations of one object, keys and values together.
@@ -93,6 +97,7 @@ FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 ACCUMULATION_STEPS_ENV = "TANDEM_ACCUMULATION_STEPS"
+MEMORY_FRACTION_ENV = "TANDEM_MEMORY_FRACTION"
 
 # With these a job tells its progress to the agent of its node; `tandem.progress` reads them.
 AGENT_PORT = 9405

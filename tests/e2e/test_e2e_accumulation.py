@@ -57,6 +57,10 @@ def test_a_batch_that_does_not_fit_next_to_another_job_runs_in_parts(
     # eight parts slow both jobs less, and take 5 % more time than the whole batch.
     assert pod["metadata"]["annotations"]["tandem.gpu/accumulation-steps"] == "8"
     assert resolved_environment(pod)["train"][STEPS] == "8"
+    # The limit of its memory is that of the parts in which it runs, on the real API server's pod.
+    limit = pod["metadata"]["annotations"]["tandem.gpu/memory-fraction"]
+    assert 0 < float(limit) < 1
+    assert resolved_environment(pod)["train"]["TANDEM_MEMORY_FRACTION"] == limit
     status = cluster.plane.get("gpujob", "job-splits", "-n", namespace)["status"]
     assert status["plan"]["accumulationSteps"] == 8
     assert [each["steps"] for each in status["subBatches"]] == [2**k for k in range(1, 8)]

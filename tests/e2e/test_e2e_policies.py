@@ -285,6 +285,8 @@ FORGERIES = [
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/epoch": "9"})),
     creates("accumulation steps at creation", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/accumulation-steps": "1"})),
+    creates("a limit of memory at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/memory-fraction": "1"})),
     creates("the GPUJob of others at creation", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/gpu-job": "job-theirs"})),
     creates("the GPUJob of a group without its label", ASSIGNMENTS,

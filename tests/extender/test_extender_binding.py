@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from extender_builders import NOW, gpu_job, gpu_node, load, pod
+from extender_builders import NOW, gpu, gpu_job, gpu_node, load, pod
 
 from scheduler_extender.cluster.ledger import Hold
 from scheduler_extender.cluster.state import ClusterState
@@ -390,6 +390,7 @@ async def test_a_binding_carries_the_uid_and_the_version_that_were_decided_on() 
     assert sent["annotations"] == {
         names.VISIBLE_DEVICES: "a,b",
         names.GPU_JOB: "pod-p",
+        names.MEMORY_FRACTION: "0.1375",
         names.PLACED_WITH: '{"gpuJob":"pod-p","memoryBaseBytes":10737418240,'
         '"memoryPeakExtraBytes":0,"peakProbability":0.0,"utilization":40.0}',
     }
@@ -516,6 +517,31 @@ def test_the_steps_of_accumulation_are_told_to_jobs_that_may_accumulate(asks: bo
         assert await bench.bind(bench.create("p", annotations=wanted)) == ""
         (sent,) = bench.cluster.sent
         assert (names.ACCUMULATION_STEPS in sent["annotations"]) is asks
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize(
+    ("asks", "sizes_gib", "fraction"),
+    [
+        ({}, (80, 40), "0.275"),  # 10 GiB and a tenth of the smaller one
+        ({"memory": "39Gi"}, (80, 40), "1"),
+        ({"memory": None}, (80, 40), None),  # nothing is known: whole GPUs
+        ({"exclusive": True}, (80, 40), None),
+    ],
+)
+def test_a_job_that_may_share_is_given_a_limit_of_memory(
+    asks: dict, sizes_gib: tuple[int, ...], fraction: str | None
+) -> None:
+    async def story() -> None:
+        bench = Bench()
+        gpus = [gpu(name, memory_gib=size) for name, size in zip("ab", sizes_gib, strict=False)]
+        bench.state.upsert("gpunodes", gpu_node("n0", *gpus))
+        created = bench.create("p", **{"gpus": 2, **asks})
+        await asyncio.sleep(0)
+        assert await bench.bind(created) == ""
+        (sent,) = bench.cluster.sent
+        assert sent["annotations"].get(names.MEMORY_FRACTION) == fraction
 
     asyncio.run(asyncio.wait_for(story(), 60))
 

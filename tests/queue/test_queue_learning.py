@@ -379,15 +379,19 @@ def test_where_nobody_outgrew_the_one_that_failed_asks_for_more_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "asks_gib"),
+    ("message", "limit", "held_gib", "asks_gib"),
     [
-        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB", 74.8),
-        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", 74.8),
-        ("MemoryError: the host has no more", None),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB", "", 8, 74.8),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", "", 8, 74.8),
+        ("MemoryError: the host has no more", "", 8, None),
+        # It kept to a limit of 20 GiB: the next one is 30, and the headroom of a tenth.
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", "0.25", 20, 33),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", "0.25", 40, 74.8),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate", "none", 20, 74.8),
     ],
 )
 def test_a_container_that_says_that_gpu_memory_ran_out_asks_for_what_was_there(
-    message: str, asks_gib: float | None
+    message: str, limit: str, held_gib: int, asks_gib: float | None
 ) -> None:
     """[Horus] 4.4: the GPU need not have been full, since the allocation that failed is not seen.
 
@@ -396,6 +400,7 @@ def test_a_container_that_says_that_gpu_memory_ran_out_asks_for_what_was_there(
     cluster = Sharing()
 
     cluster.held["b"] = 12 * GIB
+    cluster.held["a"] = cluster.peak["a"] = held_gib * GIB
 
     async def scenario() -> None:
         await paired(cluster)
@@ -403,10 +408,11 @@ def test_a_container_that_says_that_gpu_memory_ran_out_asks_for_what_was_there(
         (pod,) = cluster.pods_of("a")
         ended = {"exitCode": 1, "finishedAt": rfc3339(cluster.now), "message": message}
         states = [{"name": "main", "lastState": {"terminated": ended}}]
+        name, limits = pod["metadata"]["name"], {"tandem.gpu/memory-fraction": limit}
+        cluster.api.patch(PODS, name, {"metadata": {"annotations": limits}}, "default")
         cluster.api.patch(
-            PODS, pod["metadata"]["name"], {"status": {"containerStatuses": states}},
-            "default", subresource="status",
-        )  # fmt: skip
+            PODS, name, {"status": {"containerStatuses": states}}, "default", subresource="status"
+        )
         await cluster.live(45)
         load = cluster.status("a")["load"]
         told = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]

@@ -36,7 +36,17 @@ PROGRESS = [HOST_IP, AGENT_URL]
 SHARING = [
     {"name": "XLA_PYTHON_CLIENT_PREALLOCATE", "value": "false"},
     {"name": "TF_FORCE_GPU_ALLOW_GROWTH", "value": "true"},
+    {"name": "XLA_PYTHON_CLIENT_MEM_FRACTION", "value": "$(TANDEM_MEMORY_FRACTION)"},
 ]
+LIMIT = {
+    "name": "TANDEM_MEMORY_FRACTION",
+    "valueFrom": {
+        "fieldRef": {
+            "apiVersion": "v1",
+            "fieldPath": "metadata.annotations['tandem.gpu/memory-fraction']",
+        }
+    },
+}
 
 
 def test_a_pod_that_asks_for_no_gpu_is_left_as_it_is():
@@ -70,7 +80,7 @@ def test_every_container_is_told_what_it_may_see():
     sidecar, main = spec["containers"]
     assert sidecar["env"] == [VOID, {"name": "A", "value": "1"}]
     own = {"name": "B", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
-    assert main["env"] == [DEVICES, *SHARING, *PROGRESS, own]
+    assert main["env"] == [DEVICES, LIMIT, *SHARING, *PROGRESS, own]
     assert spec["initContainers"][0]["env"] == [VOID]
 
 
@@ -79,9 +89,16 @@ def test_accumulation_steps_are_handed_on_where_they_are_wanted(env):
     extra = {"env": env} if env else {}
     wants = {names.ACCUMULATION: "true"}
     spec = admit(pod(container(gpus="1", **extra), annotations=wants))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES, STEPS, *SHARING, *PROGRESS, *(env or [])]
+    assert spec["containers"][0]["env"] == [
+        DEVICES,
+        STEPS,
+        LIMIT,
+        *SHARING,
+        *PROGRESS,
+        *(env or []),
+    ]
     spec = admit(pod(annotations={names.ACCUMULATION: "false"}))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES, *SHARING, *PROGRESS]
+    assert spec["containers"][0]["env"] == [DEVICES, LIMIT, *SHARING, *PROGRESS]
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -157,7 +174,7 @@ def test_who_has_set_a_part_of_it_is_left_alone(own):
 
 def test_nothing_is_set_for_progress_where_it_is_switched_off():
     spec = admit(pod(), config=AdmissionConfig(agent_port=0))["spec"]
-    assert spec["containers"][0]["env"] == [DEVICES, *SHARING]
+    assert spec["containers"][0]["env"] == [DEVICES, LIMIT, *SHARING]
     assert "volumes" not in spec
 
 
@@ -185,6 +202,31 @@ def test_frameworks_leave_memory_to_the_other_jobs_of_a_gpu(annotations, expecte
     main, logs = admit(body)["spec"]["containers"]
     assert [each for each in main["env"] if each in SHARING] == expected
     assert logs["env"] == [VOID], "no GPU, no framework"
+
+
+def test_a_limit_of_memory_is_named_before_the_variable_that_refers_to_it():
+    env = [each["name"] for each in admit(pod())["spec"]["containers"][0]["env"]]
+    assert env.index("TANDEM_MEMORY_FRACTION") < env.index("XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+@pytest.mark.parametrize(
+    ("annotations", "config"),
+    [({names.EXCLUSIVE: "true"}, {}), ({}, {"memory_limits": False})],
+)
+def test_no_limit_of_memory_where_the_job_is_alone_or_limits_are_switched_off(annotations, config):
+    spec = admit(pod(annotations=annotations), config=AdmissionConfig(**config))["spec"]
+    told = {each["name"] for each in spec["containers"][0]["env"]}
+    assert not told & {"TANDEM_MEMORY_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"}
+
+
+@pytest.mark.parametrize("value", ["0.9", ".5"])
+def test_a_limit_of_the_user_s_own_is_kept_with_a_warning(value):
+    own = {"name": "XLA_PYTHON_CLIENT_MEM_FRACTION", "value": value}
+    body = pod(container(gpus="1", env=[own]))
+    env = admit(body)["spec"]["containers"][0]["env"]
+    assert [each for each in env if each["name"] == own["name"]] == [own]
+    (warning,) = ask(body).warnings
+    assert warning.startswith(f"spec.containers[0].env[0]: {own['name']}={value} takes the place")
 
 
 @pytest.mark.parametrize("value", [{"value": "true"}, {"valueFrom": {"configMapKeyRef": {}}}])
@@ -291,6 +333,11 @@ def test_a_path_that_the_policy_would_not_compare_is_refused(path):
         ),
         (
             pod(container(gpus="1", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+            "spec.containers[0].env[0]",
+            "Tandem alone",
+        ),
+        (
+            pod(container(gpus="1", env=[{"name": "TANDEM_MEMORY_FRACTION", "value": "1"}])),
             "spec.containers[0].env[0]",
             "Tandem alone",
         ),
