@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test kinds papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart mutants
+.PHONY: help setup check test operators papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart mutants
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -58,11 +58,11 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/tandem controlplane build
+	@$(BIN)/tandem controlplane build --operators jobset
 	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers and not reasons"
 
-kinds: $(READY) ## docs/workloads.md: kinds of workloads with their own controllers on a control plane (some minutes)
-	@$(BIN)/tandem controlplane build
+operators: $(READY) ## docs/workloads.md: kinds of workloads with their own controllers on a control plane (some minutes)
+	@$(BIN)/tandem controlplane build --operators jobset
 	@TANDEM_OUTCOMES=docs/workloads.json $(BIN)/pytest -n0 tests/kinds
 	@$(BIN)/python helm/generate.py
 

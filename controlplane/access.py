@@ -51,6 +51,13 @@ class Access:
             trust_env=False,  # a proxy of the machine's would be asked for 127.0.0.1
         )
 
+    def write_serving(self, folder: Path, address: str) -> None:
+        """Write `tls.crt` and `tls.key` of a server at `address`, signed by the plane's CA."""
+        folder.mkdir(parents=True)
+        certificate, key = self._authority.serving(["localhost"], [address])
+        (folder / "tls.crt").write_bytes(certificate)
+        write_secret(folder / "tls.key", key)
+
     def kubeconfig(self, user: str, groups: Sequence[str]) -> Path:
         """Return the path of a kubeconfig with a client certificate for `user` in `groups`."""
         certificate, key = self._authority.client(user, groups)

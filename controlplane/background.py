@@ -4,7 +4,7 @@ The keeper holds a lock for as long as it lives, with its process id in the lock
 a state file how the plane is reached once it is up. A lock that nobody holds means that no plane
 runs, whatever the files say.
 
-    python -m controlplane.background NODES SCHEDULER REAL_NODES
+    python -m controlplane.background NODES SCHEDULER REAL_NODES OPERATORS
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from controlplane import operators
 from controlplane.plane import ControlPlane
 from controlplane.realnode.node import import_image
 from tandem.errors import TandemError
@@ -105,9 +106,15 @@ def _alive(pid: int) -> bool:
 
 
 def keep(
-    nodes: int, scheduler: bool, real_nodes: int, ready: Callable[[dict[str, Any]], None]
+    nodes: int,
+    scheduler: bool,
+    real_nodes: int,
+    ready: Callable[[dict[str, Any]], None],
+    started: Sequence[str] = (),
 ) -> None:
     """Run a plane in this process until SIGTERM or SIGINT; call `ready` with its state.
+
+    `started`: the names of the operators that run on it.
 
     Raises TandemError when another plane is kept already.
     """
@@ -125,6 +132,7 @@ def keep(
         lock.flush()
         try:
             with ControlPlane.start(nodes, scheduler=scheduler, real_nodes=real_nodes) as plane:
+                operators.start(plane, started)
                 state = _describe(plane)
                 ready(state)
                 while not stop.wait(_REAP_EVERY_S):
@@ -159,9 +167,14 @@ def _describe(plane: ControlPlane) -> dict[str, Any]:
     return state
 
 
-def up(nodes: int, scheduler: bool, real_nodes: int = 0) -> tuple[dict[str, Any], bool]:
-    """Start a plane in the background unless one runs; return its state and whether it is new."""
-    keeper = None if _is_kept() else _start_keeper(nodes, scheduler, real_nodes)
+def up(
+    nodes: int, scheduler: bool, real_nodes: int = 0, started: Sequence[str] = ()
+) -> tuple[dict[str, Any], bool]:
+    """Start a plane in the background unless one runs; return its state and whether it is new.
+
+    `started`: the names of the operators that run on a new one.
+    """
+    keeper = None if _is_kept() else _start_keeper(nodes, scheduler, real_nodes, started)
     while _is_kept() if keeper is None else keeper.poll() is None:
         state = status()
         if state is not None:
@@ -172,12 +185,14 @@ def up(nodes: int, scheduler: bool, real_nodes: int = 0) -> tuple[dict[str, Any]
     )
 
 
-def _start_keeper(nodes: int, scheduler: bool, real_nodes: int) -> subprocess.Popen[bytes]:
+def _start_keeper(
+    nodes: int, scheduler: bool, real_nodes: int, started: Sequence[str]
+) -> subprocess.Popen[bytes]:
     state_folder().mkdir(parents=True, exist_ok=True)
     module = [sys.executable, "-m", "controlplane.background"]
     with _log_file().open("wb") as log:
         return subprocess.Popen(
-            [*module, str(nodes), str(scheduler), str(real_nodes)],
+            [*module, str(nodes), str(scheduler), str(real_nodes), ",".join(started)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -220,8 +235,9 @@ def down() -> bool:
 
 def _main() -> int:
     nodes, scheduler, real_nodes = int(sys.argv[1]), sys.argv[2] == "True", int(sys.argv[3])
+    started = [name for name in sys.argv[4].split(",") if name]
     try:
-        keep(nodes, scheduler, real_nodes, lambda _: None)
+        keep(nodes, scheduler, real_nodes, lambda _: None, started)
     except TandemError as error:
         sys.stderr.write(f"{error.message}\n{error.hint}\n")
         return 1

@@ -196,8 +196,10 @@ def cache_key(programs: tuple[Program, ...] = PROGRAMS) -> str:
     digest.update(repr(sorted(BUILD_ENVIRONMENT.items())).encode())
     target = f"{sys.platform}-{architecture()}"
     digest.update(target.encode())
-    kubernetes = next(p for p in programs if p.module == _KUBERNETES)
-    return f"{version(kubernetes)}-{target}-{digest.hexdigest()[:12]}"
+    kubernetes = next((p for p in programs if p.module == _KUBERNETES), None)
+    first = programs[0]
+    named = version(kubernetes) if kubernetes else f"{first.name}-{version(first)}"
+    return f"{named}-{target}-{digest.hexdigest()[:12]}"
 
 
 def cache_root() -> Path:

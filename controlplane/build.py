@@ -124,6 +124,26 @@ def _build_one(
     tell("built")
 
 
+def module_folder(program: Program) -> Path:
+    """Return where Go keeps the module of a program, which has been downloaded to build it.
+
+    Raises:
+        TandemError: with what Go says.
+    """
+    answer = subprocess.run(
+        [go() or "go", "list", "-m", "-f", "{{.Dir}}", program.module],
+        cwd=binaries.wrapper(program),
+        env={**os.environ, **binaries.BUILD_ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    folder = answer.stdout.strip()
+    if answer.returncode != 0 or not folder:
+        raise TandemError(f"go does not find {program.module}:\n{answer.stderr.strip()}")
+    return Path(folder)
+
+
 def fetch_promtool() -> Path | None:
     """Return promtool's path; unpack it from Debian's prometheus package where that is possible.
 

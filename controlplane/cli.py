@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from tandem.cli.output import err, out, print_json, print_table
 
 if TYPE_CHECKING:
     from controlplane.binaries import Program
-    from controlplane.build import Step
+    from controlplane.build import Report, Step
 
 app = typer.Typer(
     help="A real Kubernetes control plane as processes on loopback.", no_args_is_help=True
@@ -45,11 +47,27 @@ _KUBERNETES = typer.Option(
 )
 
 
+def _operators() -> list[str]:
+    from controlplane import operators
+
+    return [operator.name for operator in operators.OPERATORS]
+
+
+_OPERATORS = typer.Option(
+    "",
+    "--operators",
+    metavar="NAMES",
+    help="Also other projects' operators, such as jobset; several with commas between them.",
+    autocompletion=_operators,
+)
+
+
 @app.command("build")
 def build_command(
     real_nodes: bool = typer.Option(
         False, "--real-nodes", help="Also what a node needs: kubelet, containerd and the like."
     ),
+    operators: str = _OPERATORS,
     kubernetes: str | None = _KUBERNETES,
 ) -> None:
     """Build the control plane's programs once, into a cache outside the tree.
@@ -70,6 +88,25 @@ def build_command(
         _say("promtool's checks of metrics are skipped: it is not here, nor is apt to fetch it.")
     if real_nodes:
         _build_real_nodes()
+    _build_operators(operators)
+
+
+def _build_operators(listed: str) -> list[str]:
+    """Build the operators of a list that are not built yet; return the names in it."""
+    from controlplane import build, operators
+
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    chosen = operators.chosen(names)
+    if operators.missing(chosen) and build.go() is None:
+        absent = ", ".join(each.name for each in operators.missing(chosen))
+        _say(f"Without Go there is no {absent}: tests with it are skipped.")
+        return names
+    for operator in operators.missing(chosen):
+        _say(f"Building {operator.name} (some minutes the first time).")
+        _with_progress(partial(operators.build_one, operator))
+    for operator in chosen:
+        _say(f"{operator.name}: {operators.folder(operator)}")
+    return names
 
 
 def _build_real_nodes() -> None:
@@ -94,6 +131,7 @@ def up(
         0, min=0, help="How many nodes run kubelet and containerd (needs root)."
     ),
     scheduler: bool = typer.Option(True, help="Run kube-scheduler with its default configuration."),
+    operators: str = _OPERATORS,
     foreground: bool = typer.Option(False, help="Stay here until Ctrl+C, and stop it then."),
     kubernetes: str | None = _KUBERNETES,
     as_json: bool = _JSON,
@@ -106,6 +144,7 @@ def up(
         _build_with_progress()
     if real_nodes:
         _build_real_nodes()
+    started = _build_operators(operators)
 
     def show(state: dict[str, Any]) -> None:
         if as_json:
@@ -116,10 +155,10 @@ def up(
         out.print(f"export PATH={binaries.build_folder()}:$PATH", highlight=False, soft_wrap=True)
 
     if foreground:
-        background.keep(nodes, scheduler, real_nodes, show)
+        background.keep(nodes, scheduler, real_nodes, show, started)
         return
     with err.status("Starting the control plane"):
-        state, new = background.up(nodes, scheduler, real_nodes)
+        state, new = background.up(nodes, scheduler, real_nodes, started)
     if not new:
         _say("It runs already; its nodes are left as they are.")
     show(state)
@@ -179,6 +218,11 @@ def _build_with_progress(
     programs = programs or binaries.PROGRAMS
     if build.outstanding(programs):
         _say(f"Building {what}; the first time takes {minutes} on two cores.")
+    _with_progress(partial(build.build, programs=programs))
+
+
+def _with_progress(work: Callable[[Report], object]) -> None:
+    """Do what reports its steps; show them as they come."""
     if err.is_terminal:
         with err.status("") as live:
 
@@ -188,7 +232,7 @@ def _build_with_progress(
                 else:
                     live.update(_line(step))
 
-            build.build(show_live, programs)
+            work(show_live)
         return
 
     last = ("", "", -1)
@@ -200,7 +244,7 @@ def _build_with_progress(
             _say(f"  {_line(step)}")
             last = mark
 
-    build.build(show_lines, programs)
+    work(show_lines)
 
 
 def _line(step: Step) -> str:

@@ -229,6 +229,13 @@ class ControlPlane:
             return self._access.admin_kubeconfig
         return self._access.kubeconfig(user, groups)
 
+    def write_serving_certificate(self, folder: Path) -> None:
+        """Write `tls.crt` and `tls.key` into a new folder, for a server on 127.0.0.1.
+
+        The CA in `ca_file` has signed it.
+        """
+        self._access.write_serving(folder, "127.0.0.1")
+
     def service_account_token(
         self, namespace: str, name: str, *, pod: Manifest | None = None
     ) -> str:

@@ -13,6 +13,10 @@ alone, in folders that end in the version:
 
     python deploy/controlplane/pin.py --also v1.34.4 v1.36.3
 
+Operators of workloads are pinned one by one, by the names of `controlplane.operators`:
+
+    python deploy/controlplane/pin.py --operators jobset=v0.12.0
+
 `coredns` has a program of its own, and is moved with `go get`.
 Run it only to move to another version; go.mod and go.sum are committed.
 """
@@ -22,13 +26,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
+
+from controlplane.binaries import Program
+from controlplane.operators import by_name
 
 HERE = Path(__file__).parent
 KUBERNETES_TOOLS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 #: In a module of their own, so that a plane without real nodes needs none of their modules.
 NODE_TOOLS = ("kubelet", "kube-proxy")
+#: The one that is made for the version of Kubernetes that is pinned.
+CONTROLLER_RUNTIME = "v0.25.2"
 CONTAINERD = "github.com/containerd/containerd/v2"
 CNI_PLUGINS = "github.com/containernetworking/plugins/plugins"
 CONTAINERD_TOOLS = (
@@ -90,6 +100,39 @@ def write_kubernetes(version: str, suffix: str = "") -> None:
         )
 
 
+def required(folder: Path) -> dict[str, str]:
+    """Return the versions that a wrapper requires, by module."""
+    listed = subprocess.run(
+        ["go", "mod", "edit", "-json"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return {each["Path"]: each["Version"] for each in json.loads(listed.stdout)["Require"]}
+
+
+def write_operator(program: Program, version: str) -> None:
+    """Write the wrapper of an operator, with the control plane's versions of what they share.
+
+    Most of what it is built of is built for the control plane already then, and building it takes
+    a fraction of the time. `go mod tidy` would also ask for what its dependencies are tested with,
+    which may not be there.
+    """
+    folder = HERE / program.wrapper
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    go_line = re.search(r"^go .*$", upstream_go_mod(program.module, version), re.M)
+    assert go_line is not None
+    lines = [f"module tandem.gpu/controlplane/{program.wrapper}", "", go_line.group(0), ""]
+    (folder / "go.mod").write_text("\n".join(lines))
+    command = ["go", "get", "-tool", f"{program.package}@{version}"]
+    subprocess.run(command, cwd=folder, check=True)
+    plane = required(HERE / "kubernetes")
+    library_version = "v0." + plane["k8s.io/kubernetes"].removeprefix("v1.")
+    plane |= {name: library_version for name, found in plane.items() if found == "v0.0.0"}
+    plane["sigs.k8s.io/controller-runtime"] = CONTROLLER_RUNTIME
+    shared = [f"-require={name}@{plane[name]}" for name in required(folder) if name in plane]
+    subprocess.run(["go", "mod", "edit", *shared], cwd=folder, check=True)
+    subprocess.run(["go", "list", "-mod=mod", "-deps", program.package], cwd=folder, check=True)
+
+
 def main() -> None:
     """Write all modules but that of CoreDNS, or those of other versions of Kubernetes."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,12 +140,16 @@ def main() -> None:
     for name in names:
         parser.add_argument(f"--{name}", metavar="vX.Y.Z")
     parser.add_argument("--also", nargs="+", default=[], metavar="vX.Y.Z")
+    parser.add_argument("--operators", nargs="+", default=[], metavar="NAME=vX.Y.Z")
     args = parser.parse_args()
 
     for version in args.also:
         write_kubernetes(version, "-" + ".".join(version.removeprefix("v").split(".")[:2]))
+    for operator in args.operators:
+        name, version = operator.split("=")
+        write_operator(by_name(name).program, version)
     given = [name for name in names if getattr(args, name)]
-    if not given and args.also:
+    if not given and (args.also or args.operators):
         return
     if len(given) != len(names):
         parser.error(f"all of {', '.join('--' + name for name in names)} are needed")

@@ -14,7 +14,7 @@ from controlplane_binaries import need_control_plane
 from kind_examples import CELLS, EXAMPLES, Example
 from kinds_cluster import NODES, KindsCluster
 
-from controlplane import ControlPlane, Node
+from controlplane import ControlPlane, Node, binaries, operators
 
 #: Names the file that gets the outcomes of the tests that are cells of docs/workloads.md.
 OUTCOMES = "TANDEM_OUTCOMES"
@@ -22,7 +22,19 @@ _ran: dict[str, dict[str, str]] = {}
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsCluster]:
+def needed(request: pytest.FixtureRequest) -> list[str]:
+    """The operators of the kinds whose tests are run, in order; those that are built."""
+    examples = [
+        item.callspec.params["example"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.get_closest_marker("cell")
+    ]
+    names = dict.fromkeys(name for example in examples for name in example.operators)
+    return [name for name in names if not operators.missing([operators.by_name(name)])]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, needed: list[str]) -> Iterator[KindsCluster]:
     """One installation for all tests, which learns of the invented kind by its values."""
     need_control_plane("helm")
     with ControlPlane.start([Node(name, cpu=32) for name in NODES], scheduler=True) as plane:
@@ -30,15 +42,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsCluster]:
         controller = invented.Controller(plane)
         controller.start()
         try:
-            cluster.start()
+            cluster.start(needed)
             yield cluster
         finally:
             controller.stop()
 
 
 @pytest.fixture
-def cluster(site: KindsCluster) -> Iterator[KindsCluster]:
+def cluster(site: KindsCluster, needed: list[str], example: Example) -> Iterator[KindsCluster]:
     """The installation; the namespaces of a test are gone before the next one."""
+    absent = [name for name in example.operators if name not in needed]
+    if absent:
+        pytest.skip(f"no operator {', '.join(absent)} is built here: `make operators` builds it")
     yield site
     site.remove_teams()
 
@@ -55,17 +70,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish() -> None:
-    """Write the outcomes where they are asked for."""
+    """Write the outcomes of the kinds that were run where they are asked for."""
     if path := os.environ.get(OUTCOMES):
-        rows = [_row(each) for each in (*EXAMPLES, invented.EXAMPLE)]
+        rows = [_row(each) for each in (*EXAMPLES, invented.EXAMPLE) if each.kind in _ran]
         Path(path).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def _row(example: Example) -> dict[str, Any]:
     ran = _ran.get(example.kind, {})
+    versions = (
+        f"{name} {binaries.version(operators.by_name(name).program)}" for name in example.operators
+    )
     return {
         "kind": example.kind,
-        "controller": example.controller,
+        "controller": ", ".join(versions) or example.controller,
         "manifest": example.file,
         "cells": {cell: example.without.get(cell) or ran.get(cell, "not run") for cell in CELLS},
     }

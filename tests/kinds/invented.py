@@ -84,9 +84,9 @@ _WORKLOAD: Object = {
 }
 EXAMPLE = Example(
     "Experiment",
-    "one of the tests' own, for a kind that they add by `values.yaml`",
     PLURAL,
     "",
+    controller="one of the tests' own, for a kind that they add by `values.yaml`",
     suspend=("spec", "paused"),
     given=(_WORKLOAD,),
     without=dict.fromkeys((WAITS, TOGETHER, RETRIED), "shown by the kinds that are shipped"),

@@ -19,13 +19,15 @@ GPUS = "tandem.gpu/gpu"
 class Example:
     """A kind, shown by the manifest in `file`: one role without GPUs, `gang` pods with one each.
 
-    `suspend` is the owner's own field. `without` says why a cell of the table does not apply.
+    `operators` are those that run for it, else `controller` is what makes its pods. `suspend` is
+    the owner's own field. `without` says why a cell of the table does not apply.
     """
 
     kind: str
-    controller: str
     plural: str
     file: str
+    controller: str = "Kubernetes' own"
+    operators: tuple[str, ...] = ()
     gang: int = 3
     suspend: tuple[str, ...] = ()
     without: Mapping[str, str] = field(default_factory=dict)
@@ -67,11 +69,17 @@ ONE_ROLE = "it has one role"
 EXAMPLES: tuple[Example, ...] = (
     Example(
         "Job",
-        "Kubernetes' own",
         "jobs",
         "job.yaml",
         suspend=("spec", "suspend"),
         without={NO_GPUS: ONE_ROLE},
+    ),
+    Example(
+        "JobSet",
+        "jobsets",
+        "jobset.yaml",
+        operators=("jobset",),
+        suspend=("spec", "suspend"),
     ),
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kind_examples import Object, asks
 
-from controlplane import ControlPlane, wait_until
+from controlplane import ControlPlane, operators, wait_until
 from controlplane.installation import Installation
 from node_agent.stub import StubGpu, StubState, build, environment
 from tandem.contracts import names
@@ -43,8 +43,9 @@ class KindsCluster:
         self.installation = Installation(plane, folder, values=values)
         self._teams: set[str] = set()
 
-    def start(self) -> None:
-        """Start Tandem with an agent on each node."""
+    def start(self, started: Iterable[str]) -> None:
+        """Start operators, then Tandem with an agent on each node."""
+        operators.start(self.plane, started)
         self.installation.install()
         library = build(self._folder)
         for node in NODES:
@@ -117,10 +118,13 @@ class KindsCluster:
                 f"kwok.tandem.gpu/exit-code={status}", "kwok.tandem.gpu/run-duration=10ms",
             )  # fmt: skip
 
+    def gpujobs(self, namespace: str) -> str:
+        """Return where the API server has the GPUJobs of a namespace."""
+        return f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpujobs"
+
     def gpujob(self, namespace: str) -> Object:
         """Return the GPUJob of a namespace, the last one of several, empty where there is none."""
-        path = f"/apis/{names.API_VERSION}/namespaces/{namespace}/gpujobs"
-        found = self._read(path)["items"]
+        found = self._read(self.gpujobs(namespace))["items"]
         return max(found, key=lambda each: each["metadata"]["creationTimestamp"], default={})
 
     def await_phase(self, namespace: str, phase: str) -> Object:

@@ -1,0 +1,240 @@
+"""The controllers of other projects' workloads, as their projects publish them.
+
+Each is built once from its Go module into a folder of its own, beside the custom resources and the
+webhooks that the module ships, and runs as a process with all rights. Its webhooks are reached at
+127.0.0.1, by a certificate of the plane's.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from controlplane import binaries, build
+from controlplane.binaries import Program
+from controlplane.certificates import encode
+from controlplane.plane import ControlPlane, Manifest
+from tandem.errors import TandemError
+from tandem.local.processes import Process, free_port
+from tandem.local.waiting import wait_until
+
+_MANIFESTS = "manifests"
+_DEFINITION = "CustomResourceDefinition"
+#: Where controller-runtime looks for its certificate, below the folder for temporary files.
+_CERTIFICATES = "k8s-webhook-server/serving-certs"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where an operator answers on 127.0.0.1."""
+
+    health: int
+    webhooks: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator: its program, and how it is started.
+
+    `manifests` are patterns of files in its module that hold custom resources and webhooks,
+    `settings` is its configuration file.
+    """
+
+    program: Program
+    manifests: tuple[str, ...]
+    settings: Callable[[Ports], Manifest]
+
+    @property
+    def name(self) -> str:
+        """By which it is asked for."""
+        return self.program.name
+
+
+def _program(name: str, module: str, package: str = "") -> Program:
+    return Program(name, name, module, f"{module}/{package}" if package else module)
+
+
+def _configuration(group: str, **more: object) -> Callable[[Ports], Manifest]:
+    """Return what makes the settings that operators of one family share."""
+
+    def settings(ports: Ports) -> Manifest:
+        return {
+            "apiVersion": f"config.{group}/v1alpha1",
+            "kind": "Configuration",
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
+            "metrics": {"bindAddress": "0"},
+            "webhook": {"host": "127.0.0.1", "port": ports.webhooks},
+            "leaderElection": {"leaderElect": False},
+            **more,
+        }
+
+    return settings
+
+
+OPERATORS: tuple[Operator, ...] = (
+    Operator(
+        _program("jobset", "sigs.k8s.io/jobset"),
+        ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
+        _configuration(
+            "jobset.x-k8s.io",
+            internalCertManagement={"enable": False},
+            clientConnection={"qps": 500, "burst": 500},
+        ),
+    ),
+)
+
+
+def by_name(name: str) -> Operator:
+    """Return an operator.
+
+    Raises:
+        TandemError: there is none of that name.
+    """
+    for operator in OPERATORS:
+        if operator.name == name:
+            return operator
+    known = ", ".join(operator.name for operator in OPERATORS)
+    raise TandemError(f"no operator is called {name!r}", f"There are {known}.")
+
+
+def chosen(names: Iterable[str]) -> list[Operator]:
+    """Return the operators of these names, each once."""
+    return [by_name(name) for name in dict.fromkeys(names)]
+
+
+def folder(operator: Operator) -> Path:
+    """Return where an operator is built to."""
+    return binaries.build_folder((operator.program,))
+
+
+def missing(operators: Iterable[Operator]) -> list[Operator]:
+    """Return the operators that are not built yet."""
+    return [
+        each
+        for each in operators
+        if build.outstanding((each.program,)) or not (folder(each) / _MANIFESTS).is_dir()
+    ]
+
+
+def build_one(operator: Operator, report: build.Report) -> None:
+    """Build an operator, and keep what its module says of its objects.
+
+    Raises:
+        TandemError: there is no Go, or with the end of its output.
+    """
+    place = build.build(report, (operator.program,))
+    kept = place / _MANIFESTS
+    if kept.is_dir():
+        return
+    partial = place / f".{_MANIFESTS}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    module = build.module_folder(operator.program)
+    for pattern in operator.manifests:
+        files = sorted(module.glob(pattern))
+        if not files:
+            raise TandemError(f"{operator.program.module} has no {pattern}")
+        for file in files:
+            shutil.copyfile(file, partial / file.name)
+    partial.replace(kept)
+
+
+def start(plane: ControlPlane, names: Iterable[str]) -> None:
+    """Start operators on a plane, and wait until they are at work.
+
+    Raises:
+        TandemError: one is not built or does not come up.
+    """
+    operators = chosen(names)
+    if absent := missing(operators):
+        listed = ",".join(each.name for each in absent)
+        raise TandemError(
+            f"not built on this machine: {listed}",
+            f"Run `{binaries.BUILD_COMMAND} --operators {listed}` (some minutes each, once).",
+        )
+    for operator in operators:
+        _start_one(plane, operator)
+
+
+def _start_one(plane: ControlPlane, operator: Operator) -> None:
+    objects = _objects(folder(operator) / _MANIFESTS)
+    definitions = [each for each in objects if each["kind"] == _DEFINITION]
+    # By the server: kubectl would keep a copy in an annotation, and some are too large for that.
+    plane.kubectl(
+        *("apply", "--server-side", "--force-conflicts", "-f", "-"),
+        stdin="\n---\n".join(json.dumps(each) for each in definitions),
+    )
+    plane.await_definitions(*(each["metadata"]["name"] for each in definitions))
+    ports = Ports(free_port(), free_port())
+    environment = _environment(plane, operator)
+    process = plane.run(operator.name, _command(plane, operator, ports), env=environment)
+    _await_ready(process, operator, ports)
+    webhooks = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
+    if webhooks:
+        wait_until(lambda: _listens(process, ports.webhooks), f"{operator.name} has its webhooks")
+        plane.apply([_reached_at(operator, each, ports, plane.ca_file) for each in webhooks])
+
+
+def _objects(place: Path) -> list[dict[str, Any]]:
+    texts = (file.read_text() for file in sorted(place.glob("*.yaml")))
+    return [each for text in texts for each in yaml.safe_load_all(text) if each]
+
+
+def _command(plane: ControlPlane, operator: Operator, ports: Ports) -> list[str]:
+    path = plane.folder / f"{operator.name}.yaml"
+    path.write_text(yaml.safe_dump(dict(operator.settings(ports))))
+    return [str(folder(operator) / operator.name), f"--config={path}"]
+
+
+def _environment(plane: ControlPlane, operator: Operator) -> Mapping[str, str]:
+    scratch = plane.folder / f"{operator.name}-tmp"
+    plane.write_serving_certificate(scratch / _CERTIFICATES)
+    return {"KUBECONFIG": str(plane.kubeconfig()), "TMPDIR": str(scratch)}
+
+
+def _await_ready(process: Process, operator: Operator, ports: Ports) -> None:
+    url = f"http://127.0.0.1:{ports.health}/readyz"
+
+    def ready() -> bool:
+        _must_run(process)
+        try:
+            return httpx.get(url, timeout=2.0, trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    wait_until(ready, f"{operator.name} is ready")
+
+
+def _listens(process: Process, port: int) -> bool:
+    _must_run(process)
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _must_run(process: Process) -> None:
+    if not process.running:
+        raise process.failure(f"ended with status {process.exit_code}")
+
+
+def _reached_at(
+    operator: Operator, configuration: dict[str, Any], ports: Ports, ca_file: Path
+) -> dict[str, Any]:
+    """Return the webhooks of a module, led to the process instead of to a Service."""
+    authority = encode(ca_file.read_bytes())
+    for webhook in configuration["webhooks"]:
+        path = webhook["clientConfig"]["service"]["path"]
+        webhook["clientConfig"] = {
+            "url": f"https://127.0.0.1:{ports.webhooks}{path}",
+            "caBundle": authority,
+        }
+    # Modules give theirs the same name.
+    configuration["metadata"]["name"] = f"{operator.name}-{configuration['kind'].lower()}"
+    return configuration
