@@ -13,7 +13,7 @@ import pytest
 from test_queue_controller import run
 from test_queue_forecast import Waiting, job, pictured
 
-from scheduler_extender.planning.forecast import DRAWS
+from scheduler_extender.planning.forecast import DRAWS, forecast
 from scheduler_extender.planning.what_if import Change, ChangeError, asked, changed, spans
 from scheduler_extender.queue import what_if
 from scheduler_extender.queue.what_if import NotAskedError
@@ -88,7 +88,9 @@ def test_both_answers_have_the_same_chances() -> None:
         load_profile("fifo"), 1, [job("a", attained=100.0)], [job("b")], finished=finished
     )
     now = spans(picture, jobs, ROW)
-    assert len({start for start, _ in now}) == DRAWS
+    starts = {start for start, _ in now}
+    assert len(starts) == DRAWS
+    assert forecast(picture, jobs) == {ROW: (min(starts), max(starts))}, "those of the forecast"
     assert spans(*changed(picture, jobs, ROW, Change(gpus=1)), ROW) == now
 
 
