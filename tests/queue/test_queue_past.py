@@ -304,6 +304,60 @@ def test_the_sums_are_the_pods_own_times_whoever_is_killed_when(seed: int) -> No
         )
 
 
+def test_a_thousand_jobs_over_days_of_kills_takeovers_and_failed_writes() -> None:
+    """Every job is in the report once, with the time that its pods' own records have."""
+    random, world, open_jobs, made = Random(7), World(), list[str](), 0
+    takeovers = failures = 0
+    while made < 1000 or open_jobs:
+        if made < 1000 and (len(open_jobs) < 40 or random.random() < 0.3):
+            name = f"j{made}"
+            world.new_job(name, gpus=random.choice((1, 1, 2, 4, 8)), namespace=f"team-{made % 7}")
+            open_jobs.append(name)
+            made += 1
+        else:
+            _live(world, random, random.choice(open_jobs), open_jobs)
+        world.now += random.choice((5, 40, 200, 600))
+        chance = random.random()
+        if chance < 0.015 and not world.nobody_else_knows(world.replicas[1]):
+            world.kill_the_leader()
+            takeovers += 1
+        elif chance < 0.04:
+            world.save(random.choice(("before", "after")))
+            failures += 1
+        elif chance < 0.12:
+            world.save()
+    found = world.report(by="namespace")
+    print(f"{takeovers} takeovers, {failures} failed writes, {found['total']['heldGpuSeconds']} s")
+    assert takeovers > 5
+    assert failures > 20
+    assert found["total"]["jobs"] == 1000
+    assert found["total"]["heldGpuSeconds"] == pytest.approx(world.held(), rel=1e-3)
+    of = {row["key"]: row["heldGpuSeconds"] for row in found["rows"]}
+    for number in range(7):
+        own = sum(ran for name, ran in world.ran.items() if int(name[1:]) % 7 == number)
+        assert of[f"team-{number}"] == pytest.approx(own, rel=1e-3)
+
+
+def _live(world: World, random: Random, name: str, open_jobs: list[str]) -> None:
+    """Let something happen to a job that has not ended."""
+    pods, chance = world.pods_of(name), random.random()
+    if not pods or chance < 0.15:
+        world.run(name)
+    elif chance < 0.25:
+        world.remove_pod(random.choice(pods))
+    elif chance < 0.9:
+        open_jobs.remove(name)
+        if chance < 0.85:
+            world.close(name)
+        if chance < 0.65 or chance >= 0.85:
+            world.delete(name)
+            world.now += 3
+            for uid in pods:
+                world.remove_pod(uid)
+    else:
+        world.write(name, world.jobs[name].status)
+
+
 # --- bounds -----------------------------------------------------------------------------------
 
 
