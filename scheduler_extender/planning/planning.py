@@ -28,7 +28,7 @@ from scheduler_extender.planning.questions import (
     Verdict,
     Waiting,
 )
-from scheduler_extender.planning.reserving import Capacity, Impossible, Reserve
+from scheduler_extender.planning.reserving import Capacity, Holdable, Impossible, Reserve
 from scheduler_extender.planning.together import Beside, start_together
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
@@ -52,6 +52,7 @@ class Planner:
         self._refusals = Refusals()
         self._reserve = Reserve(reserve_after_s)
         self._impossible = Impossible()
+        self._holdable = Holdable()
         self._known = KnownJobs()
         self._rows: dict[tuple[str, str], int] = {}
         self._rows_are_of: tuple[str, ...] | None = None
@@ -66,7 +67,9 @@ class Planner:
         spared: set[Key] = set()
         for again in range(_AGAIN + 1):
             inputs = self._draw(question, spared)
-            this = _Round(question, inputs, self._profile, self._refusals, self._impossible)
+            this = _Round(
+                question, inputs, self._profile, self._refusals, self._impossible, self._holdable
+            )
             this.decide(self._reserve)
             too_dear = this.too_dear() if again < _AGAIN else set()
             if not too_dear:
@@ -94,7 +97,9 @@ class _Round:
         profile: Profile,
         refusals: Refusals,
         impossible: Impossible,
+        holdable: Holdable,
     ) -> None:
+        self._holdable = holdable
         self._q = question
         self._inputs = inputs
         self._profile = profile
@@ -294,7 +299,13 @@ class _Round:
         """Return the decisions in terms of gangs and pods."""
         inputs, needs = self._inputs, self._needs()
         explaining = _Explaining(
-            self._q, inputs, pipeline, self._pipeline, self._profile, self._impossible
+            self._q,
+            inputs,
+            pipeline,
+            self._pipeline,
+            self._profile,
+            self._impossible,
+            self._holdable,
         )
         answer = Answer(explaining.causes)
         explaining.waiting = answer.waiting
@@ -353,6 +364,7 @@ class _Explaining:
     _of_round: ClusterPipeline
     _profile: Profile
     _impossible: Impossible
+    _holdable: Holdable
     waiting: Sequence[Waiting] = ()
     _known: dict[tuple[object, ...], tuple[Cause, ...]] = field(default_factory=dict)
 
@@ -396,7 +408,7 @@ class _Explaining:
         found = self._placed(job)
         if not isinstance(found, Waits):
             return (Cause(Reason.WAITING_IS_BETTER),)
-        never = self._capacity.why_not(job)
+        never = self._holdable.why_not(job, self._q, lambda: self._capacity)
         if not never:
             return found.causes
         fewer = (each for each in found.causes if each.reason is Reason.NODE_HAS_FEWER)

@@ -8,7 +8,7 @@ that are there, and when they have ended it starts. One job at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -31,6 +31,7 @@ _LOOKS_PER_NAMESPACE, _LOOKS = 4, 32
 #: For how long a job that no node can hold is not looked at again; up to twice that, so that not
 #: all are looked at again in one cycle. New GPUs end it at once.
 _KNOWN_S = 300.0
+_DEMANDS = 20_000
 
 _Asks = tuple[Key, tuple[object, ...]]  # a gang, and what its pods ask
 
@@ -102,6 +103,31 @@ class Capacity:
         found = self._pipeline.refusals(job, self._empty, evaluation)
         lacking = nodes.why_not(job.where) if nodes is not None and job.where in nodes.asks else ()
         return (*found, *(each for each in lacking if each.reason is not Reason.NODE_SHORT))
+
+
+class Holdable:
+    """Demands that the cluster could hold if it were empty; kept from cycle to cycle for a while.
+
+    To find it out takes a look at all GPUs, for each reason that is written about a job that waits.
+    """
+
+    def __init__(self) -> None:
+        self._until_s: dict[tuple[object, ...], float] = {}
+        self._gpu_ids: tuple[str, ...] = ()
+
+    def why_not(
+        self, job: Job, question: Question, capacity: Callable[[], Capacity]
+    ) -> tuple[Cause, ...]:
+        """Return why the cluster could not hold a job; () where it could."""
+        if question.snapshot.gpu_ids != self._gpu_ids or len(self._until_s) > _DEMANDS:
+            self._gpu_ids = question.snapshot.gpu_ids
+            self._until_s.clear()
+        if question.now_s < self._until_s.get(job.demand, 0.0):
+            return ()
+        why = capacity().why_not(job)
+        if not why:
+            self._until_s[job.demand] = question.now_s + _KNOWN_S
+        return why
 
 
 class Impossible:
