@@ -40,6 +40,7 @@ from scheduler_extender.serving.status.views import (
     object_of,
     query_of,
 )
+from scheduler_extender.serving.status.views.jobs import _timeline
 from scheduler_extender.serving.traffic import Traffic
 from tandem.cli.screen import gain_in_words
 from tandem.contracts import names
@@ -1215,3 +1216,12 @@ def test_a_reader_that_never_reads_is_cut_off_and_the_others_get_their_updates(
 
 
 _EVENTS = "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("more", "again"), [({}, False), ({"startedAt": "2026-11-26T10:00:02Z"}, True)]
+)
+def test_a_job_waits_again_only_after_it_has_had_a_place(more: dict[str, str], again: bool) -> None:
+    times = {"queuedAt": "2026-11-26T10:00:00Z", "waitingSince": "2026-11-26T10:00:03Z"}
+    steps = [step["what"] for step in _timeline(times | more)]
+    assert ("Waiting again" in steps) is again

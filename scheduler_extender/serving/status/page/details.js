@@ -154,7 +154,7 @@ export function JobView({ doc, parameters }) {
         ["Time in the peak", beside(percent(load.peakProbability * 100), percent(seen && seen.peakProbability != null ? seen.peakProbability * 100 : null))],
         ["Memory from", SOURCES[load.memorySource] || load.memorySource],
         ["Utilisation from", SOURCES[load.utilisationSource] || load.utilisationSource],
-        ["Is the model known?", load.outOfDistribution ? html`<${State} of="slowed" table=${{ slowed: ["triangle", "Unlike the models from which the prediction was learned", ""] }}/>` : load.modelVersion ? `Yes, by ${load.modelVersion}` : "No learned model was used"],
+        ["Is the model known?", load.outOfDistribution ? html`<${State} of="slowed" table=${{ slowed: ["triangle", "Unlike the models from which the prediction was learned", ""] }}/>` : load.modelVersion ? html`<span title=${load.modelVersion}>Yes</span>` : "No learned model was used"],
         seen && seen.slowdown && ["Slowdown measured by", `${seen.slowdown.means}, against ${seen.slowdown.reference}${seen.slowdown.estimated ? ", an estimate" : ""}`],
       ]}/>` : html`<${Empty}>Nothing is predicted yet. Without a model or a declared load the job takes whole GPUs.<//>`}
       ${seen && seen.neighbours.length ? html`<h3>Slowed down next to</h3><ul class="inline">${seen.neighbours.map((each, i) => html`<li key=${i}>${each.model || (each.kind ? modelName(each.kind) : "a model of another namespace")}: <b>${slowdown(each.slowdown)}</b></li>`)}</ul>` : ""}

@@ -145,6 +145,8 @@ def _timeline(status: Raw) -> list[Document]:
         ("Finished", status.get("finishedAt")),
     ]
     first = {status.get("startedAt"), status.get("queuedAt")}
+    if not status.get("startedAt") and not status.get("admittedAt"):
+        first.add(status.get("waitingSince"))  # it has never had a place
     found = [
         {"what": what, "at": at}
         for what, at in steps
