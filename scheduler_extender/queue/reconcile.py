@@ -55,7 +55,7 @@ COUNT_LEAVING_EVERY_S = 2.0
 PARTIAL_GANG_S = 60.0
 #: A status that is kept for a cycle, and that none has written with what it decided, is written
 #: after this.
-KEPT_S = 1.0
+KEPT_S = 2.0
 _AGAIN_S = 2.0  # a workload without pods that has not ended is read again; doubled each time
 _LONGEST_S = 60.0
 
