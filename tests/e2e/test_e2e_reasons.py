@@ -638,16 +638,14 @@ def an_administrator_holds_a_job(site: Site) -> None:
 # --- what pods lack -------------------------------------------------------------------------------
 
 
-@scenario(Reason.OTHER_GATES, Reason.BLOCKED, Reason.QUEUED)
+@scenario(Reason.OTHER_GATES, Reason.BLOCKED)
 def a_pod_has_another_gate(site: Site) -> None:
-    """Its first status has what is predicted, since no cycle plans it."""
     body = pod("train", site.node())
     body["spec"]["schedulingGates"] = [{"name": "example.com/data"}]
     site.apply(body)
     gates = site.hears(Reason.OTHER_GATES)
     assert (gates.pod, gates.detail) == ("train", "example.com/data")
     site.has_been("Blocked")
-    assert site.hears(Reason.QUEUED).detail
 
 
 @scenario(Reason.ANNOTATIONS_TOO_LARGE)
@@ -680,12 +678,14 @@ def a_pod_names_a_group_that_is_not_created_yet(site: Site) -> None:
     assert site.hears(Reason.GROUP_MISSING).workload == "PodGroup ring"
 
 
-@scenario(Reason.PODS_MISSING, Reason.GANG_INCOMPLETE)
+@scenario(Reason.PODS_MISSING, Reason.GANG_INCOMPLETE, Reason.QUEUED)
 def a_gang_is_incomplete(site: Site) -> None:
+    """Its first status has what is predicted, since no cycle has anything to decide of it."""
     site.apply(pod("one", site.node(), gang="ring", gang_size="3"))
     missing = site.hears(Reason.PODS_MISSING)
     assert (missing.value, missing.bound) == (1, 3)
     assert site.hears(Reason.GANG_INCOMPLETE).job == "ring"
+    assert site.hears(Reason.QUEUED).detail
 
 
 @scenario(Reason.NO_CONTROLLER)
