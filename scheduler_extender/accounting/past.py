@@ -89,14 +89,16 @@ class Past:
             return
         if record.status.finished_at is None:
             return
-        end_s, newest = seconds(record.status.finished_at), self._newest()
+        if (end_s := _seconds(record.status.finished_at)) is None:
+            return
+        newest = self._newest()
         if (record.uid, end_s) in self._ending:
             return
         if newest is not None and (
             end_s <= newest.certain_until_s or newest.ended.get(record.uid, -1e18) >= end_s - 1e-3
         ):
             return
-        self._enter(account_of(gang, end_s, self._gpu_type(gang)))
+        self._enter(_account_of(gang, end_s, self._gpu_type(gang)))
 
     def pod_changed(self, pod: PodInfo) -> None:
         """Take in a pod; one of a deleted job may have ended."""
@@ -113,7 +115,7 @@ class Past:
         if self._namespace is None:
             return
         now = self._clock()
-        account = account_of(gang, now, self._gpu_type(gang), gone=True)
+        account = _account_of(gang, now, self._gpu_type(gang), gone=True)
         if account is None:
             return
         runs = {p.uid: p for p in gang.holders() if p.started_at and p.phase == "Running"}
@@ -287,7 +289,7 @@ class Past:
             if gang.record.status.phase in _CLOSED:
                 self.take(gang)
                 continue
-            account = account_of(gang, self._clock(), self._gpu_type(gang))
+            account = _account_of(gang, self._clock(), self._gpu_type(gang))
             if account is not None:
                 found.append(account)
         return found
@@ -320,6 +322,23 @@ class Past:
             return report_of(with_now(stored, ended, running, now), now, days, by, namespace)
 
         return await asyncio.to_thread(made)
+
+
+def _seconds(time: str) -> float | None:
+    """Return the Unix time of a time in an object, None where it is none (a 31st of June)."""
+    try:
+        return seconds(time)
+    except ValueError:
+        return None
+
+
+def _account_of(gang: Gang, now_s: float, gpu_type: str, *, gone: bool = False) -> Account | None:
+    """Return the account of a gang, None where a time in its GPUJob is none."""
+    try:
+        return account_of(gang, now_s, gpu_type, gone=gone)
+    except (ValueError, OverflowError) as error:
+        log.warning("job left out of the report gpujob=%s/%s error=%s", *gang.key, error)
+        return None
 
 
 def _name(slot: int) -> str:

@@ -575,13 +575,14 @@ class Gangs:
             if gang.record is not None and gang.record.uid != record.uid:
                 self.on_gone(gang)
                 gang.gone = {}
-                self._forget_maker(gang.record)
             elif gang.record is not None and gang.gone:
                 # Whoever wrote the record has counted them to their end: this may be a standby.
                 listed = {part.uid for part in record.status.pod_service}
                 for part in gang.record.status.pod_service:
                     if part.uid not in listed:
                         gang.gone.pop(part.uid, None)
+            if gang.record is not None:
+                self._forget_maker(gang.record)
             if record.spec.suspends is not None:
                 self._by_maker.setdefault(record.spec.suspends.uid, set()).add(record.key)
             gang.record = record

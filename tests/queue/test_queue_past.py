@@ -417,6 +417,25 @@ def test_what_cannot_be_read_is_left_out() -> None:
     assert world.report()["total"]["heldGpuSeconds"] == pytest.approx(100)
 
 
+def test_a_job_with_a_time_that_is_none_is_left_out_and_ends_no_event() -> None:
+    world = World()
+    for name in ("good", "bad"):
+        world.new_job(name)
+        world.run(name)
+    world.now += 100
+    world.close("good")
+    broken = world.jobs["bad"].status.model_copy(
+        update={"phase": Phase.COMPLETED, "finished_at": "2026-06-31T00:00:00Z"}
+    )
+    world.write("bad", broken)
+    world.save()
+    assert [job["name"] for job in world.report()["jobs"]] == ["good"]
+    queued = broken.model_copy(update={"queued_at": "2026-06-31T00:00:00Z", "finished_at": None})
+    world.write("bad", queued.model_copy(update={"phase": Phase.RUNNING}))
+    world.delete("bad")
+    assert [job["name"] for job in world.report()["jobs"]] == ["good"]
+
+
 # --- whose it is ------------------------------------------------------------------------------
 
 

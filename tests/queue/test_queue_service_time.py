@@ -13,7 +13,7 @@ from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.queue import decisions
-from tandem.contracts.resources import GPUJobStatus, Phase, PodService
+from tandem.contracts.resources import GPUJobStatus, Phase, PodService, WorkloadRef
 
 
 def running(name: str, since_s: float, gpus: int = 1) -> PodInfo:
@@ -264,3 +264,13 @@ def test_a_standby_counts_no_pod_again_that_the_leader_has_counted_to_its_end() 
     found = standby.by_key[group.key]
     assert found.attained_gpu_s(500) == 60
     assert with_service(counted, found, 500).attained_gpu_seconds == 60
+
+
+def test_a_gpujob_that_no_longer_names_its_maker_is_found_by_it_no_more() -> None:
+    gangs, job = Gangs(lambda: 0.0), gang().job
+    maker = WorkloadRef(api_version="ray.io/v1", kind="RayJob", name="r", uid="uid-r")
+    gangs.observe(replace(job, spec=job.spec.model_copy(update={"suspends": maker})))
+    assert [found.key for found in gangs.of_maker(maker, ("default", "other"))] == [job.key]
+    gangs.observe(job)
+    assert gangs.of_maker(maker, ("default", "other")) == []
+    gangs.check()
