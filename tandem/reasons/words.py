@@ -128,7 +128,7 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             remedy="A smaller batch, a larger GPU or the end of a job there makes room.",
         ),
         Reason.MEMORY_COLLISION: Words(
-            "memory_collision", "Memory peaks", "memory peaks of two jobs would fall together",
+            "memory_collision", "Two peaks at once", "memory peaks of two jobs would fall together",
             figures="with a chance of {value:.0%}, {bound:.0%} allowed", of="GPU",
             remedy="It starts when a job there ends, or on a GPU with more memory.",
         ),
