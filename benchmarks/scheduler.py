@@ -147,13 +147,7 @@ class Bench:
             "whole path": self._whole_path,
         }[way]()
         self.plane.kubectl("delete", "namespace", _namespace(way), "--wait=false")
-        path = f"/api/v1/namespaces/{_namespace(way)}/pods"
-        wait_until(
-            lambda: not self.plane.http.get(path, params={"limit": 1}).json()["items"],
-            "the pods are gone",
-            timeout_s=900,
-            poll_s=2,
-        )
+        self.plane.await_gone(_namespace(way), timeout_s=900)
         return measured
 
     def _without(self) -> Measured:
