@@ -333,7 +333,9 @@ class _Round:
             new = sorted((leaving & self._stops) - asked)
             asked |= set(new)
             answer.gives_way += [GivesWay(inputs.keys[v], start.gpujob) for v in new]
-            names = named([inputs.keys[v] for v in new], start.gpujob)
+            # Those that were asked in an earlier round as well: it waits for them still.
+            keys = dict.fromkeys(inputs.keys[v] for v in sorted(leaving))
+            names = named(keys, start.gpujob)
             answer.waiting.add(start, Cause(Reason.MAKING_ROOM, job=names or None), coming=True)
         # A job is preempted only to make room for a start, to move, or because it is too slow.
         answer.gives_way += [

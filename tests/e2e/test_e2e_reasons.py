@@ -965,7 +965,7 @@ def a_job_moves_to_a_gpu_that_is_free(site: Site) -> None:
 )  # fmt: skip
 def a_job_that_has_had_less_goes_first(site: Site) -> None:
     node = site.node(gpu(), gpu())
-    site.job("long", node, annotations={**WHOLE, PREEMPTIONS: "3s"}, gpus=2)
+    site.job("long", node, annotations={**WHOLE, PREEMPTIONS: "15s"}, gpus=2)
     site.runs("long")
     site.job("short", node, annotations=ALONE)
     assert site.hears(Reason.MAKING_ROOM, "job-short").job == f"{site.namespace}/job-long"
