@@ -225,6 +225,7 @@ def test_no_pod_is_counted_twice_or_left_out_whatever_ends_leaves_or_is_killed(
                 # Counted before its object goes, as the controller does while it runs.
                 p = data.draw(st.sampled_from(over))
                 status = with_service(group.record.status, group, now_s)
+                group.gone.clear()
                 group.record = replace(group.record, status=status)
                 group.remove(p.uid, now_s)
             case "write":
