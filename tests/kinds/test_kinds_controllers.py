@@ -171,7 +171,7 @@ def test_it_ends_with_its_pods_and_gives_its_gpus_back(
 def test_all_its_gpus_count_in_the_quota(cluster: KindsCluster, example: Example) -> None:
     team = cluster.team(CAPPED)
     cluster.apply(team, example.objects())
-    asked = f"(0 held, {example.gang} more asked for, 1 allowed)"
+    asked = f"({example.gang} asked for, 1 allowed)"
     wait_until(
         lambda: asked in cluster.gpujob(team).get("status", {}).get("message", ""),
         "it is told of the quota",
