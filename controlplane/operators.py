@@ -1,6 +1,6 @@
 """The controllers of other projects' workloads, as their projects publish them.
 
-Each is built once from its Go module into a folder of its own, beside the custom resources and the
+Each is built once from its Go module into a folder of its own, next to the custom resources and the
 webhooks that the module ships, and runs as a process with all rights. Its webhooks are reached at
 127.0.0.1, by a certificate of the plane's.
 """

@@ -7,7 +7,6 @@ import numpy as np
 from tandem.policy.units import Floats
 
 SCALE_GPU_S = 500.0  # service at which a new job is expected to have run half
-NUMBERS = 3  # random ones that a draw takes for each job
 _PRIOR_JOBS = 20.0  # weight of the heavy tail, in finished jobs
 
 
@@ -53,7 +52,7 @@ def draw_remaining_gpu_s(
     at = np.searchsorted(finished_gpu_s, service_gpu_s, side="right")
     count = _count(finished_gpu_s, votes)
     beyond = count[-1] - count[at]
-    weight, which, chance = rng.random((NUMBERS, len(service_gpu_s)))
+    weight, which, chance = rng.random((3, len(service_gpu_s)))
     drawn: Floats = (service_gpu_s + SCALE_GPU_S) * (1 / np.sqrt(1 - chance) - 1)
     known = weight < beyond / (beyond + _PRIOR_JOBS)
     sample = np.searchsorted(count, (count[at] + which * beyond)[known], side="right") - 1

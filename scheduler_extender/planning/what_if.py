@@ -14,9 +14,8 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 import numpy as np
 
@@ -30,14 +29,11 @@ from scheduler_extender.planning.forecast import (
     pause_s,
     unpacked,
 )
-from scheduler_extender.planning.remaining import NUMBERS
 from tandem.policy.catalog import Profile
 from tandem.policy.job import Job
 
-#: Of each process: where nobody waits for the answer any more, it ends.
+#: An answer that takes longer is not waited for: the process ends.
 _CPU_S = 30
-#: Each takes some 50 MiB of its own.
-_MOST_PROCESSES = 9
 
 Span = tuple[float, float]  # start and end, seconds from now; infinite beyond the horizon
 
@@ -144,17 +140,10 @@ def with_nodes(picture: Picture, count: int, like: int) -> Picture:
 
 def spans(picture: Picture, jobs: Sequence[Job], row: int) -> list[Span]:
     """Return start and end of the waiting job in `row`, in each draw."""
-    return [drawn_span(picture, jobs, row, draw) for draw in range(DRAWS)]
-
-
-def drawn_span(picture: Picture, jobs: Sequence[Job], row: int, draw: int) -> Span:
-    """Return start and end in one of the draws of the forecast, by its number."""
     if not len(picture.gpus):  # before the first agent has reported
-        return math.inf, math.inf
+        return [(math.inf, math.inf)] * DRAWS
     rng = np.random.default_rng(picture.seed)
-    for _ in range(draw):
-        rng.random((NUMBERS, len(jobs)))
-    return one_span(picture, jobs, row, rng)
+    return [one_span(picture, jobs, row, rng) for _ in range(DRAWS)]
 
 
 def one_span(
@@ -200,47 +189,23 @@ def asked(picture: Picture, jobs: Sequence[Job], row: int, change: Change) -> It
 def main() -> int:
     """Answer with `{"now": [[start, end], ...], "then": ...}`, null beyond the horizon.
 
-    Forked processes divide the draws of both cases among them: they share the picture.
+    One process, whose memory is bounded: the container's limit holds it next to the service.
     """
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     row, change = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started us
     picture, jobs = unpacked(sys.stdin.buffer)
-    cases = {"now": (picture, jobs), "then": changed(picture, jobs, row, change)}
-    tasks = [(case, draw) for draw in range(DRAWS) for case in cases]
-
-    def solve(share: int) -> list[Span]:
-        return [drawn_span(*cases[case], row, draw) for case, draw in tasks[share::processes]]
-
-    processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    solved: dict[tuple[str, int], Span] = {}
-    for share, found in enumerate(_in_processes(solve, processes)):
-        solved.update(zip(tasks[share::processes], found, strict=True))
+    found = {
+        "now": spans(picture, jobs, row),
+        "then": spans(*changed(picture, jobs, row, change), row),
+    }
     said = {
-        case: [[t if math.isfinite(t) else None for t in solved[case, d]] for d in range(DRAWS)]
-        for case in cases
+        case: [[t if math.isfinite(t) else None for t in span] for span in draws]
+        for case, draws in found.items()
     }
     json.dump(said, sys.stdout)
     return 0
-
-
-def _in_processes(solve: Callable[[int], list[Span]], count: int) -> list[list[Span]]:
-    """Return what `solve` returns for each number, of which a forked process has one each."""
-    context = get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(count - 1)]
-    workers = [
-        context.Process(target=lambda at, its: its.send(solve(at)), args=(number, its))
-        for number, (_, its) in enumerate(pipes, 1)
-    ]
-    for worker in workers:
-        worker.start()
-    for _, its in pipes:
-        its.close()
-    found = [solve(0), *(ours.recv() for ours, _ in pipes)]
-    for worker in workers:
-        worker.join()
-    return found
 
 
 if __name__ == "__main__":

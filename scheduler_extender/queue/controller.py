@@ -48,6 +48,7 @@ from scheduler_extender.queue.reason_writer import ReasonWriter
 from scheduler_extender.queue.reconcile import Reconciler
 from scheduler_extender.queue.repairs import Repairs
 from scheduler_extender.queue.rounds import Rounds
+from scheduler_extender.queue.simulating import Simulating
 from scheduler_extender.queue.start_forecast import StartForecast
 from scheduler_extender.queue.terminations import Terminations
 from scheduler_extender.queue.what_if import WhatIf
@@ -173,12 +174,15 @@ class Controller:
             connection.namespace,
         )
         every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
-        self._start_forecast = StartForecast(parts, every_s, self.metrics.forecast)
+        self._simulating = Simulating()
+        told = self.metrics.forecast
+        self._start_forecast = StartForecast(parts, every_s, told, self._simulating)
         self.what_if = WhatIf(
             lambda: self._start_forecast.latest,
             profile,
             chosen.queue.preemption_cost_s,
             lambda: self.leads,
+            self._simulating,
             self._node_with,
         )
         self.repairs = Repairs(parts, self.learning)
@@ -300,6 +304,7 @@ class Controller:
                 rest_s = max(SETTLE_S, 3 * (time.perf_counter() - began))
         finally:
             self._pricing.stop()
+            self._simulating.stop()
             await asyncio.gather(
                 *self.work.stop(),
                 *self._start_forecast.stop(),

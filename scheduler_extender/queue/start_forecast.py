@@ -9,17 +9,13 @@ is withdrawn after five intervals.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +27,7 @@ from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Answer, Question, Start
 from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.parts import Parts
+from scheduler_extender.queue.simulating import Simulating
 from tandem.contracts.resources import ExpectedStart, GPUJobStatus, Phase
 
 log = logging.getLogger(__name__)
@@ -53,7 +50,13 @@ _WAITS = (Phase.QUEUED, Phase.SUSPENDED)
 class StartForecast:
     """What is expected of those that wait. Methods run on the event loop, `_ask` in a thread."""
 
-    def __init__(self, parts: Parts, every_s: float, told: Callable[[float | None], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        every_s: float,
+        told: Callable[[float | None], None],
+        simulating: Simulating,
+    ) -> None:
         self._state = parts.state
         self._gangs = parts.gangs
         self._queue_state = parts.queue_state
@@ -65,6 +68,7 @@ class StartForecast:
         self._preemption_cost_s = parts.settings.preemption_cost_s
         self._clock = parts.clock
         self._told = told  # how long one took, None where it failed
+        self._simulating = simulating
         self._most = MOST
         self._next_s = parts.clock() + every_s
         self._expected: dict[Key, ExpectedStart] = {}
@@ -72,7 +76,6 @@ class StartForecast:
         #: What the latest forecast was made of.
         self.latest: Asked | None = None
         self._task: asyncio.Task[None] | None = None
-        self._child: subprocess.Popen[bytes] | None = None
 
     # --- what is written --------------------------------------------------------------------------
 
@@ -141,8 +144,6 @@ class StartForecast:
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel what is under way and return it."""
-        if self._child is not None:
-            self._child.kill()
         tasks = [] if self._task is None else [self._task]
         for task in tasks:
             task.cancel()
@@ -153,7 +154,9 @@ class StartForecast:
             began = time.perf_counter()
             try:
                 self.latest = asked = await self._asked(question)
-                found = await asyncio.to_thread(self._ask, asked)
+                async with self._simulating.turn:
+                    began = time.perf_counter()
+                    found = await asyncio.to_thread(self._ask, asked)
             except Exception as error:
                 log.warning("starts not forecast error=%s", error)
                 self._most = max(LEAST, self._most // 2)
@@ -200,7 +203,8 @@ class StartForecast:
     def _ask(self, asked: Asked) -> dict[Key, ExpectedStart]:
         """Have the child say when each gang starts: of several starts of one, the first."""
         picture, jobs, keys = picture_of(asked, self._profile, self._preemption_cost_s)
-        said = self._child_says(b"".join(packed(picture, jobs)))
+        content = b"".join(packed(picture, jobs))
+        said = self._simulating.says("scheduler_extender.planning.forecast", content, LIMIT_S)
         now_s = asked.question.now_s
         found: dict[Key, ExpectedStart] = {}
         for row, (earliest, latest) in sorted(said.items(), key=lambda item: item[1][0]):
@@ -211,29 +215,6 @@ class StartForecast:
             )
             found.setdefault(keys[int(row)], expected)
         return found
-
-    def _child_says(self, picture: bytes) -> dict[str, Any]:
-        command = [sys.executable, "-P", "-m", "scheduler_extender.planning.forecast"]
-        child = self._child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-        try:
-            answer, complaint = child.communicate(picture, LIMIT_S)
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"it took more than {LIMIT_S:g} s") from error
-        finally:
-            child.kill()
-            child.wait()
-            self._child = None
-        if child.returncode != 0:
-            last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-            raise RuntimeError(f"its process ended with {child.returncode}: {last}")
-        said: dict[str, Any] = json.loads(answer)
-        return said
 
 
 def _first_of(starts: Iterable[Start], most: int) -> list[Key]:

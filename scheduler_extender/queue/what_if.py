@@ -1,17 +1,15 @@
 """Answers what if a waiting job asked for something else, by the forecast of starts.
 
 On the picture of the latest forecast, in a process of its own: neither a verb nor a round waits for
-it. One question at a time; who asks more often waits.
+it. One question at a time, and none while a forecast is made: the limit of the container's memory
+holds one such process next to the service.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +18,12 @@ from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.what_if import Change, ChangeError, Span, asked, changed_job
+from scheduler_extender.queue.simulating import Simulating, SimulationError
 from tandem.policy.catalog import Profile
 
-LIMIT_S = 25.0  # of one answer: the process in front waits for 30 s
+LIMIT_S = 25.0  # of one answer, its turn included: the process in front waits for 30 s
+
+_MODULE = "scheduler_extender.planning.what_if"
 
 Line = dict[str, Any]
 
@@ -43,6 +44,7 @@ class WhatIf:
         profile: Profile,
         preemption_cost_s: float,
         leads: Callable[[], bool],
+        simulating: Simulating,
         node_with: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self._latest = latest
@@ -50,7 +52,8 @@ class WhatIf:
         self._preemption_cost_s = preemption_cost_s
         self._leads = leads
         self._node_with = node_with
-        self._turn = asyncio.Lock()
+        self._simulating = simulating
+        self._answers: set[asyncio.Task[Line]] = set()
 
     @property
     def leads(self) -> bool:
@@ -79,45 +82,45 @@ class WhatIf:
             if node not in names:
                 raise ChangeError(f"no node has GPUs of a type {gpu_type!r}")
             change = replace(change, like=names.index(node))
-        async with self._turn:
-            return await asyncio.to_thread(self._ask, found, key, change)
+        # A reader that goes away does not end the process, which keeps its turn until it has ended.
+        answer = asyncio.create_task(self._in_turn(found, key, change))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        return await asyncio.shield(answer)
 
-    def _ask(self, found: Asked, key: Key, change: Change) -> Line:
+    async def _in_turn(self, found: Asked, key: Key, change: Change) -> Line:
+        until_s = time.monotonic() + LIMIT_S
+        try:
+            await asyncio.wait_for(self._simulating.turn.acquire(), LIMIT_S)
+        except TimeoutError as error:
+            words = "a forecast is being made, or others ask as well: try again in a minute"
+            raise NotAskedError(words) from error
+        try:
+            return await asyncio.to_thread(self._ask, found, key, change, until_s)
+        finally:
+            self._simulating.turn.release()
+
+    def _ask(self, found: Asked, key: Key, change: Change, until_s: float) -> Line:
         picture, jobs, keys = picture_of(found, self._profile, self._preemption_cost_s)
         rows = [row for row, name in enumerate(keys) if name == key and row not in picture.rows_of]
         if not rows:
             raise NotAskedError("its pods ask for different things: nothing is forecast of it")
         new = changed_job(jobs[rows[0]], change)
-        said = _child_says(b"".join(asked(picture, jobs, rows[0], change)))
+        content = b"".join(asked(picture, jobs, rows[0], change))
+        try:
+            said = self._simulating.says(_MODULE, content, max(0.0, until_s - time.monotonic()))
+        except SimulationError as error:
+            raise NotAskedError(str(error)) from error
         now_s = found.question.now_s
         return {
             "asOf": rfc3339(now_s),
-            "now": _line(said["now"], now_s) | {"gpus": jobs[rows[0]].gpus},
-            "then": _line(said["then"], now_s) | {"gpus": new.gpus},
+            "now": _line(_spans(said["now"]), now_s) | {"gpus": jobs[rows[0]].gpus},
+            "then": _line(_spans(said["then"]), now_s) | {"gpus": new.gpus},
         }
 
 
-def _child_says(picture: bytes) -> dict[str, list[Span]]:
-    command = [sys.executable, "-P", "-m", "scheduler_extender.planning.what_if"]
-    try:
-        done = subprocess.run(
-            command,
-            input=picture,
-            capture_output=True,
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise NotAskedError(f"it took more than {LIMIT_S:g} s") from error
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise NotAskedError(f"its process ended with {done.returncode}: {last}")
-    said: dict[str, list[list[float | None]]] = json.loads(done.stdout)
-    return {
-        case: [(_seconds(start), _seconds(end)) for start, end in draws]
-        for case, draws in said.items()
-    }
+def _spans(said: Sequence[Sequence[float | None]]) -> list[Span]:
+    return [(_seconds(start), _seconds(end)) for start, end in said]
 
 
 def _seconds(time_s: float | None) -> float:

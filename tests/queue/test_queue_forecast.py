@@ -23,6 +23,7 @@ from scheduler_extender.planning.forecast_picture import Asked, picture_of
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
 from scheduler_extender.queue import start_forecast
+from scheduler_extender.queue.simulating import Simulating
 from tandem.contracts.quantity import parse_quantity
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import Profile, load_profile
@@ -266,9 +267,7 @@ def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
         raise RuntimeError("its process ended with 1")
 
     async def scenario() -> None:
-        monkeypatch.setattr(
-            start_forecast.StartForecast, "_child_says", lambda *_: {"1": [30.0, None]}
-        )
+        monkeypatch.setattr(Simulating, "says", lambda *_: {"1": [30.0, None]})
         cluster.submit("first")
         await cluster.cycle()
         cluster.bind_as_planned("first")
@@ -279,7 +278,7 @@ def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
         said = cluster.says("second")
         assert seconds(said["earliest"]) == cluster.now + 30
         assert "latest" not in said
-        monkeypatch.setattr(start_forecast.StartForecast, "_child_says", fails)
+        monkeypatch.setattr(Simulating, "says", fails)
         for minutes in (1, 6):
             assert cluster.says("second") == said
             before = cluster.failures()

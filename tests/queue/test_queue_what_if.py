@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from test_queue_forecast import Waiting, job, pictured
 from scheduler_extender.planning.forecast import DRAWS, forecast
 from scheduler_extender.planning.what_if import Change, ChangeError, asked, changed, spans
 from scheduler_extender.queue import what_if
+from scheduler_extender.queue.simulating import Simulating
 from scheduler_extender.queue.what_if import NotAskedError
 from tandem.policy.catalog import load_profile
 
@@ -129,6 +132,48 @@ def test_the_extender_answers_about_a_job_that_waits_and_about_no_other() -> Non
         for name in ("pod-first", "pod-none"):
             with pytest.raises(NotAskedError, match="nothing is forecast of it"):
                 await found.answer(("default", name), Change(gpus=1))
+
+    run(scenario)
+
+
+def test_no_answer_is_simulated_next_to_a_forecast_or_to_another_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit of the container's memory holds one process that simulates."""
+    cluster, at_once, most = Waiting(), 0, 0
+    entered, may_end = threading.Event(), threading.Event()
+
+    def child(*_: object) -> dict[str, list[tuple[float, float]]]:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        entered.set()
+        may_end.wait(60)
+        at_once -= 1
+        return {case: [(0.0, 1.0)] * DRAWS for case in ("now", "then")}
+
+    async def scenario() -> None:
+        found, key = cluster.controller.what_if, ("default", "pod-second")
+        cluster.submit("first")
+        await cluster.cycle()
+        cluster.bind_as_planned("first")
+        cluster.submit("second")
+        cluster.now += 61
+        await cluster.cycle()
+        await cluster.until(lambda: cluster.says("second"))
+        monkeypatch.setattr(Simulating, "says", child)
+        gone, *others = [asyncio.create_task(found.answer(key, Change())) for _ in range(3)]
+        await asyncio.to_thread(entered.wait, 60)
+        gone.cancel()  # its reader goes away; the process is there until it ends
+        for _ in range(20):
+            await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(*others)
+        assert most == 1
+        monkeypatch.setattr(what_if, "LIMIT_S", 0.05)
+        async with cluster.controller._simulating.turn:
+            with pytest.raises(NotAskedError, match="a forecast is being made"):
+                await found.answer(key, Change())
 
     run(scenario)
 

@@ -174,15 +174,7 @@ def remote_what_if(extender: httpx.AsyncClient) -> WhatIf:
     async def made(key: Key, given: dict[str, Any]) -> dict[str, Any]:
         path = f"{_WHAT_IF}/{quote(key[0], safe='')}/{quote(key[1], safe='')}"
         query = {name: str(value) for name, value in given.items() if value is not None}
-        try:
-            async with turn:
-                answer = await extender.get(path, params=query)
-        except httpx.HTTPError as error:
-            raise HTTPException(503, "the extender does not answer") from error
-        if not answer.is_success:
-            raise HTTPException(answer.status_code, str(answer.json().get("detail") or "no answer"))
-        found: dict[str, Any] = answer.json()
-        return found
+        return await _said(extender, turn, path, query)
 
     return made
 
@@ -208,17 +200,24 @@ def remote_reports(extender: httpx.AsyncClient) -> Report:
         given = {"days": str(days), "by": by}
         if namespace is not None:
             given["namespace"] = namespace
-        try:
-            async with turn:
-                answer = await extender.get(_REPORT, params=given)
-        except httpx.HTTPError as error:
-            raise HTTPException(503, "the extender does not answer") from error
-        if not answer.is_success:
-            raise HTTPException(503, str(answer.json().get("detail") or "no report"))
-        found: dict[str, Any] = answer.json()
-        return found
+        return await _said(extender, turn, _REPORT, given)
 
     return made
+
+
+async def _said(
+    extender: httpx.AsyncClient, turn: asyncio.Lock, path: str, query: dict[str, str]
+) -> dict[str, Any]:
+    """Return what the extender answers in its turn; raises what it refuses, 503 without answer."""
+    try:
+        async with turn:
+            answer = await extender.get(path, params=query)
+    except httpx.HTTPError as error:
+        raise HTTPException(503, "the extender does not answer") from error
+    if not answer.is_success:
+        raise HTTPException(answer.status_code, str(answer.json().get("detail") or "no answer"))
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def local_profiles(predictor: HttpPredictor) -> Profiles:
