@@ -38,7 +38,7 @@ _EXPECTED = {
     pynvml.NVML_ERROR_NOT_FOUND,
     pynvml.NVML_ERROR_TIMEOUT,
 }
-#: More processes than this hold no GPU: such a list is a fault of the driver.
+#: No GPU has more processes or keeps more samples than this: such a count is a fault of the driver.
 MOST_ROWS = 8192
 
 
@@ -93,12 +93,30 @@ class Binding:
     def rows(self, name: str, handle: Untyped, row: Untyped) -> Untyped:
         """Call a list of processes by the binding's function pointer; return rows of type `row`.
 
-        The binding's own call allocates and unpacks as many rows as the driver says there are.
+        The binding's own call allocates and unpacks as many rows as the driver says there are,
+        and a kubelet lets its nodes promise memory that they do not have.
 
         Raises:
             CallFailedError: as `call`; too many rows are an unknown error.
         """
         return self._checked(name, lambda: _list(name, handle, row))
+
+    def utilisation(self, handle: Untyped, since_us: int) -> Untyped:
+        """Return the processes' utilisation since `since_us`; bounded as `rows`.
+
+        Raises:
+            CallFailedError: as `rows`; no rows are a code of their own, NVML_SUCCESS or another.
+        """
+        return self._checked(_UTILISATION, lambda: _utilisation(handle, since_us))
+
+    def samples(self, handle: Untyped, since_us: int) -> tuple[int, Untyped]:
+        """Return the type of value and the samples of utilisation since `since_us`, as `rows`.
+
+        Raises:
+            CallFailedError: as `rows`.
+        """
+        found: tuple[int, Untyped] = self._checked(_SAMPLES, lambda: _samples(handle, since_us))
+        return found
 
     def quietly(self, name: str, *arguments: object) -> None:
         """Call the binding where a failure changes nothing for us: giving things back."""
@@ -121,22 +139,65 @@ class Binding:
                 raise NvmlGoneError(f"NVML is gone: {describe(failed.code)}") from failed
 
 
+_UTILISATION = "nvmlDeviceGetProcessUtilization"
+_SAMPLES = "nvmlDeviceGetSamples"
+
+
 def _list(name: str, handle: Untyped, row: Untyped) -> Untyped:
-    function, count = pynvml._nvmlGetFunctionPointer(name), ctypes.c_uint(0)
-    code = function(handle, ctypes.byref(count), None)
-    if code == pynvml.NVML_SUCCESS:
+    function = pynvml._nvmlGetFunctionPointer(name)
+
+    def call(count: Untyped, rows: Untyped) -> int:
+        return int(function(handle, count, rows))
+
+    sized, count = _sized(call)
+    if sized == pynvml.NVML_SUCCESS:
         return ()
-    if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+    return _filled(call, row, 2 * count + 5)  # more than there are: some may start meanwhile
+
+
+def _utilisation(handle: Untyped, since_us: int) -> Untyped:
+    function, since = pynvml._nvmlGetFunctionPointer(_UTILISATION), ctypes.c_ulonglong(since_us)
+
+    def call(count: Untyped, rows: Untyped) -> int:
+        return int(function(handle, rows, count, since))
+
+    sized, count = _sized(call)
+    if sized == pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(sized)
+    return _filled(call, pynvml.c_nvmlProcessUtilizationSample_t, count)
+
+
+def _samples(handle: Untyped, since_us: int) -> tuple[int, Untyped]:
+    function, since = pynvml._nvmlGetFunctionPointer(_SAMPLES), ctypes.c_ulonglong(since_us)
+    kind, value_type = pynvml.NVML_GPU_UTILIZATION_SAMPLES, ctypes.c_uint(0)
+
+    def call(count: Untyped, rows: Untyped) -> int:
+        return int(function(handle, kind, since, ctypes.byref(value_type), count, rows))
+
+    _, count = _sized(call)
+    found = _filled(call, pynvml.c_nvmlSample_t, count)
+    return value_type.value, found
+
+
+def _sized(call: Callable[[Untyped, Untyped], int]) -> tuple[int, int]:
+    """Return the answer's code and the count of rows, which `call(count, None)` asks for."""
+    count = ctypes.c_uint(0)
+    code = call(ctypes.byref(count), None)
+    if code not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INSUFFICIENT_SIZE):
         raise pynvml.NVMLError(code)
     if count.value > MOST_ROWS:
-        raise ValueError(f"{count.value} processes")
-    found = (row * (2 * count.value + 5))()  # more than there are: some may start meanwhile
-    count.value = len(found)
-    code = function(handle, ctypes.byref(count), found)
+        raise ValueError(f"{count.value} rows")
+    return code, count.value
+
+
+def _filled(call: Callable[[Untyped, Untyped], int], row: Untyped, room: int) -> Untyped:
+    """Return the rows that `call(count, rows)` fills in."""
+    found, count = (row * room)(), ctypes.c_uint(room)
+    code = call(ctypes.byref(count), found)
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
-    if count.value > len(found):
-        raise ValueError(f"{count.value} processes in {len(found)} rows")
+    if count.value > room:
+        raise ValueError(f"{count.value} rows where {room} have room")
     return found[: count.value]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pynvml
 
@@ -173,8 +174,11 @@ class Gpu:
         self._gpm.release()
 
     def _call(self, name: str, *arguments: object) -> Untyped:
+        return self._of_this_gpu(lambda: self._binding.call(name, self._handle, *arguments))
+
+    def _of_this_gpu(self, call: Callable[[], Untyped]) -> Untyped:
         try:
-            return self._binding.call(name, self._handle, *arguments)
+            return call()
         except CallFailedError as failed:
             if failed.code in _LOST:
                 raise GpuLostError(_LOST[failed.code]) from failed
@@ -206,7 +210,9 @@ class Gpu:
         """Return rows of utilisation; "no rows", in either of its two forms, is an empty list."""
         for _ in range(2):  # a process may start between sizing and filling
             try:
-                rows = self._call("nvmlDeviceGetProcessUtilization", self._last_process_us)
+                rows = self._of_this_gpu(
+                    lambda: self._binding.utilisation(self._handle, self._last_process_us)
+                )
                 return rows[:_MOST_SAMPLES]
             except CallFailedError as failed:
                 if failed.code in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
@@ -217,10 +223,14 @@ class Gpu:
         return None
 
     def _samples(self) -> tuple[Sample, ...]:
-        answer = self._ask(
-            "nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._last_sample_us
-        )
-        if answer is None or answer[0] not in _VALUE_FIELDS:
+        try:
+            answer = self._of_this_gpu(
+                lambda: self._binding.samples(self._handle, self._last_sample_us)
+            )
+        except CallFailedError as failed:
+            self._binding.check_gone(failed.code)
+            return ()
+        if answer[0] not in _VALUE_FIELDS:
             return ()
         field = _VALUE_FIELDS[answer[0]]
         found = []

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 import struct
+import tracemalloc
 from dataclasses import replace
 
 import pynvml
@@ -180,6 +181,19 @@ def test_every_value_of_every_field(four, driver, from_the_start):
     driver.state.garbles, driver.state.xids = [], []
     one.monitor.close()
     assert the_bad_one(four().run(110)).health == "Healthy"
+
+
+@pytest.mark.parametrize("call", sorted({g.call for _, g in GARBLES if g.when == "size"}))
+def test_a_count_of_rows_that_cannot_be_takes_no_memory(four, driver, call):
+    one = four()
+    usual = others(one.run(3))
+    driver.state.garbles = [StubGarble(call, "count", struct.pack("<I", 10**6), BAD, when="size")]
+    tracemalloc.start()
+    try:
+        assert others(one.run(3)) == usual
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20  # a million rows are 16 MB and more
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
