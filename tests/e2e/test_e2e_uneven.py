@@ -58,7 +58,7 @@ def test_pods_of_different_sizes_start_together_within_the_quota(cluster: Tandem
 
     def told() -> bool:
         assert given(cluster, capped) == 0
-        return "9 more asked for, 2 allowed" in str(status_of(cluster, capped).get("message"))
+        return "(9 asked for, 2 allowed)" in str(status_of(cluster, capped).get("message"))
 
     wait_until(told, "the gang in the capped namespace is told why it does not start")
     for namespace in (capped, free):
