@@ -28,14 +28,15 @@ _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tandem-spawner"
 #: Below Linux's ephemeral range, so that no outgoing connection takes a port between our choosing
 #: it and the program's listening on it.
 _PORTS = range(20_000, 32_000)
-_CLAIM_S = 60.0
+#: As long as the longest test: a program may come up minutes later, or be down between two starts.
+_CLAIM_S = 3600.0
 
 
 def free_port() -> int:
     """Return a loopback TCP port on which no program listens.
 
-    A program may take seconds until it listens on its port. So no process of this user gets a port
-    that another one got within the last minute.
+    A program may take minutes until it listens on its port, and does not listen while it starts
+    again. So no process of this user gets a port that another one got within the last hour.
     """
     for port in random.SystemRandom().sample(_PORTS, 200):
         if not _claim(port):
@@ -52,7 +53,7 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> bool:
-    """Take a port for a minute; return False where a process of this user has it already."""
+    """Take a port for an hour; return False where a process of this user has it already."""
     folder = Path(tempfile.gettempdir()) / f"tandem-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:

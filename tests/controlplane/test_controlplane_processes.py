@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +116,18 @@ def test_no_two_processes_get_the_same_free_port() -> None:
     processes = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     found = [port for each in processes for port in json.loads(each.communicate()[0])]
     assert len(set(found)) == 400
+
+
+def test_a_port_stays_with_a_program_that_comes_up_minutes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken, other = free_port(), free_port()
+    given = Path(tempfile.gettempdir()) / f"tandem-ports-{os.getuid()}"
+    ten_minutes_ago = time.time() - 600
+    for port, age_s in ((taken, ten_minutes_ago), (other, 0)):
+        os.utime(given / str(port), (age_s, age_s))
+    monkeypatch.setattr("random.SystemRandom.sample", lambda *_: [taken, other])
+    assert free_port() == other
 
 
 def test_waiting_in_vain_tells_for_what_and_what_was_seen() -> None:
