@@ -21,7 +21,7 @@ from benchmarks.real_faults import ROOT, keep, kept
 from benchmarks.tables import commit
 from controlplane import binaries
 
-_PLANE = "controlplane and not papers and not real"
+_PLANE = "controlplane and not papers and not operators and not real"
 #: What is run -> pytest's arguments.
 SUITES = {
     "control plane": ("-n", "2", "--dist", "loadgroup", "-m", _PLANE, "tests"),

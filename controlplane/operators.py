@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,15 @@ from tandem.local.waiting import wait_until
 
 _MANIFESTS = "manifests"
 _DEFINITION = "CustomResourceDefinition"
-#: Where controller-runtime looks for its certificate, below the folder for temporary files.
-_CERTIFICATES = "k8s-webhook-server/serving-certs"
 
 
 @dataclass(frozen=True)
-class Ports:
-    """Where an operator answers on 127.0.0.1."""
+class Place:
+    """The ports at which an operator answers on 127.0.0.1, and the folder of its certificate."""
 
     health: int
     webhooks: int
+    certificates: Path
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Operator:
 
     program: Program
     manifests: tuple[str, ...]
-    settings: Callable[[Ports], Manifest]
+    settings: Callable[[Place], Manifest]
 
     @property
     def name(self) -> str:
@@ -62,18 +61,23 @@ def _program(name: str, module: str, package: str = "") -> Program:
     return Program(name, name, module, f"{module}/{package}" if package else module)
 
 
-def _configuration(group: str, **more: object) -> Callable[[Ports], Manifest]:
+def _configuration(group: str) -> Callable[[Place], Manifest]:
     """Return what makes the settings that operators of one family share."""
 
-    def settings(ports: Ports) -> Manifest:
+    def settings(place: Place) -> Manifest:
         return {
             "apiVersion": f"config.{group}/v1alpha1",
             "kind": "Configuration",
-            "health": {"healthProbeBindAddress": f"127.0.0.1:{ports.health}"},
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{place.health}"},
             "metrics": {"bindAddress": "0"},
-            "webhook": {"host": "127.0.0.1", "port": ports.webhooks},
+            "webhook": {
+                "host": "127.0.0.1",
+                "port": place.webhooks,
+                "certDir": str(place.certificates),
+            },
             "leaderElection": {"leaderElect": False},
-            **more,
+            "internalCertManagement": {"enable": False},
+            "clientConnection": {"qps": 500, "burst": 500},
         }
 
     return settings
@@ -83,11 +87,12 @@ OPERATORS: tuple[Operator, ...] = (
     Operator(
         _program("jobset", "sigs.k8s.io/jobset"),
         ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
-        _configuration(
-            "jobset.x-k8s.io",
-            internalCertManagement={"enable": False},
-            clientConnection={"qps": 500, "burst": 500},
-        ),
+        _configuration("jobset.x-k8s.io"),
+    ),
+    Operator(
+        _program("lws", "sigs.k8s.io/lws", "cmd"),
+        ("config/crd/bases/*.yaml", "config/webhook/manifests.yaml"),
+        _configuration("lws.x-k8s.io"),
     ),
 )
 
@@ -173,14 +178,15 @@ def _start_one(plane: ControlPlane, operator: Operator) -> None:
         stdin="\n---\n".join(json.dumps(each) for each in definitions),
     )
     plane.await_definitions(*(each["metadata"]["name"] for each in definitions))
-    ports = Ports(free_port(), free_port())
-    environment = _environment(plane, operator)
-    process = plane.run(operator.name, _command(plane, operator, ports), env=environment)
-    _await_ready(process, operator, ports)
+    place = Place(free_port(), free_port(), plane.folder / f"{operator.name}-certificate")
+    plane.write_serving_certificate(place.certificates)
+    environment = {"KUBECONFIG": str(plane.kubeconfig())}
+    process = plane.run(operator.name, _command(plane, operator, place), env=environment)
+    _await_ready(process, operator, place)
     webhooks = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
     if webhooks:
-        wait_until(lambda: _listens(process, ports.webhooks), f"{operator.name} has its webhooks")
-        plane.apply([_reached_at(operator, each, ports, plane.ca_file) for each in webhooks])
+        wait_until(lambda: _listens(process, place.webhooks), f"{operator.name} has its webhooks")
+        plane.apply([_reached_at(operator, each, place, plane.ca_file) for each in webhooks])
 
 
 def _objects(place: Path) -> list[dict[str, Any]]:
@@ -188,20 +194,14 @@ def _objects(place: Path) -> list[dict[str, Any]]:
     return [each for text in texts for each in yaml.safe_load_all(text) if each]
 
 
-def _command(plane: ControlPlane, operator: Operator, ports: Ports) -> list[str]:
+def _command(plane: ControlPlane, operator: Operator, place: Place) -> list[str]:
     path = plane.folder / f"{operator.name}.yaml"
-    path.write_text(yaml.safe_dump(dict(operator.settings(ports))))
+    path.write_text(yaml.safe_dump(dict(operator.settings(place))))
     return [str(folder(operator) / operator.name), f"--config={path}"]
 
 
-def _environment(plane: ControlPlane, operator: Operator) -> Mapping[str, str]:
-    scratch = plane.folder / f"{operator.name}-tmp"
-    plane.write_serving_certificate(scratch / _CERTIFICATES)
-    return {"KUBECONFIG": str(plane.kubeconfig()), "TMPDIR": str(scratch)}
-
-
-def _await_ready(process: Process, operator: Operator, ports: Ports) -> None:
-    url = f"http://127.0.0.1:{ports.health}/readyz"
+def _await_ready(process: Process, operator: Operator, place: Place) -> None:
+    url = f"http://127.0.0.1:{place.health}/readyz"
 
     def ready() -> bool:
         _must_run(process)
@@ -225,14 +225,14 @@ def _must_run(process: Process) -> None:
 
 
 def _reached_at(
-    operator: Operator, configuration: dict[str, Any], ports: Ports, ca_file: Path
+    operator: Operator, configuration: dict[str, Any], place: Place, ca_file: Path
 ) -> dict[str, Any]:
     """Return the webhooks of a module, led to the process instead of to a Service."""
     authority = encode(ca_file.read_bytes())
     for webhook in configuration["webhooks"]:
         path = webhook["clientConfig"]["service"]["path"]
         webhook["clientConfig"] = {
-            "url": f"https://127.0.0.1:{ports.webhooks}{path}",
+            "url": f"https://127.0.0.1:{place.webhooks}{path}",
             "caBundle": authority,
         }
     # Modules give theirs the same name.

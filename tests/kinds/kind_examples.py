@@ -81,6 +81,13 @@ EXAMPLES: tuple[Example, ...] = (
         operators=("jobset",),
         suspend=("spec", "suspend"),
     ),
+    Example(
+        "LeaderWorkerSet",
+        "leaderworkersets",
+        "leaderworkerset.yaml",
+        operators=("lws",),
+        without=dict.fromkeys((GIVES_WAY, ENDS), "it has no end, and is never preempted"),
+    ),
 )
 
 

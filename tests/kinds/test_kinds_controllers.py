@@ -36,10 +36,18 @@ pytestmark = [
 ]
 
 
+#: What `make test` runs, which builds this operator; `make operators` runs all.
+IN_SUITE: tuple[tuple[str, ...], ...] = ((), ("jobset",))
+
+
 def cell(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make of a test one cell of the table for each kind that has it."""
     examples = [
-        pytest.param(each, id=each.kind)
+        pytest.param(
+            each,
+            id=each.kind,
+            marks=() if each.operators in IN_SUITE else (pytest.mark.operators,),
+        )
         for each in (*EXAMPLES, invented.EXAMPLE)
         if name not in each.without
     ]
