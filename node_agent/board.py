@@ -17,7 +17,7 @@ from node_agent.pods import PodDirectory, PodInfo
 from node_agent.progress import Pace
 from node_agent.tenant import WINDOW_S, Tenant
 from node_agent.windows import Ewma
-from tandem.contracts.resources import GPU, Health, MemorySource, PodUse
+from tandem.contracts.resources import GPU, Health, MemorySource, PodUse, Slice
 
 #: Returns the pod UID of a PID, None where it is of no pod.
 #: Raises ProcessLookupError when the process is gone.
@@ -47,10 +47,13 @@ class Board:
         memory_bytes: int | None,
         settings: AgentSettings,
         memory_source: MemorySource | None = None,
+        mig_slice: Slice | None = None,
     ) -> None:
         self.uuid = uuid
         self.index = index
         self.model = model
+        #: Set where it is a slice of MIG; `index` is that of its parent then.
+        self.slice = mig_slice
         #: None where it is not known.
         self.memory_bytes = memory_bytes
         self.memory_source = memory_source
@@ -80,6 +83,16 @@ class Board:
         self._pids: dict[str, list[int]] = {}
         #: When memory was last read, and when the processes were last listed.
         self._read_s = self._listed_s = float("-inf")
+
+    @property
+    def board_uuid(self) -> str:
+        """The UUID of the GPU that it is, or is a slice of."""
+        return self.uuid if self.slice is None else self.slice.parent
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place among the GPUs of the node."""
+        return self.index, -1 if self.slice is None else self.slice.number
 
     def forget_readings(self) -> None:
         """Let everything that was read be absent: the GPU cannot be read now."""
@@ -300,12 +313,15 @@ class Board:
             owners,
             unlisted_bytes=unlisted,
             whole=_WHOLE[self.memory_source] if self.memory_source else "",
+            is_slice=self.slice is not None,
+            divided=self.gpu is not None and self.gpu.slice is not None and self.gpu.slice.divided,
         )
         utilisation = self._utilisation.value
         return GPU(
             uuid=self.uuid,
             index=self.index,
             model=self.model,
+            slice=self.slice,
             memory_bytes=self.memory_bytes or 0,
             memory_source=self.memory_source,
             memory_reserved_bytes=self.memory.reserved if self.memory else None,

@@ -54,20 +54,27 @@ def offered_shares(
     *,
     unlisted_bytes: int = 0,
     whole: str = "",
+    is_slice: bool = False,
+    divided: bool = False,
 ) -> tuple[int, str]:
     """Return how many shares of a GPU are offered, and why it is fewer than `shares`.
 
     `foreign_owners` counts pods that are not ours, and the rest of the node's processes as one;
     `unlisted_bytes` is memory of others that no listed process holds. `whole` says why the GPU
-    takes one job at a time.
+    takes one job at a time. `is_slice`: it is a slice of MIG, `divided`: one that is not isolated.
     """
     if quarantine:
         return 0, f"quarantined: {quarantine}"
-    if sensors is not None and sensors.mig:
-        return 0, "MIG is enabled: its instances are not shared further"
+    if sensors is not None and sensors.mig and not is_slice:
+        return 0, "MIG is enabled, and the GPU has no slices"
+    if divided:
+        return 0, "other slices use the memory of its GPU instance too, so it is not isolated"
     if sensors is not None and sensors.compute_mode in _NOT_OFFERED_MODES:
         return 0, f"compute mode {sensors.compute_mode}: one process at a time"
     reasons = []
+    if is_slice:
+        shares = min(shares, 1)
+        reasons.append("a slice of MIG takes one job")
     if whole:
         shares = min(shares, 1)
         reasons.append(whole)

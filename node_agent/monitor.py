@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
@@ -28,6 +28,7 @@ from tandem.contracts.resources import (
     GPUNodeStatus,
     Health,
     MemorySource,
+    Slice,
 )
 from tandem.contracts.values import MAX_GPU_BYTES
 
@@ -91,7 +92,9 @@ class Monitor:
         self.out_of_memory.remember(report.out_of_memory, now_s)
         for gpu in report.gpus:
             size, source = gpu.memory_bytes or None, gpu.memory_source
-            board = Board(gpu.uuid, gpu.index, gpu.model, size, self.settings, source)
+            board = Board(
+                gpu.uuid, gpu.index, gpu.model, size, self.settings, source, mig_slice=gpu.slice
+            )
             self.boards.setdefault(gpu.uuid, board)
 
     def close(self) -> None:
@@ -103,6 +106,9 @@ class Monitor:
         """Read what is due at `now_s`; `stamp` is the same moment as RFC 3339."""
         full = now_s - self._full_at_s >= self.settings.interval_s
         try:
+            if full and self._open and self.nvml.slices_changed():
+                log.info("slices changed")
+                self._open, self._opened_at_s = False, float("-inf")
             self._reopen(now_s)
             if not self._open:
                 return
@@ -139,7 +145,7 @@ class Monitor:
                 unreadable[board.index] = "the size of its memory cannot be read"
         trouble = "; ".join(f"GPU {index}: {why}" for index, why in sorted(unreadable.items()))
         self._condition(READABLE_CONDITION, stamp, trouble, "Readable", "Unreadable")
-        boards = sorted(self.boards.values(), key=lambda board: board.index)
+        boards = sorted(self.boards.values(), key=lambda board: board.order)
         misplaced = [(pod, board) for board in boards for pod in board.misplaced(self._pods)]
         trouble = "; ".join(f"{pod} runs on {board.uuid}" for pod, board in misplaced[:3])
         if trouble:
@@ -177,16 +183,18 @@ class Monitor:
         self._open = False
         found = {gpu.uuid: gpu for gpu in self.nvml.open()}
         self._open, self._gone, self._gone_since_s = True, "", None
-        self._drop_replaced(found.keys())
+        self._drop_replaced(found)
         for uuid, gpu in found.items():
             if uuid not in self.boards:
                 log.info("gpu found uuid=%s index=%d model=%r", uuid, gpu.index, gpu.model)
-                self.boards[uuid] = Board(uuid, gpu.index, gpu.model, None, self.settings)
+                self.boards[uuid] = Board(
+                    uuid, gpu.index, gpu.model, None, self.settings, mig_slice=_slice_of(gpu)
+                )
         for uuid, board in self.boards.items():
             board.gpu = found.get(uuid)
             board.gpu_is_new = True
             if board.gpu is not None:
-                board.index = board.gpu.index
+                board.index, board.slice = board.gpu.index, _slice_of(board.gpu)
                 self._find_size(board, board.gpu)
 
     def _find_size(self, board: Board, gpu: Gpu) -> None:
@@ -200,15 +208,19 @@ class Monitor:
             known = board.memory_bytes is not None
             board.memory_source = MemorySource.SYSTEM if known else MemorySource.UNKNOWN
 
-    def _drop_replaced(self, found: Set[str]) -> None:
+    def _drop_replaced(self, found: Mapping[str, Gpu]) -> None:
         """Forget the GPUs that are missing where as many others have come that were not known.
 
-        A GPU that only fails leaves the node with fewer; it stays in the report, in quarantine.
+        A GPU that only fails leaves the node with fewer; it stays in the report, in quarantine. So
+        does a slice, until its GPU has another that was not known: it was divided anew.
         Where NVML cannot read some GPUs, it is not known which they are.
         """
-        missing = self.boards.keys() - found
-        if not missing or self.nvml.unreadable or len(found - self.boards.keys()) < len(missing):
+        missing, new = self.boards.keys() - found.keys(), found.keys() - self.boards.keys()
+        if self.nvml.unreadable:
             return
+        if len(new) < len(missing):
+            divided = {_board_of(found[uuid]) for uuid in new}
+            missing = {uuid for uuid in missing if self.boards[uuid].board_uuid in divided}
         for uuid in sorted(missing):
             log.info("gpu replaced uuid=%s", uuid)
             del self.boards[uuid]
@@ -276,6 +288,7 @@ class Monitor:
         return GPU(
             uuid=board.uuid,
             index=board.index,
+            slice=board.slice,
             model=board.model,
             memory_bytes=board.memory_bytes or 0,
             health=Health.QUARANTINED,
@@ -377,3 +390,16 @@ class Monitor:
             message=trouble,
             last_transition_time=since,
         )
+
+
+def _slice_of(gpu: Gpu) -> Slice | None:
+    """Return what a report says of a slice; None of a whole GPU."""
+    found = gpu.slice
+    if found is None:
+        return None
+    return Slice(profile=found.profile, parent=found.parent, number=found.number)
+
+
+def _board_of(gpu: Gpu) -> str:
+    """Return the UUID of the GPU that it is, or is a slice of."""
+    return gpu.uuid if gpu.slice is None else gpu.slice.parent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tandem.contracts.resources import Precision
@@ -211,13 +211,69 @@ GPU_TYPES = tuple(
 UNKNOWN_GPU = _gpu("unknown", 15.7, 15.7, 900, 16, 80, bfloat16=False)
 
 
+#: The name of a slice of MIG at its end: `MIG 1g.10gb`, `MIG 1c.3g.40gb`.
+_SLICE = re.compile(r"\bMIG (?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb\S*$", re.IGNORECASE)
+_MEMORY_NAMED = re.compile(r"\b([0-9]+) ?GB\b", re.IGNORECASE)
+#: Compute slices of a board, where it is not seven.
+_COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000 BLACKWELL": 4}
+_SEVEN = 7
+
+
 def find_gpu(model: str | None) -> GpuType | None:
     """Return the type that an NVML product name means (`Tesla V100-SXM2-16GB`); None if unknown.
 
-    A type matches when each word of its name is a word of the product's name.
+    A type matches when each word of its name is a word of the product's name. Of a slice of MIG
+    (`NVIDIA A100-SXM4-40GB MIG 1g.5gb`) it is that part of the board: compute by its compute
+    slices, bandwidth by its memory.
     """
     words = set(re.split(r"[^A-Z0-9]+", (model or "").upper()))
-    return next((gpu for gpu in GPU_TYPES if set(gpu.name.upper().split()) <= words), None)
+    found = next((gpu for gpu in GPU_TYPES if set(gpu.name.upper().split()) <= words), None)
+    named = _SLICE.search(model or "")
+    if found is None or named is None or model is None:
+        return found
+    size = _MEMORY_NAMED.search(model[: named.start()])
+    return _slice_of(
+        found,
+        int(named[1] or named[2]),
+        int(named[3]),
+        int(size[1]) if size is not None else round(found.memory_bytes / GIB),
+        named[0][len("MIG ") :].lower(),
+    )
+
+
+def is_slice(model: str) -> bool:
+    """Say whether a GPU of this name is a slice of MIG."""
+    return _SLICE.search(model) is not None
+
+
+@lru_cache(maxsize=1024)
+def compute_share(model: str) -> float:
+    """Return the part of its GPU's compute that a slice of this name has; 1 of a whole GPU."""
+    named = _SLICE.search(model)
+    if named is None:
+        return 1.0
+    found = find_gpu(model[: named.start()])
+    return _part(found.name if found is not None else "", int(named[1] or named[2]))
+
+
+def _part(gpu: str, compute: int) -> float:
+    return min(1.0, max(1, compute) / _COMPUTE_SLICES.get(gpu, _SEVEN))
+
+
+@lru_cache(maxsize=1024)
+def _slice_of(gpu: GpuType, compute: int, memory_gib: int, of_gib: int, profile: str) -> GpuType:
+    """Return the type of a slice; equal slices are one object, as other types are."""
+    part = _part(gpu.name, compute)
+    of_memory = min(1.0, memory_gib / of_gib)
+    return replace(
+        gpu,
+        name=f"{gpu.name} {profile}",
+        training_flops=gpu.training_flops * part,
+        half_flops=gpu.half_flops * part,
+        bandwidth=gpu.bandwidth * of_memory,
+        memory_bytes=memory_gib * GIB,
+        multiprocessors=max(1, int(gpu.multiprocessors * part)),
+    )
 
 
 #: Cards of one name differ in memory: an RTX 4060 TI has 8 or 16 GiB.

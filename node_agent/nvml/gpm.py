@@ -11,11 +11,17 @@ from node_agent.nvml.readings import GpuLostError, NvmlGoneError
 
 
 class Gpm:
-    """Activity between two snapshots; keeps the last one. `ask` calls the binding on the GPU."""
+    """Activity between two snapshots; keeps the last one. `ask` calls the binding on the GPU.
 
-    def __init__(self, binding: Binding, ask: Callable[..., Untyped]) -> None:
+    With `instance`, that of a GPU instance of MIG: the GPU is its parent.
+    """
+
+    def __init__(
+        self, binding: Binding, ask: Callable[..., Untyped], instance: int | None = None
+    ) -> None:
         self._binding = binding
         self._ask = ask
+        self._instance = instance
         self._supported: bool | None = None
         self._before: Untyped = None
         self._query = pynvml.c_nvmlGpmMetricsGet_t()
@@ -54,7 +60,10 @@ class Gpm:
         if sample is None:
             return None
         try:
-            taken = self._ask("nvmlGpmSampleGet", sample)
+            if self._instance is None:
+                taken = self._ask("nvmlGpmSampleGet", sample)
+            else:
+                taken = self._ask("nvmlGpmMigSampleGet", self._instance, sample)
         except (GpuLostError, NvmlGoneError):
             self._binding.quietly("nvmlGpmSampleFree", sample)
             raise

@@ -9,7 +9,15 @@ import pynvml
 
 from node_agent.nvml.binding import Binding, CallFailedError, Untyped, address
 from node_agent.nvml.gpm import Gpm
-from node_agent.nvml.readings import GpuLostError, Load, Memory, Process, Sample, Sensors
+from node_agent.nvml.readings import (
+    GpuLostError,
+    Load,
+    Memory,
+    MigSlice,
+    Process,
+    Sample,
+    Sensors,
+)
 from tandem.contracts.values import MAX_GPU_BYTES
 
 #: Codes after which one GPU answers no more.
@@ -49,6 +57,9 @@ _MOST_SAMPLES = 4096
 class Gpu:
     """One GPU of a session; identity is read once, everything else at each call.
 
+    A slice of MIG is one as well. Memory and processes are its own; sensors, and whether it is
+    lost, are those of its parent: `part` is the slice, and the parent's handle.
+
     Every reading raises `GpuLostError` when the GPU answers no more, and `NvmlGoneError` when
     nothing does.
     """
@@ -62,6 +73,7 @@ class Gpu:
         model: str,
         total: int | None,
         numa_node: int | None = None,
+        part: tuple[MigSlice, Untyped] | None = None,
     ) -> None:
         self.index = index
         self.uuid = uuid
@@ -69,13 +81,16 @@ class Gpu:
         #: None where NVML does not tell, and then the node of the system's memory that is its own.
         self.memory_bytes = total
         self.numa_node = numa_node
-        self.address = address(handle)
+        self.slice: MigSlice | None = None if part is None else part[0]
+        self._board: Untyped = handle if part is None else part[1]
+        self.address = address(self._board)
         self._binding = binding
         self._handle = handle
         self._last_sample_us = 0
         self._last_process_us = 0
         self._kinds: set[str] = set()
-        self._gpm = Gpm(binding, self._ask)
+        instance = None if self.slice is None else self.slice.instance
+        self._gpm = Gpm(binding, self._ask_board, instance)
 
     def memory(self) -> Memory | None:
         """Return the memory in use; the older call is asked where the newer one is missing."""
@@ -145,25 +160,30 @@ class Gpu:
         return Load(float(rates.gpu), "rates")
 
     def sensors(self) -> Sensors:
-        """Return modes, temperature, power and the state of memory repair."""
-        temperature = self._ask("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
+        """Return modes, temperature, power and the state of memory repair.
+
+        Of a slice they are those of its parent. The power is left out: sums would count it again
+        for each slice.
+        """
+        ask = self._ask_board
+        temperature = ask("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
         if temperature is None:
-            temperature = self._ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-        power = self._ask("nvmlDeviceGetPowerUsage")
-        mig = self._ask("nvmlDeviceGetMigMode")
-        ecc = self._ask(
+            temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+        power = ask("nvmlDeviceGetPowerUsage") if self.slice is None else None
+        mig = ask("nvmlDeviceGetMigMode")
+        ecc = ask(
             "nvmlDeviceGetTotalEccErrors",
             pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
             pynvml.NVML_VOLATILE_ECC,
         )
-        rows = self._ask("nvmlDeviceGetRemappedRows")
+        rows = ask("nvmlDeviceGetRemappedRows")
         # Boards before Ampere retire pages where later ones remap rows.
-        pending = self._ask("nvmlDeviceGetRetiredPagesPendingStatus") if rows is None else rows[2]
+        pending = ask("nvmlDeviceGetRetiredPagesPendingStatus") if rows is None else rows[2]
         return Sensors(
             temperature_celsius=None if temperature is None else float(temperature),
             power_watts=None if power is None else power / 1000,
             mig=None if mig is None else mig[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
-            compute_mode=_COMPUTE_MODES.get(self._ask("nvmlDeviceGetComputeMode")),
+            compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode")),
             ecc_uncorrected=None if ecc is None else int(ecc),
             repair_pending=None if pending is None else bool(pending),
             repair_failed=None if rows is None else bool(rows[3]),
@@ -173,8 +193,8 @@ class Gpu:
         """Give back what the readings hold in the driver."""
         self._gpm.release()
 
-    def _call(self, name: str, *arguments: object) -> Untyped:
-        return self._of_this_gpu(lambda: self._binding.call(name, self._handle, *arguments))
+    def _call(self, name: str, handle: Untyped, *arguments: object) -> Untyped:
+        return self._of_this_gpu(lambda: self._binding.call(name, handle, *arguments))
 
     def _of_this_gpu(self, call: Callable[[], Untyped]) -> Untyped:
         try:
@@ -185,8 +205,14 @@ class Gpu:
             raise
 
     def _ask(self, name: str, *arguments: object) -> Untyped:
+        return self._ask_of(self._handle, name, *arguments)
+
+    def _ask_board(self, name: str, *arguments: object) -> Untyped:
+        return self._ask_of(self._board, name, *arguments)
+
+    def _ask_of(self, handle: Untyped, name: str, *arguments: object) -> Untyped:
         try:
-            return self._call(name, *arguments)
+            return self._call(name, handle, *arguments)
         except CallFailedError as failed:
             self._binding.check_gone(failed.code)
             return None

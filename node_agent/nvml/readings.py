@@ -72,6 +72,22 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class MigSlice:
+    """A MIG device: a part of the GPU `parent` (its UUID) with memory and SMs of its own.
+
+    `profile` is its name at NVIDIA, as `1g.10gb`; `number` counts the slices of its parent, and
+    `instance` names the GPU instance. `divided`: other slices are in the same GPU instance, and use
+    the same memory.
+    """
+
+    profile: str
+    parent: str
+    number: int
+    instance: int
+    divided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sensors:
     """What changes slowly; None where the board does not tell."""
 

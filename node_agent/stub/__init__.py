@@ -120,6 +120,33 @@ class StubGpu:
 
 
 @dataclass(frozen=True)
+class StubSlice:
+    """A MIG device of the board `gpu`, which has `mig` 1: compute instance 0 of an instance.
+
+    `compute` of the `of` compute slices of GPU instance `instance` are its own (`of` None: all).
+    """
+
+    gpu: int
+    uuid: str
+    instance: int
+    name: str = "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
+    memory: int = 9728 << 20
+    reserved: int = 16 << 20
+    compute: int = 1
+    of: int | None = None
+    sms: int = 14
+    compute_instance: int = 0
+
+    def line(self) -> str:
+        """Return the slice as a line of the state file."""
+        return (
+            f"slice gpu={self.gpu} uuid={self.uuid} gi={self.instance} ci={self.compute_instance}"
+            f" memory={self.memory} reserved={self.reserved} compute={self.compute}"
+            f" of={self.of or self.compute} sms={self.sms} name={self.name}"
+        )
+
+
+@dataclass(frozen=True)
 class StubProcess:
     """A process on a GPU: memory `memory` plus `extra` in peaks, `sm` percent while active."""
 
@@ -194,10 +221,12 @@ class StubXid:
     gpu: int
     code: int
     seq: int
+    #: The GPU instance of MIG that it is of; -1: it is the GPU's.
+    instance: int = -1
 
     def line(self) -> str:
         """Return the event as a line of the state file."""
-        return f"xid gpu={self.gpu} code={self.code} seq={self.seq}"
+        return f"xid gpu={self.gpu} code={self.code} seq={self.seq} instance={self.instance}"
 
 
 @dataclass
@@ -211,6 +240,7 @@ class StubState:
     xids: list[StubXid] = field(default_factory=list)
     driver: str = "580.65.06"
     clock_us: int | None = None
+    slices: list[StubSlice] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Replace the state file at once, so that no reader sees half of it."""
@@ -218,6 +248,7 @@ class StubState:
         if self.clock_us is not None:
             lines.append(f"clock us={self.clock_us}")
         lines += [gpu.line() for gpu in self.gpus]
+        lines += [one.line() for one in self.slices]
         lines += [process.line() for process in self.processes]
         lines += [error.line() for error in self.errors]
         lines += [garble.line() for garble in self.garbles]

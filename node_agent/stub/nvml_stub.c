@@ -10,6 +10,7 @@
  *   clock us=1700000000000000
  *   gpu uuid=GPU-... memory=N reserved=N minor=0 mig=0 mode=0 temperature=40 power_mw=70000
  *       gpm=0.8 pending=0 failure=0 ecc=0 window_us=166667 unlisted=N numa_node=1 name=NVIDIA A100
+ *   slice gpu=0 uuid=MIG-... gi=7 ci=0 memory=N reserved=N compute=1 of=1 sms=14 name=NVIDIA A100 MIG 1g.10gb
  *   process gpu=0 pid=42 kind=compute|graphics|mps memory=N|none extra=N period_us=N high_us=N
  *       phase_us=N sm=60 mem=20 sm_period_us=N sm_high_us=N sm_phase_us=N instance=1
  *   error call=nvmlDeviceGetName|* gpu=0|-1 code=15 when=any|size|fill
@@ -18,7 +19,9 @@
  *
  * A word that is left out means "this board does not support it" where NVML has such a notion.
  * `when` tells the call that asks for a size from the one that fills the rows. `unlisted` is memory
- * in use that no process of the lists holds. `garble` writes bytes over the argument `out` of a call
+ * in use that no process of the lists holds. A `slice` is a MIG device of a board with mig=1: GPU
+ * instance `gi` has `of` compute slices, and its compute instance `ci` has `compute` of them; a
+ * process is on it by `instance`. `garble` writes bytes over the argument `out` of a call
  * that succeeds, at `offset`: what a driver answers that cannot be.
  */
 #include <pthread.h>
@@ -33,7 +36,7 @@ enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
 };
-enum { MAX_GPUS = 64, MAX_PROCESSES = 512, MAX_ERRORS = 256, MAX_XIDS = 64, RING = 120 };
+enum { MAX_GPUS = 64, MAX_SLICES = 64, MOST_SLICES = 7, MAX_PROCESSES = 512, MAX_ERRORS = 256, MAX_XIDS = 64, RING = 120 };
 enum { MAX_GARBLES = 16, LONGEST_NAME = 4200, MOST_BYTES = 512 };
 enum when { ANY, SIZE, FILL };
 enum kind { COMPUTE, GRAPHICS, MPS };
@@ -62,7 +65,10 @@ struct event { void *device; u64 type, data; unsigned gpu_instance, compute_inst
 struct gpm_support { unsigned version, supported; };
 struct gpm_metric { unsigned id; int result; double value; const char *texts[3]; };
 struct gpm_get { unsigned version, count; struct gpm_sample *first, *second; struct gpm_metric rows[]; };
-struct gpm_sample { int gpu; u64 time_us; };
+struct gpm_sample { int gpu; unsigned instance; u64 time_us; };
+struct attributes {
+    unsigned sms, copy_engines, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices; u64 memory_mib;
+};
 
 /* What nvml.h lays down; stub tests compare the same sizes with the binding's. */
 _Static_assert(sizeof(struct memory_v2) == 40, "nvmlMemory_v2_t");
@@ -73,6 +79,7 @@ _Static_assert(sizeof(struct sample) == 16, "nvmlSample_t");
 _Static_assert(sizeof(struct accounting) == 56, "nvmlAccountingStats_t");
 _Static_assert(sizeof(struct pci_info) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(struct event) == 32, "nvmlEventData_t");
+_Static_assert(sizeof(struct attributes) == 40, "nvmlDeviceAttributes_t");
 _Static_assert(sizeof(struct gpm_metric) == 40, "nvmlGpmMetric_t");
 _Static_assert(offsetof(struct gpm_get, rows) == 24, "nvmlGpmMetricsGet_t");
 
@@ -88,18 +95,23 @@ struct gpu {
     int minor, mig, mode, temperature, power_mw, pending, failure, ecc, numa_node, unified;
     double gpm;
 };
+struct slice {
+    char uuid[LONGEST_NAME], name[LONGEST_NAME];
+    int gpu; unsigned gi, ci, compute, of, sms; u64 memory, reserved;
+};
 struct error { char call[64]; int gpu, code; enum when when; };
 struct garble {
     char call[64], out[32]; int gpu; size_t offset, length; enum when when; unsigned char bytes[MOST_BYTES];
 };
-struct xid { int gpu; unsigned code, seq; };
+struct xid { int gpu; unsigned code, seq, instance; };
 struct event_set { unsigned seen; u64 gpus; };
 
 static struct {
     char driver[80];
     u64 clock_us;
-    int gpus, processes, errors, garbles, xids;
+    int gpus, slices, processes, errors, garbles, xids;
     struct gpu gpu[MAX_GPUS];
+    struct slice slice[MAX_SLICES];
     struct process process[MAX_PROCESSES];
     struct error error[MAX_ERRORS];
     struct garble garble[MAX_GARBLES];
@@ -111,8 +123,9 @@ static struct timespec loaded_at;
 static ino_t loaded_inode;
 static off_t loaded_size = -1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* A handle is the address of the GPU's slot, so that it outlives a re-read of the file. */
-static char slots[MAX_GPUS];
+/* A handle is the address of the GPU's slot, so that it outlives a re-read of the file; those of
+ * slices come after those of GPUs, and one is used again for another slice, as in the driver. */
+static char slots[MAX_GPUS + MAX_SLICES];
 
 /* --- the state file ------------------------------------------------------------------------- */
 
@@ -158,6 +171,22 @@ static void read_gpu(const char *line) {
     gpu->ecc = number(line, "ecc", -1);
     gpu->numa_node = number(line, "numa_node", -1);
     gpu->gpm = word(line, "gpm", text, sizeof text) ? strtod(text, NULL) : -1;
+}
+
+static void read_slice(const char *line) {
+    struct slice *slice = &state.slice[state.slices++];
+    const char *name = strstr(line, " name=");
+    snprintf(slice->name, sizeof slice->name, "%.*s", name ? (int)strcspn(name + 6, "\n") : 0,
+             name ? name + 6 : "");
+    if (!word(line, "uuid", slice->uuid, sizeof slice->uuid)) slice->uuid[0] = 0;
+    slice->gpu = number(line, "gpu", 0);
+    slice->gi = number(line, "gi", 0);
+    slice->ci = number(line, "ci", 0);
+    slice->compute = number(line, "compute", 1);
+    slice->of = number(line, "of", slice->compute);
+    slice->sms = number(line, "sms", 0);
+    slice->memory = number(line, "memory", 0);
+    slice->reserved = number(line, "reserved", 0);
 }
 
 static void read_process(const char *line) {
@@ -224,12 +253,13 @@ static void refresh(void) {
     memset(&state, 0, sizeof state);
     while (fgets(line, sizeof line, file)) {
         if (!strncmp(line, "gpu ", 4) && state.gpus < MAX_GPUS) read_gpu(line);
+        else if (!strncmp(line, "slice ", 6) && state.slices < MAX_SLICES) read_slice(line);
         else if (!strncmp(line, "process ", 8) && state.processes < MAX_PROCESSES) read_process(line);
         else if (!strncmp(line, "error ", 6) && state.errors < MAX_ERRORS) read_error(line);
         else if (!strncmp(line, "garble ", 7) && state.garbles < MAX_GARBLES) read_garble(line);
         else if (!strncmp(line, "xid ", 4) && state.xids < MAX_XIDS)
             state.xid[state.xids++] = (struct xid){number(line, "gpu", 0), number(line, "code", 0),
-                                                   number(line, "seq", 0)};
+                                                   number(line, "seq", 0), number(line, "instance", -1)};
         else if (!strncmp(line, "driver ", 7)) word(line, "version", state.driver, sizeof state.driver);
         else if (!strncmp(line, "clock ", 6)) state.clock_us = number(line, "us", 0);
     }
@@ -300,16 +330,39 @@ static int enter_gpu(const char *call, void *device, int *gpu, enum when when) {
     pthread_mutex_lock(&lock);
     refresh();
     *gpu = (int)((char *)device - slots);
-    if (*gpu < 0 || *gpu >= MAX_GPUS) return INVALID_ARGUMENT;
+    if (*gpu < 0 || *gpu >= MAX_GPUS + MAX_SLICES) return INVALID_ARGUMENT;
+    if (*gpu >= MAX_GPUS) return NOT_SUPPORTED; /* a slice has no such reading of its own */
     int code = injected(call, *gpu, when);
     if (code >= 0) return code;
     if (!initialised) return UNINITIALIZED;
     return *gpu < state.gpus ? -1 : GPU_IS_LOST;
 }
 
+/* Enter a call on a GPU or on a slice: `*slice` is NULL, or the slice of the GPU `*gpu`. */
+static int enter_any(const char *call, void *device, int *gpu, const struct slice **slice, enum when when) {
+    int number = (int)((char *)device - slots) - MAX_GPUS;
+    *slice = NULL;
+    if (number < 0 || number >= MAX_SLICES) return enter_gpu(call, device, gpu, when);
+    pthread_mutex_lock(&lock);
+    refresh();
+    if (number >= state.slices) return INVALID_ARGUMENT; /* it was destroyed */
+    *slice = &state.slice[number];
+    *gpu = (*slice)->gpu;
+    int code = injected(call, *gpu, when);
+    if (code >= 0) return code;
+    if (!initialised) return UNINITIALIZED;
+    if (*gpu >= state.gpus) return GPU_IS_LOST;
+    return state.gpu[*gpu].mig > 0 ? -1 : INVALID_ARGUMENT;
+}
+
 #define ENTER int code = enter(__func__); if (code >= 0) return leave(code)
 #define ENTER_GPU(when) \
     int gpu, code = enter_gpu(__func__, device, &gpu, when); if (code >= 0) return leave(code)
+
+#define ENTER_ANY(when)        \
+    int gpu;                   \
+    const struct slice *slice; \
+    int code = enter_any(__func__, device, &gpu, &slice, when); if (code >= 0) return leave(code)
 
 /* Share of [from, to] in which the wave is high; no period means always. */
 static double high_share(struct wave wave, u64 from, u64 to) {
@@ -336,6 +389,26 @@ static u64 used_memory(int gpu, u64 now) {
     for (int i = 0; i < state.processes; i++)
         if (state.process[i].gpu == gpu) used += process_memory(&state.process[i], now);
     return used;
+}
+
+static u64 slice_memory(const struct slice *slice, u64 now) {
+    u64 used = 0;
+    for (int i = 0; i < state.processes; i++) {
+        const struct process *p = &state.process[i];
+        if (p->gpu == slice->gpu && p->instance == slice->gi) used += process_memory(p, now);
+    }
+    return used;
+}
+
+/* Mean percent that the processes of one GPU instance use of its SMs in [from, to]. */
+static double instance_load(int gpu, unsigned instance, u64 from, u64 to, int memory) {
+    double load = 0;
+    for (int i = 0; i < state.processes; i++) {
+        const struct process *p = &state.process[i];
+        if (p->gpu == gpu && p->instance == instance)
+            load += (memory ? p->mem : p->sm) * high_share(p->active, from, to);
+    }
+    return load > 100 ? 100 : load;
 }
 
 /* Mean percent of the GPU, or of its memory, that all processes use in [from, to]. */
@@ -421,6 +494,11 @@ static int find(const char *call, void **device, const char *text, int by_bus) {
         *device = &slots[i];
         return leave(SUCCESS);
     }
+    for (int i = 0; i < state.slices && !by_bus; i++)
+        if (!strcmp(text, state.slice[i].uuid)) {
+            *device = &slots[MAX_GPUS + i];
+            return leave(SUCCESS);
+        }
     return leave(NOT_FOUND);
 }
 
@@ -428,15 +506,15 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return find(__f
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { return find(__func__, device, bus, 1); }
 
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
-    ENTER_GPU(ANY);
-    code = copy(uuid, size, state.gpu[gpu].uuid);
+    ENTER_ANY(ANY);
+    code = copy(uuid, size, slice ? slice->uuid : state.gpu[gpu].uuid);
     garble(__func__, gpu, "uuid", ANY, uuid, size);
     return leave(code);
 }
 
 int nvmlDeviceGetName(void *device, char *name, unsigned size) {
-    ENTER_GPU(ANY);
-    code = copy(name, size, state.gpu[gpu].name);
+    ENTER_ANY(ANY);
+    code = copy(name, size, slice ? slice->name : state.gpu[gpu].name);
     garble(__func__, gpu, "name", ANY, name, size);
     return leave(code);
 }
@@ -458,6 +536,64 @@ int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *info) {
     info->bus = gpu + 1;
     snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", gpu + 1);
     snprintf(info->legacy, sizeof info->legacy, "0000:%02X:00.0", gpu + 1);
+    return leave(SUCCESS);
+}
+
+/* --- slices: MIG devices -------------------------------------------------------------------- */
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+    ENTER_GPU(ANY);
+    *count = state.gpu[gpu].mig > 0 ? MOST_SLICES : 0;
+    GARBLE(count);
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **slice) {
+    ENTER_GPU(ANY);
+    if (state.gpu[gpu].mig <= 0) return leave(NOT_SUPPORTED);
+    if (index >= MOST_SLICES) return leave(INVALID_ARGUMENT);
+    unsigned number = 0;
+    for (int i = 0; i < state.slices; i++)
+        if (state.slice[i].gpu == gpu && number++ == index) {
+            *slice = &slots[MAX_GPUS + i];
+            return leave(SUCCESS);
+        }
+    return leave(NOT_FOUND);
+}
+
+int nvmlDeviceIsMigDeviceHandle(void *device, unsigned *is) {
+    ENTER_ANY(ANY);
+    *is = slice != NULL;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *device, void **board) {
+    ENTER_ANY(ANY);
+    if (!slice) return leave(INVALID_ARGUMENT);
+    *board = &slots[gpu];
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetGpuInstanceId(void *device, unsigned *id) {
+    ENTER_ANY(ANY);
+    if (!slice) return leave(NOT_SUPPORTED);
+    *id = slice->gi;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetComputeInstanceId(void *device, unsigned *id) {
+    ENTER_ANY(ANY);
+    if (!slice) return leave(NOT_SUPPORTED);
+    *id = slice->ci;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetAttributes_v2(void *device, struct attributes *attributes) {
+    ENTER_ANY(ANY);
+    if (!slice) return leave(NOT_SUPPORTED);
+    *attributes = (struct attributes){.sms = slice->sms, .gpu_slices = slice->of,
+                                      .compute_slices = slice->compute, .memory_mib = slice->memory >> 20};
+    GARBLE(attributes);
     return leave(SUCCESS);
 }
 
@@ -537,7 +673,12 @@ int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, u
 /* --- load ----------------------------------------------------------------------------------- */
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
-    ENTER_GPU(ANY);
+    ENTER_ANY(ANY);
+    if (slice) {
+        u64 used = slice_memory(slice, now_us()) + slice->reserved;
+        *memory = (struct memory){slice->memory, slice->memory - used, used};
+        return leave(SUCCESS);
+    }
     if (state.gpu[gpu].unified) return leave(NOT_SUPPORTED);
     /* The first version counts the reserved part as used. */
     u64 used = used_memory(gpu, now_us()) + state.gpu[gpu].reserved;
@@ -547,8 +688,14 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
 }
 
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory) {
-    ENTER_GPU(ANY);
+    ENTER_ANY(ANY);
     if (memory->version != (sizeof *memory | 2u << 24)) return leave(VERSION_MISMATCH);
+    if (slice) {
+        u64 used = slice_memory(slice, now_us());
+        *memory = (struct memory_v2){memory->version, slice->memory, slice->reserved,
+                                     slice->memory - used - slice->reserved, used};
+        return leave(SUCCESS);
+    }
     if (state.gpu[gpu].unified) return leave(NOT_SUPPORTED);
     u64 used = used_memory(gpu, now_us()), reserved = state.gpu[gpu].reserved;
     *memory = (struct memory_v2){memory->version, state.gpu[gpu].memory, reserved,
@@ -566,6 +713,7 @@ int nvmlDeviceGetNumaNodeId(void *device, int *node) {
 
 int nvmlDeviceGetUtilizationRates(void *device, struct utilization *rates) {
     ENTER_GPU(ANY);
+    if (state.gpu[gpu].mig > 0) return leave(NOT_SUPPORTED);
     u64 now = now_us(), from = now - window_of(gpu);
     rates->gpu = (unsigned)(mean_load(gpu, from, now, 0) + 0.5);
     rates->memory = (unsigned)(mean_load(gpu, from, now, 1) + 0.5);
@@ -577,7 +725,7 @@ int nvmlDeviceGetUtilizationRates(void *device, struct utilization *rates) {
 int nvmlDeviceGetSamples(void *device, unsigned type, u64 last_seen, unsigned *value_type,
                          unsigned *count, struct sample *samples) {
     ENTER_GPU(samples ? FILL : SIZE);
-    if (type != 1 && type != 2) return leave(NOT_SUPPORTED);
+    if ((type != 1 && type != 2) || state.gpu[gpu].mig > 0) return leave(NOT_SUPPORTED);
     *value_type = 1;
     if (!samples) {
         *count = RING;
@@ -599,13 +747,15 @@ int nvmlDeviceGetSamples(void *device, unsigned type, u64 last_seen, unsigned *v
 }
 
 static int list(const char *call, void *device, unsigned *count, struct process_info *rows, enum kind kind) {
-    int gpu, code = enter_gpu(call, device, &gpu, rows ? FILL : SIZE);
+    int gpu;
+    const struct slice *slice;
+    int code = enter_any(call, device, &gpu, &slice, rows ? FILL : SIZE);
     if (code >= 0) return leave(code);
     unsigned n = 0, room = rows ? *count : 0;
     u64 now = now_us();
     for (int i = 0; i < state.processes; i++) {
         const struct process *p = &state.process[i];
-        if (p->gpu != gpu || p->kind != kind) continue;
+        if (p->gpu != gpu || p->kind != kind || (slice && p->instance != slice->gi)) continue;
         if (n < room)
             rows[n] = (struct process_info){p->pid, p->has_memory ? process_memory(p, now) : ~0ull,
                                             p->instance, ~0u};
@@ -642,6 +792,7 @@ static int busy(int gpu, int i, u64 last_seen, struct process_info_v1 *row) {
 
 int nvmlDeviceGetProcessUtilization(void *device, struct process_sample *rows, unsigned *count, u64 last_seen) {
     ENTER_GPU(rows ? FILL : SIZE);
+    if (state.gpu[gpu].mig > 0) return leave(NOT_SUPPORTED);
     struct process_info_v1 row;
     unsigned n = 0, room = rows ? *count : 0;
     if (!rows) {
@@ -664,6 +815,7 @@ int nvmlDeviceGetProcessUtilization(void *device, struct process_sample *rows, u
 
 int nvmlDeviceGetProcessesUtilizationInfo(void *device, struct processes_info *info) {
     ENTER_GPU(info->rows ? FILL : SIZE);
+    if (state.gpu[gpu].mig > 0) return leave(NOT_SUPPORTED);
     struct process_info_v1 row;
     unsigned n = 0, room = info->rows ? info->count : 0;
     for (int i = 0; i < state.processes; i++)
@@ -715,7 +867,7 @@ int nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned tim
         const struct xid *x = &state.xid[i];
         if (x->seq <= set->seen || !(set->gpus >> x->gpu & 1)) continue;
         set->seen = x->seq;
-        *event = (struct event){&slots[x->gpu], 8, x->code, ~0u, ~0u};
+        *event = (struct event){&slots[x->gpu], 8, x->code, x->instance, ~0u};
         garble(__func__, x->gpu, "event", ANY, event, sizeof *event);
         return leave(SUCCESS);
     }
@@ -752,22 +904,32 @@ int nvmlGpmSampleFree(struct gpm_sample *sample) {
 int nvmlGpmSampleGet(void *device, struct gpm_sample *sample) {
     ENTER_GPU(ANY);
     if (state.gpu[gpu].gpm < 0) return leave(NOT_SUPPORTED);
-    *sample = (struct gpm_sample){gpu, now_us()};
+    *sample = (struct gpm_sample){gpu, ~0u, now_us()};
+    return leave(SUCCESS);
+}
+
+/* The device is the board, not the slice. */
+int nvmlGpmMigSampleGet(void *device, unsigned instance, struct gpm_sample *sample) {
+    ENTER_GPU(ANY);
+    if (state.gpu[gpu].gpm < 0 || state.gpu[gpu].mig <= 0) return leave(NOT_SUPPORTED);
+    *sample = (struct gpm_sample){gpu, instance, now_us()};
     return leave(SUCCESS);
 }
 
 int nvmlGpmMetricsGet(struct gpm_get *get) {
     ENTER;
     int gpu = get->second->gpu;
+    unsigned instance = get->second->instance;
     u64 from = get->first->time_us, to = get->second->time_us;
     if (get->version != 1 || gpu != get->first->gpu || to <= from) return leave(INVALID_ARGUMENT);
+    if (instance != get->first->instance) return leave(INVALID_ARGUMENT);
     for (unsigned i = 0; i < get->count; i++) {
         struct gpm_metric *row = &get->rows[i];
-        double sm = mean_load(gpu, from, to, 0);
+        double sm = instance == ~0u ? mean_load(gpu, from, to, 0) : instance_load(gpu, instance, from, to, 0);
         row->result = SUCCESS;
         if (row->id == 1) row->value = sm;
         else if (row->id == 2) row->value = sm * state.gpu[gpu].gpm;
-        else if (row->id == 10) row->value = mean_load(gpu, from, to, 1);
+        else if (row->id == 10) row->value = instance == ~0u ? mean_load(gpu, from, to, 1) : instance_load(gpu, instance, from, to, 1);
         else row->result = NOT_SUPPORTED;
     }
     garble(__func__, gpu, "rows", ANY, get->rows, get->count * sizeof *get->rows);

@@ -245,6 +245,7 @@ def policy_job(
         id=job_id,
         pods=demand.gang_size if pods is None else pods,
         gpus_per_pod=demand.gpus_per_pod,
+        gang_gpus=demand.gang_size * demand.gpus_per_pod,
         memory_base_gib=base,
         memory_peak_extra_gib=peak - base,
         peak_probability=load.peak_probability,

@@ -44,7 +44,7 @@ from tandem.contracts.resources import (
     PodUse,
     Source,
 )
-from tandem.gpu_types import most_memory_bytes
+from tandem.gpu_types import compute_share, is_slice, most_memory_bytes
 from tandem.policy.job import Job, gib
 from tandem.policy.units import BYTES_PER_GIB
 
@@ -106,8 +106,8 @@ class GpuNodeRecord(Record):
 
     def gpu_name(self, gpu: str) -> str:
         """Return a GPU as people call it, node/index; by its UUID where it is not in the report."""
-        index = next((str(each.index) for each in self.status.gpus if each.uuid == gpu), gpu)
-        return f"{self.name}/{index}"
+        number = next((each.number for each in self.status.gpus if each.uuid == gpu), gpu)
+        return f"{self.name}/{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,9 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
                 ),
                 shares=gpu.shares if _has_room(gpu) else 0,
                 healthy=gpu.health is Health.HEALTHY and not changed,
+                # An API server with the definition of an earlier version drops `slice`.
+                sliced=gpu.slice is not None or is_slice(gpu.model),
+                compute=compute_share(gpu.model),
                 guarded=gpu.memory_guarded,
             )
             for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()

@@ -41,6 +41,8 @@ class GpuFacts:
     capacity_gib: float  # total less reserved and foreign
     shares: int
     healthy: bool
+    sliced: bool = False
+    compute: float = 1.0  # part of its GPU's compute
     guarded: bool = False  # its agent evicts a worker before memory runs over
 
 
@@ -143,10 +145,13 @@ class GpuTable:
     def commonest_kind(self, nodes: Bools | None = None) -> GpuKind | None:
         """Return the commonest type of GPU (ties: the first seen), None without GPUs.
 
+        Slices count where there are no whole GPUs: one GPU is seven of them.
         `nodes`, (nodes,) in the order of `sorted_names`, says on which of them; None: on all.
         """
         rows, node = self._ordered()[:2]
         rows = rows if nodes is None else rows[nodes[node]]
+        whole = rows[~self._columns["sliced"][rows].astype(np.bool_)]
+        rows = whole if len(whole) else rows
         types = self._columns["gpu_type"][rows].astype(np.int64)
         return list(self._kinds)[int(np.bincount(types).argmax())] if len(types) else None
 
@@ -202,6 +207,8 @@ class GpuTable:
             "memory_capacity_gib": [gpu.capacity_gib for gpu in gpus],
             "shares": [gpu.shares for gpu in gpus],
             "healthy": [gpu.healthy for gpu in gpus],
+            "sliced": [gpu.sliced for gpu in gpus],
+            "compute": [gpu.compute for gpu in gpus],
             "guarded": [gpu.guarded for gpu in gpus],
         }
         changed = len(added) > 0

@@ -231,7 +231,8 @@ def freest_first(gpus: GpuArrays) -> Ints:
     used_gib = gpus.memory_base_gib + gpus.memory_peak_extra_gib
     back = -np.arange(len(gpus))
     free_gib = gpus.memory_capacity_gib - used_gib
-    order = np.lexsort((back, -free_gib, gpus.jobs, closed, gpus.node))
+    # Of equally free ones whole GPUs come first: any job may have those.
+    order = np.lexsort((back, -free_gib, gpus.sliced, gpus.jobs, closed, gpus.node))
     place = np.empty(len(gpus), dtype=np.int64)
     node = gpus.node[order]
     place[order] = np.arange(len(gpus)) - np.searchsorted(node, node)

@@ -124,7 +124,7 @@ def engine_of(
                 frozenset(i for i, job in enumerate(jobs) if not job.checkpointable),
             ),
             pipeline=ClusterPipeline(
-                picture.profile.constraints, picture.profile.scorers, picture.profile.gather,
+                picture.profile.rules, picture.profile.scorers, picture.profile.gather,
                 nodes=picture.nodes, most=picture.most, tries=Tries(sys.maxsize),
                 residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # keep no refusal
             ),

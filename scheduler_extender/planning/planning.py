@@ -106,7 +106,7 @@ class _Round:
         self._impossible = impossible
         self._tries = Tries()
         self._pipeline = ClusterPipeline(
-            profile.constraints, profile.scorers, profile.gather,
+            profile.rules, profile.scorers, profile.gather,
             nodes=inputs.nodes, most=inputs.most, apart=inputs.apart, memory=refusals,
             tries=self._tries,
             residents=question.snapshot.gpus.jobs,

@@ -65,12 +65,13 @@ def changed_job(job: Job, change: Change) -> Job:
         ChangeError: it cannot.
     """
     if change.gpus is not None and job.pods == 1:
-        job = replace(job, gpus_per_pod=change.gpus)
+        job = replace(job, gpus_per_pod=change.gpus, gang_gpus=change.gpus)
     elif change.gpus is not None:
         if change.gpus % job.gpus_per_pod:
             words = f"each of its pods asks for {job.gpus_per_pod}"
             raise ChangeError(f"{change.gpus} GPUs are no whole number of pods: {words}")
-        job = replace(job, pods=change.gpus // job.gpus_per_pod)
+        pods = change.gpus // job.gpus_per_pod
+        job = replace(job, pods=pods, gang_gpus=change.gpus)
     if change.memory_gib is not None:
         job = replace(job, memory_base_gib=change.memory_gib, memory_peak_extra_gib=0.0)
     if change.shares is not None:

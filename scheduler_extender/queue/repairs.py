@@ -188,7 +188,7 @@ class Repairs:
             index_of[key]: at_s for key, at_s in self._moved_s.items() if key in index_of
         }
         pipeline = ClusterPipeline(
-            self._profile.constraints, self._profile.scorers, self._profile.gather,
+            self._profile.rules, self._profile.scorers, self._profile.gather,
             nodes=inputs.nodes, most=inputs.most, residents=snapshot.gpus.jobs,
         )  # fmt: skip
         adjust(board, pipeline)

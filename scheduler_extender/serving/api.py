@@ -284,6 +284,8 @@ def _gpus_of(state: ClusterState, report: GpuNodeRecord, *, answers: bool) -> It
             "node": report.name,
             "gpu": gpu.uuid,
             "index": gpu.index,
+            "number": gpu.number,
+            "slice": gpu.slice.profile if gpu.slice is not None else None,
             "model": gpu.model,
             "shares": int(live.shares[row]),
             "held": int(live.jobs[row]),

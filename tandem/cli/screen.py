@@ -217,9 +217,9 @@ def _cells(value: float, most: float) -> int:
 
 
 def place_name(place: Document) -> str:
-    """Return a GPU as people call it, node/index; by its UUID where the index is not known."""
-    index = place.get("index")
-    return clean(f"{place.get('node')}/{index if index is not None else place.get('gpu')}")
+    """Return a GPU as people call it, node/number; by its UUID where that is not known."""
+    number = place.get("number", place.get("index"))
+    return clean(f"{place.get('node')}/{number if number is not None else place.get('gpu')}")
 
 
 def _jobs(row: Document) -> str:

@@ -236,8 +236,9 @@ def state(gpu: dict[str, Any]) -> str:
 
 
 def _gpu_name(gpu: dict[str, Any]) -> str:
-    """Return a GPU as people call it; by its UUID where its index is not known."""
-    return str(gpu["gpu"]) if gpu.get("index") is None else f"{gpu['node']}/{gpu['index']}"
+    """Return a GPU as people call it; by its UUID where its number is not known."""
+    number = gpu.get("number", gpu.get("index"))  # extenders before slices have the index alone
+    return str(gpu["gpu"]) if number is None else f"{gpu['node']}/{number}"
 
 
 _GPUS = (

@@ -111,8 +111,8 @@ def read_part(resource: str, value: str) -> Reading:
     mig = _MIG.fullmatch(resource.lower())
     if mig:
         return Reading(
-            refusal=f"Tandem gives out no MIG slices: write {names.RESOURCE}: {value[:4]} and the"
-            f" annotation {names.MEMORY}: {mig[1]}Gi in its place"
+            refusal=f"Tandem chooses GPUs and slices of MIG itself: write {names.RESOURCE}:"
+            f" {value[:4]} and the annotation {names.MEMORY}: {mig[1]}Gi in its place"
         )
     if resource.lower().endswith(".shared"):
         return Reading(

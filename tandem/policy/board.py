@@ -9,6 +9,7 @@ import numpy as np
 
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays, add_worker, reset_rows
 from tandem.policy.columns import JobColumns
+from tandem.policy.equations.slices import slice_speed
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.units import Bools, Floats, Ints
@@ -110,7 +111,7 @@ class Board:
     seen_rate: Floats = field(init=False)  # (jobs,) worth when a dispatcher looked; NaN: not yet
     seen_queue: Ints = field(init=False)  # (jobs,) queue when a dispatcher looked
     rate: Floats = field(init=False)  # (jobs,) worth now of those it looks at
-    # (jobs,) speed of running jobs as a share of that on the fewest nodes: 1 where not spread
+    # (jobs,) speed of running jobs as a share of that on whole GPUs of the fewest nodes
     spread_speed: Floats = field(init=False)
     on_gpus: Bools = field(init=False)  # (jobs,) those in `rows_of`
     pool: RowPool = field(init=False)
@@ -263,11 +264,16 @@ class Board:
         """
         of = self.jobs[job]
         if self._widest is None:
-            self._widest = int(np.bincount(self.gpus.node).max(initial=1))
+            whole = self.gpus.node[~self.gpus.sliced]
+            self._widest = int(np.bincount(whole).max(initial=1))
         return -(-of.pods // max(self._widest // of.gpus_per_pod, 1))
 
     def _note_spread(self, job: int, rows: Ints) -> None:
-        slowdown = self.jobs[job].spread_slowdown
+        slowdown, row = self.jobs[job].spread_slowdown, rows[0]
+        if len(rows) == 1 and self.gpus.sliced[row]:
+            busy = self.jobs[job].busy_share
+            self.spread_speed[job] = slice_speed(busy, float(self.gpus.compute[row]))
+            return
         if slowdown == 0:
             self.spread_speed[job] = 1.0
             return

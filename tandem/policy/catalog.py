@@ -20,6 +20,7 @@ from tandem.policy.constraints.health import Fresh, Healthy
 from tandem.policy.constraints.interference import Apart, Interference, Utilisation
 from tandem.policy.constraints.memory import MemoryCapacity, MemoryCollision, PeakFits
 from tandem.policy.constraints.shares import Exclusive, Shares
+from tandem.policy.constraints.slices import Slices
 from tandem.policy.dispatch.admit import Admit
 from tandem.policy.dispatch.best_sharing import BestSharing
 from tandem.policy.dispatch.greedy import Greedy
@@ -54,7 +55,8 @@ AnyOrder = Annotated[
     Field(discriminator="kind"),
 ]
 AnyConstraint = Annotated[
-    Healthy
+    Slices
+    | Healthy
     | Fresh
     | Shares
     | Exclusive
@@ -110,9 +112,15 @@ class Profile(NoFlagForNumber):
             )
         return self
 
+    @property
+    def rules(self) -> tuple[AnyConstraint, ...]:
+        """Its constraints, and the one that holds under every profile."""
+        named = any(constraint.kind == "slices" for constraint in self.constraints)
+        return self.constraints if named else (Slices(), *self.constraints)
+
     def pipeline(self) -> Pipeline:
         """Return the pipeline of this profile."""
-        return Pipeline(self.constraints, self.scorers, self.gather)
+        return Pipeline(self.rules, self.scorers, self.gather)
 
 
 class UnknownProfileError(ValueError):

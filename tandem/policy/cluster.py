@@ -44,6 +44,8 @@ class GpuArrays:
     none_in_peak: Floats  # (gpus,) probability
     one_in_peak: Floats  # (gpus,) probability
     peaks_measured: Bools  # (gpus,) of every resident, and each saves its work when evicted
+    sliced: Bools  # (gpus,) a slice of a GPU (MIG)
+    compute: Floats  # (gpus,) part of the GPU's compute that is the slice's; 1 of a whole GPU
     guarded: Bools  # (gpus,) an agent evicts a worker before memory runs over
     gpu_utilisation: Floats  # (gpus,) sum over residents, percent; may exceed 100
     jobs: Ints  # (gpus,) residents
@@ -89,6 +91,8 @@ class GpuArrays:
             none_in_peak=np.ones(rows),
             one_in_peak=np.zeros(rows),
             peaks_measured=np.ones(rows, dtype=np.bool_),
+            sliced=np.zeros(rows, dtype=np.bool_),
+            compute=np.ones(rows),
             guarded=np.zeros(rows, dtype=np.bool_),
             gpu_utilisation=np.zeros(rows),
             jobs=np.zeros(rows, dtype=np.int64),

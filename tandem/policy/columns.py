@@ -27,6 +27,7 @@ class Demands:
     peaks_may_meet: Bools
     gpu_utilisation: Floats
     exclusive: Bools
+    spans: Bools
 
 
 #: Columns that are read off a job alone: the attribute of `Job`, and the type.
@@ -37,7 +38,9 @@ _READ = {
     "peaks_may_meet": ("peaks_may_meet", np.bool_),
     "gpu_utilisation": ("gpu_utilisation", np.float64),
     "spread_slowdown": ("spread_slowdown", np.float64),
+    "busy_share": ("busy_share", np.float64),
     "exclusive": ("exclusive", np.bool_),
+    "spans": ("spans", np.bool_),
     "checkpointable": ("checkpointable", np.bool_),
     "gpus": ("gpus", np.int64),
     "gpus_per_pod": ("gpus_per_pod", np.int64),
@@ -67,7 +70,9 @@ class JobColumns:
     peaks_may_meet: Bools
     gpu_utilisation: Floats
     spread_slowdown: Floats
+    busy_share: Floats
     exclusive: Bools
+    spans: Bools
     checkpointable: Bools
     gpus: Ints
     gpus_per_pod: Ints
@@ -167,6 +172,7 @@ class JobColumns:
             peaks_may_meet=self.peaks_may_meet[rows, None],
             gpu_utilisation=self.gpu_utilisation[rows, None],
             exclusive=self.exclusive[rows, None],
+            spans=self.spans[rows, None],
         )
 
     def _stacked(self, which: int) -> Floats:

@@ -64,6 +64,7 @@ class Job:
     id: str
     pods: int = 1
     gpus_per_pod: int = 1
+    gang_gpus: int = 0  # of the whole gang, where these are some of its pods
     memory_base_gib: float = 0.0  # level outside peaks; [OJPP] gamma
     memory_peak_extra_gib: float = 0.0  # what a peak adds; [OJPP] delta
     peak_probability: float = 0.0  # chance of being in the peak; [OJPP] p
@@ -110,6 +111,11 @@ class Job:
         return self.pods * self.gpus_per_pod
 
     @property
+    def spans(self) -> bool:
+        """True where it has several GPUs in all, whose processes work together."""
+        return self.gang_gpus > 1 or self.pods > 1 or self.gpus_per_pod > 1
+
+    @property
     def busy_share(self) -> float:
         """Share of its time that a worker keeps a GPU busy: as measured, else its utilisation."""
         share = self.gpu_utilisation / 100 if self.active_share is None else self.active_share
@@ -148,7 +154,7 @@ class Job:
         return (
             self.pods, self.gpus_per_pod, self.memory_base_gib, self.memory_peak_extra_gib,
             self.peak_probability, self.peaks_may_meet, self.gpu_utilisation, self.active_share,
-            self.exclusive, self.skewed,
+            self.exclusive, self.skewed, self.spans,
             self.spread_slowdown, self.interference_class, self.sub_batches, self.iteration,
             self.experience, self.where,
         )  # fmt: skip

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     PLACES_TAKEN = "PlacesTaken"
     NOT_SHARED = "HeldByExclusiveJob"
     NEEDS_WHOLE_GPU = "NeedsWholeGPU"
+    SLICE = "GPUIsSlice"
     QUARANTINED = "GPUQuarantined"
     NOT_MEASURED = "GPUNotMeasured"
     MEMORY = "MemoryTooSmall"

@@ -48,6 +48,7 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.PLACES_TAKEN, gpus=5, value=2, bound=2),
             Cause(Reason.NOT_SHARED, gpus=3),
             Cause(Reason.NEEDS_WHOLE_GPU, gpus=4, value=1),
+            Cause(Reason.SLICE, gpus=7),
             Cause(Reason.QUARANTINED, gpus=1),
             Cause(Reason.NOT_MEASURED, gpus=8),
             Cause(Reason.MEMORY, gpus=1, value=17.4, bound=15.6),

@@ -98,6 +98,12 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             figures="{value:.0f} running", of="GPU",
             remedy="It starts when a GPU is empty.",
         ),
+        Reason.SLICE: Words(
+            "occupied", "Slices",
+            "only a job of one GPU can run, because a slice of a GPU (MIG) cannot work with others",
+            of="GPU",
+            remedy="It starts when enough whole GPUs are free. With one GPU it could use a slice.",
+        ),
         Reason.QUARANTINED: Words(
             "unhealthy", "Health", "nothing new starts because of a fault", of="GPU",
             remedy="An administrator has to look at it: tandem gpus has the fault.",

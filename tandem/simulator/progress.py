@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tandem.policy.board import Board
+from tandem.policy.equations.slices import slice_speed
 from tandem.policy.jobs import JobArrays
 from tandem.policy.ordering.base import KeyOrder
 from tandem.policy.units import Floats
@@ -60,6 +61,7 @@ class Progress:
             truth.interferes
             or bool(np.isfinite(truth.memory_gib).any())
             or truth.spread_slowdown is not None
+            or bool(board.gpus.sliced.any())
         )
 
     def begin(self, job: int, rows: tuple[int, ...]) -> None:
@@ -246,6 +248,10 @@ class Progress:
         )
         if truth.stretch is not None:
             speed /= float(truth.stretch[job])
+        gpus = self._board.gpus
+        if len(rows) == 1 and gpus.sliced[rows[0]]:
+            busy = self._board.jobs[job].busy_share
+            speed *= float(slice_speed(busy, float(gpus.compute[rows[0]])))
         if truth.spread_slowdown is not None and len(rows) > 1:
             nodes = len(np.unique(self._board.gpus.node[list(rows)]))
             if nodes > -(-len(rows) // self._widest_node):

@@ -81,9 +81,12 @@ def check_fits(setup: Setup) -> None:
     total = len(gpus)
     reasons = []
     for job, believed in zip(setup.trace, world.believed, strict=True):
-        room = int((gpus.memory_capacity_gib >= believed.memory_base_gib).sum())
+        may = ~gpus.sliced if believed.spans else np.ones(total, dtype=np.bool_)
+        room = int((may & (gpus.memory_capacity_gib >= believed.memory_base_gib)).sum())
         if job.gpus > total:
             reasons.append(f"{job.id} wants {job.gpus} GPUs of {total}")
+        elif job.gpus > may.sum():
+            reasons.append(f"{job.id} wants {job.gpus} GPUs, and {may.sum()} are no slices")
         elif job.gpus > room:
             reasons.append(
                 f"{job.id} wants {job.gpus} GPUs with {believed.memory_base_gib:.1f} GiB, "

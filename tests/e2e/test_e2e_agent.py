@@ -21,10 +21,12 @@ from node_agent.stub import (
     StubError,
     StubGpu,
     StubProcess,
+    StubSlice,
     StubState,
     build,
     environment,
 )
+from tandem.contracts import names
 
 pytestmark = [pytest.mark.controlplane, pytest.mark.slow, pytest.mark.xdist_group("agent")]
 
@@ -87,6 +89,22 @@ class Host:
         self._state.gpus = [replace(self._state.gpus[0], unlisted=int(gib * GIB))]
         self._state.write(self._file)
 
+    def is_divided(self, *slices: str) -> None:
+        """Let the GPU have these slices of MIG; none: it is whole."""
+        self._state.gpus = [replace(self._state.gpus[0], mig=int(bool(slices)))]
+        self._state.slices = [
+            StubSlice(0, uuid, instance=number) for number, uuid in enumerate(slices, 1)
+        ]
+        self._state.write(self._file)
+        expected = list(slices) or [self.gpu]
+        wait_until(lambda: self.gpus() == expected, f"{self.name} reports {expected}")
+        # They are other GPUs than the node first had, so that an operator has to agree.
+        self._plane.kubectl("annotate", "gpunode", self.name, f"{names.INVENTORY}-")
+
+    def gpus(self) -> list[str]:
+        """Return the GPUs that the API server knows of the node."""
+        return [gpu["uuid"] for gpu in self._plane.get("gpunode", self.name)["status"]["gpus"]]
+
     def clear(self) -> None:
         """Let no process be left, and no memory in use."""
         gpus = [replace(self._state.gpus[0], unlisted=0)]
@@ -100,10 +118,10 @@ class Host:
 
     def knows(self, *pods: Object) -> None:
         """Wait until the agent has told of the pods by name."""
-        names = {pod["metadata"]["name"] for pod in pods}
+        called = {pod["metadata"]["name"] for pod in pods}
         wait_until(
-            lambda: names <= {use.get("pod") for use in self.report()["pods"]},
-            f"the agent of {self.name} names {names}",
+            lambda: called <= {use.get("pod") for use in self.report()["pods"]},
+            f"the agent of {self.name} names {called}",
         )
 
     def metric(self, name: str, **labels: str) -> float:
@@ -124,10 +142,12 @@ class Site:
         self.cluster = cluster
         self.hosts = {name: Host(cluster, name, folder) for name in ("a", "b")}
 
-    def starts(self, namespace: str, name: str, host: str = "", memory: str = "20Gi") -> None:
+    def starts(
+        self, namespace: str, name: str, host: str = "", memory: str = "20Gi", gpus: int = 1
+    ) -> None:
         """Apply a job that declares its memory, for any host or for one."""
         wanted = {"tandem.gpu/memory": memory, "tandem.gpu/utilization": "20"}
-        described = job(name, annotations=wanted)
+        described = job(name, gpus=gpus, annotations=wanted)
         if host:
             described["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": host}
         self.cluster.apply_job(namespace, described)
@@ -325,6 +345,28 @@ def test_where_an_agent_is_silent_nothing_new_is_shared(site: Site, namespace: s
     began = time.monotonic()
     site.cluster.running(namespace, "joins")
     print(f"shared again after {time.monotonic() - began:.1f} s")
+
+
+def test_slices_take_jobs_of_one_gpu_and_leave_the_others_to_whole_gpus(
+    site: Site, namespace: str
+) -> None:
+    host = site.hosts["b"]
+    host.is_divided("MIG-1", "MIG-2")
+    try:
+        report = host.report()
+        assert report["slice"] == {"profile": "1g.10gb", "parent": host.gpu, "number": 0}
+        assert report["shares"] == 1
+        given = set()
+        for name in ("one", "two"):
+            site.starts(namespace, name, "b", memory="5Gi")
+            given.add(site.cluster.running(namespace, name)["metadata"]["annotations"][DEVICES])
+        assert given == {"MIG-1", "MIG-2"}
+        site.starts(namespace, "third", "b", memory="5Gi")
+        site.waits(namespace, "third", "all places for jobs are taken")
+        site.starts(namespace, "wide", "b", memory="5Gi", gpus=2)
+        site.waits(namespace, "wide", "only a job of one GPU can run")
+    finally:
+        host.is_divided()
 
 
 @pytest.mark.timeout(AWAY_S + 240)

@@ -404,6 +404,14 @@ def a_job_wants_a_gpu_alone(site: Site) -> None:
     assert (needs.gpus, needs.value) == (1, 1)
 
 
+@scenario(Reason.SLICE)
+def a_job_of_two_gpus_finds_slices(site: Site) -> None:
+    part = {"profile": "1g.10gb", "parent": "GPU-of-the-test"}
+    node = site.node(*(gpu(shares=1, slice={**part, "number": number}) for number in range(2)))
+    site.job("train", node, gpus=2)
+    assert site.hears(Reason.SLICE).gpus == 2
+
+
 @scenario(Reason.QUARANTINED)
 def a_gpu_is_ill(site: Site) -> None:
     site.job("train", site.node(gpu(health="Quarantined", healthReason="of the test")))

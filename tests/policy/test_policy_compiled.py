@@ -30,7 +30,7 @@ from tandem.policy.scorers.sharing import InUseFirst
 from tandem.policy.units import Bools, Ints
 
 CLASSES = 7
-CONSTRAINTS = load_profile("tandem").constraints
+CONSTRAINTS = load_profile("tandem").rules
 DISPATCHES = (
     Share(),
     Share(min_speed=0.73, demands_tried=16),
@@ -124,6 +124,8 @@ def random_board(seed: int, *, slots: int, pods_of: int, large: int = 1) -> tupl
     gpus = replace(
         empty,
         guarded=rng.random(rows) < 0.5,
+        sliced=np.random.default_rng(seed + 1).random(rows) < 0.3,
+        compute=np.random.default_rng(seed + 2).choice([1 / 7, 3 / 7, 1.0], rows),
         healthy=rng.random(rows) < 0.9,
         fresh=rng.random(rows) < 0.9,
         over_commit=np.array([GTX_1080, RTX_2080])[rng.integers(2, size=rows)],

@@ -109,6 +109,7 @@ def mixed() -> GpuArrays:
         shares=np.where(count == 7, 0, gpus.shares),
         healthy=count % 5 != 3,
         fresh=count % 4 != 1,
+        sliced=count % 3 == 1,
         guarded=count % 2 == 0,
         peaks_measured=count % 3 != 2,
     )

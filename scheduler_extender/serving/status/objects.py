@@ -54,6 +54,7 @@ class Gpu:
     node: str
     uuid: str
     index: int
+    number: str
     model: str
     memory_bytes: int
     capacity_gib: float
@@ -178,7 +179,7 @@ def node_of(value: Raw, line: bytes, slowed: Collection[Key]) -> Node:
     """Return the node of a line; `slowed` are the jobs that count as slowed down."""
     name, status = value["facts"]["name"], value["status"]
     node = Node(name, [], status["observedAt"], line, len(status.get("outOfMemory") or ()))
-    for raw in sorted(status.get("gpus") or (), key=lambda gpu: (gpu["index"], gpu["uuid"])):
+    for raw in sorted(status.get("gpus") or (), key=lambda gpu: _order(gpu)):
         gpu = _gpu(name, raw, value["facts"])
         gpu.set_state(slowed)
         node.gpus.append(gpu)
@@ -186,12 +187,18 @@ def node_of(value: Raw, line: bytes, slowed: Collection[Key]) -> Node:
     return node
 
 
+def _order(gpu: Raw) -> tuple[int, int, str]:
+    return gpu["index"], (gpu.get("slice") or {}).get("number", 0), gpu["uuid"]
+
+
 def _gpu(node: str, raw: Raw, facts: Raw) -> Gpu:
     row = facts["rows"].get(raw["uuid"]) or [0, False, False, 0.0]
+    mig_slice = raw.get("slice")
     return Gpu(
         node=node,
         uuid=raw["uuid"],
         index=raw["index"],
+        number=f"{raw['index']}:{mig_slice['number']}" if mig_slice else str(raw["index"]),
         model=raw["model"],
         memory_bytes=raw["memoryBytes"],
         capacity_gib=row[3],

@@ -244,11 +244,13 @@ class Selection:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def index_of(self, node: str, uuid: str) -> int | None:
-        """Return the index of a GPU on its node; None where no agent reports it."""
+    def numbers_of(self, node: str, uuid: str) -> dict[str, int | str | None]:
+        """Return index and number of a GPU on its node; None where no agent reports it."""
         found = self._nodes.get(node)
         gpus = found.gpus if found is not None else ()
-        return next((gpu.index for gpu in gpus if gpu.uuid == uuid), None)
+        numbers = ((gpu.index, gpu.number) for gpu in gpus if gpu.uuid == uuid)
+        index, number = next(numbers, (None, None))
+        return {"index": index, "number": number}
 
     def __len__(self) -> int:
         """Return how many jobs there are."""

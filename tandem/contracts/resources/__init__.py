@@ -41,6 +41,7 @@ from tandem.contracts.resources.gpu_node import (
     OutgrownPod,
     OutOfMemory,
     PodUse,
+    Slice,
 )
 from tandem.contracts.resources.model_profile import (
     GraphFeatures,
@@ -85,6 +86,7 @@ __all__ = [
     "Probability",
     "ResourceAmount",
     "Role",
+    "Slice",
     "Source",
     "SubBatch",
     "Time",

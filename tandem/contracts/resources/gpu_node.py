@@ -77,8 +77,21 @@ class PodUse(Message):
     iterations_per_second: Annotated[Rate | None, Measured] = None
 
 
+class Slice(Message):
+    """Of which GPU a slice of MIG is: `parent` is the GPU's UUID.
+
+    `profile` is the slice's name at NVIDIA, such as `1g.10gb`; `number` counts the slices of a GPU.
+    """
+
+    profile: Word
+    parent: GpuId
+    number: Index
+
+
 class GPU(Message):
-    """One GPU of a node as its agent sees it.
+    """One GPU of a node as its agent sees it, or one slice of a GPU (MIG), which has `slice`.
+
+    The slices of a GPU have its `index`, and the GPU itself is not in the list.
 
     `shares` is 0 where nothing may be placed on it, and `shares_reason` says why.
     `ecc_uncorrected_errors` counts since the driver was loaded. `memory_guarded`: before its memory
@@ -93,6 +106,7 @@ class GPU(Message):
     uuid: GpuId
     index: Index
     model: Label
+    slice: Slice | None = None
     memory_bytes: GpuBytes
     memory_reserved_bytes: Annotated[GpuBytes | None, Measured] = None
     memory_used_bytes: Annotated[GpuBytes | None, Measured] = None
@@ -114,6 +128,11 @@ class GPU(Message):
     shares_reason: AgentText = ""
     memory_guarded: bool = False
     pods: Annotated[list[PodUse], Field(max_length=MAX_USES), first(MAX_USES)] = []
+
+    @property
+    def number(self) -> str:
+        """Its number on the node, as nvidia-smi and CUDA write it: `0`, of a slice `0:3`."""
+        return str(self.index) if self.slice is None else f"{self.index}:{self.slice.number}"
 
 
 class EvictionRequest(Message):

@@ -51,12 +51,18 @@ static i64 count_nodes(Run *r, const i64 *rows, i64 count) {
     return found;
 }
 
+/* As `slice_speed` of equations/slices.py; 1 on a whole GPU. */
+static double slice_speed(const Cycle *c, i64 job, i64 row) {
+    double busy = c->busy_share[job];
+    return c->sliced[row] ? 1 / (1 - busy + busy / c->compute[row]) : 1.0;
+}
+
 /* As `Board._note_spread`. */
 static void note_spread(Run *r, i64 job, const i64 *rows, i64 count) {
     Cycle *c = r->c;
     double slowdown = c->spread_slowdown[job];
     int spread = slowdown > 0 && count > 1 && count_nodes(r, rows, count) > fewest_nodes(c, job);
-    c->spread_speed[job] = spread ? 1 / (1 + slowdown) : 1.0;
+    c->spread_speed[job] = spread ? 1 / (1 + slowdown) : count == 1 ? slice_speed(c, job, rows[0]) : 1.0;
 }
 
 /* As `add_worker`, on one row. */

@@ -32,8 +32,9 @@ typedef struct {
     i64 *count; /* residents: `GpuArrays.jobs` */
     const i64 *shares;
     u8 *exclusive;
-    const u8 *healthy, *fresh;
+    const u8 *sliced, *healthy, *fresh;
     const double *over_commit; /* (gpus, 3) */
+    const double *compute;
     /* (gpus, slots) */
     i64 *residents, *resident_class;
     double *resident_slowdown;
@@ -47,8 +48,8 @@ typedef struct {
     /* (jobs,), as in JobColumns */
     const double *base_gib, *extra_gib, *peak_probability;
     const u8 *peaks_may_meet;
-    const double *utilisation, *spread_slowdown;
-    const u8 *never_shares, *checkpointable, *known;
+    const double *utilisation, *spread_slowdown, *busy_share;
+    const u8 *never_shares, *spans, *checkpointable, *known;
     const i64 *wanted, *per_pod, *demand, *table, *job_class;
     const double *own, *caused; /* (tables, classes) */
     i64 classes;
@@ -82,7 +83,7 @@ typedef struct {
     double move_cost_s, move_below_speed, min_speed, min_gain, equal_worth;
     i64 shares_gpus, locality, best_pair, demands_tried;
     /* Constraints: 1 where the pipeline has them; bounds are infinite where it has none */
-    i64 needs_healthy, needs_fresh, needs_shares, at_most, needs_exclusive, needs_memory;
+    i64 needs_healthy, needs_fresh, needs_shares, at_most, needs_exclusive, needs_whole, needs_memory;
     i64 peaks_fit, peaks_opportunistic, strict_collision;
     double max_collision_probability, max_utilisation, max_interference;
     /* Scorers: weights as shares of their sum, 0 where the pipeline has none */

@@ -32,16 +32,16 @@ _ROOM = 16  # actions kept for one cycle, in workers of the whole cluster
 _GPU_COLUMNS = (
     "node", "memory_capacity_gib", "memory_base_gib", "memory_peak_extra_gib",
     "memory_peak_sum_gib", "none_in_peak", "one_in_peak", "peaks_measured", "guarded",
-    "gpu_utilisation", "jobs", "shares", "exclusive", "healthy", "fresh", "over_commit",
-    "residents", "resident_class", "resident_slowdown", "place",
+    "gpu_utilisation", "jobs", "shares", "exclusive", "sliced", "healthy", "fresh", "over_commit",
+    "compute", "residents", "resident_class", "resident_slowdown", "place",
 )  # fmt: skip
 _ARRAYS = (
     "gpus", "arrived_s", "running", "since_s", "attained_at_since", "service_at_since", "queue",
 )  # fmt: skip
 _LOADS = (
     "base_gib", "extra_gib", "peak_probability", "peaks_may_meet", "gpu_utilisation",
-    "spread_slowdown", "exclusive", "checkpointable", "known", "gpus", "gpus_per_pod", "demand",
-    "table", "interference_class",
+    "spread_slowdown", "busy_share", "exclusive", "spans", "checkpointable", "known", "gpus",
+    "gpus_per_pod", "demand", "table", "interference_class",
 )  # fmt: skip
 _BOARD = (
     "predicted_speed", "spread_speed", "on_gpus", "changed", "untried", "touched", "seen_rate",
@@ -58,8 +58,9 @@ _INTS = {
     "answer_actions",
 }  # fmt: skip
 _BOOLS = {
-    "gpu_peaks_measured", "gpu_guarded", "gpu_exclusive", "gpu_healthy", "gpu_fresh",
-    "array_running", "load_peaks_may_meet", "load_exclusive", "load_checkpointable", "load_known",
+    "gpu_peaks_measured", "gpu_guarded", "gpu_exclusive", "gpu_sliced", "gpu_healthy", "gpu_fresh",
+    "array_running", "load_peaks_may_meet", "load_exclusive", "load_spans", "load_checkpointable",
+    "load_known",
     "board_on_gpus", "board_changed", "board_untried", "board_touched", "where_masks",
 }  # fmt: skip
 _PARAMETERS = (
@@ -74,6 +75,7 @@ _BOUNDS: dict[str, Any] = {
     "needs_shares": ctypes.c_int64,
     "at_most": ctypes.c_int64,
     "needs_exclusive": ctypes.c_int64,
+    "needs_whole": ctypes.c_int64,
     "needs_memory": ctypes.c_int64,
     "peaks_fit": ctypes.c_int64,
     "peaks_opportunistic": ctypes.c_int64,
@@ -146,7 +148,7 @@ class CompiledCycle:
         at = self._at
         at.gpus, at.slots = board.gpus.residents.shape
         at.jobs, at.nodes = jobs, nodes
-        at.widest_node = int(np.bincount(board.gpus.node).max(initial=1))
+        at.widest_node = int(np.bincount(board.gpus.node[~board.gpus.sliced]).max(initial=1))
         self._touched = np.zeros(gpus, dtype=np.bool_)
         self._actions = np.zeros(_ROOM * ((at.slots + 1) * gpus + jobs + 4), dtype=np.int64)
         self._point("answer_actions", self._actions)

@@ -23,6 +23,7 @@ static int interferes(const Cycle *c, i64 job, const Place *p) {
 static int allows(const Cycle *c, i64 job, const Place *p) {
     i64 row = p->row;
     if (c->needs_healthy && !c->healthy[row]) return 0;
+    if (c->needs_whole && c->sliced[row] && c->spans[job]) return 0;
     if (c->needs_fresh && !c->fresh[row] && p->count > 0) return 0;
     if (c->needs_shares && p->count >= (c->shares[row] < c->at_most ? c->shares[row] : c->at_most)) {
         return 0;
@@ -109,6 +110,7 @@ static Offer offer_of(const Cycle *c, i64 job, const Place *p) {
         o.speed = 1 / (1 + slowdown);
         if (c->min_speed > 0 && !(o.speed >= c->min_speed)) return o;
     }
+    if (c->locality) o.speed *= slice_speed(c, job, p->row);
     o.allowed = allows(c, job, p);
     return o;
 }

@@ -9,6 +9,7 @@ import numpy as np
 from tandem.policy.board import Board
 from tandem.policy.cluster import LOAD_COLUMNS, GpuArrays
 from tandem.policy.columns import JobColumns
+from tandem.policy.equations.slices import slice_speed
 from tandem.policy.equations.turns import shares_well
 from tandem.policy.gather import whole_pods
 from tandem.policy.job import NOBODY
@@ -74,11 +75,24 @@ class Valuation:
         board.stale.clear()
 
     def spread_speed(self, jobs: Ints | int) -> Floats | float:
-        """Return the speed of running jobs where they are, over that on the fewest nodes."""
+        """Return the speed of running jobs where they are, neighbours aside.
+
+        It is a share of that on whole GPUs of the fewest nodes.
+        """
         if not self.locality:
             return 1.0
         speed: Floats | float = self.board.spread_speed[jobs]
         return speed
+
+    def slice_speed(self, jobs: Ints, gpus: GpuArrays) -> Floats | float:
+        """Return the speed of a worker of each of `jobs` on `gpus`, over that on whole GPUs.
+
+        Shape (jobs, gpus), or 1 where all are whole.
+        """
+        if not (self.locality and gpus.sliced.any()):
+            return 1.0
+        on_slices = slice_speed(self.loads.busy_share[jobs, None], gpus.compute)
+        return np.where(gpus.sliced, on_slices, 1.0)
 
     def spread_slowdown(self, job: int) -> float:
         """Return the slowdown of a job on more nodes than it needs; 0 where it has no price."""
@@ -321,6 +335,7 @@ class Offers:
         speed = 1 / (1 + slowdown)
         if least:
             allowed &= (gpus.jobs == 0) | (speed >= least)
+        speed *= valuation.slice_speed(self.jobs, gpus)
         allowed = valuation.pipeline.narrowed_each(allowed, self._job_list, self._demands, gpus)
         return speed, loss, slowed, allowed, present, worth
 

@@ -73,7 +73,7 @@ export function Gpu({ doc }) {
   ];
   return html`
     <${Card} title="State" wide>
-      <p class="headline"><b>${doc.node}/${doc.index}</b> <${State} of=${doc.state}/>${doc.reason ? html` <span class="note">${doc.reason}</span>` : ""}</p>
+      <p class="headline"><b>${doc.node}/${doc.number}</b> <${State} of=${doc.state}/>${doc.reason ? html` <span class="note">${doc.reason}</span>` : ""}</p>
       <${Facts} rows=${[
         ["Type", gpuModel(doc.model)],
         ["Jobs", html`<a href=${href("jobs", { gpu: doc.gpu })}>${plural(doc.jobs.length, "job")}</a> <span class="dim">of ${plural(doc.shares, "share")}</span>`],
@@ -84,6 +84,7 @@ export function Gpu({ doc }) {
         ["Health", doc.health],
         ["Uncorrected ECC errors", doc.eccUncorrectedErrors == null ? NONE : number(doc.eccUncorrectedErrors)],
         ["MIG, MPS", `${doc.mig == null ? NONE : doc.mig ? "on" : "off"}, ${doc.mps == null ? NONE : doc.mps ? "on" : "off"}`],
+        ...(doc.slice ? [["Slice", `${doc.slice.profile}, slice ${doc.slice.number} of GPU ${doc.index}; temperature, errors and health are those of the GPU`], ["UUID of the GPU", html`<code>${doc.slice.parent}</code>`]] : []),
         ["Report", html`<${Ago} at=${doc.observedAt}/>`],
         ["UUID", html`<code>${doc.gpu}</code>`],
       ]}/>
@@ -178,7 +179,7 @@ export function JobView({ doc, parameters }) {
       columns=${[
         { name: "Pod", show: (pod) => pod.pod }, { name: "Phase", show: (pod) => pod.phase },
         { name: "Node", show: (pod) => (pod.node ? html`<a href=${nodeHref(pod.node)}>${pod.node}</a>` : NONE) },
-        { name: "GPUs", show: (pod) => (pod.gpus.length ? pod.gpus.map((gpu, i) => html`${i ? ", " : ""}<a key=${gpu} href=${gpuHref(pod.node, gpu)}>${gpuName({ gpu, index: (doc.places.find((each) => each.gpu === gpu) || {}).index })}</a>`) : NONE) },
+        { name: "GPUs", show: (pod) => (pod.gpus.length ? pod.gpus.map((gpu, i) => html`${i ? ", " : ""}<a key=${gpu} href=${gpuHref(pod.node, gpu)}>${gpuName(doc.places.find((each) => each.gpu === gpu) || { gpu })}</a>`) : NONE) },
       ]}/><//>
     <${Events} path=${`jobs/${encodeURIComponent(doc.namespace)}/${encodeURIComponent(doc.name)}/events`} at=${doc.phase + doc.message}/>
     <${Yaml} path=${`jobs/${encodeURIComponent(doc.namespace)}/${encodeURIComponent(doc.name)}/yaml`} phase=${doc.phase}/>`;

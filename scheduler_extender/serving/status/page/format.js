@@ -101,5 +101,5 @@ export const gpuModel = (name) => (name || "").replace(/^NVIDIA /, "");
 // A model that no job names any more: the hash of its graph in short, with the batch size.
 export const modelName = (kind) => kind.replace(/[0-9a-f]{64}/, (hash) => shortId(hash));
 // A GPU as people call it; by its UUID where no agent reports it.
-export const gpuName = (place) => (place.index == null ? shortId(place.gpu) : String(place.index));
+export const gpuName = (place) => (place.number == null ? shortId(place.gpu) : place.number);
 export const shortId = (uuid) => (uuid.length > 16 ? `${uuid.slice(0, 12)}…` : uuid);

@@ -213,8 +213,8 @@ export function jobsOf(gpu) {
 }
 
 export const GPU = {
-  gpu: { name: "GPU", show: (gpu) => html`<a class="name" href=${gpuHref(gpu.node, gpu.gpu)} title=${gpu.gpu}><span class="dim">${gpu.node}/</span>${gpu.index}</a>` },
-  id: { name: "GPU", show: (gpu) => html`<a class="name" href=${gpuHref(gpu.node, gpu.gpu)}>${gpu.index} <span class="dim">${shortId(gpu.gpu)}</span></a>` },
+  gpu: { name: "GPU", show: (gpu) => html`<a class="name" href=${gpuHref(gpu.node, gpu.gpu)} title=${gpu.gpu}><span class="dim">${gpu.node}/</span>${gpu.number}</a>` },
+  id: { name: "GPU", show: (gpu) => html`<a class="name" href=${gpuHref(gpu.node, gpu.gpu)}>${gpu.number} <span class="dim">${shortId(gpu.gpu)}</span></a>` },
   state: { name: "State", show: (gpu) => html`<span title=${gpu.reason}><${State} of=${gpu.state}/>${gpu.reason ? html`<span class="note"> ${gpu.reason}</span>` : ""}</span>` },
   model: { name: "Type", show: (gpu) => gpuModel(gpu.model) },
   jobs: { name: "Jobs", wide: true, show: jobsOf },

@@ -89,7 +89,7 @@ def gpu(cluster: Cluster, scope: Scope, query: Query) -> Document:
     operator = scope.namespace is None
     device = picked(
         raw,
-        *("memoryBytes", "memoryReservedBytes", "computeMode", "mig", "mps"),
+        *("memoryBytes", "memoryReservedBytes", "computeMode", "mig", "mps", "slice"),
         *("eccUncorrectedErrors", "health"),
     )
     measured = picked(

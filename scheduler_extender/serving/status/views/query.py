@@ -131,6 +131,7 @@ def gpu_row(cluster: Cluster, gpu: Gpu) -> Document:
         "node": gpu.node,
         "gpu": gpu.uuid,
         "index": gpu.index,
+        "number": gpu.number,
         "model": gpu.model,
         "state": gpu.state,
         "reason": gpu.reason,
@@ -177,7 +178,7 @@ def job_row(selection: Selection, job: Job) -> Document:
         "model": job.model or None,
         "exclusive": job.exclusive,
         "places": [
-            {"node": node, "gpu": gpu, "index": selection.index_of(node, gpu)}
+            {"node": node, "gpu": gpu, **selection.numbers_of(node, gpu)}
             for node, gpu in job.places[:_PLACES]
         ],
         "placesInAll": len(job.places),
