@@ -40,6 +40,17 @@ DEFAULT_SCHEDULER_CONFIGURATION: Mapping[str, Any] = {
     "clientConnection": {"qps": CLIENT_QPS, "burst": CLIENT_BURST},
 }
 
+#: What the API server logs of writes, a line each once it has been answered: who, what, where.
+AUDIT_POLICY: Mapping[str, Any] = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "Metadata"},
+    ],
+}
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -137,6 +148,15 @@ def apiserver(program: Path, layout: Layout, extra: Sequence[str]) -> list[str]:
             "--endpoint-reconciler-type=none",
         ]
     return [*argv, *extra]
+
+
+def audit(layout: Layout) -> list[str]:
+    """Let the API server log writes by `AUDIT_POLICY`, which the caller has written."""
+    return [
+        f"--audit-policy-file={layout.file('audit.yaml')}",
+        f"--audit-log-path={layout.file('audit.log')}",
+        "--audit-log-mode=blocking",
+    ]
 
 
 def controller_manager(program: Path, layout: Layout, kubeconfig: Path) -> list[str]:

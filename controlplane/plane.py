@@ -53,11 +53,13 @@ class ControlPlane:
         scheduler: bool = False,
         apiserver_args: Sequence[str] = (),
         real_nodes: int | Iterable[NodeOptions] = 0,
+        audit: bool = False,
     ) -> Self:
         """Start etcd, the API server, the controller manager and kwok, and wait for readiness.
 
         `nodes`: how many nodes of the default size, or which. `scheduler`: a kube-scheduler with
         its default configuration as well. `real_nodes`: how many nodes with a kubelet, or which.
+        `audit`: the API server logs each write, for `audited`.
         Raises TandemError when programs are missing or one does not come up, then with the end
         of its log.
         """
@@ -66,7 +68,7 @@ class ControlPlane:
         real = list(real_nodes)
         plane = cls(binaries.require_all(), RealNodes.prepare() if real else None)
         try:
-            plane._start(apiserver_args)
+            plane._start([*apiserver_args, *(plane._audit() if audit else ())])
             if isinstance(nodes, int):
                 nodes = [Node(f"node-{index}") for index in range(nodes)]
             plane.add_nodes(nodes)
@@ -157,6 +159,20 @@ class ControlPlane:
             ),
             "the controllers are at work",
         )
+
+    def _audit(self) -> list[str]:
+        policy = yaml.safe_dump(dict(components.AUDIT_POLICY))
+        self._layout.file("audit.yaml").write_text(policy)
+        return components.audit(self._layout)
+
+    def audited(self, user: str = "") -> list[dict[str, Any]]:
+        """Return the audit events of the writes so far, of one user or of all, oldest first.
+
+        A write is in the log before it is answered. Needs a plane that was started with `audit`.
+        """
+        lines = self._layout.file("audit.log").read_text().splitlines()
+        events: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return [event for event in events if user in ("", event["user"]["username"])]
 
     def _start_real_nodes(self, options: Sequence[NodeOptions]) -> None:
         if self._real is None:

@@ -109,7 +109,8 @@ def policies() -> str:
     labels = """{{- include "tandem.labels" (dict "root" . "component" "policies") | nindent 4 }}"""
     source = re.sub(r"(?m)^(metadata:\n  name: .+\n)", rf"\g<1>  labels: {labels}\n", source)
     head = "{{- /* Made by helm/generate.py of helm/policies.yaml; change it there. */ -}}\n"
-    return f"{head}{{{{- if .Values.policies.enabled }}}}\n{source}{{{{- end }}}}\n"
+    begin = """{{- if and .Values.policies.enabled (ne .Values.mode "shadow") }}"""
+    return f"{head}{begin}\n{source}{{{{- end }}}}\n"
 
 
 def main() -> int:

@@ -93,6 +93,10 @@ class _Scheduler(_Placed):
     extender: _Extender
 
 
+class _Shadow(_Section):
+    resources: _Resources
+
+
 class _Retraining(_Section):
     enabled: bool
     schedule: str
@@ -172,8 +176,10 @@ class _Monitoring(_Section):
 class Values(_Section):
     """The whole of values.yaml."""
 
+    mode: Literal["schedule", "shadow"]
     image: _Image
     scheduler: _Scheduler
+    shadow: _Shadow
     predictor: _Predictor
     agent: _Agent
     webhook: _Webhook

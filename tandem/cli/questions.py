@@ -20,6 +20,7 @@ from tandem.cli.screen import (
     span,
     starts_in,
 )
+from tandem.cli.shadow import print_shadow_why
 from tandem.cli.views import LimitOption, NamespaceOption, OwnNamespaceOption, say
 from tandem.contracts.names import PREDICTOR_AWAY
 from tandem.errors import TandemError, UsageError
@@ -90,6 +91,9 @@ def why(
         ),
     ],
     namespace: OwnNamespaceOption = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="In shadow mode: what Tandem would do with it now.")
+    ] = False,
     form: Form = Form.TABLE,
 ) -> None:
     """Say why a job waits, when it starts, and what slows it down.
@@ -97,6 +101,9 @@ def why(
     It also says why the job was stopped, what was predicted of it, and what was measured.
     """
     where, name = named(job)
+    if shadow:
+        print_shadow_why(read, where or namespace or read.own_namespace, name, form)
+        return
     found = job_of(read, where or namespace or read.own_namespace, name)
     view = found["view"]
     if printed(form, f"{view['namespace']}/{view['name']}", view | {"time": found["time"]}):

@@ -86,6 +86,11 @@ class Reader:
                 raise UsageError(f"{account!r} names no account", "write NAMESPACE/NAME")
             self._account = namespace, name
 
+    @property
+    def system(self) -> str:
+        """The namespace of Tandem's services."""
+        return self._system
+
     @cached_property
     def client(self) -> KubeClient:
         """The API server of the kubeconfig."""

@@ -15,6 +15,7 @@ from tandem.cli.forms import Form, reports
 from tandem.cli.output import clean, out, print_json, print_table
 from tandem.cli.reach import Reader, reads_once
 from tandem.cli.screen import in_words
+from tandem.cli.shadow import print_shadow_report
 from tandem.cli.views import LimitOption, NamespaceOption, say, shown
 from tandem.errors import UsageError
 
@@ -54,6 +55,13 @@ def report(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one HTML file with plots.")
     ] = None,
+    shadow: Annotated[
+        bool,
+        typer.Option(
+            "--shadow",
+            help="In shadow mode: what Tandem would have done with all jobs; --days, --json.",
+        ),
+    ] = False,
     limit: LimitOption = None,
     form: Form = Form.TABLE,
 ) -> None:
@@ -63,6 +71,9 @@ def report(
     ran. used: utilisation times held. saved: what the same work would have taken more without
     sharing. lost: what neighbours have slowed down. A price is that of each type whose name has it.
     """
+    if shadow:
+        print_shadow_report(read, days, form)
+        return
     prices = prices_of(price or [])
     query = {"days": str(days), "by": by.value}
     found = read.of_namespace("/v1/status/report", namespace, query)

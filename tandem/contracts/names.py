@@ -29,6 +29,8 @@ AGENT_NAMESPACE = "tandem-agents"
 HISTORY_CONFIG_MAP = "tandem-history"
 #: What completed jobs had of GPUs, day by day: a ConfigMap for each day, with a number behind it.
 PAST_CONFIG_MAP = "tandem-past"
+#: What shadow mode has recorded, day by day: a ConfigMap for each day, with a number behind it.
+SHADOW_CONFIG_MAP = "tandem-shadow"
 PRIORITY_CLASS = "tandem-training"
 SCHEDULING_GATE = f"{GROUP}/queue"
 ADOPT_LABEL = f"{GROUP}/adopt"

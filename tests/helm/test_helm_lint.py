@@ -37,7 +37,7 @@ def test_the_charts_own_tests_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "mode", ["", "scheduler.attach.enabled=true", "webhook.certManager.enabled=true"]
+    "mode", ["", "scheduler.attach.enabled=true", "webhook.certManager.enabled=true", "mode=shadow"]
 )
 def test_kube_score_finds_nothing_that_is_not_accepted(mode: str) -> None:
     program = tool("kube-score")
