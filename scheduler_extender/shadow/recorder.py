@@ -158,6 +158,7 @@ class Recorder:
         pods = [self._pods[uid][0] for uid in self._of[job.id]]
         living = [pod for pod in pods if not pod.finished]
         job.gpus = max(job.gpus, sum(pod.gpus for pod in living), *(p.gpus for p in pods), 0)
+        job.gpus_per_pod = max([job.gpus_per_pod, *(pod.gpus for pod in pods)])
         starts = [run.started_s for run in job.runs.values()]
         if starts:
             job.started_s = min([*starts, *([job.started_s] if job.started_s is not None else [])])

@@ -37,7 +37,8 @@ class Run(NamedTuple):
 class ShadowJob:
     """A job as the scheduler that is there ran it; times are Unix times.
 
-    `gpus` is the most that its pods asked for at a time. `runs` are its pods by uid,
+    `gpus` is the most that its pods asked for at a time, `gpus_per_pod` the most of one pod, all of
+    one node. `runs` are its pods by uid,
     `past_gpu_s` is what pods had that are gone. `ended_s` is absent while a pod of it lives.
     """
 
@@ -47,6 +48,7 @@ class ShadowJob:
     kind: str
     arrived_s: float
     gpus: int = 0
+    gpus_per_pod: int = 1
     started_s: float | None = None
     ended_s: float | None = None
     past_gpu_s: float = 0.0
@@ -148,8 +150,9 @@ def day_in(config_map: Mapping[str, Any]) -> ShadowDay:
 
 #: The fields of a job as they are stored, `runs` after them.
 _FIELDS = (
-    "id", "namespace", "name", "kind", "arrived_s", "gpus", "started_s", "ended_s", "past_gpu_s",
-    "endless", "exclusive", "checkpoint", "model", "memory_bytes", "utilisation_percent",
+    "id", "namespace", "name", "kind", "arrived_s", "gpus", "gpus_per_pod", "started_s", "ended_s",
+    "past_gpu_s", "endless", "exclusive", "checkpoint", "model", "memory_bytes",
+    "utilisation_percent",
 )  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def _job(line: Sequence[Any]) -> ShadowJob:
 
 _RUNS = TypeAdapter(dict[str, tuple[int, float, float | None, str]])
 _LINE = tuple[
-    str, str, str, str, float, int, float | None, float | None, float,
+    str, str, str, str, float, int, int, float | None, float | None, float,
     bool, bool, bool, str, int | None, float | None, dict[str, Any],
 ]  # fmt: skip
 

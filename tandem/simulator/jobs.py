@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class TraceJob:
     """One row of a trace: a gang that runs for `duration_s` when it is alone on its GPUs.
 
+    Each of its pods has `gpus_per_pod` GPUs of one node: a divisor of `gpus`.
+
     What a trace leaves out is None, and drawn by the truth where it is needed.
     """
 
@@ -24,3 +26,4 @@ class TraceJob:
     peak_probability: float | None = None
     iterations: int | None = None
     iteration_s: float | None = None
+    gpus_per_pod: int = 1

@@ -119,7 +119,8 @@ def replay_of(record: Record) -> Replay:
     if left_out:
         since = max(since, known[0].arrived_s)
     total = sum(node.gpus for node in record.nodes)
-    jobs = [job for job in known if job.gpus <= total]
+    largest = max((node.gpus for node in record.nodes), default=0)
+    jobs = [job for job in known if job.gpus <= total and job.gpus_per_pod <= largest]
     lasted = [_lasted_s(job, now) for job in jobs]
     ended = [s for s, job in zip(lasted, jobs, strict=True) if job.ended_s is not None]
     usual_s = median(ended) if ended else 3600.0
@@ -139,6 +140,7 @@ def replay_of(record: Record) -> Replay:
                 submit_s=max(0.0, job.arrived_s - since),
                 gpus=job.gpus,
                 duration_s=max(_LEAST_S, duration_s),
+                gpus_per_pod=_gpus_per_pod(job),
                 model=job.model or None,
                 gpu_utilisation=job.utilisation_percent,
                 memory_base_gib=job.memory_bytes / _BYTES_PER_GIB if job.memory_bytes else None,
@@ -292,6 +294,11 @@ def free_gpus(record: Record) -> int:
 
 
 # --- parts --------------------------------------------------------------------------------------
+
+
+def _gpus_per_pod(job: ShadowJob) -> int:
+    """Return how many GPUs of one node go together; 1 of a gang whose pods ask for different."""
+    return 1 if job.gpus % job.gpus_per_pod else job.gpus_per_pod
 
 
 def _lasted_s(job: ShadowJob, now_s: float) -> float:

@@ -39,7 +39,8 @@ def plain_world(trace: Sequence[TraceJob], gpus: GpuArrays) -> World:
         [
             Job(
                 id=job.id,
-                pods=job.gpus,
+                pods=job.gpus // job.gpus_per_pod,
+                gpus_per_pod=job.gpus_per_pod,
                 queued_at_s=job.submit_s,
                 remaining_s=job.duration_s,
                 checkpointable=True,
@@ -125,7 +126,8 @@ def measured_world(
     believed = [
         Job(
             id=job.id,
-            pods=job.gpus,
+            pods=job.gpus // job.gpus_per_pod,
+            gpus_per_pod=job.gpus_per_pod,
             memory_base_gib=memory[i].base_gib * (1 + _MEMORY_MARGIN),
             memory_peak_extra_gib=memory[i].peak_extra_gib * (1 + _MEMORY_MARGIN),
             peak_probability=memory[i].peak_probability,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +20,7 @@ from controlplane_binaries import need_control_plane
 from controlplane import ControlPlane, Node, binaries, wait_until
 from controlplane.installation import CHART, RELEASE
 from tandem.contracts import names
-from tandem.contracts.shadow import SLOTS, ShadowJob, config_map_name, day_in
+from tandem.contracts.shadow import DAY_S, SLOTS, ShadowJob, config_map_name, day_in
 
 pytestmark = [
     pytest.mark.controlplane,
@@ -66,9 +68,16 @@ class Site:
                 found |= {job.name: job for job in day_in(answer.json()).jobs.values()}
         return found
 
+    def records_since(self) -> float:
+        """Return when the record began (Unix time), infinity before it has."""
+        number = int(time.time() // DAY_S)
+        path = f"/api/v1/namespaces/{names.NAMESPACE}/configmaps/{config_map_name(number)}"
+        answer = self.plane.http.get(path)
+        return day_in(answer.json()).since_s if answer.is_success else math.inf
+
     def tandem(self, *words: str) -> dict[str, Any]:
         """Return what `tandem ... --json` prints for an administrator."""
-        command = [sys.executable, "-m", "tandem.cli.main", *words, "--json"]
+        command = [str(Path(sys.executable).with_name("tandem")), *words, "--json"]
         environment = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig())}
         answer = subprocess.run(
             command, check=False, capture_output=True, text=True, timeout=300, env=environment
@@ -114,6 +123,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def ended(site: Site) -> Site:
     """The site when a stream of jobs has come and ended, the recorder killed in between."""
+    wait_until(lambda: site.records_since() < time.time() - 1, "the recorder is at work")
     for number, (name, (gpus, seconds)) in enumerate(JOBS.items()):
         site.submit(name, gpus, seconds)
         if number == 3:
@@ -239,7 +249,7 @@ def test_the_report_compares_what_the_pods_say_with_the_same_trace_simulated(end
     first = min(came for came, *_ in jobs.values())
     trace = sorted(
         (
-            TraceJob(name, came - first, gpus, max(1.0, finished - started))
+            TraceJob(name, came - first, gpus, max(1.0, finished - started), gpus_per_pod=gpus)
             for name, (came, started, finished, gpus) in jobs.items()
         ),
         key=lambda job: (job.submit_s, job.id),

@@ -71,7 +71,8 @@ def test_the_pods_of_one_workload_are_one_job() -> None:
     second = pod("train-1", came=5, started=20, ended=50, owner="train", gpus=2)
     before = [{**each, "status": {"phase": "Pending"}} for each in (first, second)]
     job = recorded(*before, first, second)["job-train"]
-    assert (job.gpus, job.started_s, job.ended_s) == (4, START_S + 10, START_S + 70)
+    assert (job.gpus, job.gpus_per_pod) == (4, 2)
+    assert (job.started_s, job.ended_s) == (START_S + 10, START_S + 70)
     assert job.held_gpu_s(START_S + 1000) == 2 * 60 + 2 * 30
 
 

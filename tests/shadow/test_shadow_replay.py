@@ -180,6 +180,15 @@ def test_a_waiting_job_is_started_where_gpus_are_free_and_waits_where_none_are()
     assert free_gpus(now) == 1
 
 
+def test_a_pod_that_wants_more_than_a_node_has_free_waits_though_the_cluster_has_as_many() -> None:
+    runs = [job(name, 0, 10, node=name) for name in ("n0", "n1")]
+    one, several = job("one", 50, gpus=2), job("several", 60, gpus=2)
+    one.gpus_per_pod = 2
+    decided = decide_now(record([*runs, one, several], until=100))
+    assert decided[one.id] == ("wait",)
+    assert decided[several.id] == ("start", "n0", "n1")
+
+
 def test_a_gang_of_which_a_part_runs_holds_no_gpus_of_the_plan() -> None:
     half = job("a", 0, 10, gpus=1, node="n0")
     half.gpus = 4
