@@ -62,6 +62,7 @@ TIRESIAS = {
 }
 LIGHT = {"tandem.gpu/memory": "1Gi", "tandem.gpu/utilization": "10"}
 HALF = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "45"}
+MORE_THAN_HALF = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "60"}
 BUSY = {"tandem.gpu/memory": "8Gi", "tandem.gpu/utilization": "95"}
 #: What each profile's extender is started with. Reports are written once, so that none is stale
 #: but the one that says so itself.
@@ -154,9 +155,17 @@ class Site:
         self.apply(placed(job(name, **other), node))
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Apply objects in the namespace, all of them at once."""
+        """Apply objects in the namespace, all of them at once.
+
+        Their image is that of the namespace: jobs are known by it, and what one scenario teaches
+        about its jobs is not believed of another's.
+        """
         for each in objects:
             each["metadata"].setdefault("namespace", self.namespace)
+            spec = each.get("spec") or {}
+            spec = (spec.get("template") or {}).get("spec", spec)
+            for container in spec.get("containers") or ():
+                container["image"] = f"{self.namespace}:1"
         self.plane.apply(list(objects))
 
     def experiment(self, name: str, *, paused: bool = False) -> dict[str, Any]:
@@ -914,6 +923,12 @@ def shared_gpu(site: Site, node: str, **saves: bool) -> None:
             "it is known how fast it is alone",
             timeout_s=120,
         )
+    # Before that, the other GPU would be better by what is predicted, and a job moves for that.
+    wait_until(
+        lambda: (site.status("job-suffers").get("observed") or {}).get("slowdown"),
+        "it is known how fast it is next to the other",
+        timeout_s=120,
+    )
 
 
 #: What Jobs get of a GPU's time, alone and next to another: no job slows another down.
@@ -957,11 +972,19 @@ def a_job_slows_another_down_and_moves(site: Site) -> None:
 
 @scenario(Reason.FASTER_ELSEWHERE, profile="moving")
 def a_job_moves_to_a_gpu_that_is_free(site: Site) -> None:
+    """Two that want more of a GPU than there is slow each other down a little.
+
+    They are looked at again as long as another job waits.
+    """
+    full = site.node(gpu())
+    site.job("holds", full, annotations=ALONE)
+    site.runs("holds")
+    site.job("waits", full, annotations=ALONE)
     node = site.node(gpu(**TURINGS), gpu(**TURINGS))
     site.job("whole", node, annotations=ALONE)
     site.runs("whole")
     for name in ("one", "two"):
-        site.job(name, node, annotations=HALF | SAVES)
+        site.job(name, node, annotations=MORE_THAN_HALF | SAVES)
         site.runs(name)
     site.ends("whole")
     site.hears(Reason.FASTER_ELSEWHERE)
