@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -90,6 +90,21 @@ def _check_rest(
         parse_demand(pod.metadata.annotations, request.gpus, where=where)
     except AnnotationError as error:
         yield from error.errors
+    else:
+        yield from _check_levels(annotations, config.topology_levels, where)
+
+
+def _check_levels(
+    annotations: Mapping[str, str], levels: Sequence[str], where: str
+) -> Iterator[FieldError]:
+    """Refuse a level of topology that the cluster does not have."""
+    known = f"the levels of this cluster are {', '.join(levels)}" if levels else (
+        "this cluster has no levels; remove it"
+    )  # fmt: skip
+    for name in (names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY):
+        level = annotations.get(name)
+        if level is not None and level not in levels:
+            yield FieldError(annotation_field(name, where), level, known)
 
 
 def _check_grace(pod: PodShape, prefix: str, max_grace_s: int) -> Iterator[FieldError]:

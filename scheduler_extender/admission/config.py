@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tandem.contracts import names
 from tandem.settings import Section
@@ -31,6 +31,22 @@ HostPathPattern = Annotated[
 ]
 
 
+#: The key of a label, as the API server has it.
+LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+        max_length=253,
+    ),
+]
+
+
+def _once_each(levels: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := sorted({level for level in levels if levels.count(level) > 1}):
+        raise ValueError(f"each level is named once, not {', '.join(twice)} twice")
+    return levels
+
+
 class AdmissionConfig(Section):
     """What an operator may choose about admission.
 
@@ -42,6 +58,8 @@ class AdmissionConfig(Section):
     may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
     `resource_claims`: whether they may name ResourceClaims, which Tandem cannot look into.
     `memory_limits`: whether jobs that may share a GPU are told the limit of their memory.
+    `topology_levels`: the labels of nodes that say where they are, widest first; jobs may require
+    or prefer to run in one domain of a level, and what gathers gangs goes by them.
     """
 
     scheduler_name: str = names.SCHEDULER_NAME
@@ -52,3 +70,6 @@ class AdmissionConfig(Section):
     host_paths: tuple[HostPathPattern, ...] = DEFAULT_HOST_PATHS
     resource_claims: Literal["refuse", "allow"] = "refuse"
     memory_limits: bool = True
+    topology_levels: Annotated[
+        tuple[LabelKey, ...], Field(max_length=16), AfterValidator(_once_each)
+    ] = names.TOPOLOGY_LEVELS

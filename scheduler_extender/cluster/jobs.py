@@ -277,6 +277,8 @@ def policy_job(
             for each in sub_batches
             if demand.accumulation
         ),
+        required_topology=demand.required_topology or "",
+        preferred_topology=demand.preferred_topology or "",
     )
 
 

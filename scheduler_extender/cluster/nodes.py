@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import repeat
 
 import numpy as np
 
+from scheduler_extender.cluster.node_domains import NodeDomains
 from scheduler_extender.cluster.pods import PodInfo, Use
 from scheduler_extender.cluster.records import NodeRecord
 from scheduler_extender.cluster.selectors import LabelIndex, NodeRequirements, Taint, Term
+from tandem.policy.topology import Topology
 from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.causes import Cause, Reason
 
@@ -63,6 +66,7 @@ class NodesPicture:
     total: Floats
     used: Floats
     others: Mapping[str, Floats]
+    topology: Topology | None = None  # of the nodes; None: no level is named
 
     def eligible(self, number: int) -> Bools:
         """Return (nodes,), True where the pod could run now."""
@@ -261,8 +265,9 @@ class NodeBook:
     those on unknown ones wait in `_elsewhere`, and take no slot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, levels: Sequence[str] = ()) -> None:
         self._slots: dict[str, int] = {}
+        self._domains = NodeDomains(levels)
         self._records: list[NodeRecord | None] = []
         self._total = np.zeros((64, 3))
         self._used = np.zeros((64, 3))
@@ -292,6 +297,25 @@ class NodeBook:
         if _suits_whom(before) != _suits_whom(record):
             self._masks.clear()
             self._index(slot, before, record)
+            self._domains.put(slot, record.labels if record else {})
+
+    def rack(self, name: str) -> int:
+        """Return the number of the narrowest domain that a node is in; 0 where it is in none."""
+        slot = self._slots.get(name)
+        return 0 if slot is None else self._domains.rack(slot)
+
+    def in_domain_of(self, node: str, level: str, names: Sequence[str]) -> Bools:
+        """Return (names,), True for nodes in the domain of `node` at a level of topology.
+
+        Where there is no such level, a node is in its own alone.
+        """
+        index = self._domains.index(level)
+        if index is None:
+            return np.array([name == node for name in names], dtype=np.bool_)
+        slots = np.fromiter(map(self._slots.get, (node, *names), repeat(-1)), np.int64)
+        domain = self._domains.at(slots, index)
+        inside: Bools = domain[1:] == domain[0]
+        return inside
 
     def use(self, uid: str, use: Use | None) -> None:
         """Set what a pod takes, and where."""
@@ -398,7 +422,9 @@ class NodeBook:
                 name: self._others[name][:, at] if name in self._others else nothing
                 for name in frozenset().union(*(each.amounts for each in asks.values()))
             }
-            return NodesPicture(names, asks, at, self._total[at], self._used[at], others)
+            return NodesPicture(
+                names, asks, at, self._total[at], self._used[at], others, self._domains.of(at)
+            )
         finally:
             for uid, _ in coming:
                 self.use(uid, None)

@@ -358,9 +358,9 @@ def _joins(record: PodRecord, known: PodRecord) -> bool:
 
 #: What a pod declares of itself, as it is written, and whether it has no end of its own.
 Declared = tuple[tuple[str | None, ...], bool]
-_DECLARED = tuple(
-    name for name in names.USER_ANNOTATIONS if name not in (names.GANG, names.GANG_SIZE)
-)
+#: Annotations of the gang as a whole.
+_OF_GANG = (names.GANG, names.GANG_SIZE, names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY)
+_DECLARED = tuple(name for name in names.USER_ANNOTATIONS if name not in _OF_GANG)
 #: Of a demand, what the load of a worker follows from.
 _FIGURES = attrgetter(
     "model",
@@ -430,8 +430,8 @@ def worker_of(record: GpuJobRecord, declared: Declared, *, several: bool) -> Job
         whole = load_now(said, status).memory_source is Source.WHOLE_GPU
         return replace(record.worker, exclusive=demand.exclusive or status.alone or whole)
     status = status.model_copy(update={"load": None, "sub_batches": []})
-    if status.alone:
-        demand = demand.model_copy(update={"exclusive": True})
+    level = {each: getattr(said, each) for each in ("required_topology", "preferred_topology")}
+    demand = demand.model_copy(update=level | ({"exclusive": True} if status.alone else {}))
     name = f"{record.namespace}/{record.name}"
     return policy_job(name, demand, load_now(demand, status), pods=1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +47,8 @@ from tandem.policy.cluster import GpuArrays, Snapshot
 from tandem.policy.job import Job
 from tandem.policy.units import BYTES_PER_GIB, Bools, Ints
 
+#: Pods of a gang among which one is sought that is on a node.
+_LOOKED_AT = 64
 #: Pods of one gang that are worked out in one go.
 _AT_ONCE = 64
 #: A node's clock may be ahead of ours by so much.
@@ -69,7 +72,8 @@ class ClusterState:
 
     `max_jobs_per_gpu` caps the shares that agents offer; a report older than `stale_after_s` makes
     its GPUs stale. `now_s` (Unix time) only moves by `tick`. `clock` (Unix time) is read where a
-    pod leaves or ends; it defaults to `now_s`. `beliefs` says how jobs get along.
+    pod leaves or ends; it defaults to `now_s`. `topology_levels` are labels of nodes, widest first.
+    `beliefs` says how jobs get along.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class ClusterState:
         pairs: PairSlowdowns | None = None,
         placements: PlacementHistory | None = None,
         clock: Callable[[], float] | None = None,
+        topology_levels: Sequence[str] = (),
     ) -> None:
         self.now_s = now_s
         self.beliefs = Beliefs(pairs, placements)
@@ -90,7 +95,7 @@ class ClusterState:
         self._stale_after_s = stale_after_s
         self.table = GpuTable(residents_per_gpu=max_jobs_per_gpu)
         self.ledger = Ledger(self.table)
-        self.nodes = NodeBook()
+        self.nodes = NodeBook(topology_levels)
         self._objects = Objects()
         self._objects.tick(now_s)
         self._pods: dict[str, PodRecord] = {}  # by uid
@@ -233,6 +238,23 @@ class ClusterState:
                 job = not_less(job, placed)
         return job if job.gpus_per_pod == pod.gpus else replace(job, gpus_per_pod=pod.gpus)
 
+    def required_domain(self, pod: PodInfo) -> tuple[str, str] | None:
+        """Return the level of topology that a pod's gang requires, and a node in its domain.
+
+        That is a node on which one of its pods is, or is being bound to, else the first that is
+        planned; None where no level is required, or nothing is planned.
+        """
+        key = self._gpujob_of(pod)
+        gang = self.gpu_jobs().get(key)
+        level = None if gang is None else gang.spec.demand.required_topology
+        if gang is None or not level:
+            return None
+        for uid in islice(self.gangs.pods_of(key), _LOOKED_AT):
+            held = self.ledger.held(uid)
+            if held is not None and held[0] is not Hold.PLANNED:
+                return level, held[1].node
+        return (level, gang.plan[0].node) if gang.plan else None
+
     def settle_beliefs(self, held: Iterable[Job] | None = None) -> bool:
         """Let what the predictor has said since take effect, on the sums of the GPUs as well.
 
@@ -343,6 +365,7 @@ class ClusterState:
         match record:
             case NodeRecord():
                 self.nodes.put(record.name, None if gone else record)
+                self.table.put_rack(record.name, self.nodes.rack(record.name))
             case GpuNodeRecord():
                 self._follow_gpu_node(record, gone=gone)
             case GpuJobRecord():
@@ -370,6 +393,7 @@ class ClusterState:
             replace(g, shares=min(g.shares, 1 if g.uuid in full else most)) for g in record.gpus
         ]
         self.ledger.sum_rows(self.table.put_node(record.name, capped))
+        self.table.put_rack(record.name, self.nodes.rack(record.name))
         self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)
 
     def _follow_gpu_job(self, record: GpuJobRecord, before: Record | None, *, gone: bool) -> None:

@@ -222,6 +222,13 @@ class GpuTable:
             self.touch(rows)
         return added
 
+    def put_rack(self, name: str, rack: int) -> None:
+        """Set the rack of a node's GPUs."""
+        rows, column = self.rows(name), self._columns["rack"]
+        if (column[rows] != rack).any():
+            column[rows] = rack
+            self.touch(rows)
+
     def remove_node(self, name: str) -> None:
         """Forget a node and its GPUs; nothing if it is not there."""
         slot = self.slot_of.pop(name, None)

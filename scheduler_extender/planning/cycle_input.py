@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scheduler_extender.cluster.records import Key
-from scheduler_extender.cluster.table import columns_of, gpu_arrays
+from scheduler_extender.cluster.table import columns_of, gpu_arrays, places_of
 from scheduler_extender.planning.cluster_pipeline import SPECIAL
 from scheduler_extender.planning.questions import Part, Question, Start
 from tandem.policy.board import Board
@@ -21,6 +21,8 @@ from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import JobColumns
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
+from tandem.policy.pipeline import Pipeline
+from tandem.policy.topology import Gang, Keeper, Topology
 from tandem.policy.units import Bools, Floats, Ints
 
 _NOBODY: Key = ("", "")
@@ -341,6 +343,44 @@ def _arrays(
     whole |= {"gpus": gpus, "running": running, "speed": np.where(running, speed, 0.0)}
     whole["gpus_per_pod"] = loads.gpus_per_pod.copy()
     return JobArrays(**(whole | {"interference_class": loads.interference_class.copy()}))
+
+
+def keep_to_domains(question: Question, inputs: CycleInput, pipeline: Pipeline) -> None:
+    """Give gangs that ask for a level of topology a `where` of the nodes where they may be.
+
+    Those on GPUs stay in their domain, as do pods that join them; others get the best in order.
+    """
+    board, topology = inputs.board, question.topology
+    asks = board.loads.asks_topology
+    if not asks.any():
+        return
+    on_gpus = {
+        inputs.keys[i]: np.array(rows, dtype=np.int64)
+        for i, rows in inputs.held.items()
+        if i not in inputs.going and asks[i]
+    }
+    ranked = [
+        i for i in inputs.ranked[asks[inputs.ranked]].tolist() if inputs.starts[i] is not None
+    ]
+    if topology is None:
+        nodes = len(question.snapshot.node_names)
+        topology = Topology((), np.zeros((nodes, 0), dtype=np.int64))
+    gangs = [
+        Gang((i,), on_gpus[inputs.keys[i]])
+        for i in inputs.held
+        if i not in inputs.going and inputs.keys[i] in on_gpus
+    ]
+    at = {place: row for row, place in enumerate(places_of(question.snapshot))} if any(
+        inputs.keys[i] in question.targets for i in ranked
+    ) else {}  # fmt: skip
+    for index in ranked:
+        key = inputs.keys[index]
+        there = on_gpus.get(key)
+        if there is None and key in question.targets:
+            rows = sorted(at[place] for place in question.targets[key] if place in at)
+            there = np.array(rows, dtype=np.int64)
+        gangs.append(Gang(inputs.roles.get(index, (index,)), there))
+    Keeper(topology, inputs.nodes, (inputs.most, inputs.apart)).keep(board, gangs, pipeline)
 
 
 def _keep_apart(question: Question, inputs: CycleInput) -> None:

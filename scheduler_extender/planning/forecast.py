@@ -29,6 +29,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import NOBODY, Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.topology import Topology
 from tandem.policy.units import Bools, Floats, Ints
 from tandem.simulator.engine import Begun, Engine, RunOptions
 from tandem.simulator.jobs import TraceJob
@@ -54,6 +55,7 @@ class Picture:
     Times are relative to now. `known` are jobs of which `remaining_at_since` is no estimate,
     `endless` those that never end. `slowdown` (classes, classes) is what is believed of pairs,
     `nodes` (nodes,) by `Job.where` who could run there if they were empty, `most` of how many GPUs.
+    `topology` has the domains of the nodes.
     """
 
     profile: Profile
@@ -68,6 +70,7 @@ class Picture:
     preemption_cost_s: float
     seed: int = 0
     most: Mapping[int, Ints] = field(default_factory=dict)
+    topology: Topology | None = None
 
 
 def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, float]]:
@@ -130,6 +133,7 @@ def engine_of(
             ),
             record_decisions=True,
             pause_s=pause,
+            topology=picture.topology,
         ),
     )  # fmt: skip
 

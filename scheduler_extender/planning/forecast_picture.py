@@ -63,6 +63,7 @@ def picture_of(
         endless=np.array([key in asked.endless for key in keys]),
         nodes=asked.nodes,
         most=asked.most,
+        topology=question.topology,
         slowdown=_table(jobs),
         history=question.history,
         preemption_cost_s=preemption_cost_s,

@@ -16,7 +16,12 @@ import numpy as np
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Refusals, Tries
-from scheduler_extender.planning.cycle_input import CycleInput, KnownJobs, cycle_input_of
+from scheduler_extender.planning.cycle_input import (
+    CycleInput,
+    KnownJobs,
+    cycle_input_of,
+    keep_to_domains,
+)
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.making_room import MakingRoom, preemption_gain_gpu_s
 from scheduler_extender.planning.questions import (
@@ -36,6 +41,7 @@ from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Decision, Placement, PodPlacement, Waits
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline, wanted
+from tandem.policy.topology import most_in_one
 from tandem.policy.units import Ints
 from tandem.reasons.causes import Cause, Reason
 
@@ -111,6 +117,7 @@ class _Round:
             tries=self._tries,
             residents=question.snapshot.gpus.jobs,
         )  # fmt: skip
+        keep_to_domains(question, inputs, self._pipeline)
         self._starts: dict[int, tuple[int, ...]] = {}
         self._moves: set[int] = set()
         self._stops: set[int] = set()
@@ -409,12 +416,30 @@ class _Explaining:
     def _search(self, job: Job) -> tuple[Cause, ...]:
         found = self._placed(job)
         if not isinstance(found, Waits):
-            return (Cause(Reason.WAITING_IS_BETTER),)
+            apart = self._in_no_domain(job)
+            if apart is None:
+                return (Cause(Reason.WAITING_IS_BETTER),)
+            found = apart
         never = self._holdable.why_not(job, self._q, lambda: self._capacity)
         if not never:
             return found.causes
         fewer = (each for each in found.causes if each.reason is Reason.NODE_HAS_FEWER)
         return (found.causes[0], *never, *fewer)
+
+    def _in_no_domain(self, job: Job) -> Waits | None:
+        """Return why a job waits whose GPUs are there, but not in one domain that it requires."""
+        if not job.required_topology:
+            return None
+        gpus, most = self._inputs.board.gpus, 0
+        allowed = self._of_round.allowed(job, gpus)
+        if self._q.topology is not None:
+            most = most_in_one(job, gpus, allowed, self._q.topology)
+        if most >= job.gpus:
+            return None
+        full = Cause(
+            Reason.DOMAINS_FULL, resource=job.required_topology, value=job.gpus, bound=most
+        )
+        return Waits(job.id, (wanted(job, allowed), full.cut()))
 
     @cached_property
     def _capacity(self) -> Capacity:

@@ -14,6 +14,7 @@ from tandem.policy.cluster import Snapshot
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.topology import Topology
 from tandem.policy.units import Bools
 from tandem.reasons.causes import Cause
 
@@ -107,6 +108,11 @@ class Question:
     by_work_left: bool = False
     capable: Callable[[int], Bools | None] = lambda _: None  # None: everywhere
     nodes: NodesPicture | None = None  # None: nothing but GPUs is asked for
+
+    @property
+    def topology(self) -> Topology | None:
+        """The domains of the nodes; None where there are no levels."""
+        return None if self.nodes is None else self.nodes.topology
 
 
 @dataclass(frozen=True, slots=True)

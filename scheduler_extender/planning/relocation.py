@@ -13,6 +13,7 @@ from scheduler_extender.planning.cycle_input import freest_first
 from tandem.policy.decision import Placement
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.topology import in_largest
 from tandem.policy.units import Ints
 
 
@@ -51,5 +52,10 @@ def has_place(
         gpus = np.bincount(snapshot.gpus.node, minlength=len(snapshot.node_names))
         eligible, most = nodes.eligible(0), nodes.most(0, gpus)
         columns["place"] = freest_first(gpu_arrays(columns))
+        if job.required_topology and nodes.topology is not None:
+            there = gpu_arrays(columns)
+            allowed = pipeline.allowed(job, there) & eligible[there.node]
+            inside = in_largest(job, there, allowed, nodes.topology)
+            eligible = np.bincount(there.node[inside], minlength=len(eligible)) > 0
     found = pipeline.place(job, replace(snapshot, gpus=gpu_arrays(columns)), eligible, most)
     return isinstance(found, Placement)

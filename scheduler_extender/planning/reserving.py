@@ -23,6 +23,7 @@ from scheduler_extender.planning.together import Beside, rows_for, start_togethe
 from tandem.policy.gather import whole_pods
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline
+from tandem.policy.topology import Topology, in_largest
 from tandem.policy.units import Floats, Ints
 from tandem.reasons.causes import Cause, Reason
 
@@ -52,7 +53,18 @@ class Capacity:
         self._known: dict[tuple[object, ...], Ints] = {}
 
     def rows(self, job: Job) -> Ints:
-        """Return the GPUs (rows) that a job could use."""
+        """Return the GPUs (rows) that a job could use: of a level that it requires, one domain."""
+        rows = self._rows(job)
+        if not job.required_topology:
+            return rows
+        topology = self._q.topology
+        allowed = np.zeros(len(self._empty), dtype=np.bool_)
+        allowed[rows] = topology is not None
+        if topology is not None:
+            allowed = in_largest(job, self._empty, allowed, topology)
+        return np.flatnonzero(allowed)
+
+    def _rows(self, job: Job) -> Ints:
         if job.demand not in self._known:
             mask = self._q.capable(job.where)
             nodes = {} if mask is None else {job.where: mask}
@@ -80,9 +92,9 @@ class Capacity:
 
     def why_not(self, job: Job) -> tuple[Cause, ...]:
         """Return why the cluster could not hold a job; () where it could."""
-        rows, node = self.rows(job), self._empty.node
+        rows, node = self._rows(job), self._empty.node
         if whole_pods(job, node, rows) is not None:
-            return ()
+            return self._domains_too_small(job)
         size = job.gpus_per_pod
         there = np.bincount(node[rows], minlength=1)
         most, enough = int(there.max()), int((there // size).sum()) * size
@@ -92,6 +104,21 @@ class Capacity:
         if most or not refused:
             return (Cause(Reason.CLUSTER_TOO_SMALL, value=job.gpus, bound=enough), *refused)
         return refused
+
+    def _domains_too_small(self, job: Job) -> tuple[Cause, ...]:
+        """Return that no domain of the level that a job requires could hold it, else ()."""
+        if not job.required_topology:
+            return ()
+        rows = self.rows(job)
+        if whole_pods(job, self._empty.node, rows) is not None:
+            return ()
+        size = job.gpus_per_pod
+        there = np.bincount(self._empty.node[rows], minlength=1)
+        cause = Cause(
+            Reason.DOMAINS_TOO_SMALL, resource=job.required_topology, value=job.gpus,
+            bound=int((there // size).sum()) * size,
+        )  # fmt: skip
+        return (cause.cut(),)
 
     def _refusals(self, job: Job) -> tuple[Cause, ...]:
         """Return what keeps a job off GPUs and nodes on which nothing runs."""
@@ -105,6 +132,26 @@ class Capacity:
         return (*found, *(each for each in lacking if each.reason is not Reason.NODE_SHORT))
 
 
+class _Cluster:
+    """The GPUs and domains that a cluster had when it was last looked at."""
+
+    def __init__(self) -> None:
+        self._gpu_ids: tuple[str, ...] = ()
+        self._topology: Topology | None = None
+
+    def changed(self, question: Question) -> bool:
+        """Say whether there are other GPUs or domains than before."""
+        gpu_ids, topology = self._gpu_ids, self._topology
+        self._gpu_ids, self._topology = question.snapshot.gpu_ids, question.topology
+        return gpu_ids != self._gpu_ids or not _same(topology, self._topology)
+
+
+def _same(one: Topology | None, other: Topology | None) -> bool:
+    if one is None or other is None or one is other:
+        return one is other
+    return one.levels == other.levels and np.array_equal(one.domain, other.domain)
+
+
 class Holdable:
     """Demands that the cluster could hold if it were empty; kept from cycle to cycle for a while.
 
@@ -113,14 +160,13 @@ class Holdable:
 
     def __init__(self) -> None:
         self._until_s: dict[tuple[object, ...], float] = {}
-        self._gpu_ids: tuple[str, ...] = ()
+        self._cluster = _Cluster()
 
     def why_not(
         self, job: Job, question: Question, capacity: Callable[[], Capacity]
     ) -> tuple[Cause, ...]:
         """Return why the cluster could not hold a job; () where it could."""
-        if question.snapshot.gpu_ids != self._gpu_ids or len(self._until_s) > _DEMANDS:
-            self._gpu_ids = question.snapshot.gpu_ids
+        if self._cluster.changed(question) or len(self._until_s) > _DEMANDS:
             self._until_s.clear()
         if question.now_s < self._until_s.get(job.demand, 0.0):
             return ()
@@ -139,7 +185,7 @@ class Impossible:
 
     def __init__(self) -> None:
         self._until_s: dict[_Asks, float] = {}
-        self._gpu_ids: tuple[str, ...] = ()
+        self._cluster = _Cluster()
 
     def __contains__(self, start: Start | None) -> bool:
         """Say whether the cluster is known not to hold a job."""
@@ -149,8 +195,7 @@ class Impossible:
         self, waiting: Iterable[int], question: Question, inputs: CycleInput, capacity: Capacity
     ) -> Iterable[int]:
         """Yield the waiting jobs (rows of the board) that the cluster can hold, in their order."""
-        if question.snapshot.gpu_ids != self._gpu_ids:
-            self._gpu_ids = question.snapshot.gpu_ids
+        if self._cluster.changed(question):
             self._until_s.clear()
         now = question.now_s
         self._until_s = {

@@ -31,6 +31,7 @@ from scheduler_extender.planning.forecast import (
 )
 from tandem.policy.catalog import Profile
 from tandem.policy.job import Job
+from tandem.policy.topology import Topology
 
 #: An answer that takes longer is not waited for: the process ends.
 _CPU_S = 30
@@ -114,7 +115,8 @@ def with_nodes(picture: Picture, count: int, like: int) -> Picture:
     """Return the picture with `count` more nodes like the one of index `like`, and empty."""
     gpus = picture.gpus
     rows = np.flatnonzero(gpus.node == like)
-    known = max(int(gpus.node.max()) + 1, *(len(each) for each in picture.nodes.values()), 0)
+    domains = 0 if picture.topology is None else len(picture.topology.domain)
+    known = max(int(gpus.node.max()) + 1, domains, *(len(each) for each in picture.nodes.values()))
     all_rows = np.concatenate([np.arange(len(gpus)), np.tile(rows, count)])
     added = np.arange(len(all_rows)) >= len(gpus)
     more = gpus.take(all_rows)
@@ -136,7 +138,16 @@ def with_nodes(picture: Picture, count: int, like: int) -> Picture:
         ),
         nodes={where: longer(each) for where, each in picture.nodes.items()},
         most={where: longer(each) for where, each in picture.most.items()},
+        topology=picture.topology and _with_nodes(picture.topology, known, count, like),
     )
+
+
+def _with_nodes(topology: Topology, known: int, count: int, like: int) -> Topology:
+    """Return the topology of `known` nodes and `count` more, in the domains of the node `like`."""
+    domain = np.full((known + count, len(topology.levels)), -1, dtype=np.int64)
+    domain[: len(topology.domain)] = topology.domain
+    domain[known:] = topology.domain[like]
+    return Topology(topology.levels, domain)
 
 
 def spans(picture: Picture, jobs: Sequence[Job], row: int) -> list[Span]:

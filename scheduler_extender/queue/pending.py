@@ -91,6 +91,8 @@ class PendingJobs:
                 pods=len(role),
                 gpus_per_pod=gpus,
                 where=where,
+                required_topology=job.required_topology,
+                preferred_topology=job.preferred_topology,
                 queued_at_s=job.queued_at_s,
                 attained_gpu_seconds=job.attained_gpu_seconds,
             )

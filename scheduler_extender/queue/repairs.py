@@ -19,7 +19,7 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
-from scheduler_extender.planning.cycle_input import cycle_input_of
+from scheduler_extender.planning.cycle_input import cycle_input_of, keep_to_domains
 from scheduler_extender.planning.questions import Question, Victim
 from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.learning_loop import Learning
@@ -191,6 +191,7 @@ class Repairs:
             self._profile.rules, self._profile.scorers, self._profile.gather,
             nodes=inputs.nodes, most=inputs.most, residents=snapshot.gpus.jobs,
         )  # fmt: skip
+        keep_to_domains(question, inputs, pipeline)
         adjust(board, pipeline)
         self._level = {
             places[row]: float(board.interference[row])

@@ -196,7 +196,7 @@ _SEEN_NOW = frozenset(
 
 #: The look is at one pod on GPUs as they are: whether an empty cluster would hold all, it does not
 #: say.
-_TOO_LARGE = frozenset({Reason.NODES_TOO_SMALL, Reason.CLUSTER_TOO_SMALL})
+_TOO_LARGE = frozenset({Reason.NODES_TOO_SMALL, Reason.CLUSTER_TOO_SMALL, Reason.DOMAINS_TOO_SMALL})
 
 
 def up_to_date(said: tuple[Cause, ...], found: tuple[Cause, ...]) -> tuple[Cause, ...]:

@@ -116,6 +116,7 @@ async def running(
         pairs=learned.pairs,
         placements=learned.placements,
         clock=clock,
+        topology_levels=config.admission.topology_levels,
     )
     node_pods = NodePods(state)
     Offers(state, profile.name, config.shares)

@@ -36,7 +36,7 @@ from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline, evaluate
 from tandem.policy.ports import Constraint
-from tandem.policy.units import Floats, Ints
+from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.causes import Cause
 from tandem.reasons.counting import counted
 from tandem.reasons.words import clause, in_common
@@ -141,6 +141,9 @@ class Verbs:
         fits = (_by_node(evaluation.allowed, False, table.across).sum(axis=0) >= pod.gpus)[here]
         lacking, lacks = self._lacking(pod, here)
         fits &= lacking == 0
+        inside, outside = self._in_domain(pod, names)
+        inside = inside[known]
+        fits &= inside
         fitting = here[fits]
         all_fit = len(fitting) == len(names)
         fitting_names = table.encoder.names(fitting)
@@ -158,9 +161,11 @@ class Verbs:
         if all_fit:
             return filter_answer(fitting_names)
         enough = table.gpus_of_slot[here] >= pod.gpus
+        short = enough & inside & (lacking > 0)
         unresolvable = {
             **{table.node_names[slot]: f"has fewer than {pod.gpus} GPUs in all"
                for slot in here[~fits & ~enough].tolist()},
+            **{table.node_names[slot]: outside for slot in here[enough & ~inside].tolist()},
             **{names[index]: NO_AGENT for index in np.flatnonzero(~known).tolist()},
         }  # fmt: skip
         return filter_answer(
@@ -169,10 +174,10 @@ class Verbs:
                 filter(
                     None,
                     (
-                        self._refusals(pod, here[~fits & enough & (lacking == 0)], evaluation),
-                        table.encoder.members(
-                            here[enough & (lacking > 0)], lacks, lacking[enough & (lacking > 0)]
+                        self._refusals(
+                            pod, here[~fits & enough & inside & (lacking == 0)], evaluation
                         ),
+                        table.encoder.members(here[short], lacks, lacking[short]),
                     ),
                 )
             ),
@@ -236,6 +241,8 @@ class Verbs:
             unresolvable = NO_AGENT
         elif has < pod.gpus:
             unresolvable = f"has fewer than {pod.gpus} GPUs in all"
+        elif not (found := self._in_domain(pod, [node]))[0][0]:
+            unresolvable = found[1]
         elif pod.amounts:
             at, causes = self._state.nodes_for(pod, (node,)).lacking_amounts(0)
             why = clause(causes[at[0] - 1]) if at[0] else ""
@@ -303,6 +310,20 @@ class Verbs:
         by_slot = np.zeros(len(table.node_names), dtype=np.int64)
         by_slot[np.fromiter(map(table.slot_of.__getitem__, nodes.names), np.int64, len(at))] = at
         return by_slot[slots], ["", *map(clause, causes)]
+
+    def _in_domain(self, pod: PodInfo, names: Sequence[str]) -> tuple[Bools, str]:
+        """Return (names,), True for nodes in the domain that the pod's gang requires.
+
+        And what is said of the others. Labels may have changed since the gang was planned.
+        """
+        required = self._state.required_domain(pod)
+        if required is None:
+            return np.ones(len(names), dtype=np.bool_), ""
+        level, node = required
+        return (
+            self._state.nodes.in_domain_of(node, level, names),
+            f"is in another {level} than the other pods of the job",
+        )
 
     def _version(self, job: Job, uid: str) -> object:
         """Return what `_evaluate` depends on: while it is equal, so is the evaluation."""

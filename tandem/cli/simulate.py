@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from tandem.simulator.run import Result
 
 _TRACE = typer.Option(None, "--trace", help="Jobs to replay: a CSV, or see --format.")
-_CLUSTER = typer.Option([], "--cluster", help="NODESxGPUS:TYPE, such as 8x8:V100; repeat to add.")
+_CLUSTER = typer.Option(
+    [],
+    "--cluster",
+    help="NODESxGPUS:TYPE, such as 8x8:V100, or 8x8:V100/4 in racks of 4; repeat to add.",
+)
 _PROFILE = typer.Option([], "--profile", help="Name or YAML file; repeat to compare.")
 _SET = typer.Option([], "--set", help="Change a profile's value: order.slice_s=60.")
 _TRUTH = typer.Option(

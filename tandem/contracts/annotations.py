@@ -25,6 +25,7 @@ _FIELD_SHOWN = 512
 _SUGGESTED = 3
 _WHOLE = re.compile(r"[0-9]{1,13}")
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
+_LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _MAX_OBJECT_NAME = 253
 _MAX_GANG_NAME = 200
 _MEMORY_MIN, _MEMORY_MAX = Decimal(2**20), Decimal(2**50)
@@ -184,6 +185,12 @@ def _percent(text: str) -> float:
     return float(text)
 
 
+def _label_key(text: str) -> str:
+    if len(text) > _MAX_OBJECT_NAME or _LABEL_KEY.fullmatch(text) is None:
+        raise ValueError(text)
+    return text
+
+
 def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError(text)
@@ -204,6 +211,10 @@ _NAME_ALLOWED = (
 )
 _GANG_ALLOWED = f"a name of at most {_MAX_GANG_NAME} characters: {_NAME_ALLOWED}"
 _BOOLEAN_ALLOWED = 'must be "true" or "false"'
+_LEVEL_ALLOWED = (
+    "must be the key of a label of nodes that is a level of the cluster's topology, such as"
+    " topology.kubernetes.io/zone"
+)
 
 #: annotation -> (field of Demand, how it is read, what is allowed)
 _PARSERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
@@ -242,6 +253,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
         _whole(10**4),
         "must be a whole number of pods from 1 to 10000",
     ),
+    names.REQUIRED_TOPOLOGY: ("required_topology", _label_key, _LEVEL_ALLOWED),
+    names.PREFERRED_TOPOLOGY: ("preferred_topology", _label_key, _LEVEL_ALLOWED),
 }
 
 #: What is allowed in each annotation of users, in words.

@@ -56,6 +56,8 @@ CHECKPOINT = f"{GROUP}/checkpoint"
 ACCUMULATION = f"{GROUP}/accumulation"
 GANG = f"{GROUP}/gang"
 GANG_SIZE = f"{GROUP}/gang-size"
+REQUIRED_TOPOLOGY = f"{GROUP}/required-topology"
+PREFERRED_TOPOLOGY = f"{GROUP}/preferred-topology"
 USER_ANNOTATIONS = (
     MODEL,
     BATCH_SIZE,
@@ -73,6 +75,22 @@ USER_ANNOTATIONS = (
     ACCUMULATION,
     GANG,
     GANG_SIZE,
+    REQUIRED_TOPOLOGY,
+    PREFERRED_TOPOLOGY,
+)
+
+#: Labels of nodes that say where they are, widest first: the levels where an operator names none.
+#: Clouds and NVIDIA's Topograph set them; a cluster has some of them or none.
+TOPOLOGY_LEVELS = (
+    "topology.kubernetes.io/zone",
+    "topology.k8s.aws/network-node-layer-1",
+    "topology.k8s.aws/network-node-layer-2",
+    "topology.k8s.aws/network-node-layer-3",
+    "cloud.google.com/gce-topology-block",
+    "cloud.google.com/gce-topology-subblock",
+    "network.topology.nvidia.com/spine",
+    "network.topology.nvidia.com/leaf",
+    "kubernetes.io/hostname",
 )
 
 # Annotations that Tandem alone sets: absent at creation, guarded by admission policies.

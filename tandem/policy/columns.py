@@ -45,6 +45,7 @@ _READ = {
     "gpus": ("gpus", np.int64),
     "gpus_per_pod": ("gpus_per_pod", np.int64),
     "where": ("where", np.int64),
+    "asks_topology": ("asks_topology", np.bool_),
     "interference_class": ("interference_class", np.int64),
 }
 _UNPREDICTED = -1, ""  # names the table of jobs without predictions
@@ -77,6 +78,7 @@ class JobColumns:
     gpus: Ints
     gpus_per_pod: Ints
     where: Ints  # as `Job.where`
+    asks_topology: Bools
     interference_class: Ints
     _demands: dict[tuple[object, ...], int]
     _tables: dict[tuple[int, str], int]

@@ -94,6 +94,14 @@ class Job:
     placing: Placing | None = field(default=None, compare=False, repr=False)
     migration_s: float | None = None  # measured: to stop, save, load and start; None: never yet
     where: int = 0  # names the set of nodes that may run its pods; 0 is all of them
+    # Levels of a `Topology`: in one domain of which its pods must, or should, be; "": of none.
+    required_topology: str = ""
+    preferred_topology: str = ""
+
+    @property
+    def asks_topology(self) -> bool:
+        """True where it requires or prefers a level of topology."""
+        return bool(self.required_topology or self.preferred_topology)
 
     @property
     def namespace(self) -> str:
@@ -156,7 +164,7 @@ class Job:
             self.peak_probability, self.peaks_may_meet, self.gpu_utilisation, self.active_share,
             self.exclusive, self.skewed, self.spans,
             self.spread_slowdown, self.interference_class, self.sub_batches, self.iteration,
-            self.experience, self.where,
+            self.experience, self.where, self.required_topology, self.preferred_topology,
         )  # fmt: skip
 
 

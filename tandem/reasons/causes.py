@@ -46,6 +46,8 @@ class Reason(StrEnum):
     NEEDS_GPUS = "NeedsGPUs"
     NODES_TOO_SMALL = "NodesHaveTooFewGPUs"
     CLUSTER_TOO_SMALL = "TooFewGPUs"
+    DOMAINS_FULL = "TopologyTaken"
+    DOMAINS_TOO_SMALL = "TopologyTooSmall"
     PLACE_FREE = "PlaceFree"
     WAITING_IS_BETTER = "WaitingIsBetter"
     ROLES = "RolesDoNotFitTogether"

@@ -195,6 +195,18 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             figures=("{value:.0f} needed, {bound:.0f} there", "{value:.0f} needed"),
             remedy="It starts if it asks for fewer GPUs, or if nodes join.",
         ),
+        Reason.DOMAINS_FULL: Words(
+            "occupied", "Topology", "no single {resource} has enough free GPUs for all of its pods",
+            figures="{value:.0f} needed, at most {bound:.0f} in one",
+            remedy="It starts when enough jobs there end.",
+        ),
+        Reason.DOMAINS_TOO_SMALL: Words(
+            "too_large", "Topology",
+            "no single {resource} has enough suitable GPUs for all of its pods, even if no other"
+            " job ran",
+            figures="{value:.0f} needed, at most {bound:.0f} in one",
+            remedy="It starts if it asks for fewer GPUs, or requires a wider level of topology.",
+        ),
         Reason.PLACE_FREE: Words(
             "starting", "Queue", "a place has come free since it was tried last",
             remedy="It is tried again at once.",

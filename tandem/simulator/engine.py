@@ -17,9 +17,11 @@ from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
+from tandem.policy.topology import Topology
 from tandem.reasons.counting import counted
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
+from tandem.simulator.kept import KeptJobs
 from tandem.simulator.outcome import Outcome
 from tandem.simulator.progress import Progress
 from tandem.simulator.truth import Truth
@@ -48,7 +50,8 @@ class RunOptions:
     jobs of the trace may run at time 0. `pipeline` replaces the profile's. `learner` takes the
     place of an adjuster in a profile that has none; it corrects the predictions of `believed` where
     they stand. `on_progress` gets the number of ended jobs at each end. `record_decisions` fills
-    `Outcome.decisions`. `pause_s` says, by the time of a round, for how many seconds no other one
+    `Outcome.decisions`. `topology` has the domains of the nodes; without it, no job may require a
+    level. `pause_s` says, by the time of a round, for how many seconds no other one
     follows: what happens in between is decided on together. Without it, each change is decided on
     at once.
     """
@@ -60,6 +63,7 @@ class RunOptions:
     on_progress: Callable[[int], None] | None = None
     record_decisions: bool = False
     pause_s: Callable[[float], float] | None = None
+    topology: Topology | None = None
 
 
 class Engine:
@@ -92,7 +96,8 @@ class Engine:
         self._postponed = False
         self._adjust = profile.adjust or options.learner
         self._order = profile.order
-        self._pipeline = options.pipeline or profile.pipeline()
+        self._kept = KeptJobs.of(believed, options.topology, options.pipeline or profile.pipeline())
+        self._pipeline = self._kept.pipeline
         self._arrays = _job_arrays(trace, believed) if begun is None else begun.arrays
         self._state = state_of(self._order, self._arrays)
         self._begun = begun or Begun(self._arrays, {})
@@ -180,6 +185,7 @@ class Engine:
             self._progress.begin(job, rows)
         self._progress.refresh({row for rows in begun.rows_of.values() for row in rows})
         self._board.pinned.update(begun.stays & begun.rows_of.keys())
+        self._pipeline = self._kept.stay(self._board, begun.rows_of)
         for job in np.flatnonzero((arrays.attained_at_since > 0) & ~arrays.running).tolist():
             wait_s = self._order.promote_after_s(
                 float(arrays.service_at_since[job] / arrays.gpus[job])
@@ -263,13 +269,17 @@ class Engine:
         self.outcome.rounds += 1
         now = self._board.now_s
         dispatch = self.profile.dispatch
-        ranked = self._state.rank(self._arrays, now, self._board.history)
-        if not dispatch.preempts:
-            ranked = ranked[~self._arrays.running[ranked]]
-        dispatch(self._board, ranked, self._pipeline, self._order.blocks)
-        self._carry_out()
-        self._state.settle(self._arrays.running, self._progress.turned)
-        self._progress.turned.clear()
+        for _ in range(self._kept.tries):
+            ranked = self._state.rank(self._arrays, now, self._board.history)
+            self._pipeline = self._kept.choose(self._board, ranked)
+            if not dispatch.preempts:
+                ranked = ranked[~self._arrays.running[ranked]]
+            dispatch(self._board, ranked, self._pipeline, self._order.blocks)
+            acted = self._carry_out()
+            self._state.settle(self._arrays.running, self._progress.turned)
+            self._progress.turned.clear()
+            if not acted:
+                break
         if self._waiting and math.isfinite(self._order.slice_s) and not self._ticking:
             self._ticking = True
             self._events.expect(now + self._order.slice_s, Kind.TICK)

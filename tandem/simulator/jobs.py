@@ -27,3 +27,5 @@ class TraceJob:
     iterations: int | None = None
     iteration_s: float | None = None
     gpus_per_pod: int = 1
+    required_topology: str | None = None
+    preferred_topology: str | None = None

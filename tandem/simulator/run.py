@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
 from tandem.reasons.counting import counted
 from tandem.simulator import mix
-from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types
+from tandem.simulator.cluster import Nodes, gpu_arrays, gpu_types, racks
 from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.gavel import load_matrices
 from tandem.simulator.jobs import TraceJob
@@ -80,6 +81,9 @@ def check_fits(setup: Setup) -> None:
     world = setup.world(gpus)
     total = len(gpus)
     reasons = []
+    known = racks(setup.nodes)
+    in_racks = [] if known is None else known.domain[gpus.node, 0]
+    largest = max(Counter(rack for rack in in_racks if rack >= 0).values(), default=0)
     for job, believed in zip(setup.trace, world.believed, strict=True):
         may = ~gpus.sliced if believed.spans else np.ones(total, dtype=np.bool_)
         room = int((may & (gpus.memory_capacity_gib >= believed.memory_base_gib)).sum())
@@ -87,6 +91,11 @@ def check_fits(setup: Setup) -> None:
             reasons.append(f"{job.id} wants {job.gpus} GPUs of {total}")
         elif job.gpus > may.sum():
             reasons.append(f"{job.id} wants {job.gpus} GPUs, and {may.sum()} are no slices")
+        elif job.required_topology and job.gpus > largest:
+            reasons.append(
+                f"{job.id} wants {job.gpus} GPUs of one {job.required_topology}, the largest has"
+                f" {largest}"
+            )
         elif job.gpus > room:
             reasons.append(
                 f"{job.id} wants {job.gpus} GPUs with {believed.memory_base_gib:.1f} GiB, "
@@ -135,7 +144,9 @@ def run_profile(
         world.truth,
         seed=setup.seed,
         options=RunOptions(
-            learner=learner_of(profile, world) if setup.learns else None, on_progress=on_progress
+            learner=learner_of(profile, world) if setup.learns else None,
+            on_progress=on_progress,
+            topology=racks(setup.nodes),
         ),
     )
     outcome = engine.run()

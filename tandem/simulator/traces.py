@@ -14,11 +14,13 @@ from typing import Any
 from tandem.errors import UsageError
 from tandem.files import read_csv, read_json, read_table
 from tandem.reasons.counting import counted
+from tandem.simulator.cluster import RACK
 from tandem.simulator.jobs import TraceJob
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("model", "batch_size", "iterations", "gpu_util", "memory_gib", "memory_peak_gib",
-            "peak_probability", "iteration_s")  # fmt: skip
+            "peak_probability", "iteration_s", "required_topology",
+            "preferred_topology")  # fmt: skip
 
 #: What every program reads as the same number: Python also takes 1_000, and digits of any script.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -104,6 +106,8 @@ def _canonical_job(row: dict[str, str], seen: set[str]) -> TraceJob:
         memory_base_gib=_optional(row, "memory_gib"),
         memory_peak_gib=_optional(row, "memory_peak_gib"),
         peak_probability=_optional(row, "peak_probability", 1.0),
+        required_topology=_level(row, "required_topology"),
+        preferred_topology=_level(row, "preferred_topology"),
     )
     if (job.memory_peak_gib or math.inf) < (job.memory_base_gib or 0.0):
         raise ValueError("memory_peak_gib is below memory_gib")
@@ -237,6 +241,13 @@ def _whole(row: dict[str, str], name: str, least: int) -> int:
     if value != int(value):
         raise ValueError(f"{name} {row[name]!r} is not a whole number")
     return int(value)
+
+
+def _level(row: dict[str, str], name: str) -> str | None:
+    level = row.get(name) or None
+    if level not in (None, RACK):
+        raise ValueError(f"{name} {row[name][:_SHOWN]!r} must be {RACK}, or empty")
+    return level
 
 
 def _optional(row: dict[str, str], name: str, most: float = math.inf) -> float | None:

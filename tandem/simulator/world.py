@@ -44,6 +44,8 @@ def plain_world(trace: Sequence[TraceJob], gpus: GpuArrays) -> World:
                 queued_at_s=job.submit_s,
                 remaining_s=job.duration_s,
                 checkpointable=True,
+                required_topology=job.required_topology or "",
+                preferred_topology=job.preferred_topology or "",
             )
             for job in trace
         ],
@@ -140,6 +142,8 @@ def measured_world(
             interference_class=int(model[i]) + _KNOWN,
             own_slowdown=told[model[i] + _KNOWN],
             caused_slowdown=told[:, model[i] + _KNOWN],
+            required_topology=job.required_topology or "",
+            preferred_topology=job.preferred_topology or "",
         )
         for i, job in enumerate(trace)
     ]

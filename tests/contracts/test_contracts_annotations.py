@@ -35,6 +35,8 @@ def test_everything_said():
             names.ACCUMULATION: "true",
             names.GANG: "team-a.run-7",
             names.GANG_SIZE: "4",
+            names.REQUIRED_TOPOLOGY: "topology.kubernetes.io/zone",
+            names.PREFERRED_TOPOLOGY: "rack",
             "unrelated": "x",
         },
         1,
@@ -54,6 +56,8 @@ def test_everything_said():
         exclusive=False,
         checkpoint=True,
         accumulation=True,
+        required_topology="topology.kubernetes.io/zone",
+        preferred_topology="rack",
     )
 
 
@@ -104,6 +108,8 @@ def test_memory_is_exact(text, memory_bytes):
         (names.GANG, "Team A", "lower-case"),
         (names.GANG, "team-a", names.GANG_SIZE),
         (names.GANG_SIZE, "two", "pods"),
+        (names.REQUIRED_TOPOLOGY, "", "level of the cluster's topology"),
+        (names.PREFERRED_TOPOLOGY, "a/b/c", "level of the cluster's topology"),
     ],
 )
 def test_refused_with_field_value_and_what_is_allowed(name, value, allowed):

@@ -32,6 +32,7 @@ ALONE = {"tandem.gpu/exclusive": "true"}
 SAVES = {"tandem.gpu/checkpoint": "true"}
 WHOLE = {**ALONE, **SAVES}
 TURINGS = {"model": KNOWN, "memoryBytes": 32 * GIB}
+ZONE = "topology.kubernetes.io/zone"
 LONG_AGO = "2026-01-01T00:00:00Z"
 PREEMPTIONS = "kwok.tandem.gpu/checkpoint-delay"
 
@@ -191,6 +192,15 @@ class Site:
         """Return a pod as it is now, nothing where it is gone."""
         answer = self.plane.http.get(f"/api/v1/namespaces/{self.namespace}/pods/{name}")
         found: dict[str, Any] = answer.json() if answer.is_success else {}
+        return found
+
+    def pods_of(self, job: str) -> list[dict[str, Any]]:
+        """Return the pods of a Job."""
+        answer = self.plane.http.get(
+            f"/api/v1/namespaces/{self.namespace}/pods",
+            params={"labelSelector": f"batch.kubernetes.io/job-name={job}"},
+        )
+        found: list[dict[str, Any]] = answer.raise_for_status().json()["items"]
         return found
 
     def pod_runs(self, name: str) -> None:
@@ -577,6 +587,36 @@ def two_roles_never_fit_together(site: Site) -> None:
                  for gpus in (1, 2)))  # fmt: skip
     small = site.hears(Reason.CLUSTER_TOO_SMALL)
     assert (small.value, small.bound) == (3, 2)
+
+
+@scenario(Reason.DOMAINS_FULL, Reason.DOMAINS_TOO_SMALL)
+def a_gang_of_sixteen_must_run_in_one_zone(site: Site) -> None:
+    """One zone has sixteen GPUs, two have eight: it is there or nowhere, one gang at a time."""
+    own = secrets.token_hex(3)
+    zone = {
+        site.node(*[gpu()] * 8, labels={ZONE: f"{own}-{name}", "of": own}): name for name in "abbc"
+    }
+
+    def gang(name: str, pods: int) -> dict[str, Any]:
+        body = indexed(name, pods, annotations={**ALONE, "tandem.gpu/required-topology": ZONE})
+        body["spec"]["template"]["spec"]["nodeSelector"] = {"of": own}
+        return body
+
+    def run_in_one_zone(name: str) -> bool:
+        pods = site.pods_of(name)
+        running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+        assert {zone[pod["spec"]["nodeName"]] for pod in running} <= {"b"}
+        return len(running) == 16
+
+    site.apply(gang("first", 16))
+    wait_until(lambda: run_in_one_zone("first"), "sixteen pods run in one zone")
+    site.apply(gang("second", 16), gang("large", 17))
+    full = site.hears(Reason.DOMAINS_FULL, "job-second")
+    assert (full.resource, full.value, full.bound) == (ZONE, 16, 8)
+    small = site.hears(Reason.DOMAINS_TOO_SMALL, "job-large")
+    assert (small.resource, small.value, small.bound) == (ZONE, 17, 16)
+    site.delete("job", "first")
+    wait_until(lambda: run_in_one_zone("second"), "the second gang runs where the first was")
 
 
 @scenario(Reason.ROLES)

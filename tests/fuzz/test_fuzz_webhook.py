@@ -98,6 +98,7 @@ _NUMBERS = (
     "007",
 )
 _FLAGS = ("true", "false", "True", "yes", "1", "", "true ")
+_LEVELS = (*names.TOPOLOGY_LEVELS[:3], "rack", "example.com/rack", "", "a/b/c", "\x00", "a" * 400)
 _NAMES = ("resnet50", "a.b-c", "A", "a/b", "", "..", "a" * 254, "1", "[x]", "a\nb", "é")
 ANNOTATIONS: dict[str, tuple[Any, ...]] = {
     names.MODEL: _NAMES,
@@ -136,6 +137,8 @@ ANNOTATIONS: dict[str, tuple[Any, ...]] = {
     names.ACCUMULATION: _FLAGS,
     names.GANG: _NAMES,
     names.GANG_SIZE: _NUMBERS,
+    names.REQUIRED_TOPOLOGY: _LEVELS,
+    names.PREFERRED_TOPOLOGY: _LEVELS,
     names.VISIBLE_DEVICES: ("GPU-a", ""),
     names.GPU_JOB: ("pod-x", ""),
     "tandem.gpu/memorie": ("12Gi",),
@@ -162,6 +165,8 @@ SOUND: dict[str, tuple[Any, ...]] = {
     names.CHECKPOINT: ("true", "false"),
     names.ACCUMULATION: ("true", "false"),
     names.GANG_SIZE: ("1", "10000"),
+    names.REQUIRED_TOPOLOGY: names.TOPOLOGY_LEVELS[:2],
+    names.PREFERRED_TOPOLOGY: names.TOPOLOGY_LEVELS[-2:],
     "app.io/owner": ("team", "\x00", "é" * 90),
 }
 _SPEC: dict[str, tuple[Any, ...]] = {

@@ -139,6 +139,7 @@ def test_predict_has_an_option_for_each_annotation_of_a_load():
     }
     not_of_a_load = {
         names.ITERATIONS, names.EXCLUSIVE, names.CHECKPOINT, names.GANG, names.GANG_SIZE,
+        names.REQUIRED_TOPOLOGY, names.PREFERRED_TOPOLOGY,
     }  # fmt: skip
     named = {names.ACCUMULATION: "--accumulation-steps"}
     for annotation in names.USER_ANNOTATIONS:

@@ -36,6 +36,7 @@ class Cluster:
         settings: QueueConfig | None = None,
         forecasts: bool = False,
         shares: int = 2,
+        levels: tuple[str, ...] = (),
     ) -> None:
         self.now = NOW
         self.shares = shares
@@ -50,6 +51,7 @@ class Cluster:
             pairs=self.learned.pairs,
             placements=self.learned.placements,
             clock=lambda: self.now,
+            topology_levels=levels,
         )
         self.controller = Controller(
             state=self.state,

@@ -30,6 +30,7 @@ from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.cluster import Snapshot
 from tandem.policy.job import Job
 from tandem.policy.jobs import History, JobArrays
+from tandem.policy.topology import Topology
 
 ROOT = Path(__file__).parents[2]
 NOW = 1_000_000.0
@@ -127,6 +128,23 @@ def test_who_can_never_run_is_expected_at_no_time() -> None:
 @pytest.mark.parametrize("profile", ["fifo", "tandem"])
 def test_no_job_is_expected_where_there_are_no_gpus(profile: str) -> None:
     assert not expected(load_profile(profile), 0, [], [job("a"), job("b", 2)])
+
+
+@pytest.mark.parametrize("profile", ["fifo", "tandem"])
+@pytest.mark.parametrize(("level", "start_s"), [("", 100.0), ("rack", 200.0)])
+def test_a_gang_is_expected_in_the_rack_that_it_requires(
+    profile: str, level: str, start_s: float
+) -> None:
+    picture, jobs, _ = pictured(
+        load_profile(profile), 4,
+        [job("a"), job("b"), job("c")], [job("gang", 2, at=1.0, required_topology=level)],
+        left_s={"default/a": 100.0, "default/b": 1000.0, "default/c": 200.0, "default/gang": 10.0},
+    )  # fmt: skip
+    two_racks = Topology(("rack",), np.array([[0], [1]]))
+    gpus = replace(picture.gpus, node=np.array([0, 0, 1, 1]))
+    picture = replace(picture, gpus=gpus, topology=two_racks)
+    found = forecast(picture, jobs)
+    assert [found[row][0] for row, each in enumerate(jobs) if each.pods == 2] == [start_s]
 
 
 def test_nobody_is_expected_behind_what_does_not_end() -> None:

@@ -21,6 +21,7 @@ from scheduler_extender.queue import what_if
 from scheduler_extender.queue.simulating import Simulating
 from scheduler_extender.queue.what_if import NotAskedError
 from tandem.policy.catalog import load_profile
+from tandem.policy.topology import Topology
 
 ROW = 1  # of the job that is asked about: one other job runs
 
@@ -82,6 +83,17 @@ def test_more_nodes_are_empty_and_like_those_that_are_there() -> None:
     assert len(more.gpus) == 4
     assert more.nodes[7].tolist() == [True, True]
     assert spans(more, new, ROW) == [(0.0, 50.0)] * DRAWS
+
+
+def test_more_nodes_are_in_the_rack_of_the_node_that_they_are_like() -> None:
+    picture, jobs, _ = pictured(
+        load_profile("fifo"), 2, [job("a", 2)], [job("b", 4, required_topology="rack")],
+        left_s={"default/a": 100.0, "default/b": 50.0},
+    )  # fmt: skip
+    picture = replace(picture, topology=Topology(("rack",), np.array([[3]])))
+    assert spans(picture, jobs, ROW) == [(math.inf, math.inf)] * DRAWS
+    more, new = changed(picture, jobs, ROW, Change(nodes=1))
+    assert spans(more, new, ROW) == [(100.0, 150.0)] * DRAWS
 
 
 def test_both_answers_have_the_same_chances() -> None:

@@ -54,7 +54,8 @@ class WorkloadRef(Message):
 class Demand(Message):
     """What the user asked for and declared, per pod of the gang; from the annotations.
 
-    `cpus` is what the pod asks for, for each of its GPUs; absent where it asks for none.
+    `cpus` is what the pod asks for, for each of its GPUs; absent where it asks for none. The levels
+    of topology are keys of nodes' labels: the pods run on nodes with one value of it, or should.
     """
 
     gpus_per_pod: Positive
@@ -74,6 +75,8 @@ class Demand(Message):
     checkpoint: bool = False
     accumulation: bool = False
     cpus: Annotated[Cpus | None, Measured] = None
+    required_topology: Reference | None = None
+    preferred_topology: Reference | None = None
 
     @property
     def training_setup(self) -> tuple[str, ...]:
