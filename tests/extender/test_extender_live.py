@@ -220,7 +220,10 @@ def test_label_patches_of_a_pod_without_gpus_reach_neither_the_words_nor_the_loo
                     await asyncio.sleep(0.05)
             assert service.state.nodes.uses()[uid] == ("node-of-a-cpu-pod", 0.0, 0)
             assert applied == []
-            await asyncio.to_thread(tenant.delete, PODS, "cpu", namespace, uid=uid)
+            # No kubelet ends it, and the garbage collector only after a minute.
+            await asyncio.to_thread(
+                tenant.delete, PODS, "cpu", namespace, uid=uid, grace_period_s=0
+            )
             async with asyncio.timeout(60):
                 # Garbage collection may end the pod first, which is an event of its own.
                 while True not in applied:  # noqa: ASYNC110 - as above
