@@ -12,7 +12,8 @@ from typing import Any
 from scheduler_extender.accounting.account import DELETED, Account, account_of
 from scheduler_extender.accounting.days import Day, day_of, packed, unpacked
 from scheduler_extender.accounting.report import report_of, with_now
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.writes import Writer

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from scheduler_extender.cluster.beliefs import Beliefs, classes_of
-from scheduler_extender.cluster.gangs import Gangs
+from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture

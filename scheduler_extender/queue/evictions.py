@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import memory_of_steps
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord, Key
 from scheduler_extender.queue import lifecycle

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import memory_of_steps, scaled, scaled_steps, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuNodeRecord

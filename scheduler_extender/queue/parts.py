@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler_extender.cluster.gangs import Gangs
+from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig

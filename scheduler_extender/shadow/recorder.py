@@ -11,7 +11,7 @@ from tandem.contracts.annotations import AnnotationError, parse_demand
 from tandem.contracts.resources import Demand
 from tandem.contracts.shadow import Run, ShadowDay, ShadowJob, ShadowNode
 
-#: Jobs that have ended are remembered for so long: their owner may make new pods.
+#: How long a job that has ended is kept in memory: its owner may make new pods.
 REMEMBERED_S = 3600.0
 _UID_SHOWN = 8
 
@@ -40,7 +40,7 @@ class Recorder:
                 self._enter(job)
 
     def settle(self, saved_s: float) -> None:
-        """End what lived in the record and has no pod any more, once all pods have been told.
+        """End what lived in the record and has no pod any more, once all pods have been listed.
 
         It is taken to have ended when the record was last written.
         """

@@ -1,4 +1,4 @@
-"""What runs in shadow mode: reflectors of pods and nodes, and a loop that writes what they told."""
+"""What runs in shadow mode: reflectors of pods and nodes, and a loop that writes the record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.shadow.reading import read_node, read_pod
@@ -26,7 +25,8 @@ log = logging.getLogger(__name__)
 #: Between two writes while jobs come and go, and at most between two of them.
 EVERY_S, AT_LATEST_S = 60.0, 300.0
 _LOOK_S = 1.0
-#: An earlier record is read within so long, or the process ends and is started again.
+#: How often an earlier record is asked for, and the pause between. After the last attempt the
+#: process ends, and Kubernetes starts it again.
 _TRIES, _AGAIN_S = 10, 5.0
 _WITHOUT_GPUS = PodInfo("", "", "", "")
 
@@ -109,15 +109,13 @@ class Shadow:
     # --- what the API server says -----------------------------------------------------------------
 
     def _resume(self) -> float:
-        for attempt in range(_TRIES):
+        for _ in range(_TRIES - 1):
             try:
                 return self._store.resume(self._recorder)
             except KubeError as error:
-                if attempt == _TRIES - 1:
-                    raise
                 log.warning("earlier record not read error=%s", error)
                 self._stopping.wait(_AGAIN_S)
-        raise AssertionError
+        return self._store.resume(self._recorder)
 
     def _follow(self) -> list[Reflector]:
         if isinstance(self._api, MemoryCluster):
@@ -148,7 +146,7 @@ def _copy(job: ShadowJob) -> ShadowJob:
     return replace(job, runs=dict(job.runs))
 
 
-def _trimmed_pod(raw: Object, _known: Any) -> PodInfo:  # noqa: ANN401 - what it made of it before
+def _trimmed_pod(raw: Object, _known: PodInfo | None) -> PodInfo:
     """Return what is read of a pod: of those without GPUs nothing, of all one and the same."""
     found = read_pod(raw)
     return found if found.gpus else _WITHOUT_GPUS

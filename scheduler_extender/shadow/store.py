@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: Jobs of a day; the namespace that has most loses its oldest, so that no tenant displaces others.
 MOST_JOBS = 10_000
 _MOST_BYTES = 900 * 1024
-#: A record that was not written for so long has a gap.
+#: The longest pause between two writes that is no gap in the record.
 _GAP_S = 900.0
 
 

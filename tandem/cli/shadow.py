@@ -82,9 +82,10 @@ def in_sentences(found: Document) -> list[str]:
         f" less than {_times(happened['medianWaitSeconds'])}), and took"
         f" {_times(happened['completionSeconds'])} from its arrival to its end."
         f" {found['gpusBusy']:.1f} GPUs were in use.",
-        f"The simulator, as a scheduler that gives whole GPUs to whoever came first: it waited"
+        f"The simulator, as a scheduler that gives whole GPUs in the order of arrival: a job waited"
         f" {_times(simulated['waitSeconds'])} and took {_times(simulated['completionSeconds'])}."
-        " By what this differs from what happened, the rest may be wrong as well.",
+        " The difference from what happened is the error of the simulator, and the next lines may"
+        " have the same one.",
         "",
         f"Tandem, with no two jobs on a GPU: a job would have waited {_times(alone['waitSeconds'])}"
         f" and taken {_times(alone['completionSeconds'])}. {_effect(alone, found)}",

@@ -11,7 +11,8 @@ from queue_builders import load, pod
 
 from scheduler_extender.accounting.past import Past
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.records import GpuJobRecord, PodRecord, parse_gpu_job
 from scheduler_extender.cluster.writes import Writer

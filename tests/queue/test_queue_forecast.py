@@ -243,6 +243,16 @@ class Waiting(Cluster):
                 await self.cycle()
                 await asyncio.sleep(0.05)
 
+    async def forecast_of_a_second(self) -> None:
+        """Let `first` hold the GPU, and wait until a forecast has been made of `second`."""
+        self.submit("first")
+        await self.cycle()
+        self.bind_as_planned("first")
+        self.submit("second")
+        self.now += 61
+        await self.cycle()
+        await self.until(lambda: self.says("second"))
+
     def failures(self) -> float:
         return self.controller.metrics._forecast_failures._value.get()
 
@@ -286,13 +296,7 @@ def test_a_forecast_that_fails_is_counted_and_the_last_one_withdrawn_in_the_end(
 
     async def scenario() -> None:
         monkeypatch.setattr(Simulating, "says", lambda *_: {"1": [30.0, None]})
-        cluster.submit("first")
-        await cluster.cycle()
-        cluster.bind_as_planned("first")
-        cluster.submit("second")
-        cluster.now += 61
-        await cluster.cycle()
-        await cluster.until(lambda: cluster.says("second"))
+        await cluster.forecast_of_a_second()
         said = cluster.says("second")
         assert seconds(said["earliest"]) == cluster.now + 30
         assert "latest" not in said

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from queue_builders import gang, pod, raw_pod
 
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.pods import pod_info
 from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod

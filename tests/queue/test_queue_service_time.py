@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from queue_builders import gang, pod
 
 from scheduler_extender.cluster.attained_service import with_service
-from scheduler_extender.cluster.gangs import Gang, Gangs
+from scheduler_extender.cluster.gang_index import Gangs
+from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord

@@ -128,13 +128,7 @@ def test_the_extender_answers_about_a_job_that_waits_and_about_no_other() -> Non
         found = cluster.controller.what_if
         with pytest.raises(NotAskedError, match="no forecast yet"):
             await found.answer(("default", "pod-second"), Change(gpus=1))
-        cluster.submit("first")
-        await cluster.cycle()
-        cluster.bind_as_planned("first")
-        cluster.submit("second")
-        cluster.now += 61
-        await cluster.cycle()
-        await cluster.until(lambda: cluster.says("second"))
+        await cluster.forecast_of_a_second()
         said = await found.answer(("default", "pod-second"), Change(gpus=1))
         assert said["now"] == said["then"]
         assert said["now"]["gpus"] == 1
@@ -166,13 +160,7 @@ def test_no_answer_is_simulated_next_to_a_forecast_or_to_another_answer(
 
     async def scenario() -> None:
         found, key = cluster.controller.what_if, ("default", "pod-second")
-        cluster.submit("first")
-        await cluster.cycle()
-        cluster.bind_as_planned("first")
-        cluster.submit("second")
-        cluster.now += 61
-        await cluster.cycle()
-        await cluster.until(lambda: cluster.says("second"))
+        await cluster.forecast_of_a_second()
         monkeypatch.setattr(Simulating, "says", child)
         gone, *others = [asyncio.create_task(found.answer(key, Change())) for _ in range(3)]
         await asyncio.to_thread(entered.wait, 60)
