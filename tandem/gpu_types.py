@@ -211,9 +211,13 @@ GPU_TYPES = tuple(
 UNKNOWN_GPU = _gpu("unknown", 15.7, 15.7, 900, 16, 80, bfloat16=False)
 
 
-#: The name of a slice of MIG at its end: `MIG 1g.10gb`, `MIG 1c.3g.40gb`.
-_SLICE = re.compile(r"\bMIG (?:([0-9]+)c\.)?([0-9]+)g\.([0-9]+)gb\S*$", re.IGNORECASE)
-_MEMORY_NAMED = re.compile(r"\b([0-9]+) ?GB\b", re.IGNORECASE)
+#: The name of a slice of MIG at its end: `MIG 1g.10gb`, `MIG 1c.3g.40gb`. Nodes and tenants write
+#: names: numbers are not zero and have few digits.
+_SLICE = re.compile(
+    r"\bMIG (?:([1-9][0-9]?)c\.)?([1-9][0-9]?)g\.([1-9][0-9]{0,3})gb\S*$",
+    re.IGNORECASE | re.ASCII,
+)
+_MEMORY_NAMED = re.compile(r"\b([1-9][0-9]{0,3}) ?GB\b", re.IGNORECASE | re.ASCII)
 #: Compute slices of a board, where it is not seven.
 _COMPUTE_SLICES = {"A30": 4, "RTX PRO 6000 BLACKWELL": 4}
 _SEVEN = 7
@@ -257,7 +261,7 @@ def compute_share(model: str) -> float:
 
 
 def _part(gpu: str, compute: int) -> float:
-    return min(1.0, max(1, compute) / _COMPUTE_SLICES.get(gpu, _SEVEN))
+    return min(1.0, compute / _COMPUTE_SLICES.get(gpu, _SEVEN))
 
 
 @lru_cache(maxsize=1024)

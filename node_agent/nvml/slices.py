@@ -66,7 +66,7 @@ def find_slices(
         named = _NAMED.search(name)
         if named is None:
             profile = _profile(
-                binding.call("nvmlDeviceGetAttributes_v2", handle), memory_bytes or total
+                binding.call("nvmlDeviceGetAttributes_v2", handle), memory_bytes or total or 1
             )
             name = f"{model} MIG {profile}"
         else:

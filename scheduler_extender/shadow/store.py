@@ -139,7 +139,7 @@ def _put(day: ShadowDay, job: ShadowJob) -> None:
 def _bound(day: ShadowDay) -> None:
     """Drop what is too much for one object."""
     _shed(day, MOST_JOBS)
-    while len(packed(day)) * 3 // 4 > _MOST_BYTES:
+    while day.jobs and len(packed(day)) * 3 // 4 > _MOST_BYTES:
         _shed(day, len(day.jobs) // 2)
 
 

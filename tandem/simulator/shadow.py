@@ -182,8 +182,8 @@ def run(replay: Replay, profile: Profile, seed: int | None = None) -> Replayed:
     gpus = setup.gpus(profile.max_jobs_per_gpu)
     world = setup.world(gpus)
     believed = _as_they_are(world.believed, replay.jobs)
-    told = World(world.trace, world.truth, believed)
-    learner = None if seed is None else learner_of(profile, told)
+    declared = World(world.trace, world.truth, believed)
+    learner = None if seed is None else learner_of(profile, declared)
     engine = Engine(
         replay.trace, believed, gpus, profile, world.truth, seed=setup.seed,
         options=RunOptions(learner=learner, record_decisions=True),

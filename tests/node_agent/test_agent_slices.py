@@ -117,6 +117,13 @@ def test_a_driver_that_does_not_name_the_profile_gives_its_parts(
     assert gpu.model == f"NVIDIA A100-SXM4-80GB MIG {profile}"
 
 
+def test_a_gpu_without_any_memory_does_not_hide_the_others(mig, nvml):
+    mig.state.gpus = [StubGpu(PARENT, memory=0, mig=1), StubGpu("GPU-b")]
+    mig.state.slices = [StubSlice(0, "MIG-1", 7, "NVIDIA A100-SXM4-80GB", memory=0)]
+    mig.apply()
+    assert "GPU-b" in [gpu.uuid for gpu in nvml.open()]
+
+
 def test_a_slice_has_its_own_memory_and_processes_and_the_sensors_of_its_gpu(mig, nvml):
     mig.state.gpus[0] = StubGpu(PARENT, mig=1, temperature=61, ecc=2)
     mig.state.processes = [

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tandem.gpu_types import GIB, find_gpu, most_memory_bytes, type_name
+from tandem.gpu_types import GIB, compute_share, find_gpu, most_memory_bytes, type_name
 from tandem.policy.catalog import load_profile, profile_names
 from tandem.policy.cluster import Snapshot
 from tandem.policy.constraints.slices import Slices
@@ -74,3 +76,16 @@ def test_the_type_of_a_slice_is_that_part_of_its_board(model, compute, memory, g
 def test_slices_of_a_board_that_is_not_in_the_table_are_of_no_known_type():
     assert find_gpu("NVIDIA Z9000 MIG 1g.10gb") is None
     assert type_name("NVIDIA Z9000 MIG 1g.10gb") == "NVIDIA Z9000 MIG 1G.10GB"
+
+
+NUMBERS = st.one_of(st.sampled_from(["0", "00", "9" * 40, "9" * 400, "9" * 5000, "\u0661"]),
+                    st.integers(0, 10**6).map(str))  # fmt: skip
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+def test_a_name_that_a_node_or_a_tenant_makes_up_is_no_error(size, own, of, memory):
+    for name in (f"A100 {size}GB MIG {of}g.{memory}gb", f"A100 MIG {own}c.{of}g.{memory}gb"):
+        found = find_gpu(name)
+        assert found.training_flops > 0
+        assert found.memory_bytes > 0
+        assert 0 < compute_share(name) <= 1

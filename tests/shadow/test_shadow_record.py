@@ -14,7 +14,7 @@ from scheduler_extender.shadow.recorder import REMEMBERED_S, Recorder
 from scheduler_extender.shadow.service import Shadow
 from scheduler_extender.shadow.store import Store
 from tandem.contracts import names
-from tandem.contracts.shadow import ShadowDay, ShadowJob, day_in
+from tandem.contracts.shadow import ShadowDay, ShadowJob, ShadowNode, day_in
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import CONFIG_MAPS, NODES, PODS
 
@@ -290,3 +290,14 @@ def test_ten_thousand_jobs_of_a_day_fit_into_one_object() -> None:
         day.jobs[job.id] = job
     store._bound(day)
     assert day.dropped == 0
+
+
+def test_a_day_whose_nodes_alone_are_too_many_is_left_without_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "_MOST_BYTES", 1)
+    day = ShadowDay(number=0, since_s=0.0, saved_s=0.0, nodes=[ShadowNode("n0", 1, "V100", 16.0)])
+    day.jobs = {"a/j": ShadowJob(id="a/j", namespace="a", name="j", kind="Job", arrived_s=0.0)}
+    store._bound(day)
+    assert day.jobs == {}
+    assert len(day.nodes) == 1
