@@ -390,7 +390,7 @@ def observed(gang: Gang, now_s: float) -> GPUJobStatus:
     if status.phase in (Phase.ADMITTED, Phase.RUNNING) and not placed:
         expired = status.phase is Phase.ADMITTED and gang.is_live
         reason = Reason.PLAN_EXPIRED if expired else Reason.PODS_GONE
-        said = Reason.PLAN_EXPIRED if expired and status.plan else Reason.PODS_REPLACED
+        said = Reason.PLAN_EXPIRED if expired and status.plan else Reason.QUEUED
         return with_reason(
             status,
             reason,

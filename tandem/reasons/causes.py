@@ -81,7 +81,6 @@ class Reason(StrEnum):
     RESTS = "PlacedAgainLater"
     PLAN_EXPIRED = "PlanExpired"
     PODS_GONE = "PodsGone"
-    PODS_REPLACED = "PodsReplaced"
     # What has become of it.
     WAITING = "Waiting"
     QUEUED = "Queued"

@@ -105,7 +105,6 @@ EXAMPLES: Mapping[Reason, Cause] = MappingProxyType(
             Cause(Reason.RESTS, seconds=60, failed=2),
             Cause(Reason.PLAN_EXPIRED),
             Cause(Reason.PODS_GONE),
-            Cause(Reason.PODS_REPLACED),
             Cause(Reason.WAITING),
             Cause(Reason.QUEUED, detail="no model is named; the job gets whole GPUs"),
             Cause(Reason.NEW_PODS),

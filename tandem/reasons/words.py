@@ -363,10 +363,6 @@ WORDS: Mapping[Reason, Words] = MappingProxyType(
             "starting", "Pods", "none of its pods is left",
             remedy="It goes on when there are new ones.",
         ),
-        Reason.PODS_REPLACED: Words(
-            "starting", "Pods", "its pods are new, and have no GPUs yet",
-            remedy="They are placed like those before them.",
-        ),
         Reason.WAITING: Words("other", "Queue", "it waits"),
         Reason.QUEUED: Words(
             "other", "Queue", "it is in the queue", figures="{detail}",

@@ -854,20 +854,6 @@ def a_pod_is_not_put_on_its_node(site: Site) -> None:
     site.hears(Reason.PLAN_EXPIRED)
 
 
-@scenario(Reason.PODS_REPLACED)
-def a_pod_is_replaced(site: Site) -> None:
-    """The other pod of its gang waits for the GPU that it has, and may not have it then either."""
-    node = site.node()
-    site.apply(pod("one", node, gang="ring", gang_size="1", exclusive="true"))
-    site.pod_runs("one")
-    site.hears(Reason.RUNNING)
-    site.apply(pod("two", node, gang="ring", gang_size="1", exclusive="true"))
-    site.hears(Reason.NOT_SHARED)
-    site.plane.kubectl("cordon", node)
-    site.delete("pod", "one")
-    site.hears(Reason.PODS_REPLACED)
-
-
 @scenario(Reason.NEW_PODS)
 def a_gang_is_made_again(site: Site) -> None:
     node = site.node()

@@ -118,3 +118,9 @@ def test_the_page_of_the_queue_prints_the_tables() -> None:
     assert tables() in PAGE.read_text(), (
         "docs/queueing.md: print the tables with python -m scheduler_extender.queue.phases"
     )
+
+
+def test_new_pods_of_a_job_that_ran_are_in_the_queue_until_a_cycle_says_more():
+    status = lifecycle.observed(gang(pod("p0"), phase=Phase.RUNNING), NOW)
+    assert status.phase is Phase.QUEUED
+    assert [cause.reason for cause in status.causes] == [Reason.QUEUED]
