@@ -6,14 +6,15 @@ has 1,000 lifetimes of the same distribution, as the extender knows it. For one 
 what-if says between which times it starts and ends with a change; then the cluster goes on with the
 true lifetimes and the change made, and the true start and end are compared.
 
-With `--time`, how long an answer takes at 2,000 GPUs with the first 500 waiting jobs, as in a
-cluster.
+With `--time`, how long an answer takes at 2,000 GPUs with the first 500 waiting jobs, of which
+alone a forecast is made in a cluster, and the CPU time of its process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -24,8 +25,8 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.forecast import a_picture
-from scheduler_extender.planning.forecast import Picture
-from scheduler_extender.planning.what_if import Change, Span, asked, changed, one_span, spans
+from scheduler_extender.planning.forecast import Picture, draw_left_s
+from scheduler_extender.planning.what_if import AskedJob, Change, Span, asked, changed, spans
 from tandem.policy.job import Job
 from tandem.policy.jobs import History
 from tandem.policy.units import Floats
@@ -73,8 +74,9 @@ def _truth(picture: Picture, jobs: list[Job], row: int, change: Change, left_gpu
     """Return when the job starts and ends with the true lifetimes, and all decisions made."""
     arrays = replace(picture.arrays, remaining_at_since=left_gpu_s / picture.arrays.gpus)
     known = replace(picture, arrays=arrays, known=np.ones(len(jobs), dtype=np.bool_))
-    rng = np.random.default_rng(0)
-    return one_span(*changed(known, jobs, row, change), row, rng, to_the_end=True)
+    then, jobs = changed(known, jobs, row, change)
+    left_s = draw_left_s(then, np.random.default_rng(0))
+    return AskedJob(then, jobs, row, left_s, to_the_end=True).span()
 
 
 def main() -> None:
@@ -86,7 +88,8 @@ def main() -> None:
     parser.add_argument("--time", action="store_true")
     arguments = parser.parse_args()
     if arguments.time:
-        _time()
+        for profile in arguments.profiles:
+            _time(profile)
         return
     for profile in arguments.profiles:
         found = Counter[str]()
@@ -106,16 +109,18 @@ def main() -> None:
         print(f"{profile}: {', '.join(said)}")
 
 
-def _time() -> None:
-    picture, jobs = a_picture("tandem", 2000, 500, seed=0)
+def _time(profile: str) -> None:
+    picture, jobs = a_picture(profile, 2000, 500, seed=0)
     for position in (0, 250, 499):
         row = len(picture.rows_of) + position
-        began = time.perf_counter()
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         content = b"".join(asked(picture, jobs, row, Change(gpus=2)))
         command = [sys.executable, "-m", "scheduler_extender.planning.what_if"]
         done = subprocess.run(command, input=content, capture_output=True, check=True)
-        took_s = time.perf_counter() - began
-        print(f"position {position}: {took_s:.1f} s, {len(json.loads(done.stdout)['then'])} draws")
+        took_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        draws = len(json.loads(done.stdout)["then"])
+        print(f"{profile}, position {position}: {took_s:.1f} s, {cpu_s:.1f} of CPU, {draws} draws")
 
 
 if __name__ == "__main__":

@@ -96,23 +96,28 @@ def pause_s(now_s: float) -> float:
     return max(_LEAST_PAUSE_S, now_s / _PAUSES)
 
 
-def engine_of(
-    picture: Picture,
-    jobs: Sequence[Job],
-    rng: np.random.Generator,
-    pause: Callable[[float], float] = pause_s,
-) -> Engine:
-    """Return the simulator on a copy of the picture, with the running times of one draw.
-
-    `pause` is for how many seconds no other round follows one, by its time.
-    """
-    arrays = picture.arrays
-    history = picture.history
+def draw_left_s(picture: Picture, rng: np.random.Generator) -> Floats:
+    """Return one draw of the time that each job has yet to run, (jobs,), solo."""
+    arrays, history = picture.arrays, picture.history
     drawn = draw_remaining_gpu_s(
         arrays.attained_at_since, history.sorted_service, rng, history.sorted_votes
     )
     left = np.where(picture.known, arrays.remaining_at_since, drawn / arrays.gpus)
-    left = np.where(picture.endless, 1e3 * HORIZON_S, np.maximum(left, _LEAST_LEFT_S))
+    return np.where(picture.endless, 1e3 * HORIZON_S, np.maximum(left, _LEAST_LEFT_S))
+
+
+def engine_of(
+    picture: Picture,
+    jobs: Sequence[Job],
+    left: Floats,
+    pause: Callable[[float], float] = pause_s,
+) -> Engine:
+    """Return the simulator on a copy of the picture, with the running times of one draw.
+
+    `left` is what `draw_left_s` returns. `pause` is for how many seconds no other round follows
+    one, by its time.
+    """
+    arrays = picture.arrays
     trace = [
         TraceJob(str(i), 0.0, job.gpus, float(seconds))
         for i, (job, seconds) in enumerate(zip(jobs, left, strict=True))
@@ -120,7 +125,7 @@ def engine_of(
     return Engine(
         trace, jobs, without_residents(picture.gpus), picture.profile, _truth(picture, jobs),
         options=RunOptions(
-            history=history,
+            history=picture.history,
             begun=Begun(
                 replace(arrays, **{f.name: getattr(arrays, f.name).copy() for f in fields(arrays)}),
                 picture.rows_of,
@@ -140,7 +145,7 @@ def engine_of(
 
 def _starts(picture: Picture, jobs: Sequence[Job], rng: np.random.Generator) -> dict[int, float]:
     """Return when each job that waits starts if running times are as drawn."""
-    engine = engine_of(picture, jobs, rng)
+    engine = engine_of(picture, jobs, draw_left_s(picture, rng))
     starts: dict[int, float] = {}
     decisions, seen = engine.outcome.decisions, 0
     for now_s in engine.steps():

@@ -3,19 +3,23 @@
 `python -m scheduler_extender.planning.what_if` takes a picture, the row of a job and a change on
 its standard input. It answers with the start and end of the job in each draw, as JSON, now and with
 the change. The draws are those of the forecast of starts (`forecast.py`), with the same numbers
-in both cases: what differs between them follows from the change and not from chance.
+in both cases: what differs between them follows from the change and not from chance. What happens
+at time 0 does not depend on a draw: it is simulated once, and each draw goes on from a copy.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
 import pickle
 import resource
+import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +28,7 @@ from scheduler_extender.planning.forecast import (
     HORIZON_S,
     MEMORY_BYTES,
     Picture,
+    draw_left_s,
     engine_of,
     packed,
     pause_s,
@@ -32,6 +37,7 @@ from scheduler_extender.planning.forecast import (
 from tandem.policy.catalog import Profile
 from tandem.policy.job import Job
 from tandem.policy.topology import Topology
+from tandem.policy.units import Floats
 
 #: An answer that takes longer is not waited for: the process ends.
 _CPU_S = 30
@@ -155,38 +161,85 @@ def spans(picture: Picture, jobs: Sequence[Job], row: int) -> list[Span]:
     if not len(picture.gpus):  # before the first agent has reported
         return [(math.inf, math.inf)] * DRAWS
     rng = np.random.default_rng(picture.seed)
-    return [one_span(picture, jobs, row, rng) for _ in range(DRAWS)]
+    left = [draw_left_s(picture, rng) for _ in range(DRAWS)]
+    run = AskedJob(picture, jobs, row, left[0])
+    run.step()  # time 0 is the same in all draws: they go on from there
+    return [in_a_copy(partial(run.span, each)) for each in left]
 
 
-def one_span(
-    picture: Picture,
-    jobs: Sequence[Job],
-    row: int,
-    rng: np.random.Generator,
-    *,
-    to_the_end: bool = False,
-) -> Span:
-    """Return start and end of the job in `row` in one draw.
+class AskedJob:
+    """The job in `row` in the simulation of one draw, in which jobs have yet to run `left_s`.
 
     Once it has started, nothing else is decided on, unless `to_the_end`: its neighbours end, but no
     other job joins it or takes its place.
     """
-    start_s = math.inf
 
-    def pause(now_s: float) -> float:
-        return pause_s(now_s) if to_the_end or start_s == math.inf else 2 * HORIZON_S
+    def __init__(
+        self,
+        picture: Picture,
+        jobs: Sequence[Job],
+        row: int,
+        left_s: Floats,
+        *,
+        to_the_end: bool = False,
+    ) -> None:
+        self._row, self._to_the_end = row, to_the_end
+        self._start_s, self._seen = math.inf, 0
+        self._engine = engine_of(picture, jobs, left_s, self._pause_s)
+        self._steps = self._engine.steps()
 
-    engine = engine_of(picture, jobs, rng, pause)
-    decisions, seen = engine.outcome.decisions, 0
-    for now_s in engine.steps():
-        if start_s == math.inf:
-            new = (each for each in decisions[seen:] if each[1] == "start")
-            start_s = next((at_s for at_s, _, name, _ in new if int(name) == row), math.inf)
-            seen = len(decisions)
-        if now_s > HORIZON_S or not math.isnan(engine.outcome.end_s[row]):
-            break
-    end_s = float(engine.outcome.end_s[row])
-    return start_s, math.inf if math.isnan(end_s) else end_s
+    def step(self) -> bool:
+        """Simulate the next event; say whether the job can yet start or end within the horizon."""
+        now_s = next(self._steps, math.inf)
+        outcome = self._engine.outcome
+        if self._start_s == math.inf:
+            new = (each for each in outcome.decisions[self._seen :] if each[1] == "start")
+            starts = (at_s for at_s, _, name, _ in new if int(name) == self._row)
+            self._start_s = next(starts, math.inf)
+            self._seen = len(outcome.decisions)
+        return now_s <= HORIZON_S and math.isnan(outcome.end_s[self._row])
+
+    def span(self, redrawn_left_s: Floats | None = None) -> Span:
+        """Simulate until it has ended; return its start and end.
+
+        After the first step it may go on with the times of another draw.
+        """
+        if redrawn_left_s is not None:
+            self._engine.redraw(redrawn_left_s)
+        while self.step():
+            pass
+        end_s = float(self._engine.outcome.end_s[self._row])
+        return self._start_s, math.inf if math.isnan(end_s) else end_s
+
+    def _pause_s(self, now_s: float) -> float:
+        goes_on = self._to_the_end or self._start_s == math.inf
+        return pause_s(now_s) if goes_on else 2 * HORIZON_S
+
+
+def in_a_copy(work: Callable[[], Span]) -> Span:
+    """Return what `work` returns in a copy of this process, which stays as it is.
+
+    So a simulation is copied with all that it has in memory, that of the compiled cycle included.
+
+    Raises:
+        ChildProcessError: the copy gave no answer.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            gc.freeze()  # a collection would write to, and so copy, all that is shared
+            os.write(writer, struct.pack("dd", *work()))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    if not said:
+        raise ChildProcessError("a draw has not been simulated to its end")
+    start_s, end_s = struct.unpack("dd", said)
+    return start_s, end_s
 
 
 # --- between the two processes ------------------------------------------------------------------
@@ -201,10 +254,12 @@ def asked(picture: Picture, jobs: Sequence[Job], row: int, change: Change) -> It
 def main() -> int:
     """Answer with `{"now": [[start, end], ...], "then": ...}`, null beyond the horizon.
 
-    One process, whose memory is bounded: the container's limit holds it next to the service.
+    The memory of the process and of a copy of it, of which there is one at a time, is bounded: the
+    container's limit holds both next to the service.
     """
     os.nice(5)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    each = MEMORY_BYTES // 2
+    resource.setrlimit(resource.RLIMIT_DATA, (each, each))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     row, change = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started us
     picture, jobs = unpacked(sys.stdin.buffer)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 
@@ -37,13 +39,14 @@ class Simulating:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # with the copies of itself that it makes, so that all end
         )
         try:
             answer, complaint = child.communicate(picture, limit_s)
         except subprocess.TimeoutExpired as error:
             raise SimulationError(f"it took more than {limit_s:.0f} s") from error
         finally:
-            child.kill()
+            _end(child)
             child.wait()
             self._child = None
         if child.returncode != 0:
@@ -54,5 +57,11 @@ class Simulating:
 
     def stop(self) -> None:
         """End the process that simulates now, so that the extender ends without its answer."""
-        if self._child is not None:
-            self._child.kill()
+        if (child := self._child) is not None:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.returncode is None:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.killpg(child.pid, signal.SIGKILL)

@@ -18,6 +18,7 @@ from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.topology import Topology
+from tandem.policy.units import Floats
 from tandem.reasons.counting import counted
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
@@ -147,6 +148,15 @@ class Engine:
                 "Each constraint of the profile must allow every job on an empty cluster.",
             )
         return self.outcome
+
+    def redraw(self, durations_s: Floats) -> None:
+        """Give the jobs other durations, (jobs,), after the step of time 0.
+
+        The run is from then on as if it had begun with them: what is decided at time 0 does not
+        depend on them.
+        """
+        self.outcome.duration_s[:] = durations_s
+        self._progress.redraw(durations_s)
 
     def steps(self) -> Iterator[float]:
         """Run from event to event; yield the time of each once it has been dealt with."""

@@ -89,6 +89,20 @@ class Progress:
         else:
             self._expect(job)
 
+    def redraw(self, left: Floats) -> None:
+        """Let jobs have had `left` to do, (jobs,) solo seconds, from the beginning of the run.
+
+        Only at time 0, before any of them has done some of it. What preemptions added stays.
+        """
+        self._left[:] = left
+        stops = self._outcome.preemptions + self._outcome.migrations
+        for stop in range(int(stops.max(initial=0))):  # one by one, as they were added
+            self._left[stops > stop] += self._truth.preemption_cost_s
+        self._left_at_start[:] = self._left
+        for job in self.rows.keys() - self._starting:
+            self._events.void_job(job)
+            self._expect(job)
+
     def go(self, job: int) -> None:
         """Let a job that holds its GPUs begin."""
         self.settle(job)

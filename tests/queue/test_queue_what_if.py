@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,21 @@ import pytest
 from test_queue_controller import run
 from test_queue_forecast import Waiting, job, pictured
 
-from scheduler_extender.planning.forecast import DRAWS, forecast
-from scheduler_extender.planning.what_if import Change, ChangeError, asked, changed, spans
+from benchmarks.forecast import a_picture
+from scheduler_extender.planning.forecast import DRAWS, draw_left_s, forecast
+from scheduler_extender.planning.what_if import (
+    AskedJob,
+    Change,
+    ChangeError,
+    asked,
+    changed,
+    in_a_copy,
+    spans,
+)
 from scheduler_extender.queue import what_if
-from scheduler_extender.queue.simulating import Simulating
+from scheduler_extender.queue.simulating import Simulating, SimulationError
 from scheduler_extender.queue.what_if import NotAskedError
-from tandem.policy.catalog import load_profile
+from tandem.policy.catalog import load_profile, profile_names
 from tandem.policy.topology import Topology
 
 ROW = 1  # of the job that is asked about: one other job runs
@@ -109,6 +121,23 @@ def test_both_answers_have_the_same_chances() -> None:
     assert spans(*changed(picture, jobs, ROW, Change(gpus=1)), ROW) == now
 
 
+@pytest.mark.parametrize("profile", profile_names())
+def test_draws_that_go_on_from_one_beginning_are_as_those_that_each_begin(profile: str) -> None:
+    """Bit by bit. Jobs that are preempted at time 0 have more to do from then on."""
+    stopped = 0
+    for seed in range(2):
+        picture, jobs = a_picture(profile, 16, 24, seed=seed)
+        rng = np.random.default_rng(picture.seed)
+        left = [draw_left_s(picture, rng) for _ in range(DRAWS)]
+        for row in range(len(picture.rows_of), len(jobs), 12):
+            whole = [AskedJob(picture, jobs, row, each) for each in left]
+            assert spans(picture, jobs, row) == [each.span() for each in whole]
+        begun = AskedJob(picture, jobs, len(jobs) - 1, left[0])
+        begun.step()
+        stopped += any(verb == "stop" for _, verb, *_ in begun._engine.outcome.decisions)
+    assert stopped or profile not in ("tandem", "tiresias-l"), "jobs are preempted at time 0"
+
+
 def test_the_process_says_what_the_function_says() -> None:
     picture, jobs, _ = pictured(
         load_profile("fifo"), 2, [job("a")], [job("b", 2)],
@@ -119,6 +148,55 @@ def test_the_process_says_what_the_function_says() -> None:
     done = subprocess.run(command, input=content, capture_output=True, check=True, timeout=120)
     assert done.stdout.startswith(b'{"now": [[100.0, 150.0]')
     assert b'"then": [[0.0, 100.0]' in done.stdout
+
+
+def test_a_copy_leaves_the_process_as_it_is_and_one_that_fails_gives_no_answer() -> None:
+    found = [1.0]
+
+    def works() -> tuple[float, float]:
+        found.append(2.0)
+        return found[0], found[1]
+
+    def fails() -> tuple[float, float]:
+        raise MemoryError
+
+    assert in_a_copy(works) == (1.0, 2.0)
+    assert found == [1.0]
+    with pytest.raises(ChildProcessError):
+        in_a_copy(fails)
+
+
+_WITH_A_COPY = """
+import fcntl, os, pathlib, signal
+lock = open("lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+if os.fork() == 0:
+    pathlib.Path("begun").touch()
+signal.pause()
+"""
+
+
+def test_what_simulates_ends_with_the_copies_that_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_a_copy.py").write_text(_WITH_A_COPY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    simulating = Simulating()
+
+    def says() -> None:
+        with pytest.raises(SimulationError, match="its process ended with -9"):
+            simulating.says("with_a_copy", b"", 300.0)
+
+    asks = threading.Thread(target=says)
+    asks.start()
+    while not (tmp_path / "begun").exists():
+        assert asks.is_alive()
+        time.sleep(0.01)
+    simulating.stop()
+    asks.join()
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # each of them holds it until it has ended
 
 
 def test_the_extender_answers_about_a_job_that_waits_and_about_no_other() -> None:
