@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from predictor.equations import COMPILED, Step, input_cpu_seconds, training_step
+from predictor.equations import (
+    COMPILED,
+    Step,
+    host_of,
+    input_cpu_seconds,
+    input_cpus,
+    training_step,
+)
 from predictor.memory import Levels, formula_levels
 from predictor.sources import Question, question_step
 from tandem.contracts.prediction import Optimizer
@@ -77,7 +84,8 @@ def known(question: Question, *, first: bool = False) -> Known | None:
     # An optimiser that nobody named is taken for one of many copies: memory must be safe.
     optimizer = question.setup.optimizer or Optimizer.ADAM
     levels = formula_levels(features, batch, question.setup)
-    host, cpus = question.host, question.cpus
+    # The columns have the loop that a job has: what a bare one shows of a GPU holds for jobs.
+    host, cpus = host_of(features, question.setup.framework), input_cpus(question.setup.cpus)
     step = question_step(question)
     if first:
         step = training_step(features, batch, gpu, precision=precision, host=COMPILED)

@@ -86,6 +86,8 @@ class Setup:
     gradient_checkpointing: bool = False
     #: For each GPU.
     cpus: float | None = None
+    #: It runs on one batch, which lies on the GPU: nothing makes an input, or waits for one.
+    bare_loop: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Profile(Message):
 
     `family` names the architecture: what is learned is tested on families that were left out.
     `memory_peak_bytes` is what the process takes of the GPU, start-up included; the features are
-    those at the configuration's sequence length.
+    those at the configuration's sequence length. With `bare_loop` it ran on one batch, which was on
+    the GPU: no input was made meanwhile.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Profile(Message):
     precision: Precision = Precision.FP32
     optimizer: Optimizer | None = None
     framework: Framework | None = None
+    bare_loop: bool = False
     gpu_model: Annotated[str, Field(min_length=1)]
     gpu_memory_bytes: Size | None = None
     memory_peak_bytes: Size | None = None
@@ -84,7 +86,7 @@ class Profile(Message):
             gpu_memory_bytes=self.gpu_memory_bytes,
             declared_memory_bytes=None,
             declared_utilisation_percent=None,
-            setup=Setup(self.precision, self.optimizer, self.framework),
+            setup=Setup(self.precision, self.optimizer, self.framework, bare_loop=self.bare_loop),
         )
 
 
@@ -232,6 +234,7 @@ def _of_collector(record: dict[str, Any], header: dict[str, Any]) -> dict[str, A
         "batchSize": record.get("batchSize"),
         "precision": record.get("precision"),
         "optimizer": record.get("optimizer"),
+        "bareLoop": True,
         "gpuModel": gpu.get("model"),
         "gpuMemoryBytes": gpu.get("memoryBytes"),
         "memoryPeakBytes": measured.get("memoryPeakBytes"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from predictor import spread
 from predictor.equations import (
@@ -58,13 +59,14 @@ class Question:
     @property
     def cpus(self) -> float:
         """The CPUs that make a worker's input."""
-        return input_cpus(self.setup.cpus)
+        return math.inf if self.setup.bare_loop else input_cpus(self.setup.cpus)
 
     @property
     def host(self) -> Host:
         """What the job's framework needs of its host; needs a graph."""
         assert self.features is not None
-        return host_of(self.features, self.setup.framework)
+        host = host_of(self.features, self.setup.framework)
+        return replace(host, stall_s=0.0) if self.setup.bare_loop else host
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from predictor.collect.catalog import Model
+from predictor.collect.exports import Exports
 from predictor.collect.nvml import Nvml, Watch, Window, open_nvml
 from predictor.collect.plan import Configuration, new_pairs, next_group, pair_key
 from predictor.collect.processes import Failed, Pool, Worker
@@ -19,7 +20,6 @@ from predictor.collect.records import Record, Records
 
 _PREPARE_S = 120.0
 _ANSWER_S = 60.0
-_DESCRIBE_S = 180.0
 #: What the first configuration is taken to need, before any was timed.
 _GUESS_S = 6.0
 
@@ -95,23 +95,23 @@ class Runner:
     def solo(self, plan: list[Configuration], models: dict[str, Model]) -> None:
         """Measure what of the plan is not in the file, until the time is up."""
         done = self._records.done("solo")
-        graphs = self._records.done("graph")
-        for place, config in enumerate(plan):
-            if config.key in done:
-                continue
-            if not self._budget.allows():
-                return
-            started = time.monotonic()
-            model = models[config.model]
-            graph = f"{model.name}|{config.sequence}"
-            describer = self._describe(model, config) if graph not in graphs else None
-            record = self._alone(config, model)
-            self._records.append(record)
-            if describer is not None:
-                graphs.add(graph)
-                self._records.append(self._described(describer, graph, model, config))
-            self._budget.spent(started)
-            self._say(f"{place + 1}/{len(plan)} {config.key}: {_in_words(record)}")
+        with Exports(self._settings.backend, self._records, self._deadline) as exports:
+            for config in plan if self._settings.graphs else ():
+                if config.key in done:  # a kill may have come before its graph was written
+                    exports.want(models[config.model], config.sequence)
+            for place, config in enumerate(plan):
+                if config.key in done:
+                    continue
+                if not self._budget.allows():
+                    return
+                started = time.monotonic()
+                model = models[config.model]
+                if self._settings.graphs:
+                    exports.want(model, config.sequence)
+                record = self._alone(config, model)
+                self._records.append(record)
+                self._budget.spent(started)
+                self._say(f"{place + 1}/{len(plan)} {config.key}: {_in_words(record)}")
 
     def until(self, deadline: float) -> None:
         """Give what follows this much time."""
@@ -166,6 +166,7 @@ class Runner:
                 ran = worker.ask(
                     _ANSWER_S + self._settings.seconds, do="measure", seconds=self._settings.seconds
                 )
+            after = self._nvml.memory_used_bytes() if self._nvml else None
             details = worker.ask(_ANSWER_S, do="details")
         except Failed as failure:
             return record | {"status": failure.status, "error": failure.message}
@@ -173,7 +174,7 @@ class Runner:
             worker.end()
         return record | {
             "status": "ok",
-            "measured": _measured(ran, watch.window, before),
+            "measured": _measured(ran, watch.window, before, after),
             "details": {"ready": ready, **details},
         }
 
@@ -221,25 +222,6 @@ class Runner:
     def _peak(self, solo: Record) -> int:
         return int(solo["measured"].get("memoryPeakBytes") or 0)
 
-    def _describe(self, model: Model, config: Configuration) -> Worker | None:
-        """Have a model's graph made beside the measurement; it needs no GPU."""
-        if not self._settings.graphs:
-            return None
-        worker = Worker(self._settings.backend, "cpu")
-        worker.tell(do="describe", model=model.name, sequence=config.sequence)
-        return worker
-
-    def _described(self, worker: Worker, key: str, model: Model, config: Configuration) -> Record:
-        record: Record = {
-            "kind": "graph", "key": key, "model": model.name, "sequence": config.sequence,
-        }  # fmt: skip
-        try:
-            return record | worker.hear(_DESCRIBE_S)
-        except Failed as failure:
-            return record | {"onnxError": failure.message, "layersError": failure.message}
-        finally:
-            worker.end()
-
 
 def _configuration(solo: Record) -> dict[str, Any]:
     config = Configuration(
@@ -248,12 +230,17 @@ def _configuration(solo: Record) -> dict[str, Any]:
     return asdict(config)
 
 
-def _measured(ran: Record, window: Window, before: int | None) -> Record:
-    """Return the figures of a solo run; the peak is what the process took of the whole GPU."""
+def _measured(ran: Record, window: Window, before: int | None, after: int | None) -> Record:
+    """Return the figures of a solo run; the peak is what the process took of the whole GPU.
+
+    `before` and `after` are NVML's bytes in use: both count what the driver reserves for itself,
+    which CUDA's own figure leaves out, so that only their difference is the process's.
+    """
     measured = {key: ran[key] for key in ("iterations", "iterationS", "iterationMeanS")}
     if "reservedPeakBytes" in ran:
+        used = ran["deviceUsedBytes"] if before is None or after is None else after - before
         # The allocator returns nothing to the driver; what is not its own is context and libraries.
-        beside = ran["deviceUsedBytes"] - ran["reservedBytes"] - (before or 0)
+        beside = used - ran["reservedBytes"]
         measured |= {
             "memoryPeakBytes": ran["reservedPeakBytes"] + max(beside, 0),
             "allocatedPeakBytes": ran["allocatedPeakBytes"],

@@ -119,6 +119,39 @@ def test_a_run_is_recorded_and_gone_on_with(tmp_path, monkeypatch):
     assert 0 <= pair["overlap"] <= 1
 
 
+def test_a_measurement_waits_for_no_export(tmp_path, monkeypatch):
+    out = tmp_path / "profiles.jsonl"
+    monkeypatch.setenv("FAKE_EXPORT_WAITS_FOR_TWO_IN", str(out))
+    options = ("--models", "^(resnet50|bert-base)$", "--variants", "1", "--minutes", "2")
+    assert collect(out, *options, "--only", "solo") == 0
+    assert len(lines(out, "solo")) == 2
+    assert all("layers" in graph for graph in lines(out, "graph"))
+    assert len(lines(out, "graph")) == 2
+
+
+def test_a_graph_that_a_kill_left_out_is_made_by_the_next_run(tmp_path):
+    out = tmp_path / "profiles.jsonl"
+    options = ("--models", "^(resnet50|bert-base)$", "--variants", "1", "--minutes", "2")
+    assert collect(out, *options, "--only", "solo") == 0
+    kept = [line for line in out.read_text().splitlines() if '"kind":"graph"' not in line]
+    out.write_text("\n".join(kept) + "\n")
+    assert collect(out, *options, "--only", "solo") == 0
+    assert len(lines(out, "solo")) == 2
+    assert len(lines(out, "graph")) == 2
+
+
+def test_memory_of_a_process_is_a_difference_of_the_same_counter():
+    """NVML counts what the driver reserves, and CUDA does not: figures of an H100."""
+    reserved_by_driver, context = 503_316_480, 806_144_000
+    ran = {"iterations": 97, "iterationS": 0.015, "iterationMeanS": 0.0156,
+           "allocatedPeakBytes": 922_060_800, "reservedPeakBytes": 1_103_101_952,
+           "reservedBytes": 1_103_101_952, "deviceUsedBytes": 1_103_101_952 + context}  # fmt: skip
+    before, after = reserved_by_driver, reserved_by_driver + ran["deviceUsedBytes"]
+    measured = runner._measured(ran, runner.Window(), before, after)
+    assert measured["memoryPeakBytes"] == ran["reservedPeakBytes"] + context
+    assert runner._measured(ran, runner.Window(), None, None) == measured
+
+
 def test_no_time_is_no_measurement(tmp_path):
     out = tmp_path / "profiles.jsonl"
     assert collect(out, "--minutes", "0") == 1
