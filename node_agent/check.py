@@ -35,6 +35,8 @@ GIB = 1 << 30
 MEMORY_BAR, ACTIVITY_BAR = 0.05, 0.10
 #: A GPU is full, and the process that fills it has failed, within this time.
 FILLED_S = 120.0
+#: For so long the readings alone are looked at, and what they take of a core.
+_READ_S = 3.0
 #: Period, share and level of the scripted active phases.
 ACTIVITIES = [(0.5, 0.5, 1.0), (0.7, 0.3, 0.6), (1.3, 0.5, 0.6), (5.0, 0.7, 0.6)]
 
@@ -145,7 +147,9 @@ class Check:
 
     def readings(self) -> None:
         """Look at what this board tells, at its samples, and at what the calls cost."""
-        status = self.watch(3)
+        cpu_s = time.process_time()
+        status = self.watch(_READ_S)
+        self.facts["cpu_percent"] = 100 * (time.process_time() - cpu_s) / _READ_S
         self.found("a GPU is found", len(status.gpus), "1 or more", bool(status.gpus))
         if not status.gpus:
             return

@@ -37,6 +37,9 @@ enum {
     INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25
 };
 enum { MAX_GPUS = 64, MAX_SLICES = 64, MOST_SLICES = 7, MAX_PROCESSES = 512, MAX_ERRORS = 256, MAX_XIDS = 64, RING = 120 };
+/* What an H100 answers: types of samples, numbers of GPM's metrics, and types of events. */
+enum { MOST_SAMPLE_TYPES = 9, MOST_METRICS = 477 };
+#define EVENT_TYPES 65439ull
 enum { MAX_GARBLES = 16, LONGEST_NAME = 4200, MOST_BYTES = 512 };
 enum when { ANY, SIZE, FILL };
 enum kind { COMPUTE, GRAPHICS, MPS };
@@ -499,7 +502,9 @@ static int find(const char *call, void **device, const char *text, int by_bus) {
             *device = &slots[MAX_GPUS + i];
             return leave(SUCCESS);
         }
-    return leave(NOT_FOUND);
+    unsigned domain, number, device_number, function;
+    int is_bus = sscanf(text, "%x:%x:%x.%x", &domain, &number, &device_number, &function) == 4;
+    return leave(by_bus && !is_bus ? INVALID_ARGUMENT : NOT_FOUND);
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return find(__func__, device, uuid, 0); }
@@ -550,8 +555,8 @@ int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
 
 int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **slice) {
     ENTER_GPU(ANY);
-    if (state.gpu[gpu].mig <= 0) return leave(NOT_SUPPORTED);
-    if (index >= MOST_SLICES) return leave(INVALID_ARGUMENT);
+    if (state.gpu[gpu].mig < 0) return leave(NOT_SUPPORTED);
+    if (state.gpu[gpu].mig > 0 && index >= MOST_SLICES) return leave(INVALID_ARGUMENT);
     unsigned number = 0;
     for (int i = 0; i < state.slices; i++)
         if (state.slice[i].gpu == gpu && number++ == index) {
@@ -576,14 +581,14 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *device, void **board) {
 
 int nvmlDeviceGetGpuInstanceId(void *device, unsigned *id) {
     ENTER_ANY(ANY);
-    if (!slice) return leave(NOT_SUPPORTED);
+    if (!slice) return leave(state.gpu[gpu].mig < 0 ? NOT_SUPPORTED : INVALID_ARGUMENT);
     *id = slice->gi;
     return leave(SUCCESS);
 }
 
 int nvmlDeviceGetComputeInstanceId(void *device, unsigned *id) {
     ENTER_ANY(ANY);
-    if (!slice) return leave(NOT_SUPPORTED);
+    if (!slice) return leave(state.gpu[gpu].mig < 0 ? NOT_SUPPORTED : INVALID_ARGUMENT);
     *id = slice->ci;
     return leave(SUCCESS);
 }
@@ -616,9 +621,8 @@ int nvmlDeviceGetComputeMode(void *device, unsigned *mode) {
 }
 
 int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *celsius) {
-    (void)sensor;
     ENTER_GPU(ANY);
-    code = present(state.gpu[gpu].temperature, celsius);
+    code = sensor ? INVALID_ARGUMENT : present(state.gpu[gpu].temperature, celsius);
     GARBLE(celsius);
     return leave(code);
 }
@@ -640,8 +644,10 @@ int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
     return leave(code);
 }
 
+/* Pages are retired on boards that cannot remap rows, which came before. */
 int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned *pending) {
     ENTER_GPU(ANY);
+    if (state.gpu[gpu].failure >= 0) return leave(NOT_SUPPORTED);
     code = present(state.gpu[gpu].pending, pending);
     GARBLE(pending);
     return leave(code);
@@ -725,6 +731,7 @@ int nvmlDeviceGetUtilizationRates(void *device, struct utilization *rates) {
 int nvmlDeviceGetSamples(void *device, unsigned type, u64 last_seen, unsigned *value_type,
                          unsigned *count, struct sample *samples) {
     ENTER_GPU(samples ? FILL : SIZE);
+    if (type > MOST_SAMPLE_TYPES) return leave(INVALID_ARGUMENT);
     if ((type != 1 && type != 2) || state.gpu[gpu].mig > 0) return leave(NOT_SUPPORTED);
     *value_type = 1;
     if (!samples) {
@@ -843,7 +850,7 @@ int nvmlDeviceGetAccountingStats(void *device, unsigned pid, struct accounting *
 
 int nvmlDeviceGetSupportedEventTypes(void *device, u64 *types) {
     ENTER_GPU(ANY);
-    *types = 8;
+    *types = EVENT_TYPES;
     return leave(SUCCESS);
 }
 
@@ -854,8 +861,8 @@ int nvmlEventSetCreate(void **set) {
 }
 
 int nvmlDeviceRegisterEvents(void *device, u64 types, struct event_set *set) {
-    (void)types;
     ENTER_GPU(ANY);
+    if (types & ~EVENT_TYPES) return leave(NOT_SUPPORTED);
     set->gpus |= 1ull << gpu;
     return leave(SUCCESS);
 }
@@ -911,7 +918,8 @@ int nvmlGpmSampleGet(void *device, struct gpm_sample *sample) {
 /* The device is the board, not the slice. */
 int nvmlGpmMigSampleGet(void *device, unsigned instance, struct gpm_sample *sample) {
     ENTER_GPU(ANY);
-    if (state.gpu[gpu].gpm < 0 || state.gpu[gpu].mig <= 0) return leave(NOT_SUPPORTED);
+    if (state.gpu[gpu].gpm < 0) return leave(NOT_SUPPORTED);
+    if (state.gpu[gpu].mig <= 0) return leave(INVALID_ARGUMENT);
     *sample = (struct gpm_sample){gpu, instance, now_us()};
     return leave(SUCCESS);
 }
@@ -921,16 +929,18 @@ int nvmlGpmMetricsGet(struct gpm_get *get) {
     int gpu = get->second->gpu;
     unsigned instance = get->second->instance;
     u64 from = get->first->time_us, to = get->second->time_us;
-    if (get->version != 1 || gpu != get->first->gpu || to <= from) return leave(INVALID_ARGUMENT);
+    if (get->version != 1) return leave(VERSION_MISMATCH);
+    if (!get->count || gpu != get->first->gpu || to == from) return leave(INVALID_ARGUMENT);
     if (instance != get->first->instance) return leave(INVALID_ARGUMENT);
     for (unsigned i = 0; i < get->count; i++) {
         struct gpm_metric *row = &get->rows[i];
-        double sm = instance == ~0u ? mean_load(gpu, from, to, 0) : instance_load(gpu, instance, from, to, 0);
+        /* Samples in the wrong order are answered, as if nothing had run. */
+        double sm = to < from ? 0 : instance == ~0u ? mean_load(gpu, from, to, 0) : instance_load(gpu, instance, from, to, 0);
         row->result = SUCCESS;
         if (row->id == 1) row->value = sm;
         else if (row->id == 2) row->value = sm * state.gpu[gpu].gpm;
-        else if (row->id == 10) row->value = instance == ~0u ? mean_load(gpu, from, to, 1) : instance_load(gpu, instance, from, to, 1);
-        else row->result = NOT_SUPPORTED;
+        else if (row->id == 10) row->value = to < from ? 0 : instance == ~0u ? mean_load(gpu, from, to, 1) : instance_load(gpu, instance, from, to, 1);
+        else row->result = row->id <= MOST_METRICS ? NOT_SUPPORTED : INVALID_ARGUMENT;
     }
     garble(__func__, gpu, "rows", ANY, get->rows, get->count * sizeof *get->rows);
     return leave(SUCCESS);
