@@ -55,7 +55,8 @@ class Picture:
     Times are relative to now. `known` are jobs of which `remaining_at_since` is no estimate,
     `endless` those that never end. `slowdown` (classes, classes) is what is believed of pairs,
     `nodes` (nodes,) by `Job.where` who could run there if they were empty, `most` of how many GPUs.
-    `topology` has the domains of the nodes.
+    `topology` has the domains of the nodes. `paces` has by row how many times as long as
+    drawn a job runs, where that is not 1.
     """
 
     profile: Profile
@@ -71,6 +72,7 @@ class Picture:
     seed: int = 0
     most: Mapping[int, Ints] = field(default_factory=dict)
     topology: Topology | None = None
+    paces: Mapping[int, float] = field(default_factory=dict)
 
 
 def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, float]]:
@@ -102,6 +104,8 @@ def draw_left_s(picture: Picture, rng: np.random.Generator) -> Floats:
     drawn = draw_remaining_gpu_s(
         arrays.attained_at_since, history.sorted_service, rng, history.sorted_votes
     )
+    for row, pace in picture.paces.items():
+        drawn[row] *= pace
     left = np.where(picture.known, arrays.remaining_at_since, drawn / arrays.gpus)
     return np.where(picture.endless, 1e3 * HORIZON_S, np.maximum(left, _LEAST_LEFT_S))
 

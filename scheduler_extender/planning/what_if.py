@@ -46,14 +46,34 @@ Span = tuple[float, float]  # start and end, seconds from now; infinite beyond t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherLoad:
+    """The load of one worker at another batch size; the names are those of `Job`.
+
+    `iteration_s` is the time of an iteration at the batch size of now and at the other one, `pace`
+    that of an item at the other one over that of now.
+    """
+
+    memory_base_gib: float
+    memory_peak_extra_gib: float
+    peak_probability: float
+    peak_measured: bool
+    gpu_utilisation: float
+    active_share: float | None
+    iteration_s: tuple[float, float]
+    pace: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What a job asks for instead; None: as it does. `gpus` is that of the whole gang.
 
+    `load` is that of another batch size; a memory that is asked for counts more.
     `profile` is that of the cluster. `nodes` more nodes join it, empty and like that of the index
     `like`.
     """
 
     gpus: int | None = None
+    load: OtherLoad | None = None
     memory_gib: float | None = None
     shares: bool | None = None
     profile: Profile | None = None
@@ -79,6 +99,18 @@ def changed_job(job: Job, change: Change) -> Job:
             raise ChangeError(f"{change.gpus} GPUs are no whole number of pods: {words}")
         pods = change.gpus // job.gpus_per_pod
         job = replace(job, pods=pods, gang_gpus=change.gpus)
+    if (load := change.load) is not None:
+        job = replace(
+            job,
+            memory_base_gib=load.memory_base_gib,
+            memory_peak_extra_gib=load.memory_peak_extra_gib,
+            peak_probability=load.peak_probability,
+            peak_measured=load.peak_measured,
+            gpu_utilisation=load.gpu_utilisation,
+            active_share=load.active_share,
+            sub_batches=(),  # those that are known are of the batch of now
+            iteration=None,
+        )
     if change.memory_gib is not None:
         job = replace(job, memory_base_gib=change.memory_gib, memory_peak_extra_gib=0.0)
     if change.shares is not None:
@@ -93,7 +125,8 @@ def changed(
 ) -> tuple[Picture, list[Job]]:
     """Return the picture in which the job in `row` asks for something else.
 
-    Its work is the same: on twice as many GPUs it takes half the time.
+    Its work is the same: on twice as many GPUs it takes half the time, and at another batch size it
+    has as many items.
 
     Raises:
         ChangeError: it cannot.
@@ -102,15 +135,22 @@ def changed(
     new = changed_job(job, change)
     columns = {
         name: getattr(arrays, name).copy()
-        for name in ("gpus", "gpus_per_pod", "memory_gib", "remaining_at_since")
-    }
+        for name in (
+            "gpus", "gpus_per_pod", "memory_gib", "peak_probability", "gpu_utilisation",
+            "remaining_at_since",
+        )
+    }  # fmt: skip
     columns["gpus"][row], columns["gpus_per_pod"][row] = new.gpus, new.gpus_per_pod
     columns["memory_gib"][row] = new.memory_peak_gib
-    columns["remaining_at_since"][row] *= job.gpus / new.gpus
+    columns["peak_probability"][row] = new.peak_probability
+    columns["gpu_utilisation"][row] = new.gpu_utilisation
+    pace = 1.0 if change.load is None else change.load.pace
+    columns["remaining_at_since"][row] *= pace * job.gpus / new.gpus
     picture = replace(
         picture,
         arrays=replace(arrays, **columns),
         profile=picture.profile if change.profile is None else change.profile,
+        paces={} if pace == 1 else {row: pace},
     )
     if change.nodes:
         picture = with_nodes(picture, change.nodes, change.like)

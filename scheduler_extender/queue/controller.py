@@ -38,6 +38,7 @@ from scheduler_extender.queue.inventories import Inventories
 from scheduler_extender.queue.learning_loop import Learning
 from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.metrics import QueueMetrics
+from scheduler_extender.queue.other_batch import OtherBatch
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.pending import PendingJobs
 from scheduler_extender.queue.phases import CLOSED
@@ -184,6 +185,7 @@ class Controller:
             lambda: self.leads,
             self._simulating,
             self._node_with,
+            OtherBatch(state, predictor).load,
         )
         self.repairs = Repairs(parts, self.learning)
         self.rounds = Rounds(

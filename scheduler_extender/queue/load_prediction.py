@@ -127,7 +127,7 @@ class LoadPrediction:
             return []
         said: dict[int, Load] = {1: load}
         while demand.batch_size % (steps := 2 * max(said)) == 0:
-            part = await self._predictor.predict(namespace, _undeclared(demand), gpu, steps)
+            part = await self._predictor.predict(namespace, undeclared(demand), gpu, steps)
             if part.load.iteration_s is None:
                 break
             said[steps] = part.load
@@ -140,10 +140,10 @@ class LoadPrediction:
         """Return by how much the need of the whole batch was raised by what its user declared."""
         if demand.declared_memory_bytes is None:
             return 1.0
-        plain = await self._predictor.predict(namespace, _undeclared(demand), gpu)
+        plain = await self._predictor.predict(namespace, undeclared(demand), gpu)
         if plain.load.memory_source is Source.WHOLE_GPU:
             return 1.0
-        return max(1.0, _peak_bytes(load) / max(_peak_bytes(plain.load), 1))
+        return max(1.0, peak_bytes(load) / max(peak_bytes(plain.load), 1))
 
     def is_due(self, gang: Gang, now: float) -> bool:
         """Return True where a model was named but nothing was known of it when asked last."""
@@ -229,7 +229,7 @@ def _parts(demand: Demand, said: Mapping[int, Load], factor: float) -> list[SubB
         part = SubBatch(
             steps=steps,
             memory_base_bytes=load.memory_base_bytes,
-            memory_peak_bytes=_peak_bytes(load),
+            memory_peak_bytes=peak_bytes(load),
             stretch=max(1.0, stretch_in(iteration, steps)),
             utilisation_percent=load.utilisation_percent,
             iteration_s=load.iteration_s,
@@ -242,9 +242,11 @@ def _parts(demand: Demand, said: Mapping[int, Load], factor: float) -> list[SubB
     return found
 
 
-def _undeclared(demand: Demand) -> Demand:
+def undeclared(demand: Demand) -> Demand:
+    """Return a demand of which only the predictor says how much memory it takes."""
     return demand.model_copy(update={"declared_memory_bytes": None})
 
 
-def _peak_bytes(load: Load) -> int:
+def peak_bytes(load: Load) -> int:
+    """Return the upper estimate of a load's memory in its peak."""
     return max(load.memory_base_bytes + load.memory_peak_extra_bytes, load.memory_p95_bytes)

@@ -10,16 +10,25 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
-from scheduler_extender.planning.what_if import Change, ChangeError, Span, asked, changed_job
+from scheduler_extender.planning.what_if import (
+    Change,
+    ChangeError,
+    OtherLoad,
+    Span,
+    asked,
+    changed_job,
+)
 from scheduler_extender.queue.simulating import Simulating, SimulationError
 from tandem.policy.catalog import Profile
+from tandem.policy.job import Job
+from tandem.policy.units import BYTES_PER_GIB
 
 LIMIT_S = 25.0  # of one answer, its turn included: the process in front waits for 30 s
 
@@ -36,6 +45,7 @@ class WhatIf:
     """`latest` returns the picture of the latest forecast, None before there is one.
 
     `node_with` returns a node with GPUs of a type, by a part of its name; None where there is none.
+    `at_batch_size` returns the load of a job at another batch size, or raises ChangeError.
     """
 
     def __init__(
@@ -45,13 +55,15 @@ class WhatIf:
         preemption_cost_s: float,
         leads: Callable[[], bool],
         simulating: Simulating,
-        node_with: Callable[[str], str | None] = lambda _: None,
+        node_with: Callable[[str], str | None],
+        at_batch_size: Callable[[Key, int], Awaitable[OtherLoad]],
     ) -> None:
         self._latest = latest
         self._profile = profile
         self._preemption_cost_s = preemption_cost_s
         self._leads = leads
         self._node_with = node_with
+        self._at_batch_size = at_batch_size
         self._simulating = simulating
         self._answers: set[asyncio.Task[Line]] = set()
 
@@ -60,10 +72,12 @@ class WhatIf:
         """True where this replica plans: the others have no queue to ask."""
         return self._leads()
 
-    async def answer(self, key: Key, change: Change, gpu_type: str = "") -> Line:
+    async def answer(
+        self, key: Key, change: Change, gpu_type: str = "", batch_size: int | None = None
+    ) -> Line:
         """Return when a job is expected to start and to end, now and with the change.
 
-        `gpu_type` is that of the nodes that the change adds.
+        `gpu_type` is that of the nodes that the change adds, `batch_size` that of each GPU.
 
         Raises:
             NotAskedError: nothing is forecast of this job.
@@ -82,6 +96,8 @@ class WhatIf:
             if node not in names:
                 raise ChangeError(f"no node has GPUs of a type {gpu_type!r}")
             change = replace(change, like=names.index(node))
+        if batch_size is not None:
+            change = replace(change, load=await self._at_batch_size(key, batch_size))
         # A reader that goes away does not end the process, which keeps its turn until it has ended.
         answer = asyncio.create_task(self._in_turn(found, key, change))
         self._answers.add(answer)
@@ -111,12 +127,27 @@ class WhatIf:
             said = self._simulating.says(_MODULE, content, max(0.0, until_s - time.monotonic()))
         except SimulationError as error:
             raise NotAskedError(str(error)) from error
-        now_s = found.question.now_s
-        return {
-            "asOf": rfc3339(now_s),
-            "now": _line(_spans(said["now"]), now_s) | {"gpus": jobs[rows[0]].gpus},
-            "then": _line(_spans(said["then"]), now_s) | {"gpus": new.gpus},
+        now_s, cases = found.question.now_s, {"now": jobs[rows[0]], "then": new}
+        return {"asOf": rfc3339(now_s)} | {
+            case: _line(_spans(said[case]), now_s) | {"gpus": job.gpus} | load
+            for (case, job), load in zip(
+                cases.items(), _loads(change, *cases.values()), strict=True
+            )
         }
+
+
+def _loads(change: Change, *jobs: Job) -> list[Line]:
+    """Return what a worker of each job uses, where the change is one of the batch size."""
+    if change.load is None:
+        return [{} for _ in jobs]
+    return [
+        {
+            "memoryBytes": round(job.memory_peak_gib * BYTES_PER_GIB),
+            "utilisationPercent": job.gpu_utilisation,
+            "iterationSeconds": iteration_s,
+        }
+        for job, iteration_s in zip(jobs, change.load.iteration_s, strict=True)
+    ]
 
 
 def _spans(said: Sequence[Sequence[float | None]]) -> list[Span]:

@@ -23,6 +23,7 @@ Document = dict[str, Any]
 
 #: A request goes to any replica, and the one that leads has the queue: one of two, as a rule.
 _TRIES, _AGAIN_S = 20, 0.1
+_LOADS = ("memory", "use", "iteration")
 
 
 @reads_once
@@ -45,6 +46,9 @@ def what_if(
     share: Annotated[
         bool | None, typer.Option("--share/--no-share", help="Whether it may share its GPUs.")
     ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Items a GPU and iteration.")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option("--profile", help="Another profile of the cluster (operators).")
     ] = None,
@@ -66,6 +70,7 @@ def what_if(
         for option, value in (
             ("gpus", gpus),
             ("memory", _bytes(memory)),
+            ("batch_size", batch_size),
             ("share", None if share is None else str(share).lower()),
             ("profile", profile),
             ("add_nodes", add_nodes),
@@ -74,7 +79,8 @@ def what_if(
     }
     if not query:
         raise UsageError(
-            "Nothing would change.", "name --gpus, --memory, --no-share, --profile or --add-nodes"
+            "Nothing would change.",
+            "name --gpus, --memory, --batch-size, --no-share, --profile or --add-nodes",
         )
     view = job_of(read, where or namespace or read.own_namespace, name)["view"]
     path = f"/v1/status/jobs/{quote(view['namespace'], safe='')}/{quote(view['name'], safe='')}"
@@ -84,11 +90,31 @@ def what_if(
         return
     at = str(found["asOf"])
     cells = [
-        (words, found[case]["gpus"], *(_in(found[case][what], at) for what in ("start", "end")))
+        (
+            words,
+            found[case]["gpus"],
+            *_load(found[case]),
+            *(_in(found[case][what], at) for what in ("start", "end")),
+        )
         for case, words in (("now", "as it is"), ("then", "with the change"))
     ]
-    print_table(f"{view['namespace']}/{view['name']}", ("", "GPUs", "starts in", "ends in"), cells)
+    loads = _LOADS if batch_size is not None else ()
+    heads = ("", "GPUs", *loads, "starts in", "ends in")
+    print_table(f"{view['namespace']}/{view['name']}", heads, cells)
+    if batch_size is not None:
+        say("Memory, use and iteration are those of one GPU; there are as many items in all.")
     say(f"As of {at[:19]}Z; four times in five, each lies between the two times.")
+
+
+def _load(case: Document) -> tuple[str, ...]:
+    """Return what a worker uses, in the order of `_LOADS`; nothing where the batch is as it is."""
+    if "iterationSeconds" not in case:
+        return ()
+    return (
+        f"{case['memoryBytes'] / 2**30:.1f} GiB",
+        f"{case['utilisationPercent']:.0f} %",
+        f"{case['iterationSeconds']:.3g} s",
+    )
 
 
 def _bytes(memory: str | None) -> int | None:

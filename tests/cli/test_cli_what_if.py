@@ -54,6 +54,32 @@ def test_both_cases_are_shown(service: Service) -> None:
     assert found == ANSWER | {"namespace": "team-a", "name": "job-train"}
 
 
+def test_another_batch_size_shows_what_a_gpu_needs_in_both_cases(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = {
+        "now": {"memoryBytes": 20 << 30, "utilisationPercent": 81.4, "iterationSeconds": 0.25},
+        "then": {"memoryBytes": 37 << 30, "utilisationPercent": 95.0, "iterationSeconds": 0.4321},
+    }
+    view: Any = {case: ANSWER[case] | load for case, load in loads.items()}  # type: ignore[operator] # of two kinds
+    answers = service.answers
+    service.answers = lambda path, query: (
+        Answer(200, json.dumps(ANSWER | view).encode())
+        if path.endswith("/what-if")
+        else answers(path, query)
+    )
+    text = service.run("what-if", "train", "--batch-size", "64").stdout
+    assert service.asked[-1][1] == {"batch_size": "64"}
+    lines = [
+        [cell.strip() for cell in line.split("   ") if cell.strip()] for line in text.splitlines()
+    ]
+    assert lines[1][2:5] == ["20.0 GiB", "81 %", "0.25 s"]
+    assert lines[2][2:5] == ["37.0 GiB", "95 %", "0.432 s"]
+    monkeypatch.setenv("COLUMNS", "80")
+    text = service.run("what-if", "train", "--batch-size", "64").stdout
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_it_fits_eighty_columns(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = service.run("what-if", "train", "--gpus", "2").stdout

@@ -25,12 +25,14 @@ class Planned:
     def __init__(self, error: Exception | None = None, *, leads: bool = True) -> None:
         self.error, self.leads = error, leads
 
-    async def answer(self, key: tuple[str, str], change: Change, gpu_type: str) -> dict[str, Any]:
+    async def answer(
+        self, key: tuple[str, str], change: Change, gpu_type: str, batch_size: int | None
+    ) -> dict[str, Any]:
         if self.error is not None:
             raise self.error
         return {"key": list(key), "gpus": change.gpus, "memory": change.memory_gib,
                 "shares": change.shares, "profile": change.profile is not None,
-                "nodes": (change.nodes, gpu_type)}  # fmt: skip
+                "nodes": (change.nodes, gpu_type), "batch": batch_size}  # fmt: skip
 
 
 def ask(who: str, job: str, query: str, what_if: Any) -> tuple[int, Any]:
@@ -51,9 +53,11 @@ def ask(who: str, job: str, query: str, what_if: Any) -> tuple[int, Any]:
 
 
 def test_what_is_asked_reaches_the_controller() -> None:
-    said = ask(TENANT, OWN, "gpus=2&memory=1073741824&share=false", local_what_if(Planned()))  # type: ignore[arg-type] # a stand-in
+    said = ask(
+        TENANT, OWN, "gpus=2&memory=1073741824&share=false&batch_size=64", local_what_if(Planned())
+    )  # type: ignore[arg-type] # a stand-in
     assert said == (200, {"key": ["team-a", "job-b"], "gpus": 2, "memory": 1.0, "shares": False,
-                          "profile": False, "nodes": [0, ""]})  # fmt: skip
+                          "profile": False, "nodes": [0, ""], "batch": 64})  # fmt: skip
 
 
 def test_a_tenant_asks_about_its_own_jobs_and_never_about_the_cluster() -> None:
@@ -90,7 +94,17 @@ def test_where_there_is_no_answer_the_status_says_why(planned: Planned, status: 
 
 
 @pytest.mark.parametrize(
-    "query", ["gpus=0", "memory=0", "share=maybe", "gpus=x", "add_nodes=A100", "add_nodes=0:A100"]
+    "query",
+    [
+        "gpus=0",
+        "memory=0",
+        "batch_size=0",
+        "batch_size=2147483648",
+        "share=maybe",
+        "gpus=x",
+        "add_nodes=A100",
+        "add_nodes=0:A100",
+    ],
 )
 def test_a_parameter_without_meaning_is_refused(query: str) -> None:
     assert ask(TENANT, OWN, query, local_what_if(Planned()))[0] == 422  # type: ignore[arg-type] # a stand-in

@@ -15,23 +15,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_queue_controller import run
+from queue_builders import GIB, raw_pod
+from test_queue_controller import Cluster, run
 from test_queue_forecast import Waiting, job, pictured
+from test_queue_predictor_contract import service
 
 from benchmarks.forecast import a_picture
+from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.forecast import DRAWS, draw_left_s, forecast
 from scheduler_extender.planning.what_if import (
     AskedJob,
     Change,
     ChangeError,
+    OtherLoad,
     asked,
     changed,
     in_a_copy,
     spans,
 )
 from scheduler_extender.queue import what_if
+from scheduler_extender.queue.load_prediction import peak_bytes
+from scheduler_extender.queue.other_batch import OtherBatch
 from scheduler_extender.queue.simulating import Simulating, SimulationError
 from scheduler_extender.queue.what_if import NotAskedError
+from tandem.contracts.resources import Demand
+from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile, profile_names
 from tandem.policy.topology import Topology
 
@@ -81,6 +89,105 @@ def test_what_is_asked_for_counts() -> None:
     assert changed(picture, jobs, ROW, Change(profile=other))[0].profile is other
     # The picture itself is not changed: others are answered by it, too.
     assert picture.arrays.gpus[ROW] == jobs[ROW].gpus == 1
+
+
+def _at(**more: object) -> OtherLoad:
+    """The load of another batch size: 30 GiB, 90 % of a GPU."""
+    values = {
+        "memory_base_gib": 24.0, "memory_peak_extra_gib": 6.0, "peak_probability": 0.5,
+        "peak_measured": False, "gpu_utilisation": 90.0, "active_share": None,
+        "iteration_s": (0.2, 0.3), "pace": 0.75,
+    }  # fmt: skip
+    return OtherLoad(**(values | more))
+
+
+def test_at_another_batch_size_a_job_has_another_load_and_takes_another_time() -> None:
+    """An item takes three quarters of the time, whether the time is known or drawn."""
+    batch = Change(load=_at())
+    assert answer(job("b", 2), batch) == [(100.0, 137.5)] * DRAWS
+    finished = np.sort(np.exp(np.random.default_rng(1).normal(7, 1, 500)))
+    picture, jobs, _ = pictured(
+        load_profile("fifo"), 1, [job("a")], [job("b")], left_s={"default/a": 100.0},
+        finished=finished,
+    )  # fmt: skip
+    now, (then, new) = spans(picture, jobs, ROW), changed(picture, jobs, ROW, batch)
+    for (start_s, end_s), (start_then_s, end_then_s) in zip(
+        now, spans(then, new, ROW), strict=True
+    ):
+        assert start_s == start_then_s
+        assert end_then_s - start_then_s == pytest.approx(0.75 * (end_s - start_s))
+    assert (new[ROW].memory_peak_gib, new[ROW].gpu_utilisation) == (30.0, 90.0)
+    assert then.arrays.memory_gib[ROW] == 30.0
+    assert (
+        changed(picture, jobs, ROW, replace(batch, memory_gib=20.0))[1][ROW].memory_peak_gib == 20
+    )
+
+
+def test_the_predictor_says_what_a_job_needs_at_another_batch_size() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0")
+    stated = {
+        "declared": {"batch-size": "32", "memory": "40Gi"},
+        "plain": {"batch-size": "32"},
+        "bare": {},
+    }
+    for name, more in stated.items():
+        said = {"model": "resnet50"} | more
+        annotations = {f"tandem.gpu/{key}": value for key, value in said.items()}
+        cluster.api.create(PODS, raw_pod(name, annotations=annotations))
+    cluster.api.create(PODS, raw_pod("unknown", annotations={
+        "tandem.gpu/model": "no-such", "tandem.gpu/batch-size": "8",
+    }))  # fmt: skip
+    predictor = service()
+    at_batch_size = OtherBatch(cluster.state, predictor).load
+
+    async def scenario() -> None:
+        await cluster.cycle()
+        demand = Demand(gpus_per_pod=1, model="resnet50", batch_size=32)
+        gpu = cluster.state.gpu_kind()
+        now = (await predictor.predict("default", demand, gpu)).load
+        twice = demand.model_copy(update={"batch_size": 64})
+        then = (await predictor.predict("default", twice, gpu)).load
+        found = await at_batch_size(("default", "pod-plain"), 64)
+        assert found.iteration_s == (now.iteration_s, then.iteration_s)
+        assert found.pace == pytest.approx(then.iteration_s / now.iteration_s / 2)
+        assert 0.4 < found.pace <= 1
+        # As much more than is predicted as counts for the batch of now.
+        for name in ("plain", "declared"):
+            counts = cluster.state.gangs.by_key["default", f"pod-{name}"].record.status.load
+            at_64 = await at_batch_size(("default", f"pod-{name}"), 64)
+            peak = at_64.memory_base_gib + at_64.memory_peak_extra_gib
+            more = max(1.0, peak_bytes(counts) / peak_bytes(now))
+            assert peak == pytest.approx(more * peak_bytes(then) / GIB, rel=1e-6)
+        for name, why in (
+            ("bare", "no annotation tandem.gpu/batch-size"),
+            ("unknown", "nothing is predicted of model no-such at batch size 8: "),
+            ("none", "is gone"),
+        ):
+            with pytest.raises(ChangeError, match=why):
+                await at_batch_size(("default", f"pod-{name}"), 64)
+
+    run(scenario)
+
+
+def test_an_answer_has_the_load_of_both_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Waiting()
+
+    async def at_64(key: Key, batch_size: int) -> OtherLoad:
+        assert (key, batch_size) == (("default", "pod-second"), 64)
+        return _at()
+
+    async def scenario() -> None:
+        await cluster.forecast_of_a_second()
+        asked_of = cluster.controller.what_if
+        monkeypatch.setattr(asked_of, "_at_batch_size", at_64)
+        said = await asked_of.answer(("default", "pod-second"), Change(), batch_size=64)
+        assert said["now"]["iterationSeconds"] == 0.2
+        assert {name: said["then"][name] for name in list(said["then"])[-3:]} == {
+            "memoryBytes": 30 * GIB, "utilisationPercent": 90.0, "iterationSeconds": 0.3,
+        }  # fmt: skip
+
+    run(scenario)
 
 
 def test_more_nodes_are_empty_and_like_those_that_are_there() -> None:

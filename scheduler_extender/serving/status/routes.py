@@ -18,6 +18,7 @@ import yaml
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi import Query as HttpQuery
 from fastapi.responses import RedirectResponse, StreamingResponse
+from pydantic import BaseModel, Field
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
@@ -72,12 +73,25 @@ Report = Callable[[int, str, str | None], Awaitable[dict[str, Any]]]
 WhatIf = Callable[[Key, dict[str, Any]], Awaitable[dict[str, Any]]]
 #: GPUs that a job may be asked about.
 MOST_GPUS = 100_000
+#: Items of a GPU in an iteration, as the predictor may be asked of.
+MOST_ITEMS = 2**31 - 1
 #: Nodes that are added, and a part of the name of their type of GPU: `2:A100`.
 _NODES = r"^[1-9][0-9]{0,2}:[A-Za-z0-9 ._-]{1,64}$"
 #: Return the events of a namespace that regard one of these names, as the caller may see them.
 Events = Callable[[Request, str, list[str]], Awaitable[list[dict[str, Any]]]]
 #: Return a ModelProfile as the predictor has it; None where there is none.
 Profiles = Callable[[str, str], Awaitable[dict[str, Any] | None]]
+
+
+class AskedChange(BaseModel):
+    """What a job is asked about: `memory` in bytes, `batch_size` of each GPU."""
+
+    gpus: Annotated[int | None, Field(ge=1, le=MOST_GPUS)] = None
+    memory: Annotated[int | None, Field(ge=1, le=MAX_GPU_BYTES)] = None
+    batch_size: Annotated[int | None, Field(ge=1, le=MOST_ITEMS)] = None
+    share: bool | None = None
+    profile: Annotated[str | None, Field(max_length=64)] = None
+    add_nodes: Annotated[str | None, Field(pattern=_NODES)] = None
 
 
 @dataclass(slots=True)
@@ -160,28 +174,15 @@ def status_router(
         request: Request,
         namespace: str,
         name: str,
-        gpus: Annotated[int | None, HttpQuery(ge=1, le=MOST_GPUS)] = None,
-        memory: Annotated[int | None, HttpQuery(ge=1, le=MAX_GPU_BYTES)] = None,
-        share: bool | None = None,
-        profile: Annotated[str | None, HttpQuery(max_length=64)] = None,
-        add_nodes: Annotated[str | None, HttpQuery(pattern=_NODES)] = None,
+        given: Annotated[AskedChange, HttpQuery()],
     ) -> dict[str, Any]:
         """Say when a job that waits would start and end if it asked for something else."""
         scope = await readers.scope(request, namespace)
-        if (profile, add_nodes) != (None, None) and scope.namespace is not None:
+        if (given.profile, given.add_nodes) != (None, None) and scope.namespace is not None:
             raise HTTPException(403, "you may not list gpunodes: this is the whole cluster's")
         if what_if is None:
             raise HTTPException(503, "nothing is forecast here")
-        return await what_if(
-            (namespace, name),
-            {
-                "gpus": gpus,
-                "memory": memory,
-                "share": share,
-                "profile": profile,
-                "add_nodes": add_nodes,
-            },
-        )
+        return await what_if((namespace, name), given.model_dump())
 
     _add_page(router)
     return router

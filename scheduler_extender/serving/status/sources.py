@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import httpx
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 
 from scheduler_extender.serving.status.objects import Key
 from scheduler_extender.serving.status.publisher import AwayError, Source
-from scheduler_extender.serving.status.routes import Events, Profiles, Report, WhatIf
+from scheduler_extender.serving.status.routes import AskedChange, Events, Profiles, Report, WhatIf
 from scheduler_extender.serving.traffic import Traffic
 from tandem.errors import TandemError
 from tandem.kube.access import Access
@@ -117,20 +117,9 @@ def inner_router(
     async def asked(
         namespace: str,
         name: str,
-        gpus: int | None = None,
-        memory: int | None = None,
-        share: bool | None = None,
-        profile: str | None = None,
-        add_nodes: str | None = None,
+        given: Annotated[AskedChange, Query()],
     ) -> dict[str, Any]:
-        given = {
-            "gpus": gpus,
-            "memory": memory,
-            "share": share,
-            "profile": profile,
-            "add_nodes": add_nodes,
-        }
-        return await local_what_if(what_if)((namespace, name), given)
+        return await local_what_if(what_if)((namespace, name), given.model_dump())
 
     return router
 
@@ -158,7 +147,7 @@ def local_what_if(what_if: Planned) -> WhatIf:
                 profile=None if name is None else load_profile(name),
                 nodes=int(nodes),
             )
-            return await what_if.answer(key, change, gpu_type)
+            return await what_if.answer(key, change, gpu_type, given["batch_size"])
         except NotAskedError as error:
             raise HTTPException(409, str(error)) from error
         except (ChangeError, TandemError) as error:
