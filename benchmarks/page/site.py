@@ -17,7 +17,7 @@ from scheduler_extender.quotas.config import Quota
 from scheduler_extender.serving.readers import Check, everybody
 from scheduler_extender.serving.status.changes import Changes
 from scheduler_extender.serving.status.publisher import Publisher
-from scheduler_extender.serving.status.routes import status_router
+from scheduler_extender.serving.status.routes import WhatIf, status_router
 from scheduler_extender.serving.status.sources import local_changes
 from tandem.local.processes import free_port
 
@@ -54,6 +54,7 @@ def page_site(
     within_s: float = 120,
     state: ClusterState | None = None,
     report: dict[str, Any] | None = None,
+    what_if: WhatIf | None = None,
 ) -> Iterator[PageSite]:
     """Serve a cluster that `fill` makes, or adds to `state`."""
     port, started = free_port(), threading.Event()
@@ -76,7 +77,9 @@ def page_site(
         fill(served)
         app = FastAPI()
         publisher = Publisher(local_changes(changes))
-        app.include_router(status_router(publisher, may, of_job, of_model, report=of_days))
+        app.include_router(
+            status_router(publisher, may, of_job, of_model, report=of_days, what_if=what_if)
+        )
         server = uvicorn.Server(
             uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import HTTPException
 
 from benchmarks.page import browser as driver
 from benchmarks.page.fleet import Fleet
@@ -14,6 +15,7 @@ from benchmarks.page.site import PageSite, page_site
 from scheduler_extender.accounting.account import Account, Parts
 from scheduler_extender.accounting.days import Day, day_of
 from scheduler_extender.accounting.report import report_of
+from scheduler_extender.cluster.jobs import rfc3339
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.serving.readers import Readers
 from tandem.kube.access import TOKEN_REVIEWS
@@ -130,9 +132,40 @@ def browser() -> Iterator[Any]:
         yield found
 
 
+async def what_if(key: tuple[str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """Answer as the extender does: of twice the GPUs nothing, and at first by another replica."""
+    ASKED.append((key, {name: value for name, value in given.items() if value is not None}))
+    if len(ASKED) == 1:
+        raise HTTPException(421, "this replica does not plan: another one does")
+    if given["gpus"] == 3:
+        raise HTTPException(400, "3 GPUs are no whole number of pods: each of its pods asks for 2")
+
+    def at(minutes: float) -> str:
+        return rfc3339(time.time() + 60 * minutes + 1)
+
+    load = {"memoryBytes": 20 << 30, "utilisationPercent": 81.4, "iterationSeconds": 0.25}
+    batch = {} if given["batch_size"] is None else load
+    return {
+        "asOf": at(-1),
+        "now": {
+            "gpus": 4,
+            "start": {"earliest": at(10), "latest": at(60)},
+            "end": {"earliest": at(120), "latest": None},
+        } | batch,
+        "then": {
+            "gpus": given["gpus"] or 4,
+            "start": {"earliest": at(-1), "latest": at(5)},
+            "end": {"earliest": None, "latest": None},
+        } | batch,
+    }  # fmt: skip
+
+
+ASKED: list[tuple[tuple[str, str], dict[str, Any]]] = []
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[PageSite]:
-    with page_site(fill, events=[EVENT], profile=PROFILE, report=past()) as found:
+    with page_site(fill, events=[EVENT], profile=PROFILE, report=past(), what_if=what_if) as found:
         yield found
 
 
@@ -194,6 +227,57 @@ def test_the_past_shows_who_had_what(browser: Any, site: PageSite) -> None:
     text = page.inner_text("main")
     assert NASTY in text
     assert "11.7 GPU-hours" in text  # held: three times 14,000 GPU-seconds
+    page.close()
+
+
+def test_a_waiting_job_is_asked_about_by_keyboard_on_a_narrow_screen(
+    browser: Any, site: PageSite
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    ASKED.clear()
+    size = {"width": 375, "height": 667}
+    opened = Opened(browser, f"{site.url}/status/{VIEWS['waiting job']}", viewport=size)
+    page = opened.live()
+    page.focus("text=Skip to the content")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.type") == "number":
+            break
+    page.keyboard.type("2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("table[aria-label='Both cases']")
+    assert ASKED == 2 * [(("language", "job-nasty-waits"), {"gpus": 2})], "asked again after 421"
+    rows = page.eval_on_selector_all(
+        "table[aria-label='Both cases'] tbody tr", "rows => rows.map(row => row.innerText)"
+    )
+    assert "in 10 min to 1 h" in rows[0]
+    assert "in 2 h or later" in rows[0]
+    assert "within 5 min" in rows[1]
+    assert "not within 48 h" in rows[1]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert Axe().run(page).response["violations"] == []
+
+    page.fill("input[type=number] >> nth=0", "3")
+    page.fill("input[type=number] >> nth=1", "20.5")
+    page.select_option("form select", "false")
+    page.keyboard.press("Enter")
+    page.click("form button")
+    alert = page.wait_for_selector("[role=alert]").inner_text()
+    assert alert == ("No answer: 3 GPUs are no whole number of pods: each of its pods asks for 2.")
+    assert ASKED[-1][1] == {"gpus": 3, "memory": int(20.5 * 2**30), "share": False}
+    page.fill("input[type=number] >> nth=0", "")
+    page.fill("input[type=number] >> nth=2", "64")
+    page.click("form button")
+    page.wait_for_selector("table[aria-label='Both cases'] >> text=0.25 s")
+    assert ASKED[-1][1] == {"batch_size": 64, "memory": int(20.5 * 2**30), "share": False}
+    assert [said for said in opened.said if "Failed to load resource" not in said] == []
+    page.close()
+
+
+def test_a_job_that_does_not_wait_is_not_asked_about(browser: Any, site: PageSite) -> None:
+    page = Opened(browser, f"{site.url}/status/{VIEWS['running job']}").live()
+    assert page.query_selector("form") is None
     page.close()
 
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from scheduler_extender.planning.what_if import Change, ChangeError
 from scheduler_extender.queue.what_if import NotAskedError
+from scheduler_extender.serving.readers import everybody
 from scheduler_extender.serving.status.publisher import Publisher
 from scheduler_extender.serving.status.routes import status_router
 from scheduler_extender.serving.status.sources import local_what_if, remote_what_if
@@ -63,6 +64,9 @@ def test_what_is_asked_reaches_the_controller() -> None:
 def test_a_tenant_asks_about_its_own_jobs_and_never_about_the_cluster() -> None:
     planned = local_what_if(Planned())  # type: ignore[arg-type] # a stand-in
     assert ask(TENANT, OTHERS, "gpus=2", planned)[0] == 403
+    # The page names the namespace of its reader as well: that of the path counts.
+    assert ask(TENANT, OWN, "gpus=2&namespace=team-a", planned)[0] == 200
+    assert ask(TENANT, OTHERS, "gpus=2&namespace=team-a", planned)[0] == 403
     assert ask(TENANT, OWN, "profile=fifo", planned)[0] == 403
     assert ask(TENANT, OWN, "add_nodes=2:A100", planned)[0] == 403
     assert ask(OPERATOR, OTHERS, "profile=fifo", planned)[1]["profile"] is True
@@ -91,6 +95,19 @@ def test_where_there_is_no_answer_the_status_says_why(planned: Planned, status: 
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://extender")
     assert ask(TENANT, OWN, "gpus=2", remote_what_if(client)) == (status, {"detail": "why"})
+
+
+def test_who_asks_a_replica_that_does_not_plan_asks_again_by_another_connection() -> None:
+    async def asked() -> httpx.Response:
+        app = FastAPI()
+        local = local_what_if(Planned(leads=False))  # type: ignore[arg-type] # a stand-in
+        app.include_router(status_router(Publisher(None), everybody, None, None, what_if=local))  # type: ignore[arg-type] # of other views
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(f"/v1/status/jobs/{OWN}/what-if?gpus=2")
+
+    answer = asyncio.run(asked())
+    assert (answer.status_code, answer.headers["connection"]) == (421, "close")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
@@ -182,7 +183,13 @@ def status_router(
             raise HTTPException(403, "you may not list gpunodes: this is the whole cluster's")
         if what_if is None:
             raise HTTPException(503, "nothing is forecast here")
-        return await what_if((namespace, name), given.model_dump())
+        try:
+            return await what_if((namespace, name), given.model_dump())
+        except HTTPException as error:
+            if error.status_code == HTTPStatus.MISDIRECTED_REQUEST:
+                # A browser asks again, by a connection that may lead to another replica.
+                error.headers = {"Connection": "close"}
+            raise
 
     _add_page(router)
     return router

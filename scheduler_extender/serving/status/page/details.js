@@ -4,6 +4,7 @@ import { NONE, bytes, clock, duration, expected, gpuModel, gpuName, gpuTime, mod
 import { Ago, Card, Empty, Facts, For, Job, Meter, Phase, State, Table, TimeAxis, gpuHref, href, modelHref, nodeHref, useClock } from "./parts.js";
 import { GPU, SOURCES } from "./lists.js";
 import { read } from "./data.js";
+import { WhatIf } from "./whatif.js";
 
 const jobKey = (job) => `${job.namespace}/${job.name || job.job}`;
 
@@ -133,6 +134,7 @@ export function JobView({ doc, parameters }) {
           ["Service so far", gpuTime(doc.attainedGpuSeconds)],
         ]}/>`}
     <//>
+    ${waits ? html`<${WhatIf} doc=${doc} key=${`what-if ${jobKey(doc)}`}/>` : ""}
     ${doc.places.length ? html`<${Card} title="Where it runs" wide>
       <ul class="inline">${doc.places.map((place) => html`<li key=${place.gpu}><a href=${nodeHref(place.node)}>${place.node}</a> / <a href=${gpuHref(place.node, place.gpu)}>${gpuName(place)}</a></li>`)}</ul>
       ${doc.placesInAll > doc.places.length ? html`<p class="note"><a href=${href("gpus", { job: jobKey(doc) })}>All ${number(doc.placesInAll)} GPUs</a></p>` : ""}
