@@ -16,7 +16,7 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import BinaryIO
 
@@ -93,7 +93,7 @@ def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, fl
     return found
 
 
-def pause_s(now_s: float) -> float:
+def _pause_s(now_s: float) -> float:
     """Return how long no other round follows: the later, the less a minute matters."""
     return max(_LEAST_PAUSE_S, now_s / _PAUSES)
 
@@ -110,16 +110,10 @@ def draw_left_s(picture: Picture, rng: np.random.Generator) -> Floats:
     return np.where(picture.endless, 1e3 * HORIZON_S, np.maximum(left, _LEAST_LEFT_S))
 
 
-def engine_of(
-    picture: Picture,
-    jobs: Sequence[Job],
-    left: Floats,
-    pause: Callable[[float], float] = pause_s,
-) -> Engine:
+def engine_of(picture: Picture, jobs: Sequence[Job], left: Floats) -> Engine:
     """Return the simulator on a copy of the picture, with the running times of one draw.
 
-    `left` is what `draw_left_s` returns. `pause` is for how many seconds no other round follows
-    one, by its time.
+    `left` is what `draw_left_s` returns.
     """
     arrays = picture.arrays
     trace = [
@@ -141,7 +135,7 @@ def engine_of(
                 residents=np.full(len(picture.gpus), np.iinfo(np.int64).max),  # keep no refusal
             ),
             record_decisions=True,
-            pause_s=pause,
+            pause_s=_pause_s,
             topology=picture.topology,
         ),
     )  # fmt: skip

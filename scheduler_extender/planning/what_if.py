@@ -31,7 +31,6 @@ from scheduler_extender.planning.forecast import (
     draw_left_s,
     engine_of,
     packed,
-    pause_s,
     unpacked,
 )
 from tandem.policy.catalog import Profile
@@ -225,7 +224,7 @@ class AskedJob:
     ) -> None:
         self._row, self._to_the_end = row, to_the_end
         self._start_s, self._seen = math.inf, 0
-        self._engine = engine_of(picture, jobs, left_s, self._pause_s)
+        self._engine = engine_of(picture, jobs, left_s)
         self._steps = self._engine.steps()
 
     def step(self) -> bool:
@@ -237,6 +236,7 @@ class AskedJob:
             starts = (at_s for at_s, _, name, _ in new if int(name) == self._row)
             self._start_s = next(starts, math.inf)
             self._seen = len(outcome.decisions)
+            self._conclude()
         return now_s <= HORIZON_S and math.isnan(outcome.end_s[self._row])
 
     def span(self, redrawn_left_s: Floats | None = None) -> Span:
@@ -246,14 +246,15 @@ class AskedJob:
         """
         if redrawn_left_s is not None:
             self._engine.redraw(redrawn_left_s)
+            self._conclude()
         while self.step():
             pass
         end_s = float(self._engine.outcome.end_s[self._row])
-        return self._start_s, math.inf if math.isnan(end_s) else end_s
+        return self._start_s, end_s if end_s <= HORIZON_S else math.inf
 
-    def _pause_s(self, now_s: float) -> float:
-        goes_on = self._to_the_end or self._start_s == math.inf
-        return pause_s(now_s) if goes_on else 2 * HORIZON_S
+    def _conclude(self) -> None:
+        if self._start_s < math.inf and not self._to_the_end:
+            self._engine.conclude(self._row)
 
 
 def in_a_copy(work: Callable[[], Span]) -> Span:

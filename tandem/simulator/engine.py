@@ -149,6 +149,15 @@ class Engine:
             )
         return self.outcome
 
+    def conclude(self, job: int) -> None:
+        """Decide on nothing more, between two steps; only what the end of `job` depends on happens.
+
+        An adjuster still acts: with one, all goes on but the rounds.
+        """
+        self._paused_until_s = math.inf
+        if self._adjust is None:
+            self._events.keep(self._progress.together(job))
+
     def redraw(self, durations_s: Floats) -> None:
         """Give the jobs other durations, (jobs,), after the step of time 0.
 

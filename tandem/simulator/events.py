@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from enum import IntEnum
 
 from tandem.policy.units import SAME_MOMENT_S
@@ -66,6 +66,11 @@ class Events:
     def void_row(self, row: int) -> None:
         """From now on, what was expected of a GPU's memory does not come."""
         self._row[row] += 1
+
+    def keep(self, jobs: Set[int]) -> None:
+        """Forget all that is expected but the events of some jobs."""
+        self._heap = [each for each in self._heap if each[1] in _OF_A_JOB and each[2] in jobs]
+        heapq.heapify(self._heap)
 
     def due(self, now_s: float) -> Iterator[tuple[Kind, int]]:
         """Take out what is due, one by one, also what becomes due on the way.

@@ -89,6 +89,19 @@ class Progress:
         else:
             self._expect(job)
 
+    def together(self, job: int) -> set[int]:
+        """Return the jobs on whose ends the speed of `job` depends, itself included.
+
+        Who leaves a GPU changes the speed of its neighbours, and so when they leave theirs.
+        """
+        found, to_see = {job}, [job]
+        while to_see:
+            rows = self.rows.get(to_see.pop(), ())
+            beside = {other for row in rows for other in self._board.residents_of[row]} - found
+            found |= beside
+            to_see += beside
+        return found
+
     def redraw(self, left: Floats) -> None:
         """Let jobs have had `left` to do, (jobs,) solo seconds, from the beginning of the run.
 

@@ -42,6 +42,7 @@ from tandem.contracts.resources import Demand
 from tandem.kube.resource import PODS
 from tandem.policy.catalog import load_profile, profile_names
 from tandem.policy.topology import Topology
+from tandem.simulator.events import Events
 
 ROW = 1  # of the job that is asked about: one other job runs
 
@@ -243,6 +244,44 @@ def test_draws_that_go_on_from_one_beginning_are_as_those_that_each_begin(profil
         begun.step()
         stopped += any(verb == "stop" for _, verb, *_ in begun._engine.outcome.decisions)
     assert stopped or profile not in ("tandem", "tiresias-l"), "jobs are preempted at time 0"
+
+
+@pytest.mark.parametrize("profile", ["fifo", "tandem", "tandem-guarded", "ojpap"])
+def test_the_end_depends_on_no_event_but_those_that_are_kept(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, also where neighbours have neighbours, which end before."""
+    shared, found = 0, []
+    for seed in range(3):
+        picture, jobs = a_picture(profile, 16, 24, seed=seed)
+        left = draw_left_s(picture, np.random.default_rng(seed))
+        for row in range(len(picture.rows_of), len(jobs), 3):
+            run = AskedJob(picture, jobs, row, left)
+            while run.step() and run._start_s == math.inf:
+                pass
+            shared += len(run._engine._progress.together(row)) > 2
+            found.append((picture, jobs, row, left, run.span()))
+    assert shared or profile != "tandem"
+    monkeypatch.setattr(Events, "keep", lambda *_: None)
+    for *asked_of, span in found:
+        assert AskedJob(*asked_of).span() == span
+
+
+def test_nothing_is_decided_after_the_start() -> None:
+    """A neighbour ends 6 s after the start; a job in the queue would take its place 4 s later."""
+    table = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
+    shares = {
+        "interference_class": 2, "own_slowdown": np.append(table[2], 9.0),
+        "caused_slowdown": np.append(table[:, 2], 9.0), "memory_base_gib": 10.0,
+        "gpu_utilisation": 30.0, "exclusive": False,
+    }  # fmt: skip
+    a, b, c = (replace(job(name, at=at), **shares) for at, name in enumerate("abc"))
+    picture, jobs, _ = pictured(
+        load_profile("tandem"), 1, [a], [b, c],
+        left_s={"default/a": 4.0, "default/b": 100.0, "default/c": 1000.0},
+    )  # fmt: skip
+    # For 6 s both take 1.5 times as long; from then on the second one is alone.
+    assert spans(picture, jobs, ROW) == [(0.0, pytest.approx(102.0))] * DRAWS
 
 
 def test_the_process_says_what_the_function_says() -> None:
