@@ -16,7 +16,7 @@ from tandem.policy.units import Ints
 
 Bytes = NDArray[np.uint8]
 
-_SPACE = ord(" ")
+_SPACE, _COLON, _COMMA = b" :,"
 _FIRST_WIDTH = 32
 _HOST, _SCORE = b'{"Host":', b',"Score":  },'
 _LINE = len(_HOST) + len(_SCORE)
@@ -56,36 +56,32 @@ class ResponseEncoder:
         """Return `"a","b",...` of the slots."""
         return b",".join(self._quoted[slots].tolist())
 
-    def scored(self, slots: Ints, scores: Ints) -> bytes:
+    def scored(self, slots: Ints, scores: Ints) -> memoryview:
         """Return `{"Host":"a","Score": 8},...`: the body of prioritize's answer."""
         lines = self._rows[slots]
         lines[:, -4:-2] = _NUMBERS[scores]
-        return lines.tobytes()[:-1]
+        return _without_last_comma(lines)
 
-    def members(self, slots: Ints, values: Sequence[str], which: Ints) -> bytes:
+    def members(self, slots: Ints, values: Sequence[str], which: Ints) -> memoryview:
         """Return `"a":"why",...`: for each slot the member that gives it `values[which]`."""
-        texts = [json.dumps(value).encode() for value in values]
+        used = np.flatnonzero(np.bincount(which)).tolist()
+        texts = [json.dumps(values[index]).encode() for index in used]
         width = max(map(len, texts), default=0)
-        block = np.frombuffer(b"".join(text.ljust(width) for text in texts), dtype=np.uint8)
-        names = self._rows[slots, len(_HOST) : -len(_SCORE)]
-        return _joined(names, b":", block.reshape(len(texts), width)[which], b",")
+        name_width = self._rows.shape[1] - _LINE
+        lines = np.empty((len(slots), name_width + 1 + width + 1), dtype=np.uint8)
+        lines[:, :name_width] = self._rows[slots, len(_HOST) : -len(_SCORE)]
+        lines[:, name_width], lines[:, -1] = _COLON, _COMMA
+        place = lines[:, name_width + 1 : -1]
+        for index, text in zip(used, texts, strict=True):
+            line = np.frombuffer(text.ljust(width), dtype=np.uint8)
+            # Nodes are mostly refused for one reason: no array is made to choose from then.
+            place[... if len(used) == 1 else which == index] = line
+        return _without_last_comma(lines)
 
 
-def _joined(*parts: Bytes | bytes) -> bytes:
-    """Return the parts side by side, line by line, without the comma at the end.
-
-    Bytes stand in every line; arrays are (lines, width).
-    """
-    lines = next(len(part) for part in parts if not isinstance(part, bytes))
-    width = sum(len(p) if isinstance(p, bytes) else p.shape[1] for p in parts)
-    out = np.empty((lines, width), dtype=np.uint8)
-    at = 0
-    for part in parts:
-        block = np.frombuffer(part, dtype=np.uint8) if isinstance(part, bytes) else part
-        end = at + block.shape[-1]
-        out[:, at:end] = block
-        at = end
-    return out.tobytes()[:-1]
+def _without_last_comma(lines: Bytes) -> memoryview:
+    """Return lines one after another. To copy them is as much work as to make them."""
+    return lines.reshape(-1).data[:-1]
 
 
 _NUMBERS = np.frombuffer(b"".join(b"%2d" % number for number in range(11)), np.uint8).reshape(11, 2)

@@ -141,7 +141,8 @@ def explanation(
             left = state.ledger.without(rows, frozenset((record.uid,)))
             ids = [state.table.gpu_ids[row] for row in rows.tolist()]
             names = [state.gpu_name(name, uuid) for uuid in ids]
-            allowed = pipeline.evaluate(worker, left).allowed
+            evaluation = pipeline.evaluate(worker, left)
+            allowed = evaluation.allowed
             nodes.append(
                 {
                     "node": name,
@@ -151,7 +152,9 @@ def explanation(
                     "gpuNames": [gpu for gpu, fine in zip(names, allowed, strict=True) if fine],
                     "reason": clause(lacking)
                     if lacking is not None
-                    else node_reason(worker, left, pipeline.constraints, names),
+                    else node_reason(
+                        worker, left, pipeline.constraints, evaluation.refused_by, names
+                    ),
                 }
             )
     return {

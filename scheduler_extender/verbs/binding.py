@@ -239,7 +239,7 @@ class Binder:
                 return Claim(node, plan.gpus, job), ""
         chosen = best_rows(evaluation, np.arange(len(rows)), pod.gpus)
         if chosen is None:
-            why = node_reason(job, gpus, self._pipeline.constraints)
+            why = node_reason(job, gpus, self._pipeline.constraints, evaluation.refused_by)
             return (
                 None,
                 why or f"{node} has {counted(len(ids), 'GPU')}, the pod asks for {pod.gpus}",

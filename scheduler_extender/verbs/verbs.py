@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TypeVar
@@ -23,6 +23,7 @@ from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.verbs.wire import (
     FILTER,
     MAX_SCORE,
+    Buffer,
     ExtenderArgs,
     ExtenderPreemptionArgs,
     HostPriority,
@@ -31,6 +32,7 @@ from scheduler_extender.verbs.wire import (
     asked_nodes,
     asked_victims,
     filter_answer,
+    prioritize_answer,
 )
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
@@ -48,7 +50,7 @@ BEST_UNPLANNED = 8
 #: Nodes whose refusal is explained GPU by GPU; an event has room for a few at most.
 _EXPLAINED = 4
 #: How the requests of kube-scheduler end.
-_NAMES = b'"NodeNames":%s}'
+_NAMES, _NO_NAMES = b'"NodeNames":[', b'"NodeNames":null}'
 
 
 class MalformedPodError(ValueError):
@@ -73,7 +75,9 @@ def read_pod(pod: Pod | None) -> PodInfo:
 class LastFilter:
     """What filter answered last, for the prioritize that follows it about the same pod and nodes.
 
-    `names` are the nodes that filter let through, at `slots` of the table as laid out in `layout`.
+    `names` are the nodes that filter let through, at `slots` of the table as laid out in `layout`;
+    `all_names` are those that it was asked about, at `all_slots`: the next pod is often asked about
+    the same.
     `ending` is how a request about these nodes ends. `evaluation` holds while `version` does.
     """
 
@@ -82,6 +86,8 @@ class LastFilter:
     layout: int
     names: list[str]
     slots: Ints
+    all_names: list[str]
+    all_slots: Ints
     ending: bytes
     version: object
     evaluation: Evaluation
@@ -115,7 +121,7 @@ class Verbs:
         last = self._last
         if last is not None and body.endswith(last.ending):
             with contextlib.suppress(ValidationError):  # the whole body is validated below
-                args = FILTER.validate_json(body[: -len(last.ending)] + _NAMES % b"null")
+                args = FILTER.validate_json(body[: -len(last.ending)] + _NO_NAMES)
                 args["NodeNames"] = last.names
                 return args
         return FILTER.validate_json(body)
@@ -129,7 +135,7 @@ class Verbs:
         why = self._refusal(pod)
         if why:
             # Preempting others would not help. The controller touches the pod when it has a plan.
-            return filter_answer(b"", b"", json.dumps(dict.fromkeys(names, why)).encode()[1:-1])
+            return filter_answer(b"", (), json.dumps(dict.fromkeys(names, why)).encode()[1:-1])
         if len(names) == 1:
             return self._filter_one(pod, names[0])
         table = self._state.table
@@ -154,7 +160,9 @@ class Verbs:
             layout=table.layout,
             names=names if all_fit else [table.node_names[slot] for slot in fitting.tolist()],
             slots=fitting,
-            ending=_NAMES % (b"[%s]" % fitting_names),
+            all_names=names,
+            all_slots=slots,
+            ending=b"".join((_NAMES, fitting_names, b"]}")),
             version=self._version(job, pod.uid),
             evaluation=evaluation,
         )
@@ -170,16 +178,9 @@ class Verbs:
         }  # fmt: skip
         return filter_answer(
             fitting_names,
-            b",".join(
-                filter(
-                    None,
-                    (
-                        self._refusals(
-                            pod, here[~fits & enough & inside & (lacking == 0)], evaluation
-                        ),
-                        table.encoder.members(here[short], lacks, lacking[short]),
-                    ),
-                )
+            (
+                *self._refusals(pod, here[~fits & enough & inside & (lacking == 0)], evaluation),
+                table.encoder.members(here[short], lacks, lacking[short]),
             ),
             json.dumps(unresolvable).encode()[1:-1],
         )
@@ -211,8 +212,9 @@ class Verbs:
         others: list[HostPriority] = [
             {"Host": names[index], "Score": 0} for index in np.flatnonzero(~known).tolist()
         ]
-        parts = (table.encoder.scored(here, scores), json.dumps(others).encode()[1:-1])
-        return b"[%s]" % b",".join(filter(None, parts))
+        return prioritize_answer(
+            table.encoder.scored(here, scores), json.dumps(others).encode()[1:-1]
+        )
 
     def preempt(self, args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
         """Return those nodes (with the victims given) on which the pod would then have its GPUs."""
@@ -249,11 +251,12 @@ class Verbs:
         if not (unresolvable or why):
             job, gpus = self._state.worker(pod), self._gpus_without(pod, node)
             constraints = self._pipeline.constraints
-            if int(evaluate(job, gpus, constraints).allowed.sum()) >= pod.gpus:
+            evaluation = evaluate(job, gpus, constraints)
+            if int(evaluation.allowed.sum()) >= pod.gpus:
                 return filter_answer(json.dumps(node).encode())
-            why = node_reason(job, gpus, constraints)
+            why = node_reason(job, gpus, constraints, evaluation.refused_by)
         member = json.dumps({node: unresolvable or why}).encode()[1:-1]
-        return filter_answer(b"", b"", member) if unresolvable else filter_answer(b"", member)
+        return filter_answer(b"", (), member) if unresolvable else filter_answer(b"", (member,))
 
     def _score_of_one(self, pod: PodInfo, node: str) -> int:
         """Return the score of a node that is asked about alone: it is the best of all."""
@@ -279,8 +282,11 @@ class Verbs:
         To compare the names with those of the last filter is cheaper than to look all up again.
         """
         table, last = self._state.table, self._last
-        if last is not None and last.layout == table.layout and names == last.names:
-            return last.slots
+        if last is not None and last.layout == table.layout:
+            if names == last.names:
+                return last.slots
+            if names == last.all_names:
+                return last.all_slots
         return np.fromiter(map(table.slot_of.get, names, repeat(-1)), np.int64, len(names))
 
     def _evaluate(self, job: Job, uid: str) -> Evaluation:
@@ -330,16 +336,19 @@ class Verbs:
         state = self._state
         return uid, job, state.table.generation, state.beliefs.pairs.version, len(state.gpus)
 
-    def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> bytes:
+    def _refusals(self, pod: PodInfo, slots: Ints, evaluation: Evaluation) -> Iterable[Buffer]:
         """Return why nodes were refused, as members: the first few by GPU, the rest in common."""
         if len(slots) == 0:
-            return b""
+            return ()
         table, constraints = self._state.table, self._pipeline.constraints
         job = self._state.worker(pod)
         in_full = []
         for slot in slots[:_EXPLAINED].tolist():
-            gpus = self._gpus_without(pod, table.node_names[slot])
-            in_full.append(node_reason(job, gpus, constraints))
+            node = table.node_names[slot]
+            refused_by = evaluation.refused_by[table.rows(node)]
+            in_full.append(
+                node_reason(job, self._gpus_without(pod, node), constraints, refused_by)
+            )
         first = table.encoder.members(
             slots[:_EXPLAINED], in_full, np.arange(len(in_full), dtype=np.int64)
         )
@@ -351,7 +360,7 @@ class Verbs:
             one = np.flatnonzero(evaluation.refused_by == index)[:1]
             cause = constraints[index].cause(job, self._state.gpus.take(one), 0)
             in_common[index] = reason_of_many(cause, pod.gpus)
-        return b",".join(filter(None, (first, table.encoder.members(rest, in_common, mostly))))
+        return first, table.encoder.members(rest, in_common, mostly)
 
 
 _Value = TypeVar("_Value", np.bool_, np.int64, np.float64)
@@ -365,6 +374,8 @@ def _by_node(values: NDArray[_Value], filler: float, across: Ints) -> NDArray[_V
 def _most_frequent(values: Ints, kinds: int) -> Ints:
     """Return (columns,): the value in [0, kinds) that each column has most often; ties: least."""
     columns = values.shape[1]
+    if columns and values[0, 0] >= 0 and (values == values[0, 0]).all():  # in a full cluster
+        return np.full(columns, values[0, 0])
     cells = values + 1 + np.arange(columns) * (kinds + 1)  # the first of each is for -1
     counts = np.bincount(cells.ravel(), minlength=columns * (kinds + 1))
     most: Ints = counts.reshape(columns, kinds + 1)[:, 1:].argmax(axis=1)
@@ -395,19 +406,22 @@ def _whole_scores(best: Floats) -> Ints:
 
 
 def node_reason(
-    job: Job, gpus: GpuArrays, constraints: Sequence[Constraint], ids: Sequence[str] | None = None
+    job: Job,
+    gpus: GpuArrays,
+    constraints: Sequence[Constraint],
+    refused_by: Ints,
+    ids: Sequence[str] | None = None,
 ) -> str:
     """Say why one node's GPUs (`gpus`) cannot take a pod of `job`; by `ids`, else how many.
 
-    GPUs that are refused for the same reason with the same figures share a sentence. An event of
-    the pod, which its tenant reads, has no ids.
+    `refused_by` (gpus,) is what `evaluate` says of them. GPUs that are refused for the same reason
+    with the same figures share a sentence. An event of the pod, which its tenant reads, has no ids.
     """
-    evaluation = evaluate(job, gpus, constraints)
     refused: dict[Cause, list[int]] = {}
-    for row, index in enumerate(evaluation.refused_by.tolist()):
+    for row, index in enumerate(refused_by.tolist()):
         if index >= 0:
             refused.setdefault(constraints[index].cause(job, gpus, row), []).append(row)
-    allowed = int(evaluation.allowed.sum())
+    allowed = int(np.count_nonzero(refused_by < 0))
     parts = [
         f"{counted(len(rows), 'GPU') if ids is None else _listed([ids[row] for row in rows])}:"
         f" {clause(cause)}"

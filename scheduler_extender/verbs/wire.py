@@ -8,7 +8,7 @@ Source: k8s.io/kube-scheduler/extender/v1/types.go.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
@@ -18,6 +18,8 @@ MAX_SCORE = 10  # extenderv1.MaxExtenderPriority
 
 Text = Annotated[str, Field(max_length=4096)]
 Pairs = dict[str, str]
+#: A part of an answer.
+Buffer = bytes | memoryview
 
 
 class Owner(TypedDict, total=False):
@@ -175,12 +177,36 @@ def asked_victims(args: ExtenderPreemptionArgs) -> dict[str, MetaVictims]:
     }
 
 
-def filter_answer(fitting: bytes, failed: bytes = b"", unresolvable: bytes = b"") -> bytes:
-    """Return filter's answer from names (`"a","b"`) and members (`"c":"why"`) that are JSON."""
-    return (
-        b'{"Nodes":null,"NodeNames":%s,"FailedNodes":{%s},"FailedAndUnresolvableNodes":{%s},'
-        b'"Error":""}' % (b"[%s]" % fitting if fitting else b"null", failed, unresolvable)
+def filter_answer(
+    fitting: bytes, failed: Iterable[Buffer] = (), unresolvable: bytes = b""
+) -> bytes:
+    """Return filter's answer from names (`"a","b"`) and members (`"c":"why"`) that are JSON.
+
+    `failed` are parts with members. They are a megabyte, so that all is copied once.
+    """
+    names = (b"[", fitting, b"]") if fitting else (b"null",)
+    return b"".join(
+        (
+            b'{"Nodes":null,"NodeNames":',
+            *names,
+            b',"FailedNodes":{',
+            *_with_commas(failed),
+            b'},"FailedAndUnresolvableNodes":{',
+            unresolvable,
+            b'},"Error":""}',
+        )
     )
+
+
+def prioritize_answer(*parts: Buffer) -> bytes:
+    """Return prioritize's answer from parts with its lines."""
+    return b"".join((b"[", *_with_commas(parts), b"]"))
+
+
+def _with_commas(parts: Iterable[Buffer]) -> list[Buffer]:
+    """Return the parts that are not empty, with a comma before each but the first."""
+    found = [each for part in parts if part for each in (b",", part)]
+    return found[1:]
 
 
 def encode(answer: Mapping[str, Any]) -> bytes:

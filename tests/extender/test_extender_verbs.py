@@ -159,6 +159,48 @@ def test_many_refused_nodes_share_their_words() -> None:
     }
 
 
+def test_nodes_refused_for_several_reasons_each_have_theirs() -> None:
+    nodes = [f"n{i}" for i in range(30)]
+    state, verbs = cluster(
+        *[("gpunodes", gpu_node(node, gpu("a", health="Quarantined"))) for node in nodes[:15]],
+        *[("gpunodes", gpu_node(node, "a")) for node in nodes[15:]],
+        *[running(f"p{node}", node, "a", exclusive=True) for node in nodes[15:]],
+    )
+    reasons = filtered(verbs, pod("new"), *reversed(nodes))["FailedNodes"]
+    assert list(reasons) == nodes[::-1]
+    assert {reasons[node] for node in nodes[:15]} == {
+        "fewer than 1 GPU can take it, mostly because nothing new starts because of a fault"
+    }
+    assert {reasons[node] for node in nodes[15:26]} == {
+        "fewer than 1 GPU can take it, mostly because a job runs that does not share its GPU"
+    }
+    assert reasons == filtered(Verbs(state, PIPELINE), pod("new"), *reversed(nodes))["FailedNodes"]
+
+
+def test_one_refused_pod_after_another_is_answered_about_the_nodes_of_then() -> None:
+    nodes = [f"n{i}" for i in range(12)]
+    state, verbs = cluster(
+        *[("gpunodes", gpu_node(node, "a")) for node in nodes],
+        *[running(f"p{node}", node, "a", exclusive=True) for node in nodes],
+    )
+
+    def same_as_at_first(*asked: str) -> dict:
+        answer = filtered(verbs, pod("new"), *asked)
+        assert answer == filtered(Verbs(state, PIPELINE), pod("new"), *asked)
+        return answer
+
+    assert same_as_at_first(*nodes)["NodeNames"] is None
+    assert same_as_at_first(*nodes)["NodeNames"] is None
+    state.upsert("pods", pod("pn5", node_name="n5", phase="Succeeded"))
+    assert same_as_at_first(*nodes)["NodeNames"] == ["n5"]
+    assert same_as_at_first(*nodes[:4])["NodeNames"] is None
+    state.delete("gpunodes", gpu_node("n0"))
+    state.upsert("gpunodes", gpu_node("m", "a"))  # in the place of the other
+    answer = same_as_at_first(*nodes[:4])
+    assert answer["FailedAndUnresolvableNodes"] == {"n0": "no Tandem node agent reports here"}
+    assert same_as_at_first("m", *nodes[:4])["NodeNames"] == ["m"]
+
+
 def test_the_pods_own_plan_does_not_stand_in_its_way_but_others_do() -> None:
     plan = gpu_job("pod-mine", plan=[("mine", "n0", ["a"])], job_load=load(60))
     _, verbs = cluster(("gpunodes", gpu_node("n0", "a")), ("gpujobs", plan))

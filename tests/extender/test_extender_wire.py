@@ -88,7 +88,7 @@ def test_a_binding_names_the_pod_exactly_and_its_node(missing: str) -> None:
 def test_an_answer_to_filter_has_the_fields_of_the_protocol(
     fitting: bytes, nodes: list[str] | None
 ) -> None:
-    assert json.loads(filter_answer(fitting, b'"c":"why"', b'"d":"never"')) == {
+    assert json.loads(filter_answer(fitting, (b"", b'"c":"why"', b""), b'"d":"never"')) == {
         "Nodes": None,
         "NodeNames": nodes,
         "FailedNodes": {"c": "why"},
