@@ -117,12 +117,7 @@ class Beliefs:
             return self._experienced(job, index, own, insert=insert)
         if index == job.interference_class:
             return job
-        return replace(
-            job,
-            interference_class=index,
-            own_slowdown=self._row_of[index],
-            caused_slowdown=self._column_of[index],
-        )
+        return job.with_class(index, self._row_of[index], self._column_of[index])
 
     def _unclassified(self, job: Job) -> Job:
         """Return a job that has no class, priced by the formula against the classes that exist."""

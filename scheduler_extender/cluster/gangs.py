@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
@@ -30,14 +29,15 @@ from tandem.contracts import names
 from tandem.contracts.resources import GPUJobStatus, PodService
 
 _Names = list[tuple[str, str]]  # (name, uid) of pods, ascending
+_Name = TypeVar("_Name")
 _Value = TypeVar("_Value")
-#: By uid, of pods of which a gang has none: one for all gangs, which have a dozen such. A cluster
-#: has tens of thousands of gangs, most of them of one pod. It is never written to.
-NO_ENTRIES: dict[str, Any] = {}
+#: By uid, or by what pods ask for, of pods of which a gang has none: one for all gangs. Each has a
+#: dozen such, and a cluster tens of thousands of gangs, most of one pod. It is never written to.
+NO_ENTRIES: dict[Any, Any] = {}
 Ask = tuple[int, Declared]  # GPUs of a pod, and what it declares
 
 
-def _none() -> dict[str, Any]:
+def _none() -> dict[Any, Any]:
     return NO_ENTRIES
 
 
@@ -83,11 +83,10 @@ class Gang:
     _live: _Names = field(default_factory=list, init=False, repr=False)
     unbound: int = field(default=0, init=False)  # live pods on no node
     _endless: int = field(default=0, init=False, repr=False)  # of those that have not ended
-    _asks: Counter[int] = field(default_factory=Counter, init=False, repr=False)  # their GPUs
-    _roles: dict[Ask, _Names] = field(default_factory=dict, init=False, repr=False)  # live pods
-    _loads: Counter[tuple[object, ...]] = field(default_factory=Counter, init=False, repr=False)
+    _asks: dict[int, int] = field(default_factory=_none, init=False, repr=False)  # by their GPUs
+    _roles: dict[Ask, _Names] = field(default_factory=_none, init=False, repr=False)  # live pods
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
-        default_factory=dict, init=False, repr=False
+        default_factory=_none, init=False, repr=False
     )
     _holders: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
     _starting: dict[str, PodInfo] = field(default_factory=_none, init=False, repr=False)
@@ -380,33 +379,27 @@ class Gang:
         self.running += by * bool(pod.node_name and pod.phase == "Running")
         if pod.node_name and pod.phase == "Pending":
             self._starting = _kept(self._starting, pod, by)
-        _count_name(self._live, pod, by)
-        self._count_role(pod, by)
+        entry = (pod.name, pod.uid)
+        self._live = _named(self._live, entry, by)
+        self._count_role(pod, entry, by)
         if pod.node_name:
             return
         self.unbound += by
         if pod.nominated_node:
             self._nominated = _kept(self._nominated, pod, by)
-        self._asks[pod.gpus] += by
-        if not self._asks[pod.gpus]:
-            del self._asks[pod.gpus]
+        asking = self._asks.get(pod.gpus, 0) + by
+        self._asks = _set(self._asks, pod.gpus, asking)
         if not pod.blocked:
-            named = self._waiting.setdefault(pod.shape, [])
-            _count_name(named, pod, by)
-            if not named:
-                del self._waiting[pod.shape]
+            waiting = _named(self._waiting.get(pod.shape, []), entry, by)
+            self._waiting = _set(self._waiting, pod.shape, waiting)
 
-    def _count_role(self, pod: PodInfo, by: int) -> None:
+    def _count_role(self, pod: PodInfo, entry: tuple[str, str], by: int) -> None:
         ask = ask_of(pod)
-        alike = self._roles.setdefault(ask, [])
-        _count_name(alike, pod, by)
-        if not alike:
-            del self._roles[ask]
-        figures = figures_of(ask[1])
-        self._loads[figures] += by
-        if not self._loads[figures]:
-            del self._loads[figures]
-        self.has_loads = self.has_loads or len(self._loads) > 1
+        if not (self.has_loads or ask in self._roles):
+            # All others declare one load, or it would have several already.
+            others = (figures_of(other[1]) for other in islice(self._roles, 1))
+            self.has_loads = any(other != figures_of(ask[1]) for other in others)
+        self._roles = _set(self._roles, ask, _named(self._roles.get(ask, []), entry, by))
 
     def _mark(self, pod: PodInfo) -> None:
         placed = pod.placed_with
@@ -472,18 +465,23 @@ def _ms(time_s: float) -> int:
     return round(1000 * time_s)
 
 
-def _with(entries: dict[str, _Value], uid: str, entry: _Value) -> dict[str, _Value]:
+def _with(entries: dict[_Name, _Value], name: _Name, entry: _Value) -> dict[_Name, _Value]:
     """Return the entries with one more; they are changed, but for `NO_ENTRIES`."""
     if not entries:
-        return {uid: entry}
-    entries[uid] = entry
+        return {name: entry}
+    entries[name] = entry
     return entries
 
 
-def _without(entries: dict[str, _Value], uid: str) -> dict[str, _Value]:
+def _without(entries: dict[_Name, _Value], name: _Name) -> dict[_Name, _Value]:
     """Return the entries without one, which may be absent; they are changed, or `NO_ENTRIES`."""
-    entries.pop(uid, None)
+    entries.pop(name, None)
     return entries or NO_ENTRIES
+
+
+def _set(entries: dict[_Name, _Value], name: _Name, entry: _Value) -> dict[_Name, _Value]:
+    """Return the entries with this one in place of what is there, without it where it is empty."""
+    return _with(entries, name, entry) if entry else _without(entries, name)
 
 
 def _kept(pods: dict[str, PodInfo], pod: PodInfo, by: int) -> dict[str, PodInfo]:
@@ -491,9 +489,12 @@ def _kept(pods: dict[str, PodInfo], pod: PodInfo, by: int) -> dict[str, PodInfo]
     return _with(pods, pod.uid, pod) if by > 0 else _without(pods, pod.uid)
 
 
-def _count_name(names: _Names, pod: PodInfo, by: int) -> None:
-    entry = (pod.name, pod.uid)
-    if by > 0:
-        insort(names, entry)
-    else:
+def _named(names: _Names, entry: tuple[str, str], by: int) -> _Names:
+    """Return the names with one more, or with -1 without it; they are changed, but empty ones."""
+    if by < 0:
         del names[bisect_left(names, entry)]
+        return names
+    if not names:
+        return [entry]
+    insort(names, entry)
+    return names

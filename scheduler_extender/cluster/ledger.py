@@ -25,6 +25,9 @@ class Hold(IntEnum):
     BOUND = 3
 
 
+_STRONGEST_FIRST = sorted(Hold, reverse=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """GPUs of one node, and the load that one worker puts on each."""
@@ -44,7 +47,8 @@ class Ledger:
 
     def __init__(self, table: GpuTable) -> None:
         self._table = table
-        self._claims: dict[str, dict[Hold, Claim]] = {}
+        # By uid, the strongest first.
+        self._claims: dict[Hold, dict[str, Claim]] = {hold: {} for hold in _STRONGEST_FIRST}
         self._counting: dict[str, Claim] = {}  # the strongest of each pod
         self._on_gpu: dict[tuple[str, str], dict[str, Claim]] = {}
         self._handles: dict[str, int] = {}
@@ -57,15 +61,15 @@ class Ledger:
 
     def claim(self, uid: str, hold: Hold) -> Claim | None:
         """Return what a pod claims for this reason."""
-        return self._claims.get(uid, {}).get(hold)
+        return self._claims[hold].get(uid)
 
     def held(self, uid: str) -> tuple[Hold, Claim] | None:
         """Return the claim by which a pod counts."""
-        claims = self._claims.get(uid)
-        if not claims:
-            return None
-        hold = max(claims)
-        return hold, claims[hold]
+        for hold, claims in self._claims.items():
+            claim = claims.get(uid)
+            if claim is not None:
+                return hold, claim
+        return None
 
     def counting(self) -> dict[str, Claim]:
         """Return the claim by which each pod counts, by uid; a copy."""
@@ -92,7 +96,12 @@ class Ledger:
 
     def counts(self) -> dict[Hold, int]:
         """Return how many pods hold GPUs for which reason."""
-        found = Counter(max(claims) for claims in self._claims.values())
+        found, stronger = {}, list[dict[str, Claim]]()
+        for hold, claims in self._claims.items():
+            found[hold] = len(claims)
+            if stronger:  # few claims are not the strongest reason that there is
+                found[hold] = sum(not any(uid in each for each in stronger) for uid in claims)
+            stronger.append(claims)
         return {hold: found[hold] for hold in Hold}
 
     def without(self, rows: Ints, uids: frozenset[str]) -> GpuArrays:
@@ -107,21 +116,19 @@ class Ledger:
 
     def put(self, uid: str, hold: Hold, claim: Claim | None) -> None:
         """Set, or with None take back, what a pod claims for this reason."""
-        claims = self._claims.get(uid, {})
-        if claims.get(hold) == claim:
+        claims = self._claims[hold]
+        if claims.get(uid) == claim:
             return
-        before = self.held(uid)
+        old = self._counting.get(uid)
         if hold is Hold.BOUND:
-            _add_gpus(self._bound, claims.get(hold), -1, _namespace)
+            _add_gpus(self._bound, claims.get(uid), -1, _namespace)
             _add_gpus(self._bound, claim, 1, _namespace)
         if claim is None:
-            del claims[hold]
-            if not claims:
-                del self._claims[uid]
+            del claims[uid]
         else:
-            self._claims.setdefault(uid, {})[hold] = claim
+            claims[uid] = claim
         after = self.held(uid)
-        old, new = before and before[1], after and after[1]
+        new = after and after[1]
         if new is None:
             self._counting.pop(uid, None)
         else:
@@ -131,7 +138,7 @@ class Ledger:
 
     def drop(self, uid: str) -> None:
         """Take back all that a pod claims."""
-        for hold in tuple(self._claims.get(uid, ())):
+        for hold in self._claims:
             self.put(uid, hold, None)
 
     def sum_rows(self, rows: Ints) -> None:
@@ -203,21 +210,23 @@ class Ledger:
         """Raise AssertionError unless claims, holders and sums agree. For tests."""
         expected: dict[tuple[str, str], dict[str, Claim]] = {}
         workers: Counter[str] = Counter()
-        for uid in self._claims:
-            held = self.held(uid)
-            assert held is not None
-            claim = held[1]
+        strongest = {
+            uid: claim
+            for hold in reversed(_STRONGEST_FIRST)
+            for uid, claim in self._claims[hold].items()
+        }
+        for uid, claim in strongest.items():
             workers[claim.job.id] += 1
             for gpu in claim.gpus:
                 expected.setdefault((claim.node, gpu), {})[uid] = claim
         assert self._on_gpu == expected
         gpus, bound = Counter[str](), Counter[str]()
-        for claims in self._claims.values():
-            gpus[_job(claims[max(claims)])] += len(claims[max(claims)].gpus)
-            if Hold.BOUND in claims:
-                bound[_namespace(claims[Hold.BOUND])] += len(claims[Hold.BOUND].gpus)
+        for claim in strongest.values():
+            gpus[_job(claim)] += len(claim.gpus)
+        for claim in self._claims[Hold.BOUND].values():
+            bound[_namespace(claim)] += len(claim.gpus)
         assert (self._gpus, self._bound) == (gpus, bound)
-        assert self._counting == {uid: c[max(c)] for uid, c in self._claims.items()}
+        assert self._counting == strongest
         assert self._workers == workers
         assert set(self._handles) == set(workers)
         rows = np.array(sorted(self._table.row_of.values()), dtype=np.int64)

@@ -147,9 +147,13 @@ class PodInfo:
         return tuple(part for part in text.split(",") if part)
 
 
-def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
+def pod_info(
+    pod: Mapping[str, Any], before: PodInfo | None = None, *, kept: bool = False
+) -> PodInfo:
     """Return what Tandem uses of a pod object; `before` is what was read of it earlier.
 
+    Of what is `kept`, requirements are left out where they can matter no more: it is settled where
+    the pod may run, and it is never moved.
     Every event of every pod of the cluster comes here. Anybody who may run a pod causes them.
     """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
@@ -158,6 +162,8 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
     if gpus == 0:
         return _without_gpus(metadata, spec, status)
     cpu, memory_bytes, amounts = _requests(spec)
+    annotations = metadata.get("annotations") or _NOTHING
+    stays = kept and spec.get("nodeName") and annotations.get(names.CHECKPOINT) != "true"
     failures, out_of_memory = _failures(status, before)
     return PodInfo(
         namespace=metadata.get("namespace", "default"),
@@ -179,8 +185,8 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
         failures=failures,
         out_of_memory=out_of_memory,
         labels=with_pod_group(metadata.get("labels") or {}, _pod_group(spec)),
-        annotations=_kept(metadata.get("annotations") or {}),
-        foreign_annotation_bytes=_foreign_bytes(metadata.get("annotations") or {}),
+        annotations=_kept(annotations),
+        foreign_annotation_bytes=_foreign_bytes(annotations),
         owner=_controller(metadata.get("ownerReferences") or ()),
         gpus=gpus,
         cpu=cpu,
@@ -196,7 +202,9 @@ def pod_info(pod: Mapping[str, Any], before: PodInfo | None = None) -> PodInfo:
             ),
             "",
         ),
-        requires=node_requirements(
+        requires=ANYWHERE
+        if stays
+        else node_requirements(
             spec.get("nodeSelector") or {},
             spec.get("tolerations") or (),
             spec.get("affinity") or {},
@@ -341,6 +349,9 @@ def _whole_amounts(total: Mapping[str, float]) -> Amounts:
     return found if len(found) <= _MOST_AMOUNTS else found[:_MOST_AMOUNTS] + _TOO_MANY
 
 
+_SORTED = json.JSONEncoder(sort_keys=True)  # json.dumps would make one for each pod
+
+
 def _fingerprint(container: Mapping[str, Any]) -> str:
     """Return what stands for a container's image, command and resources.
 
@@ -348,7 +359,7 @@ def _fingerprint(container: Mapping[str, Any]) -> str:
     apart by what is observed.
     """
     parts = [container.get(part) for part in ("image", "command", "args", "resources")]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(_SORTED.encode(parts).encode()).hexdigest()[:32]
 
 
 def _controller(references: Iterable[Mapping[str, Any]]) -> WorkloadRef | None:

@@ -18,7 +18,6 @@ from scheduler_extender.cluster.jobs import (
     unpredicted_load,
 )
 from scheduler_extender.cluster.pods import OWN_COLUMNS, PodInfo, pod_info
-from scheduler_extender.cluster.selectors import ANYWHERE
 from scheduler_extender.cluster.table import GpuFacts, GpuKind
 from scheduler_extender.cluster.workloads import (
     earlier_name,
@@ -60,11 +59,12 @@ class Record:
     name: str
     uid: str
     resource_version: str
+    #: Namespace ('' where there is none) and name: one object for all tables that have it.
+    key: Key = field(init=False, repr=False, compare=False)
 
-    @property
-    def key(self) -> Key:
-        """Namespace ('' where there is none) and name."""
-        return self.namespace, self.name
+    def __post_init__(self) -> None:
+        """Make the key."""
+        object.__setattr__(self, "key", (self.namespace, self.name))
 
     @property
     def version(self) -> int:
@@ -85,20 +85,50 @@ class NodeRecord(Record):
     amounts: Mapping[str, int] = field(default_factory=dict)  # of the other resources
 
 
+class KeptReport:
+    """The report of an agent, in the form that it has while its event is followed, and later.
+
+    As a message a report takes four times the memory of its JSON, which the status page shows as it
+    is. Later readers are few.
+    """
+
+    __slots__ = ("_status", "json")
+
+    def __init__(self, status: GPUNodeStatus) -> None:
+        self.json = status.json_bytes()
+        self._status: GPUNodeStatus | None = status
+
+    @property
+    def status(self) -> GPUNodeStatus:
+        """The report; reading it takes about 0.1 ms once its event has been followed."""
+        return self._status or GPUNodeStatus.model_validate_json(self.json)
+
+    def followed(self) -> None:
+        """Keep the JSON alone."""
+        self._status = None
+
+
 @dataclass(frozen=True, slots=True)
 class GpuNodeRecord(Record):
     """The report of a node's agent. `shares` of a GPU is not yet capped by our configuration.
 
     `inventory` says which GPUs the node is known to have, '' before that is noted. `changed` names
     those that are not as they are known: until an operator agrees nothing new runs on the node.
+    `named` has UUID, number and type of all that the report names.
     """
 
     observed_at_s: float
     gpus: tuple[GpuFacts, ...]
-    status: GPUNodeStatus = field(compare=False)
+    kept: KeptReport = field(compare=False)
+    named: tuple[tuple[str, str, GpuKind], ...]
     inventory: str = ""
     changed: tuple[tuple[str, str], ...] = ()
     created_s: float = 0.0
+
+    @property
+    def status(self) -> GPUNodeStatus:
+        """The whole report; see `KeptReport`."""
+        return self.kept.status
 
     def capacity_bytes(self, gpu: str) -> int:
         """Return the memory that a GPU has for jobs, 0 where the GPU is not in the report."""
@@ -106,7 +136,7 @@ class GpuNodeRecord(Record):
 
     def gpu_name(self, gpu: str) -> str:
         """Return a GPU as people call it, node/index; by its UUID where it is not in the report."""
-        number = next((each.number for each in self.status.gpus if each.uuid == gpu), gpu)
+        number = next((number for uuid, number, _ in self.named if uuid == gpu), gpu)
         return f"{self.name}/{number}"
 
 
@@ -201,7 +231,7 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
         gpus=tuple(
             GpuFacts(
                 uuid=gpu.uuid,
-                kind=GpuKind(gpu.model, gpu.memory_bytes),
+                kind=_kind(gpu.model, gpu.memory_bytes),
                 capacity_gib=gib(
                     max(
                         0,
@@ -220,11 +250,15 @@ def parse_gpu_node(raw: Raw) -> GpuNodeRecord:
             for gpu in {gpu.uuid: gpu for gpu in status.gpus}.values()
             if gpu.uuid not in unknown
         ),
-        status=status,
+        kept=KeptReport(status),
+        named=tuple((g.uuid, g.number, _kind(g.model, g.memory_bytes)) for g in status.gpus),
         inventory=inventory,
         changed=changed,
         created_s=seconds(metadata.get("creationTimestamp") or "1970-01-01T00:00:00Z"),
     )
+
+
+_kind = lru_cache(1024)(GpuKind)  # a cluster has tens of thousands of GPUs, of few types
 
 
 def _has_room(gpu: GPU) -> bool:
@@ -315,15 +349,12 @@ def parse_pod(raw: Raw, before: PodRecord | None = None) -> PodRecord:
     """
     if before is not None and before.uid != raw["metadata"].get("uid"):
         before = None
-    pod = pod_info(raw, before.pod if before is not None else None)
+    pod = pod_info(raw, before.pod if before is not None else None, kept=True)
     identity = (pod.namespace, pod.name, pod.uid, pod.resource_version)
     if pod.gpus == 0:
         if before is not None and not before.ours and before.pod.takes == pod.takes:
             return before
         return PodRecord(*identity, pod)
-    if pod.node_name and pod.annotations.get(names.CHECKPOINT) != "true":
-        # Where it may run is settled, and it is never moved.
-        pod = replace(pod, requires=ANYWHERE)
     return PodRecord(*identity, pod, (pod.namespace, gpujob_name(pod)))
 
 

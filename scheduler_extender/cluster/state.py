@@ -180,7 +180,7 @@ class ClusterState:
     def smallest_gib(self, node: str, gpus: Collection[str]) -> float:
         """Return the memory of the smallest of these GPUs, reserved part and all; 0: not known."""
         report = self.gpu_nodes().get(("", node))
-        sizes = {} if report is None else {gpu.uuid: gpu.memory_bytes for gpu in report.status.gpus}
+        sizes = {} if report is None else {gpu: kind.memory_bytes for gpu, _, kind in report.named}
         return min((sizes.get(gpu, 0) for gpu in gpus), default=0) / BYTES_PER_GIB
 
     def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
@@ -380,6 +380,8 @@ class ClusterState:
             (self.listener.forget if gone else self.listener.observe)(record, gangs)
         for follow in self.followers:
             follow(record, gone)
+        if isinstance(record, GpuNodeRecord):
+            record.kept.followed()
 
     def _follow_gpu_node(self, record: GpuNodeRecord, *, gone: bool) -> None:
         if gone:
@@ -389,9 +391,7 @@ class ClusterState:
         full = {request.gpu for request in record.status.eviction_requests}
         full |= {gpu for node, gpu in self._closed if node == record.name}
         most = self._max_jobs_per_gpu
-        capped = [
-            replace(g, shares=min(g.shares, 1 if g.uuid in full else most)) for g in record.gpus
-        ]
+        capped = [g.at_most(1 if g.uuid in full else most) for g in record.gpus]
         self.ledger.sum_rows(self.table.put_node(record.name, capped))
         self.table.put_rack(record.name, self.nodes.rack(record.name))
         self.table.observe(record.name, record.observed_at_s, self.now_s, self._stale_after_s)
@@ -450,8 +450,7 @@ class ClusterState:
             settled = bool(pod.node_name) or pod.finished
             if planned is not None:
                 planned = self._as_declared(planned, record)
-            if record.bound and pod.devices and record.ours:
-                devices = tuple(dict.fromkeys(pod.devices))
+            if record.bound and record.ours and (devices := tuple(dict.fromkeys(pod.devices))):
                 bound = Claim(pod.node_name, devices, self.worker_to_hold(pod))
         if settled or (record is not None and record.pod.deleting):
             planned = None

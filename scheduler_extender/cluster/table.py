@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -44,6 +45,10 @@ class GpuFacts:
     sliced: bool = False
     compute: float = 1.0  # part of its GPU's compute
     guarded: bool = False  # its agent evicts a worker before memory runs over
+
+    def at_most(self, shares: int) -> GpuFacts:
+        """Return the same with at most so many shares."""
+        return self if self.shares <= shares else replace(self, shares=shares)
 
 
 class GpuTable:
@@ -202,7 +207,7 @@ class GpuTable:
             self.remove_node(name)
             added = rows = self._allocate(name, [gpu.uuid for gpu in gpus])
         facts: dict[str, Sequence[float | Sequence[float]]] = {
-            "over_commit": [over_commit_curve(gpu.kind.model) for gpu in gpus],
+            "over_commit": [_curve_of(gpu.kind.model) for gpu in gpus],
             "gpu_type": [self._kinds.setdefault(g.kind, len(self._kinds)) for g in gpus],
             "memory_capacity_gib": [gpu.capacity_gib for gpu in gpus],
             "shares": [gpu.shares for gpu in gpus],
@@ -321,6 +326,9 @@ class GpuTable:
             self._counts = np.concatenate(
                 (self._counts, np.zeros(shape[0] - have_slots, dtype=np.int64))
             )
+
+
+_curve_of = lru_cache(1024)(over_commit_curve)
 
 
 def columns_of(gpus: GpuArrays) -> Columns:

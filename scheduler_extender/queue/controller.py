@@ -212,8 +212,8 @@ class Controller:
         if pod is None:
             return ""
         report = self._state.gpu_nodes().get(("", pod.node_name))
-        gpus = report.status.gpus if report is not None else ()
-        return next((gpu.model for gpu in gpus if gpu.uuid in pod.devices), "")
+        named = report.named if report is not None else ()
+        return next((kind.model for uuid, _, kind in named if uuid in pod.devices), "")
 
     def _node_with(self, gpu_type: str) -> str | None:
         """Return a node with GPUs of a type, by a part of its name in any case."""
@@ -221,7 +221,7 @@ class Controller:
             (
                 report.name
                 for report in self._state.gpu_nodes().values()
-                if any(gpu_type.lower() in gpu.model.lower() for gpu in report.status.gpus)
+                if any(gpu_type.lower() in kind.model.lower() for _, _, kind in report.named)
             ),
             None,
         )

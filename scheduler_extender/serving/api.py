@@ -132,7 +132,7 @@ def explanation(
 
     def models(node: str) -> list[str]:
         report = state.gpu_nodes().get(("", node))
-        return sorted({gpu.model for gpu in report.status.gpus}) if report else []
+        return sorted({kind.model for _, _, kind in report.named}) if report else []
 
     if not pod.node_name and names_nodes:
         shown = state.table.sorted_names[:_NODES_EXPLAINED]

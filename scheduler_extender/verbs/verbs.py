@@ -346,9 +346,7 @@ class Verbs:
         for slot in slots[:_EXPLAINED].tolist():
             node = table.node_names[slot]
             refused_by = evaluation.refused_by[table.rows(node)]
-            in_full.append(
-                node_reason(job, self._gpus_without(pod, node), constraints, refused_by)
-            )
+            in_full.append(node_reason(job, self._gpus_without(pod, node), constraints, refused_by))
         first = table.encoder.members(
             slots[:_EXPLAINED], in_full, np.arange(len(in_full), dtype=np.int64)
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import Any, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
 
 
 @cache
@@ -41,6 +43,35 @@ class Message(BaseModel):
     def wire(self) -> dict[str, object]:
         """Return the JSON object as it goes over the wire; absent values are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    def json_bytes(self) -> bytes:
+        """Return the same as JSON text, without a text in between."""
+        return self.__pydantic_serializer__.to_json(self, by_alias=True, exclude_none=True)
+
+
+class _NoEntries(list[Any]):
+    """An empty list that stays empty. pydantic makes no copy of a default that has a hash."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError("messages do not change")
+
+    append = extend = insert = __iadd__ = __setitem__ = _refuse
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: object, __: object) -> CoreSchema:
+        """Let it be a default like any other list in schemas."""
+        return core_schema.list_schema()
+
+
+#: The one empty list of all messages that are read: a GPUJob has a dozen, and an extender holds
+#: tens of thousands of GPUJobs.
+NO_ENTRIES: list[Any] = _NoEntries()
+SharedEmpty = AfterValidator(lambda entries: entries or NO_ENTRIES)
 
 
 @lru_cache(4096)

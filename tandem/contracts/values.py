@@ -45,7 +45,10 @@ def cut(longest: int, *, printable: bool = True) -> BeforeValidator:
     def shorten(value: Any) -> Any:  # noqa: ANN401 - whatever a message has there
         if not isinstance(value, str):
             return value
-        return shortened(_CONTROL.sub(" ", value) if printable else value, longest)
+        # `isprintable` is narrower, and takes a tenth of the time of looking for some to replace.
+        if printable and not value.isprintable():
+            value = _CONTROL.sub(" ", value)
+        return value if len(value) <= longest else shortened(value, longest)
 
     return BeforeValidator(shorten)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from scheduler_extender.cluster.gangs import NO_ENTRIES, Gang
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.records import parse_pod
+from scheduler_extender.cluster.records import declared_of, figures_of, parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.queue_state import QueueState
@@ -183,3 +185,38 @@ Membership.TestCase.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, derandomize=True, print_blob=True
 )
 TestMembership = pytest.mark.slow(Membership.TestCase)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_counts_by_what_pods_ask_for_are_those_of_the_pods_that_are_there(seed: int) -> None:
+    choose = random.Random(seed)
+    gang = Gang(("ml", "gang-g"))
+    had_loads = False
+    for _ in range(300):
+        name = f"p{choose.randrange(6)}"
+        known = gang.pods.get(name)
+        if known is not None and choose.random() < 0.4:
+            gang.remove(name, NOW)
+        else:
+            raw = pod(
+                name,
+                choose.choice((1, 1, 2)),
+                uid=name,
+                memory=choose.choice(("10Gi", "10Gi", "10Gi", "20Gi")) if seed % 2 else "10Gi",
+                cpu=choose.choice(("1", "2")),
+                node_name=choose.choice(("", "", "n0")),
+                phase=choose.choice(("Pending", "Pending", "Succeeded")),
+                annotations={names.CHECKPOINT: "true"} if choose.random() < 0.2 else None,
+            )
+            gang.put(parse_pod(raw).pod)
+        live = [each for each in gang.pods.values() if not each.finished]
+        unbound = [each for each in live if not each.node_name]
+        had_loads = had_loads or len({figures_of(declared_of(each)) for each in live}) > 1
+        assert gang.has_loads == had_loads
+        assert gang.asks == len({(each.gpus, declared_of(each)) for each in live})
+        assert [each.name for each in gang.live_pods()] == sorted(each.name for each in live)
+        assert [each.name for each in gang.waiting_pods()] == sorted(e.name for e in unbound)
+        assert gang.most_gpus == max((each.gpus for each in unbound), default=0)
+        assert (gang.unbound, gang.blocked) == (len(unbound), 0)
+        assert sorted(e.name for role in gang.roles() for e in role) == sorted(e.name for e in live)
+        assert not NO_ENTRIES

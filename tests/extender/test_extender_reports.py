@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from extender_builders import NOW, gpu, gpu_node
@@ -121,3 +122,17 @@ def test_a_size_that_was_not_known_is_no_change_of_the_inventory() -> None:
     known = {"a": ("A100", 0), "b": ("A100", 40 << 30)}
     now = {"a": ("A100", 80 << 30), "b": ("A100", 80 << 30)}
     assert [uuid for uuid, _ in changes(known, now)] == ["b"]
+
+
+def test_a_report_that_is_kept_as_json_is_the_same_and_does_not_grow_back() -> None:
+    state = ClusterState(now_s=NOW)
+    used = gpu("a", pods=[{"uid": "u", "memoryBytes": 2**30, "utilisationPercent": 12.5}])
+    raw = gpu_node("n0", used, gpu("b", health="Quarantined"))
+    said = records.parse_gpu_node(raw).status
+    state.upsert("gpunodes", raw)
+    record = state.gpu_nodes()["", "n0"]
+    assert record.status == said
+    assert record.status is not record.status  # read anew: nothing of it stays
+    assert json.loads(record.kept.json) == said.wire()
+    assert [(uuid, number) for uuid, number, _ in record.named] == [("a", "0"), ("b", "0")]
+    assert state.gpu_name("n0", "a") == "n0/0"

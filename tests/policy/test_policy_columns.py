@@ -91,3 +91,14 @@ def test_a_job_that_is_kept_is_not_read_again() -> None:
     known.base_gib[0] = 8.0  # as no job says
     assert JobColumns([job], known).base_gib.tolist() == [8.0]
     assert JobColumns([replace(job)], known).base_gib.tolist() == [7.0]
+
+
+def test_a_job_with_a_class_is_the_same_in_all_else() -> None:
+    jobs = Jobs(3)
+    for job in jobs.here:
+        own, caused = jobs.table[2], jobs.table[:, 2]
+        found = job.with_class(2, own, caused)
+        assert found == replace(job, interference_class=2)
+        assert found.own_slowdown is own
+        assert found.caused_slowdown is caused
+        assert found.placing is job.placing

@@ -256,7 +256,7 @@ class Changes:
 
     def _node(self, report: GpuNodeRecord) -> Iterator[bytes]:
         state, name = self._state, report.name
-        status = _dump(report.status)
+        status = report.kept.json
         yield b'{"kind":"node","status":%s,"facts":{"name":%s,"rows":{' % (status, _json(name))
         row_of = state.table.row_of
         gpus = [gpu.uuid for gpu in report.gpus if (name, gpu.uuid) in row_of]
@@ -308,14 +308,14 @@ class Changes:
         if plan is not None and len(plan.pods) > _PODS_AT_ONCE:
             short = {"plan": plan.model_copy(update={"pods": []}), "pod_service": []}
             yield b'{"kind":"job","planned":'
-            yield from _array(map(_dump, plan.pods))
+            yield from _array(map(Message.json_bytes, plan.pods))
             yield b',"served":'
-            yield from _array(map(_dump, status.pod_service))
-            yield b',"status":' + _dump(status.model_copy(update=short))
+            yield from _array(map(Message.json_bytes, status.pod_service))
+            yield b',"status":' + status.model_copy(update=short).json_bytes()
         else:
-            yield b'{"kind":"job","status":' + _dump(status)
+            yield b'{"kind":"job","status":' + status.json_bytes()
         facts = _json({"namespace": job.namespace, "name": job.name, "uid": job.uid})
-        yield b',"spec":%s,"facts":%s,"pods":' % (_dump(job.spec), facts[:-1])
+        yield b',"spec":%s,"facts":%s,"pods":' % (job.spec.json_bytes(), facts[:-1])
         uids = list(self._state.gangs.pods_of(job.key))
         pods = (pod for uid in uids if (pod := self._state.pod(uid)) is not None)
         yield from _array(_json(_pod(each)) for each in pods)
@@ -376,11 +376,6 @@ def _gone(kind: str, key: Key) -> Iterator[bytes]:
 
 def _json(value: Any) -> bytes:  # noqa: ANN401 - JSON values
     return to_json(value)
-
-
-def _dump(message: Message) -> bytes:
-    """Return what `Message.wire` returns as JSON, without a text in between."""
-    return message.__pydantic_serializer__.to_json(message, by_alias=True, exclude_none=True)
 
 
 def _time(seconds: float) -> str:

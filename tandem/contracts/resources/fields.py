@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tandem.contracts.base import Message
+from tandem.contracts.base import Message, SharedEmpty
 from tandem.contracts.values import Count, Text, Time, Word, first
 
 
@@ -22,7 +22,7 @@ class Condition(Message):
     observed_generation: Count | None = None
 
 
-Conditions = Annotated[list[Condition], Field(max_length=32), first(32)]
+Conditions = Annotated[list[Condition], Field(max_length=32), first(32), SharedEmpty]
 
 
 class Source(StrEnum):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tandem.contracts.base import Message, Shared
+from tandem.contracts.base import NO_ENTRIES, Message, Shared, SharedEmpty
 from tandem.contracts.learning import Decision, Observed
 from tandem.contracts.resources.fields import (
     Conditions,
@@ -110,7 +110,9 @@ class Role(Message):
     pods: Positive
     min_pods: Positive
     demand: Demand
-    resources: Annotated[list[ResourceAmount], Field(max_length=MAX_RESOURCES)] = []
+    resources: Annotated[list[ResourceAmount], Field(max_length=MAX_RESOURCES), SharedEmpty] = (
+        NO_ENTRIES
+    )
 
 
 class PairLoad(Message):
@@ -232,7 +234,7 @@ class GPUJobSpec(Message):
     workload: WorkloadRef
     suspends: WorkloadRef | None = None
     demand: Annotated[Demand, Shared]
-    roles: Annotated[list[Role], Field(max_length=MAX_ROLES)] = []
+    roles: Annotated[list[Role], Field(max_length=MAX_ROLES), SharedEmpty] = NO_ENTRIES
     gang: Reference = ""
     fingerprint: Label = ""
     user: Label = ""
@@ -278,7 +280,7 @@ class Preemption(Message):
     """
 
     by: Text
-    causes: Causes = []
+    causes: Annotated[Causes, SharedEmpty] = NO_ENTRIES
     method: Word
     requested_at: Time
     never_started: bool = False
@@ -319,10 +321,10 @@ class GPUJobStatus(Message):
     phase: Phase = Phase.QUEUED
     reason: Word = ""
     message: Text = ""
-    causes: Causes = []
+    causes: Annotated[Causes, SharedEmpty] = NO_ENTRIES
     found_at: Time | None = None
     load: Annotated[Load | None, Shared] = None
-    sub_batches: Annotated[list[SubBatch], Field(max_length=64), last(64)] = []
+    sub_batches: Annotated[list[SubBatch], Field(max_length=64), last(64), SharedEmpty] = NO_ENTRIES
     plan: Plan | None = None
     queued_at: Time | None = None
     waiting_since: Time | None = None
@@ -332,10 +334,12 @@ class GPUJobStatus(Message):
     running_since: Time | None = None
     attained_gpu_seconds: Figure = 0.0
     promoted_gpu_seconds: Figure = 0.0
-    pod_service: Annotated[list[PodService], Field(max_length=MAX_ENTRIES)] = []
+    pod_service: Annotated[list[PodService], Field(max_length=MAX_ENTRIES), SharedEmpty] = (
+        NO_ENTRIES
+    )
     folded_until: Time | None = None
     ended_gpu_seconds: Figure = 0.0
-    waits: Annotated[list[Waited], Field(max_length=64), last(64)] = []
+    waits: Annotated[list[Waited], Field(max_length=64), last(64), SharedEmpty] = NO_ENTRIES
     waits_until: Time | None = None
     attempts: Count = 0
     failed_starts: Count = 0
@@ -345,8 +349,10 @@ class GPUJobStatus(Message):
     position: Count | None = None
     expected_start: ExpectedStart | None = None
     preemption: Preemption | None = None
-    preempted_at: Annotated[list[Time], Field(max_length=4096), last(4096)] = []
+    preempted_at: Annotated[list[Time], Field(max_length=4096), last(4096), SharedEmpty] = (
+        NO_ENTRIES
+    )
     observed: Observed | None = None
     alone: bool = False
-    decisions: Annotated[list[Decision], Field(max_length=8), last(8)] = []
-    conditions: Conditions = []
+    decisions: Annotated[list[Decision], Field(max_length=8), last(8), SharedEmpty] = NO_ENTRIES
+    conditions: Conditions = NO_ENTRIES

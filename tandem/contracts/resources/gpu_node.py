@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, computed_field
 
-from tandem.contracts.base import Message
+from tandem.contracts.base import NO_ENTRIES, Message, SharedEmpty
 from tandem.contracts.resources.fields import Conditions
 from tandem.contracts.values import (
     MAX_GPUS,
@@ -127,7 +127,9 @@ class GPU(Message):
     shares: Annotated[int, Field(ge=0, le=64)] = 2
     shares_reason: AgentText = ""
     memory_guarded: bool = False
-    pods: Annotated[list[PodUse], Field(max_length=MAX_USES), first(MAX_USES)] = []
+    pods: Annotated[list[PodUse], Field(max_length=MAX_USES), first(MAX_USES), SharedEmpty] = (
+        NO_ENTRIES
+    )
 
     @property
     def number(self) -> str:
@@ -187,14 +189,19 @@ class GPUNodeStatus(Message):
     agent_version: Label = ""
     driver_version: Label = ""
     observed_at: Time
-    gpus: Annotated[list[GPU], Field(max_length=MAX_GPUS), first(MAX_GPUS)] = []
+    gpus: Annotated[list[GPU], Field(max_length=MAX_GPUS), first(MAX_GPUS), SharedEmpty] = (
+        NO_ENTRIES
+    )
     eviction_requests: Annotated[
-        list[EvictionRequest], Field(max_length=MAX_GPUS), first(MAX_GPUS)
-    ] = []
+        list[EvictionRequest], Field(max_length=MAX_GPUS), first(MAX_GPUS), SharedEmpty
+    ] = NO_ENTRIES
     out_of_memory: Annotated[
-        list[OutOfMemory], Field(max_length=KEPT_OUT_OF_MEMORY), last(KEPT_OUT_OF_MEMORY)
-    ] = []
-    conditions: Conditions = []
+        list[OutOfMemory],
+        Field(max_length=KEPT_OUT_OF_MEMORY),
+        last(KEPT_OUT_OF_MEMORY),
+        SharedEmpty,
+    ] = NO_ENTRIES
+    conditions: Conditions = NO_ENTRIES
 
     @computed_field  # type: ignore[prop-decorator] # pydantic's own way of writing it
     @property
