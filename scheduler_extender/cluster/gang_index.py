@@ -8,11 +8,21 @@ that order; nothing else changes a gang.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from itertools import islice
 
 from scheduler_extender.cluster.gangs import NO_ENTRIES, Gang
-from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
+from scheduler_extender.cluster.records import (
+    GpuJobRecord,
+    Key,
+    PodRecord,
+    Record,
+    share_key,
+    share_owner,
+)
 from tandem.contracts.resources import WorkloadRef
 
+#: Pods of one gang that are looked through when its GPUJob comes after them: most have one.
+_SHARING = 8
 #: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
 _ENDS_AGAIN_S = 60.0
 
@@ -97,6 +107,8 @@ class Gangs:
             if record.spec.suspends is not None:
                 self._by_maker.setdefault(record.spec.suspends.uid, set()).add(record.key)
             gang.record = record
+            for pod in islice(gang.pods.values(), _SHARING):
+                share_owner(pod, record)
             return [record.key]
         return self._pod_changed(record) if isinstance(record, PodRecord) else []
 
@@ -135,7 +147,10 @@ class Gangs:
             now = self._clock()
             if now > gang.ends_since_s + _ENDS_AGAIN_S:
                 gang.ends_since_s = now
-        self._gang_of_pod[record.uid] = record.gpujob
+        share_key(record, gang.key)
+        if gang.record is not None:
+            share_owner(pod, gang.record)
+        self._gang_of_pod[record.uid] = gang.key
         had_loads = gang.has_loads
         gang.put(pod)
         if gang.has_loads and not had_loads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -30,8 +31,8 @@ def kind_of_model(spec: GPUJobSpec, load: Load | None) -> str:
     demand = spec.demand
     if load is not None and load.feature_hash and demand.batch_size:
         how = "".join(f"+{value}" for value in demand.training_setup)
-        return f"{load.feature_hash}@{demand.batch_size}{how}"
-    return f"image:{spec.fingerprint}" if spec.fingerprint else ""
+        return sys.intern(f"{load.feature_hash}@{demand.batch_size}{how}")
+    return sys.intern(f"image:{spec.fingerprint}") if spec.fingerprint else ""
 
 
 def load_now(demand: Demand, status: GPUJobStatus) -> Load:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -359,7 +360,8 @@ def _fingerprint(container: Mapping[str, Any]) -> str:
     apart by what is observed.
     """
     parts = [container.get(part) for part in ("image", "command", "args", "resources")]
-    return hashlib.sha256(_SORTED.encode(parts).encode()).hexdigest()[:32]
+    text = hashlib.sha256(_SORTED.encode(parts).encode()).hexdigest()[:32]
+    return sys.intern(text)  # one object for all pods that are alike
 
 
 def _controller(references: Iterable[Mapping[str, Any]]) -> WorkloadRef | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -44,6 +45,7 @@ from tandem.contracts.resources import (
     Source,
 )
 from tandem.gpu_types import compute_share, is_slice, most_memory_bytes
+from tandem.kube.reflector import Identified
 from tandem.policy.job import Job, gib
 from tandem.policy.units import BYTES_PER_GIB
 
@@ -52,7 +54,7 @@ Key = tuple[str, str]  # (namespace, name)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Identified):
     """What every object has."""
 
     namespace: str
@@ -88,19 +90,24 @@ class NodeRecord(Record):
 class KeptReport:
     """The report of an agent, in the form that it has while its event is followed, and later.
 
-    As a message a report takes four times the memory of its JSON, which the status page shows as it
-    is. Later readers are few.
+    As a message a report takes thirty times the memory of its JSON, compressed; later readers are
+    few. To compress it takes 10 us, to read it 0.1 ms.
     """
 
-    __slots__ = ("_status", "json")
+    __slots__ = ("_packed", "_status")
 
     def __init__(self, status: GPUNodeStatus) -> None:
-        self.json = status.json_bytes()
+        self._packed = zlib.compress(status.json_bytes(), 1)
         self._status: GPUNodeStatus | None = status
 
     @property
+    def json(self) -> bytes:
+        """The report as JSON."""
+        return zlib.decompress(self._packed)
+
+    @property
     def status(self) -> GPUNodeStatus:
-        """The report; reading it takes about 0.1 ms once its event has been followed."""
+        """The report as a message."""
         return self._status or GPUNodeStatus.model_validate_json(self.json)
 
     def followed(self) -> None:
@@ -356,6 +363,25 @@ def parse_pod(raw: Raw, before: PodRecord | None = None) -> PodRecord:
             return before
         return PodRecord(*identity, pod)
     return PodRecord(*identity, pod, (pod.namespace, gpujob_name(pod)))
+
+
+def share_owner(pod: PodInfo, gang: GpuJobRecord) -> None:
+    """Let a pod have the object that its GPUJob has for the same workload.
+
+    The values of neither change. Tens of thousands of gangs have one pod each, and what is equal in
+    both would take 0.4 KB twice.
+    """
+    owner, workload = pod.owner, gang.spec.workload
+    if owner is None or owner is workload or owner.uid != workload.uid:
+        return
+    if owner == workload:
+        object.__setattr__(pod, "owner", workload)
+
+
+def share_key(pod: PodRecord, key: Key) -> None:
+    """Let a pod have the object that its gang has for the key of the GPUJob, in the same way."""
+    if pod.gpujob is not key and pod.gpujob == key:
+        object.__setattr__(pod, "gpujob", key)
 
 
 def as_known(record: PodRecord, known: PodRecord) -> PodRecord:

@@ -34,6 +34,9 @@ def keep_freed_memory() -> None:
     library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP_BYTES)
     library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     library.mallopt(_M_TOP_PAD, _TOP_PAD_BYTES)
+    # One heap for all threads, which take turns as it is. Each heap of a thread that has read a
+    # part of the cluster keeps what the others could use.
+    library.mallopt(_M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:

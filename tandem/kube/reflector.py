@@ -45,11 +45,23 @@ def drop_managed_fields(item: Object, _known: Object | None = None) -> Object:
     return item
 
 
-class _Kept(NamedTuple):
-    """An object as it was told last: who it is, its version, and what `trim` made of it."""
+class Identified:
+    """What `trim` may make of an object: it says itself who it is and of which version.
 
-    uid: str | None
-    resource_version: str | None
+    It is kept as it is, under its own key, which saves memory for each object of a large cluster.
+    """
+
+    __slots__ = ()
+    uid: str
+    resource_version: str
+    key: tuple[str, str]
+
+
+class _Kept(NamedTuple):
+    """Anything else that `trim` made of an object, with who it is and its version."""
+
+    uid: str
+    resource_version: str
     item: Any
 
 
@@ -99,7 +111,7 @@ class Reflector:
         self._on_synced = on_synced
         self._pace = pace or Pace()
 
-        self._objects: dict[tuple[str, str], _Kept] = {}
+        self._objects: dict[tuple[str, str], _Kept | Identified] = {}
         self._resource_version = ""  # empty: list before the next watch
         self._backoff_s = self._pace.backoff_min_s
         self._rations = Rations(self._pace.request_interval_s)
@@ -200,7 +212,7 @@ class Reflector:
                 item.setdefault("kind", self._resource.kind)
                 seen.add(self._upsert(item))
         for key in self._objects.keys() - seen:
-            self._tell(EventType.DELETED, key, self._objects.pop(key).item)
+            self._tell(EventType.DELETED, key, _item(self._objects.pop(key)))
         self._resource_version = resource_version
         if not self.synced.is_set():
             if self._on_synced is not None:
@@ -259,8 +271,9 @@ class Reflector:
             key = _key(item)
             known = self._objects.pop(key, None)
             if known is not None:
-                trimmed = self._trimmed(item, known.item)
-                self._tell(EventType.DELETED, key, known.item if trimmed is None else trimmed)
+                before = _item(known)
+                trimmed = self._trimmed(item, before)
+                self._tell(EventType.DELETED, key, before if trimmed is None else trimmed)
         elif kind != "BOOKMARK":
             self._upsert(item)
         self._resource_version = resource_version
@@ -269,17 +282,22 @@ class Reflector:
         key = _key(item)
         known = self._objects.get(key)
         metadata = item["metadata"]
-        uid, resource_version = metadata.get("uid"), metadata.get("resourceVersion")
+        uid = metadata.get("uid") or ""
+        resource_version = metadata.get("resourceVersion") or ""
         if known is not None:
             if known.resource_version == resource_version:
                 return key
             if known.uid != uid:
-                self._tell(EventType.DELETED, key, self._objects.pop(key).item)
+                self._tell(EventType.DELETED, key, _item(self._objects.pop(key)))
                 known = None
-        before = known.item if known is not None else None
+        before = _item(known) if known is not None else None
         trimmed = self._trimmed(item, before)
         if trimmed is not None and trimmed is not before:
-            self._objects[key] = _Kept(uid, resource_version, trimmed)
+            if isinstance(trimmed, Identified):
+                key = trimmed.key
+                self._objects[key] = trimmed
+            else:
+                self._objects[key] = _Kept(uid, resource_version, trimmed)
             self._tell(EventType.ADDED if known is None else EventType.MODIFIED, key, trimmed)
         return key
 
@@ -297,6 +315,10 @@ class Reflector:
         except Exception:
             log.exception("event not taken resource=%s key=%s", self.name, key)
             self.failures += 1
+
+
+def _item(kept: _Kept | Identified) -> Any:  # noqa: ANN401 - whatever `trim` makes
+    return kept.item if isinstance(kept, _Kept) else kept
 
 
 def _key(item: Object) -> tuple[str, str]:

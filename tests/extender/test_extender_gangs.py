@@ -21,6 +21,7 @@ from scheduler_extender.queue.queue_state import QueueState
 from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
+from tandem.contracts.resources import WorkloadRef
 from tandem.policy.catalog import load_profile
 
 QUOTAS = QueueConfig(quotas=(Quota(namespace="*", gpus=1),))
@@ -220,3 +221,28 @@ def test_counts_by_what_pods_ask_for_are_those_of_the_pods_that_are_there(seed: 
         assert (gang.unbound, gang.blocked) == (len(unbound), 0)
         assert sorted(e.name for role in gang.roles() for e in role) == sorted(e.name for e in live)
         assert not NO_ENTRIES
+
+
+@pytest.mark.parametrize("job_first", [True, False])
+def test_a_pod_and_its_gpujob_have_what_is_equal_in_both_once(job_first: bool) -> None:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
+    raw = pod("p", uid="p")
+    raw["metadata"]["ownerReferences"] = [owner]
+    job = gpu_job("job-j")
+    job["spec"]["workload"] = {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+    state = ClusterState(now_s=NOW)
+    for kind, each in [("gpujobs", job), ("pods", raw)][:: 1 if job_first else -1]:
+        state.upsert(kind, each)
+    found, gang = state.pod("p"), state.gangs.by_key["ml", "job-j"]
+    assert found is not None
+    assert found.gpujob == ("ml", "job-j")
+    assert found.gpujob is gang.key
+    assert found.pod.owner is gang.job.spec.workload
+    other = pod("q", uid="q")
+    other["metadata"]["ownerReferences"] = [owner | {"kind": "Batch"}]
+    other["metadata"]["annotations"][names.GPU_JOB] = "job-j"
+    state.upsert("pods", other)
+    assert gang.pods["q"].owner == WorkloadRef(
+        api_version="batch/v1", kind="Batch", name="j", uid="u"
+    )
+    state.check()

@@ -10,7 +10,7 @@ from fake_api import Watch, bookmark, event, pod, pod_list, status
 
 from tandem.kube.client import KubeClient
 from tandem.kube.pace import Pace, Rations
-from tandem.kube.reflector import EventType, Reflector
+from tandem.kube.reflector import EventType, Identified, Reflector
 from tandem.kube.resource import PODS
 
 QUICK = Pace(
@@ -109,6 +109,54 @@ def test_objects_are_trimmed_before_anything_keeps_them(serve):
     reflector.stop()
     assert set(kept[0]) == {"metadata", "kind"}
     assert kept[0]["kind"] == "Pod", "items of a list come without their kind"
+
+
+class Named(Identified):
+    """What `trim` may make of an object, as the extender does."""
+
+    __slots__ = ("key", "resource_version", "uid")
+
+    def __init__(self, item):
+        metadata = item["metadata"]
+        self.key = (metadata.get("namespace", ""), metadata["name"])
+        self.uid, self.resource_version = metadata["uid"], metadata["resourceVersion"]
+
+
+def test_objects_that_say_who_they_are_are_told_like_others(serve):
+    api = serve(
+        script(
+            pod_list(10, pod("a", 1), pod("b", 2)),
+            then=Watch(
+                event("MODIFIED", pod("a", 1)),  # as it is known: not told
+                event("MODIFIED", pod("a", 11)),
+                event("ADDED", pod("a", 12, uid="another")),
+                event("DELETED", pod("b", 13)),
+                event("DELETED", pod("b", 13)),
+                silent=True,
+            ),
+        )
+    )
+    told, all_told = [], threading.Event()
+
+    def take(kind, item):
+        told.append((kind.value, item.key[1], item.uid, item.resource_version))
+        if kind == "DELETED" and item.key[1] == "b":
+            all_told.set()
+
+    client = KubeClient.with_token(api.host, "t")
+    reflector = Reflector(client, PODS, take, pace=QUICK, trim=lambda item, _: Named(item))
+    reflector.start()
+    assert all_told.wait(60)
+    reflector.stop()
+    first, second = (pod(name, 1)["metadata"]["uid"] for name in "ab")
+    assert told == [
+        ("ADDED", "a", first, "1"),
+        ("ADDED", "b", second, "2"),
+        ("MODIFIED", "a", first, "11"),
+        ("DELETED", "a", first, "11"),
+        ("ADDED", "a", "another", "12"),
+        ("DELETED", "b", second, "13"),
+    ]
 
 
 def test_managed_fields_are_dropped_by_default(serve):
