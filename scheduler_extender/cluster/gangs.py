@@ -84,7 +84,9 @@ class Gang:
     unbound: int = field(default=0, init=False)  # live pods on no node
     _endless: int = field(default=0, init=False, repr=False)  # of those that have not ended
     _asks: dict[int, int] = field(default_factory=_none, init=False, repr=False)  # by their GPUs
-    _roles: dict[Ask, _Names] = field(default_factory=_none, init=False, repr=False)  # live pods
+    # What the live pods ask for: all of them the same, or each role with its pods.
+    _ask: Ask | None = field(default=None, init=False, repr=False)
+    _roles: dict[Ask, _Names] = field(default_factory=_none, init=False, repr=False)
     _waiting: dict[Shape, _Names] = field(  # those of them for which a plan could take effect
         default_factory=_none, init=False, repr=False
     )
@@ -253,12 +255,14 @@ class Gang:
 
     def roles(self) -> list[list[PodInfo]]:
         """Return the live pods by what they ask for and declare, in the order of `by_role`."""
+        if self._ask is not None:
+            return [self.live_pods()]
         return in_order([[self.pods[uid] for _, uid in named] for named in self._roles.values()])
 
     @property
     def asks(self) -> int:
         """In how many ways its live pods ask for GPUs."""
-        return len(self._roles)
+        return len(self._roles) if self._ask is None else 1
 
     @property
     def most_gpus(self) -> int:
@@ -380,8 +384,10 @@ class Gang:
         if pod.node_name and pod.phase == "Pending":
             self._starting = _kept(self._starting, pod, by)
         entry = (pod.name, pod.uid)
+        self._count_role(ask_of(pod), entry, by)
         self._live = _named(self._live, entry, by)
-        self._count_role(pod, entry, by)
+        if not self._live:
+            self._ask, self._roles = None, NO_ENTRIES
         if pod.node_name:
             return
         self.unbound += by
@@ -393,8 +399,18 @@ class Gang:
             waiting = _named(self._waiting.get(pod.shape, []), entry, by)
             self._waiting = _set(self._waiting, pod.shape, waiting)
 
-    def _count_role(self, pod: PodInfo, entry: tuple[str, str], by: int) -> None:
-        ask = ask_of(pod)
+    def _count_role(self, ask: Ask, entry: tuple[str, str], by: int) -> None:
+        """Add a live pod to its role, or with -1 take it out; `_live` is still without it, or with.
+
+        Most gangs have one role, whose pods are all that live. Roles are counted apart from the
+        first pod on that asks for something else, until none lives.
+        """
+        if not self._live:
+            self._ask = ask
+        if self._ask == ask:
+            return
+        if self._ask is not None:
+            self._roles, self._ask = {self._ask: self._live.copy()}, None
         if not (self.has_loads or ask in self._roles):
             # All others declare one load, or it would have several already.
             others = (figures_of(other[1]) for other in islice(self._roles, 1))

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import numpy as np
 
@@ -260,11 +261,9 @@ def policy_job(
         model=kind,
         skewed=load.tensor_skew is None or load.tensor_skew > PACK_LIMIT,
         # An unknown skew has the price of the limit: it neither is ignored nor decides alone.
-        spread_slowdown=float(
-            spread_price(
-                np.array(PACK_LIMIT if load.tensor_skew is None else load.tensor_skew),
-                demand.gang_size * demand.gpus_per_pod,
-            )
+        spread_slowdown=_spread_price(
+            PACK_LIMIT if load.tensor_skew is None else load.tensor_skew,
+            demand.gang_size * demand.gpus_per_pod,
         ),
         sub_batches=tuple(
             PolicySubBatch(
@@ -281,6 +280,11 @@ def policy_job(
         required_topology=demand.required_topology or "",
         preferred_topology=demand.preferred_topology or "",
     )
+
+
+@lru_cache(4096)
+def _spread_price(skew: float, gpus: int) -> float:
+    return float(spread_price(np.array(skew), gpus))
 
 
 def rates_of(load: Load | SubBatch) -> tuple[float, ...]:
