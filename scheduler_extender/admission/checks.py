@@ -141,11 +141,11 @@ def environment(*, gpu: bool, accumulation: bool, limited: bool) -> list[dict[st
     """
     if not gpu:
         return [{"name": names.VISIBLE_DEVICES_ENV, "value": names.NO_DEVICES}]
-    variables = [_from_annotation(names.VISIBLE_DEVICES_ENV, names.VISIBLE_DEVICES)]
+    variables = [from_annotation(names.VISIBLE_DEVICES_ENV, names.VISIBLE_DEVICES)]
     if accumulation:
-        variables.append(_from_annotation(names.ACCUMULATION_STEPS_ENV, names.ACCUMULATION_STEPS))
+        variables.append(from_annotation(names.ACCUMULATION_STEPS_ENV, names.ACCUMULATION_STEPS))
     if limited:
-        variables.append(_from_annotation(names.MEMORY_FRACTION_ENV, names.MEMORY_FRACTION))
+        variables.append(from_annotation(names.MEMORY_FRACTION_ENV, names.MEMORY_FRACTION))
     return variables
 
 
@@ -165,7 +165,8 @@ def _check_containers(pod: PodShape, spec_field: str, gpu_index: int) -> Iterato
                 )
 
 
-def _from_annotation(variable: str, annotation: str) -> dict[str, Any]:
+def from_annotation(variable: str, annotation: str) -> dict[str, Any]:
+    """Return a variable that has the value of an annotation of the pod; empty where it has none."""
     # With the apiVersion that the API server fills in, so that ours is known again.
     reference = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{annotation}']"}
     return {"name": variable, "valueFrom": {"fieldRef": reference}}

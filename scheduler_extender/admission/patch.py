@@ -8,10 +8,11 @@ from typing import Any
 
 from scheduler_extender.admission.checks import check_pod, environment, misuses_scheduler
 from scheduler_extender.admission.config import AdmissionConfig
+from scheduler_extender.admission.gpu_memory import may_share, memory_variables, memory_warnings
 from scheduler_extender.admission.podshape import Placed, PodShape, PodSpec
 from scheduler_extender.admission.request import Request, gets_gpus, is_ours
 from tandem.contracts import names
-from tandem.contracts.annotations import MAX_ERRORS, FieldError
+from tandem.contracts.annotations import FieldError
 
 Operation = dict[str, Any]
 
@@ -20,14 +21,6 @@ _GATE = {"name": names.SCHEDULING_GATE}
 VOLUME = "tandem-token"
 _TOKEN_LIFE_S = 3600
 _LAST_OUTPUT = "FallbackToLogsOnError"
-_SHOWN = 64  # characters of a value
-#: variable -> the value with which the framework takes memory as it needs it, and the framework.
-_DEFAULTS = {
-    "XLA_PYTHON_CLIENT_PREALLOCATE": ("false", "JAX"),
-    "TF_FORCE_GPU_ALLOW_GROWTH": ("true", "TensorFlow"),
-}
-#: The most of a GPU's memory that JAX takes, as a fraction of it. Empty is as good as absent.
-_LIMIT = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _TOLERATION = {"key": names.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -75,7 +68,7 @@ def admit_pod(
         patch.append(_add("/spec/runtimeClassName", NVIDIA_RUNTIME_CLASS))
     patch += _priority(spec, config.priority_class, verdict.warnings)
     patch += _environments(pod, request, config.agent_port, memory_limits=config.memory_limits)
-    verdict.warnings += memory_warnings(pod, request)
+    verdict.warnings += memory_warnings(pod, request, limited=config.memory_limits)
     return verdict
 
 
@@ -145,10 +138,10 @@ def _environments(
     for placed in pod.containers():
         gpu = gets_gpus(placed, request.container)
         ours = environment(
-            gpu=gpu, accumulation=accumulation, limited=memory_limits and _may_share(pod, request)
+            gpu=gpu, accumulation=accumulation, limited=memory_limits and may_share(pod, request)
         )
         if gpu:
-            ours += _memory_variables(pod, request, limited=memory_limits)
+            ours += memory_variables(pod, request, limited=memory_limits)
         if gpu and agent_port and _tells_progress(placed, pod.spec):
             ours += _progress_variables(agent_port)
             yield from _token(placed, pod.spec)
@@ -213,57 +206,3 @@ def _token(placed: Placed, spec: PodSpec) -> Iterator[dict[str, Any]]:
     mount = {"name": VOLUME, "mountPath": names.TOKEN_FOLDER, "readOnly": True}
     yield _append("/spec/volumes", spec.volumes, volume)
     yield _append(f"{placed.pointer}/volumeMounts", placed.body.volume_mounts, mount)
-
-
-# --- variables by which JAX and TensorFlow leave a GPU's memory to its other jobs ----------------
-#
-# By default JAX takes three quarters of a GPU's memory at its start, TensorFlow nearly all of it,
-# whatever the job needs. The next job on that GPU then runs out of memory.
-
-
-def _may_share(pod: PodShape, request: Request) -> bool:
-    """Say whether the job may ever share a GPU: not where it asks for exclusive GPUs.
-
-    Adoption asks for them on behalf of a pod of an adopted namespace without annotations.
-    """
-    stated = pod.metadata.annotations.get(names.EXCLUSIVE)
-    return (stated or request.annotations.get(names.EXCLUSIVE)) != "true"
-
-
-def _memory_variables(pod: PodShape, request: Request, *, limited: bool) -> list[dict[str, str]]:
-    """Return the variables for the container with the GPUs; a value of the user's own is kept."""
-    if not _may_share(pod, request):
-        return []
-    own = {variable.get("name") for variable in pod.spec.containers[request.container].env}
-    wanted = {name: value for name, (value, _) in _DEFAULTS.items()}
-    if limited:
-        wanted[_LIMIT] = f"$({names.MEMORY_FRACTION_ENV})"
-    return [{"name": name, "value": value} for name, value in wanted.items() if name not in own]
-
-
-def memory_warnings(pod: PodShape, request: Request, *, at: str = "") -> Iterator[str]:
-    """Yield what to say to a user whose own value takes the memory of the jobs on the same GPU."""
-    if not _may_share(pod, request):
-        return
-    prefix = f"{at}." if at else ""
-    said = 0
-    for position, variable in enumerate(pod.spec.containers[request.container].env):
-        name = str(variable.get("name"))
-        value, framework = _DEFAULTS.get(name, ("", ""))
-        given = str(variable["value"])[:_SHOWN] if "value" in variable else "(from elsewhere)"
-        if framework and variable.get("value") != value:
-            does = f"may let {framework} take most of the GPU's memory at its start"
-        elif name == _LIMIT and variable.get("value") != f"$({names.MEMORY_FRACTION_ENV})":
-            does = (
-                "takes the place of the job's own limit, so that JAX may take more than was planned"
-            )
-        else:
-            continue
-        yield (
-            f"{prefix}spec.containers[{request.container}].env[{position}]: {name}={given} {does}; "
-            f"jobs that share the GPU may then run out of memory; remove it, or set "
-            f"{names.EXCLUSIVE}"
-        )
-        said += 1
-        if said == MAX_ERRORS:
-            return

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from scheduler_extender.admission.checks import check_pod, misuses_scheduler
 from scheduler_extender.admission.config import AdmissionConfig
-from scheduler_extender.admission.patch import Verdict, memory_warnings
+from scheduler_extender.admission.gpu_memory import memory_warnings
+from scheduler_extender.admission.patch import Verdict
 from scheduler_extender.admission.podshape import PodShape
 from scheduler_extender.admission.request import is_ours
 from scheduler_extender.cluster.kinds import TEMPLATES
@@ -71,7 +72,8 @@ def admit_owner(
         verdict.errors += request.errors
         if not request.errors:
             verdict.warnings += request.warnings
-            verdict.warnings += memory_warnings(pod, request, at=field)
+            limited = config.memory_limits
+            verdict.warnings += memory_warnings(pod, request, limited=limited, at=field)
         if (group, kind) == ("batch", "Job") and before is None and not verdict.errors:
             verdict.patch += _outlive_disruptions(owner["spec"], pod)
     return verdict

@@ -39,7 +39,9 @@ _TOO_MANY: Amounts = ((f"more than {_MOST_AMOUNTS} kinds of resources", 1),)
 #: Resources that are not among the `Amounts`: those with a column of their own, and our GPUs.
 OWN_COLUMNS = frozenset(("cpu", "memory", "pods", names.RESOURCE))
 #: The annotations that somebody here reads; the others are dropped before anything keeps a pod.
-_KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS))
+_KEPT_ANNOTATIONS = frozenset((*names.USER_ANNOTATIONS, *names.OWN_ANNOTATIONS)) - {
+    names.PYTORCH_ALLOC_CONF  # of its container alone
+}
 
 
 @dataclass(frozen=True, slots=True)

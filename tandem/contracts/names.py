@@ -98,6 +98,9 @@ VISIBLE_DEVICES = f"{GROUP}/visible-devices"
 ACCUMULATION_STEPS = f"{GROUP}/accumulation-steps"
 #: The most that a pod may take of its GPU's memory, as a fraction of all of it: `contracts.limits`.
 MEMORY_FRACTION = f"{GROUP}/memory-fraction"
+#: The same as PyTorch's own setting, absent where there is no limit: no text around an absent
+#: fraction is a setting that PyTorch accepts.
+PYTORCH_ALLOC_CONF = f"{GROUP}/pytorch-alloc-conf"
 EPOCH = f"{GROUP}/epoch"
 WAKE = f"{GROUP}/wake"
 #: The name of the pod's GPUJob, from its admission on. Its labels and owners are not read again.
@@ -105,14 +108,15 @@ GPU_JOB = f"{GROUP}/gpu-job"
 #: The figures by which the pod got its GPUs: `contracts.placement`.
 PLACED_WITH = f"{GROUP}/placed-with"
 OWN_ANNOTATIONS = (
-    VISIBLE_DEVICES, ACCUMULATION_STEPS, MEMORY_FRACTION, EPOCH, WAKE, GPU_JOB, PLACED_WITH
+    VISIBLE_DEVICES, ACCUMULATION_STEPS, MEMORY_FRACTION, PYTORCH_ALLOC_CONF, EPOCH, WAKE, GPU_JOB,
+    PLACED_WITH,
 )  # fmt: skip
 #: On a GPUNode: which GPUs the node is known to have. Administrators take it away to agree.
 INVENTORY = f"{GROUP}/inventory"
 #: The API server's limit on all annotations of one object, keys and values together.
 ANNOTATION_BYTES = 256 * 1024
 #: What is left of it beside Tandem's own: an epoch, a wake-up, the UUIDs of 64 GPUs, the name of
-#: the GPUJob and the figures of its placement, 3,700 bytes in all.
+#: the GPUJob, the figures of its placement and its limits, 3,800 bytes in all.
 FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"

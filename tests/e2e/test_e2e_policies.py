@@ -287,6 +287,8 @@ FORGERIES = [
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/accumulation-steps": "1"})),
     creates("a limit of memory at creation", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/memory-fraction": "1"})),
+    creates("a limit of PyTorch at creation", ASSIGNMENTS,
+            lambda p: p["metadata"]["annotations"].update({"tandem.gpu/pytorch-alloc-conf": ""})),
     creates("the GPUJob of others at creation", ASSIGNMENTS,
             lambda p: p["metadata"]["annotations"].update({"tandem.gpu/gpu-job": "job-theirs"})),
     creates("the GPUJob of a group without its label", ASSIGNMENTS,

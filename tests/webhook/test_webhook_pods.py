@@ -38,6 +38,7 @@ SHARING = [
     {"name": "TF_FORCE_GPU_ALLOW_GROWTH", "value": "true"},
     {"name": "XLA_PYTHON_CLIENT_MEM_FRACTION", "value": "$(TANDEM_MEMORY_FRACTION)"},
 ]
+JAX_LIMITS = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
 LIMIT = {
     "name": "TANDEM_MEMORY_FRACTION",
     "valueFrom": {
@@ -216,17 +217,30 @@ def test_a_limit_of_memory_is_named_before_the_variable_that_refers_to_it():
 def test_no_limit_of_memory_where_the_job_is_alone_or_limits_are_switched_off(annotations, config):
     spec = admit(pod(annotations=annotations), config=AdmissionConfig(**config))["spec"]
     told = {each["name"] for each in spec["containers"][0]["env"]}
-    assert not told & {"TANDEM_MEMORY_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"}
+    assert not told & {"TANDEM_MEMORY_FRACTION", *JAX_LIMITS}
 
 
-@pytest.mark.parametrize("value", ["0.9", ".5"])
-def test_a_limit_of_the_user_s_own_is_kept_with_a_warning(value):
-    own = {"name": "XLA_PYTHON_CLIENT_MEM_FRACTION", "value": value}
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9"),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5"),
+        ("XLA_CLIENT_MEM_FRACTION", "0.9"),
+    ],
+)
+def test_a_limit_of_the_user_s_own_is_kept_with_a_warning(name, value):
+    """JAX ends with an error where it finds both of its names set."""
+    own = {"name": name, "value": value}
     body = pod(container(gpus="1", env=[own]))
     env = admit(body)["spec"]["containers"][0]["env"]
-    assert [each for each in env if each["name"] == own["name"]] == [own]
+    assert [each for each in env if each["name"] in JAX_LIMITS] == [own]
     (warning,) = ask(body).warnings
-    assert warning.startswith(f"spec.containers[0].env[0]: {own['name']}={value} takes the place")
+    assert warning.startswith(f"spec.containers[0].env[0]: {name}={value} takes the place")
+    (told,) = ask(job(body)).warnings
+    assert told.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
+    assert not ask(body, config=AdmissionConfig(memory_limits=False)).warnings
+    alone = pod(container(gpus="1", env=[own]), annotations={names.EXCLUSIVE: "true"})
+    assert not ask(alone).warnings
 
 
 @pytest.mark.parametrize("value", [{"value": "true"}, {"valueFrom": {"configMapKeyRef": {}}}])
