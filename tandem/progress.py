@@ -6,6 +6,7 @@ is used, so that the file can be copied into an image that does not have Tandem.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -22,6 +23,10 @@ AGENT_URL, TOKEN_FILE = "TANDEM_AGENT_URL", "TANDEM_TOKEN_FILE"
 TOKEN_PATH = "/var/run/secrets/tandem.gpu/token"  # noqa: S105 - a path
 #: The most of a GPU's memory that the job may take, as a fraction of all of it.
 MEMORY_FRACTION = "TANDEM_MEMORY_FRACTION"
+#: Where PyTorch reads its settings, by version, and what its limit is called among them.
+_PYTORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_PYTORCH_LIMIT = "per_process_memory_fraction"
+_SAME = 1e-6  # PyTorch keeps a fraction as whole bytes
 EVERY_S, TIMEOUT_S = 10.0, 2.0
 #: Kubernetes keeps what a container writes here in the pod's status when the container ends.
 TERMINATION_LOG = "/dev/termination-log"
@@ -42,6 +47,7 @@ _WRITTEN_BYTES = 4000  # the kubelet keeps the last 4096
 
 _done, _thread, _lock = 0, None, threading.Lock()
 listeners: list[Any] = []  # called at each step; `profile` listens here
+_limited: set[int] = set()  # GPUs that PyTorch has been limited on; a later limit is the user's own
 _profiles: list[Any] = []  # what is recorded, with seconds `active_s` and `idle_s` so far
 
 
@@ -70,9 +76,7 @@ def step(iterations: int = 1) -> None:
         _done += iterations
         if _thread is None and os.environ.get(AGENT_URL):
             _watch_memory()  # again, for a hook that was set since the import
-            with suppress(Exception):  # a PyTorch that does not know these calls
-                if sys.modules["torch"].cuda.is_initialized():
-                    limit_memory()
+            _limit_pytorch_in_use()  # again, for one imported after this file, or on several GPUs
             _thread = threading.Thread(target=_tell, name="tandem", daemon=True)
             _thread.start()
     for listener in listeners:
@@ -139,22 +143,102 @@ def _post(body: dict[str, float]) -> None:
 
 
 def limit_memory() -> float | None:
-    """Keep PyTorch to the job's limit of GPU memory: beyond it, the job itself runs out of memory.
+    """Keep PyTorch and TensorFlow to the job's limit of GPU memory: beyond it, the job runs out.
 
-    Returns the limit as a fraction of a GPU's memory; None where the job has none, or PyTorch is
-    not imported or sees no GPU. Call it before the model is moved to the GPU: otherwise the first
-    `step()` does it. JAX keeps to its limit by itself; TensorFlow has no setting for it.
+    Returns the limit as a fraction of a GPU's memory; None where the job has none, brings its own,
+    or neither framework is imported and sees a GPU. Call it before the model is moved to the GPU:
+    with PyTorch on several GPUs after `torch.cuda.set_device`, with TensorFlow before its first
+    operation and after `set_memory_growth`. JAX keeps to its limit by itself.
     """
+    fraction = _fraction()
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if fraction is None:
+        return None
+    limited = 0
+    if torch is not None and torch.cuda.is_available():
+        limited += _limit_pytorch(torch.cuda, fraction, {torch.cuda.current_device()})
+    if tensorflow is not None:
+        limited += _limit_tensorflow(tensorflow.config, fraction)
+    return fraction if limited else None
+
+
+def _fraction() -> float | None:
     try:
         fraction = float(os.environ.get(MEMORY_FRACTION, ""))
     except ValueError:
         return None
-    torch = sys.modules.get("torch")
-    if not 0 < fraction <= 1 or torch is None or not torch.cuda.is_available():
-        return None
-    for device in range(torch.cuda.device_count()):
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
-    return fraction
+    return fraction if 0 < fraction <= 1 else None
+
+
+def _limit_pytorch(cuda: Any, fraction: float, gpus: set[int]) -> int:  # noqa: ANN401
+    """Limit `gpus` and those in use that have no limit yet; return how many have this one now.
+
+    No others: before 2.10, PyTorch makes a context on each GPU that it limits, of some hundred MiB,
+    and stays on that GPU. Each rank of a pod with eight GPUs sees all eight.
+    """
+    settings = {os.environ.get(name, "") for name in _PYTORCH_SETTINGS}
+    ours = f"{_PYTORCH_LIMIT}:{os.environ.get(MEMORY_FRACTION)}"
+    if any(_PYTORCH_LIMIT in each for each in settings - {ours}):
+        return 0
+    current = cuda.current_device()
+    for gpu in range(cuda.device_count()):
+        if gpu in _limited or (gpu not in gpus and not cuda.memory_reserved(gpu)):
+            continue
+        present = getattr(cuda, "get_per_process_memory_fraction", lambda _: 1.0)(gpu)
+        if present == 1.0:
+            cuda.set_per_process_memory_fraction(fraction, gpu)
+        if present == 1.0 or abs(present - fraction) < _SAME:
+            _limited.add(gpu)
+    if cuda.current_device() != current:
+        cuda.set_device(current)
+    return len(_limited)
+
+
+def _limit_pytorch_in_use() -> None:
+    """Limit PyTorch as soon as it uses a GPU. A process that never does is not made to."""
+    fraction, torch = _fraction(), sys.modules.get("torch")
+    if fraction is None or torch is None:
+        return
+
+    def limit() -> None:
+        with suppress(Exception):  # it would end the job's first use of a GPU
+            only = {0} if torch.cuda.device_count() == 1 else set()
+            _limit_pytorch(torch.cuda, fraction, only)
+
+    with suppress(Exception):  # a PyTorch without this call, the only one that waits for CUDA
+        torch.cuda._lazy_call(limit)
+
+
+def _limit_tensorflow(config: Any, fraction: float) -> int:  # noqa: ANN401
+    """Limit each GPU that has no limit yet; return how many. Only before the first operation."""
+    limited = 0
+    for gpu in config.list_physical_devices("GPU"):
+        with suppress(RuntimeError, ValueError, OSError):  # it has begun; no driver to ask
+            if config.get_logical_device_configuration(gpu) is None:
+                memory_mib = int(fraction * _smallest_gpu_bytes()) >> 20
+                limit = config.LogicalDeviceConfiguration(memory_limit=memory_mib)
+                config.set_logical_device_configuration(gpu, [limit])
+                limited += 1
+    return limited
+
+
+def _smallest_gpu_bytes() -> int:
+    """Ask the driver how much memory the smallest of the process's GPUs has.
+
+    Raises:
+        OSError: There is no driver, or it does not answer.
+    """
+    cuda = ctypes.CDLL("libcuda.so.1")
+    count, sizes = ctypes.c_int(), []
+    codes = [cuda.cuInit(0), cuda.cuDeviceGetCount(ctypes.byref(count))]
+    for number in range(count.value):
+        device, size = ctypes.c_int(), ctypes.c_size_t()
+        codes.append(cuda.cuDeviceGet(ctypes.byref(device), number))
+        codes.append(cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device))
+        sizes.append(size.value)
+    if any(codes) or not sizes:
+        raise OSError("the driver does not say how much memory its GPUs have")
+    return min(sizes)
 
 
 def profile() -> AbstractContextManager[Any]:
@@ -171,3 +255,4 @@ def profile() -> AbstractContextManager[Any]:
 
 if os.environ.get(AGENT_URL):
     _watch_memory()  # most jobs that lack memory end before their first step
+_limit_pytorch_in_use()  # most memory is taken before the first step

@@ -41,6 +41,8 @@ from scheduler_extender.cluster.records import (
 )
 from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from scheduler_extender.cluster.workloads import gpujob_name, role_of
+from tandem.contracts import names
+from tandem.contracts.limits import parse_memory_fraction
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus, Load
 from tandem.policy.cluster import GpuArrays, Snapshot
@@ -182,6 +184,12 @@ class ClusterState:
         report = self.gpu_nodes().get(("", node))
         sizes = {} if report is None else {gpu: kind.memory_bytes for gpu, _, kind in report.named}
         return min((sizes.get(gpu, 0) for gpu in gpus), default=0) / BYTES_PER_GIB
+
+    def memory_limit_gib(self, pod: PodInfo) -> float | None:
+        """Return what a pod's frameworks may take of each of its GPUs; None without a limit."""
+        fraction = parse_memory_fraction(pod.annotations.get(names.MEMORY_FRACTION, ""))
+        total_gib = self.smallest_gib(pod.node_name, pod.devices) if fraction else 0.0
+        return round(fraction * total_gib, 2) if fraction and total_gib else None
 
     def gpu_kind(self, pod: PodInfo | None = None) -> GpuKind | None:
         """Return the commonest type of GPU on the nodes where a pod may run, None without GPUs.

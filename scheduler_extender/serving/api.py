@@ -175,6 +175,7 @@ def explanation(
                           "gpus": list(held[1].gpus)},
         "here": _here(state, pipeline, record, worker),
         "prediction": explaining.prediction(status),
+        "memoryLimitGib": state.memory_limit_gib(pod),
         "observed": status.observed.wire() if status.observed else None,
         "decisions": [decision.wire() for decision in reversed(status.decisions)],
         "worker": {

@@ -137,6 +137,7 @@ async def running(
             hurry=lambda: lease.hurry(),
         ),
         refusal=lambda pod: fence.open.get(pod.uid) or controller.gates.refusal(pod),
+        memory_limits=config.admission.memory_limits,
     )
     verbs = Verbs(state, pipeline, lambda pod: controller.gates.refusal(pod))
     predictor = HttpPredictor(

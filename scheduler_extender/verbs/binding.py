@@ -27,7 +27,7 @@ from scheduler_extender.verbs.verbs import node_reason
 from scheduler_extender.verbs.wire import ExtenderBindingArgs
 from tandem.contracts import names
 from tandem.contracts.annotations import format_visible_devices
-from tandem.contracts.limits import memory_fraction
+from tandem.contracts.limits import limit_annotations
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
 from tandem.kube.resource import PODS
@@ -67,7 +67,8 @@ class Binder:
     """One Binding at a time per pod; `bind` answers '' for success, else why not.
 
     `threads` runs the blocking calls. `stamp` names this attempt in the pod's wake annotation.
-    `refusal` returns why a pod may not start now, whatever GPUs are free, or ''.
+    `refusal` returns why a pod may not start now, whatever GPUs are free, or ''. `memory_limits`
+    says whether containers read their limit: one that none reads is not written.
     All methods run on the event loop.
     """
 
@@ -80,6 +81,8 @@ class Binder:
         stamp: Callable[[], str],
         leadership: Leadership | None = None,
         refusal: Callable[[PodInfo], str] = lambda _: "",
+        *,
+        memory_limits: bool = True,
     ) -> None:
         self._state = state
         self._pipeline = pipeline
@@ -91,6 +94,7 @@ class Binder:
         self._stands_by = leadership.stands_by
         self._hurry = leadership.hurry
         self._refusal = refusal
+        self._memory_limits = memory_limits
         self._under_way: dict[str, _UnderWay] = {}
 
     @property
@@ -197,10 +201,9 @@ class Binder:
         }
         if pod.annotations.get(names.ACCUMULATION) == "true":
             annotations[names.ACCUMULATION_STEPS] = str(claim.job.accumulation_steps)
-        if not claim.job.exclusive:
+        if self._memory_limits and not claim.job.exclusive:
             total_gib = self._state.smallest_gib(claim.node, claim.gpus)
-            limit = memory_fraction(claim.job.memory_peak_gib, total_gib)
-            annotations |= {names.MEMORY_FRACTION: limit} if limit else {}
+            annotations |= limit_annotations(claim.job.memory_peak_gib, total_gib)
         try:
             await self._call(
                 self._api.bind,

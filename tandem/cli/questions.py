@@ -265,6 +265,13 @@ def _load(job: Document) -> list[str]:
                 f" {load['utilisationPercent']:.0f} % utilisation ({load['utilisationSource']})",
             )
         )
+    limits = [gib for each in job.get("pods") or () if (gib := each.get("memoryLimitGib"))]
+    if limits:
+        least, most = f"{min(limits):.1f}", f"{max(limits):.1f}"
+        between = most if least == most else f"{least} to {most}"
+        lines.append(
+            _line("limit", f"{between} GiB of each GPU, unless it sets its own (docs/limits.md)")
+        )
     seen = job.get("observed") or {}
     figures = []
     if seen.get("memoryPeakBytes") is not None:

@@ -180,6 +180,11 @@ def _print_sharing(found: dict[str, Any]) -> None:
             f" ({predicted['memorySource']}), {predicted['utilisationPercent']:.0f} % utilisation"
             f" ({predicted['utilisationSource']})"
         )
+    if found.get("memoryLimitGib"):
+        lines.append(
+            f"limit: {found['memoryLimitGib']:.1f} GiB of each GPU, unless the job sets its own"
+            " (docs/limits.md)"
+        )
     if seen:
         slower = seen.get("slowdown")
         said = f"measured: {seen.get('memoryPeakBytes', 0) / 2**30:.1f} GiB at most"

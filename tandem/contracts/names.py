@@ -122,6 +122,8 @@ FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 ACCUMULATION_STEPS_ENV = "TANDEM_ACCUMULATION_STEPS"
 MEMORY_FRACTION_ENV = "TANDEM_MEMORY_FRACTION"
+#: PyTorch from 2.10 on takes its limit from it; earlier versions do not read it for CUDA.
+PYTORCH_ALLOC_CONF_ENV = "PYTORCH_ALLOC_CONF"
 
 # With these a job tells its progress to the agent of its node; `tandem.progress` reads them.
 AGENT_PORT = 9405

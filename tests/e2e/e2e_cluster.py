@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import subprocess
 import sys
@@ -256,6 +257,10 @@ def resolved_environment(pod: dict[str, Any]) -> dict[str, dict[str, str]]:
                 key = path.removeprefix("metadata.annotations['").removesuffix("']")
                 env[variable["name"]] = pod["metadata"].get("annotations", {}).get(key, "")
             else:
-                env[variable["name"]] = variable.get("value", "")
+                env[variable["name"]] = re.sub(
+                    r"\$\((\w+)\)",
+                    lambda found, env=env: env.get(found[1], found[0]),
+                    variable.get("value", ""),
+                )
         found[container["name"]] = env
     return found

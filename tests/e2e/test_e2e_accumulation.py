@@ -60,7 +60,10 @@ def test_a_batch_that_does_not_fit_next_to_another_job_runs_in_parts(
     # The limit of its memory is that of the parts in which it runs, on the real API server's pod.
     limit = pod["metadata"]["annotations"]["tandem.gpu/memory-fraction"]
     assert 0 < float(limit) < 1
-    assert resolved_environment(pod)["train"]["TANDEM_MEMORY_FRACTION"] == limit
+    read = resolved_environment(pod)["train"]
+    assert read["TANDEM_MEMORY_FRACTION"] == limit
+    assert read["XLA_PYTHON_CLIENT_MEM_FRACTION"] == limit
+    assert read["PYTORCH_ALLOC_CONF"] == f"per_process_memory_fraction:{limit}"
     status = cluster.plane.get("gpujob", "job-splits", "-n", namespace)["status"]
     assert status["plan"]["accumulationSteps"] == 8
     assert [each["steps"] for each in status["subBatches"]] == [2**k for k in range(1, 8)]

@@ -66,12 +66,12 @@ def refused(done: Callable[[], None]) -> None:
 class Bench:
     """A cluster, a state that may or may not watch it, and a binder."""
 
-    def __init__(self, watching: bool = True) -> None:
+    def __init__(self, watching: bool = True, **more: bool) -> None:
         self.cluster = Faulty()
         self.state = ClusterState(now_s=NOW)
         self.threads = ThreadPoolExecutor(16)
         self.binder = Binder(
-            self.state, PIPELINE, self.cluster, self.threads, stamp=lambda: "stamp"
+            self.state, PIPELINE, self.cluster, self.threads, stamp=lambda: "stamp", **more
         )
         if watching:
             loop = asyncio.get_running_loop()
@@ -391,6 +391,7 @@ async def test_a_binding_carries_the_uid_and_the_version_that_were_decided_on() 
         names.VISIBLE_DEVICES: "a,b",
         names.GPU_JOB: "pod-p",
         names.MEMORY_FRACTION: "0.1375",
+        names.PYTORCH_ALLOC_CONF: "per_process_memory_fraction:0.1375",
         names.PLACED_WITH: '{"gpuJob":"pod-p","memoryBaseBytes":10737418240,'
         '"memoryPeakExtraBytes":0,"peakProbability":0.0,"utilization":40.0}',
     }
@@ -542,8 +543,20 @@ def test_a_job_that_may_share_is_given_a_limit_of_memory(
         assert await bench.bind(created) == ""
         (sent,) = bench.cluster.sent
         assert sent["annotations"].get(names.MEMORY_FRACTION) == fraction
+        pytorch = fraction and f"per_process_memory_fraction:{fraction}"
+        assert sent["annotations"].get(names.PYTORCH_ALLOC_CONF) == pytorch
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@scenario
+async def test_a_limit_that_no_container_reads_is_not_written() -> None:
+    """Otherwise an out-of-memory would be taken for one at that limit."""
+    bench = Bench(memory_limits=False)
+    bench.state.upsert("gpunodes", gpu_node("n0", "a"))
+    assert await bench.bind(bench.create("p")) == ""
+    (sent,) = bench.cluster.sent
+    assert not {names.MEMORY_FRACTION, names.PYTORCH_ALLOC_CONF} & set(sent["annotations"])
 
 
 @scenario

@@ -216,6 +216,9 @@ def test_what_load_was_predicted() -> None:
     said = lines("why", "bert")
     assert "GiB at most" in said["predicted"]
     assert "% utilisation" in said["predicted"]
+    assert said["limit"].startswith("15.4 GiB of each GPU"), "14 GiB and a tenth"
+    assert "limit" not in lines("why", "gpt"), "it is not bound yet"
+    assert "limit: 15.4 GiB of each GPU" in run("explain", "ml/bert").stdout
 
 
 def test_is_my_model_known() -> None:

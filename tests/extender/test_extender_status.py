@@ -44,6 +44,7 @@ from scheduler_extender.serving.status.views.jobs import _timeline
 from scheduler_extender.serving.traffic import Traffic
 from tandem.cli.screen import gain_in_words
 from tandem.contracts import names
+from tandem.contracts.limits import limit_annotations
 from tandem.kube.access import TOKEN_REVIEWS
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays
@@ -85,7 +86,8 @@ class Site:
         job = gpu_job(f"job-{name}", namespace=namespace, job_load=load(10, 4, 0.2))
         job["status"] |= status
         self.state.upsert("gpujobs", job)
-        self.state.upsert("pods", running(name, node, gpu_id, namespace))
+        limit = limit_annotations(14, 80)
+        self.state.upsert("pods", running(name, node, gpu_id, namespace, annotations=limit))
 
 
 def running(name: str, node: str, gpu_id: str, namespace: str = "ml", **more: Any) -> Object:

@@ -248,12 +248,24 @@ _SOUND_SPEC: dict[str, tuple[Any, ...]] = {
     "nodeSelector": ({}, {"zone": "a"}, None),
     "restartPolicy": ("Never", "Always", "OnFailure"),
 }
+#: The names of limits of memory, by framework: one that the user sets leaves out all of ours.
+LIMITS = (
+    ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"),
+    (names.PYTORCH_ALLOC_CONF_ENV, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+)
+LIMIT_NAMES = tuple(name for framework in LIMITS for name in framework)
 _SOUND_CONTAINER: dict[str, tuple[Any, ...]] = {
     "env": (
         [],
         None,
         [{"name": "A", "value": "1"}],
         [{"name": "XLA_PYTHON_CLIENT_PREALLOCATE", "value": "true"}],
+        *(
+            [{"name": name, **value}]
+            for name in LIMIT_NAMES
+            for value in ({"value": "0.9"}, {"value": ""}, {}, {"valueFrom": {"x": {}}})
+        ),
+        [{"name": name, "value": "0.9"} for name in LIMIT_NAMES],
     ),
     "volumeMounts": ([], None, [{"name": "d", "mountPath": "/d"}]),
     "securityContext": (None, {}, {"capabilities": {"add": ["IPC_LOCK"]}}),
@@ -408,7 +420,25 @@ def check_admitted(
     assert not unknown, "an annotation without a meaning was let in"
     check_demand(annotations, info.gpus)
     check_translated(told, annotations)
+    for index, container_before in enumerate(before["spec"]["containers"]):
+        check_limits(container_before, spec["containers"][index], annotations)
     return "changed"
+
+
+def check_limits(
+    before: dict[str, Any], after: dict[str, Any], annotations: dict[str, str]
+) -> None:
+    """Check that a limit of the user's own is kept, and has none of ours next to it."""
+    own, env = before.get("env") or [], after.get("env") or []
+    assert env[len(env) - len(own) :] == own
+    alone = annotations.get(names.EXCLUSIVE) == "true"
+    has_gpus = gpus_in({"containers": [after]}, names.RESOURCE)
+    ours = [each["name"] for each in env[: len(env) - len(own)]]
+    for framework in LIMITS:
+        stated = {each.get("name") for each in own} & {*framework}
+        added = [name for name in ours if name in framework]
+        wanted = [] if stated or alone or not has_gpus else [framework[0]]
+        assert added == wanted, (added, wanted)
 
 
 def check_translated(told: dict[str, str], annotations: dict[str, str]) -> None:

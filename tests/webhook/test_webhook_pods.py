@@ -37,7 +37,17 @@ SHARING = [
     {"name": "XLA_PYTHON_CLIENT_PREALLOCATE", "value": "false"},
     {"name": "TF_FORCE_GPU_ALLOW_GROWTH", "value": "true"},
     {"name": "XLA_PYTHON_CLIENT_MEM_FRACTION", "value": "$(TANDEM_MEMORY_FRACTION)"},
+    {
+        "name": "PYTORCH_ALLOC_CONF",
+        "valueFrom": {
+            "fieldRef": {
+                "apiVersion": "v1",
+                "fieldPath": "metadata.annotations['tandem.gpu/pytorch-alloc-conf']",
+            }
+        },
+    },
 ]
+PYTORCH_LIMITS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
 JAX_LIMITS = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
 LIMIT = {
     "name": "TANDEM_MEMORY_FRACTION",
@@ -217,7 +227,7 @@ def test_a_limit_of_memory_is_named_before_the_variable_that_refers_to_it():
 def test_no_limit_of_memory_where_the_job_is_alone_or_limits_are_switched_off(annotations, config):
     spec = admit(pod(annotations=annotations), config=AdmissionConfig(**config))["spec"]
     told = {each["name"] for each in spec["containers"][0]["env"]}
-    assert not told & {"TANDEM_MEMORY_FRACTION", *JAX_LIMITS}
+    assert not told & {"TANDEM_MEMORY_FRACTION", *JAX_LIMITS, *PYTORCH_LIMITS}
 
 
 @pytest.mark.parametrize(
@@ -226,21 +236,39 @@ def test_no_limit_of_memory_where_the_job_is_alone_or_limits_are_switched_off(an
         ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9"),
         ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5"),
         ("XLA_CLIENT_MEM_FRACTION", "0.9"),
+        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.9"),
+        ("PYTORCH_ALLOC_CONF", ""),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        ("PYTORCH_HIP_ALLOC_CONF", "expandable_segments:True"),
     ],
 )
 def test_a_limit_of_the_user_s_own_is_kept_with_a_warning(name, value):
-    """JAX ends with an error where it finds both of its names set."""
+    """Under each name: JAX ends with an error where it finds both of its names set."""
     own = {"name": name, "value": value}
     body = pod(container(gpus="1", env=[own]))
     env = admit(body)["spec"]["containers"][0]["env"]
-    assert [each for each in env if each["name"] in JAX_LIMITS] == [own]
+    same, other = (
+        (JAX_LIMITS, PYTORCH_LIMITS) if name in JAX_LIMITS else (PYTORCH_LIMITS, JAX_LIMITS)
+    )
+    assert [each for each in env if each["name"] in same] == [own]
+    assert len([each for each in env if each["name"] in other]) == 1, "the other framework's limit"
     (warning,) = ask(body).warnings
     assert warning.startswith(f"spec.containers[0].env[0]: {name}={value} takes the place")
+    assert ("import tandem.progress" in warning) is (name in PYTORCH_LIMITS)
     (told,) = ask(job(body)).warnings
     assert told.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
     assert not ask(body, config=AdmissionConfig(memory_limits=False)).warnings
     alone = pod(container(gpus="1", env=[own]), annotations={names.EXCLUSIVE: "true"})
     assert not ask(alone).warnings
+
+
+def test_a_limit_from_elsewhere_is_kept_as_well():
+    own = {"name": "PYTORCH_CUDA_ALLOC_CONF", "valueFrom": {"configMapKeyRef": {}}}
+    body = pod(container(gpus="1", env=[own]))
+    env = admit(body)["spec"]["containers"][0]["env"]
+    assert [each for each in env if each["name"] in PYTORCH_LIMITS] == [own]
+    (warning,) = ask(body).warnings
+    assert "PYTORCH_CUDA_ALLOC_CONF=(from elsewhere) takes the place" in warning
 
 
 @pytest.mark.parametrize("value", [{"value": "true"}, {"valueFrom": {"configMapKeyRef": {}}}])

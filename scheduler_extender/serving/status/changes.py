@@ -318,7 +318,8 @@ class Changes:
         yield b',"spec":%s,"facts":%s,"pods":' % (job.spec.json_bytes(), facts[:-1])
         uids = list(self._state.gangs.pods_of(job.key))
         pods = (pod for uid in uids if (pod := self._state.pod(uid)) is not None)
-        yield from _array(_json(_pod(each)) for each in pods)
+        limit_of = self._state.memory_limit_gib
+        yield from _array(_json([*_pod(each), limit_of(each.pod)]) for each in pods)
         yield b"}}"
 
 

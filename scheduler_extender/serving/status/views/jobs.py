@@ -125,8 +125,8 @@ def job(cluster: Cluster, scope: Scope, query: Query) -> Document:
         "decisions": list(reversed(status["decisions"])),
         "pods": [
             {"pod": name, "phase": phase, "node": node or None, "gpus": devices,
-             "startedAt": started or None, "endedAt": ended or None}
-            for name, _, phase, node, devices, started, ended in whole["facts"]["pods"]
+             "startedAt": started or None, "endedAt": ended or None, "memoryLimitGib": limit}
+            for name, _, phase, node, devices, started, ended, limit in whole["facts"]["pods"]
         ],
         "neighbours": _neighbours(cluster, gpus, key),
         "runs": [run_row(run) for run in cluster.runs_of(scope, job=key)[:_RUNS]],
