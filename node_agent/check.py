@@ -2,28 +2,30 @@
 
 Runs the agent's readings, fits and rules on the real driver against processes with a known course,
 for about six minutes, and writes `agent-check.json` and `agent-check.md` (`--out FOLDER`). It needs
-a GPU that nobody else uses, and no cluster: which pod a process belongs to is made up. Exit code: 0
-where all held, 1 where something did not.
+a GPU that nobody else uses, and no cluster: which pod a process belongs to is made up. With
+`--limits`, whether the frameworks that are installed keep to a limit of memory, in place of that
+(`limits-check.json` and `.md`). Exit code: 0 where all held, 1 where something did not.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from node_agent import check_limits
 from node_agent.app import stamp
 from node_agent.check_load import Course, CudaLoad
+from node_agent.check_report import Report
 from node_agent.config import AgentSettings
 from node_agent.monitor import Monitor
 from node_agent.outofmemory import unix_time
@@ -48,16 +50,6 @@ class Load(Protocol):
     def stop(self, pid: int) -> int: ...  # noqa: D102
     def failed(self, pid: int) -> int | None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at: what was seen, what was to be seen, and whether it held."""
-
-    what: str
-    seen: str
-    bar: str
-    held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +87,9 @@ class Check:
     """The monitor on the first GPU, with made-up pods for the processes that it starts."""
 
     def __init__(self, load: Load, settings: AgentSettings, course_s: float, clock: Clock) -> None:
-        self.findings: list[Finding] = []
-        self.facts: dict[str, Any] = {}
+        self.report = Report()
+        self.found = self.report.found
+        self.facts = self.report.facts
         self.pods = Pods()
         self._load = load
         self._clock = clock
@@ -104,11 +97,6 @@ class Check:
         self._settings = settings
         self._proc = FakeProc(settings.proc)
         self.monitor = Monitor(settings, pods=self.pods)
-
-    def found(self, what: str, seen: object, bar: str, held: bool) -> None:
-        """Note a finding."""
-        self.findings.append(Finding(what, str(seen), bar, held))
-        print(f"{'ok  ' if held else 'FAIL'} {what}: {seen} ({bar})", flush=True)
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> GPUNodeStatus:
         """Read as the agent does, for so long or until something holds."""
@@ -269,19 +257,8 @@ def run(load: Load, folder: Path, course_s: float, clock: Clock = Clock()) -> bo
             check.monitor.close()
     errors = {f"{call} {code}": n for (call, code), n in check.monitor.nvml.binding.errors.items()}
     check.facts["nvml_errors"] = errors
-    folder.mkdir(parents=True, exist_ok=True)
-    report = {"at": stamp(), **check.facts, "findings": [asdict(f) for f in check.findings]}
-    (folder / "agent-check.json").write_text(json.dumps(report, indent=1) + "\n")
-    rows = [
-        f"| {f.what} | {f.seen} | {f.bar} | {'yes' if f.held else '**no**'} |"
-        for f in check.findings
-    ]
-    table = ["| what | seen | to be | held |", "|---|---|---|---|", *rows]
-    facts = "\n\n```json\n" + json.dumps(check.facts, indent=1) + "\n```\n"
-    head = f"# The node agent on a real driver\n\nMeasured {report['at']} by"
-    head += " `python -m node_agent.check`.\n\n"
-    (folder / "agent-check.md").write_text(head + "\n".join(table) + facts)
-    return all(finding.held for finding in check.findings)
+    title = "The node agent on a real driver"
+    return check.report.write(folder, "agent-check", title, "python -m node_agent.check")
 
 
 def main() -> int:
@@ -291,7 +268,15 @@ def main() -> int:
         "--out", type=Path, default=Path("agent-check"), help="folder of the report"
     )
     parser.add_argument("--seconds", type=float, default=61.0, help="how long each course runs")
+    parser.add_argument(
+        "--limits", action="store_true", help="try the frameworks' limits of memory, nothing else"
+    )
+    parser.add_argument(
+        "--python", default=sys.executable, help="the interpreter that has the frameworks"
+    )
     options = parser.parse_args()
+    if options.limits:
+        return 0 if check_limits.run(options.out, options.python) else 1
     return 0 if run(CudaLoad(), options.out, options.seconds) else 1
 
 
