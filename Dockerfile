@@ -26,6 +26,7 @@ COPY requirements-compiler.lock ./
 RUN /opt/build/bin/pip install --require-hashes --only-binary=:all: -r requirements-compiler.lock
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY tandem tandem
+COPY tandem_demo tandem_demo
 COPY scheduler_extender scheduler_extender
 COPY node_agent node_agent
 COPY predictor predictor

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "messages.md"
-PACKAGES = ("tandem/cli", "tandem/kube", "tandem/errors.py", "tandem/local", "tandem/demo",
+PACKAGES = ("tandem/cli", "tandem/kube", "tandem/errors.py", "tandem/local", "tandem_demo",
             "tandem/simulator", "tandem/contracts", "scheduler_extender", "node_agent",
             "predictor")  # fmt: skip
 PAGES = "scheduler_extender/serving/status/page"

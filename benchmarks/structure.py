@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("tandem", "scheduler_extender", "node_agent", "predictor")
+PACKAGES = ("tandem", "tandem_demo", "scheduler_extender", "node_agent", "predictor")
 PAGES = ("docs/glossary.md",)
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

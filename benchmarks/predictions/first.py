@@ -25,9 +25,9 @@ from predictor.load_model import open_predictor
 from predictor.pairs import MeasuredPair
 from tandem.contracts.prediction import InterferenceRequest, PairSlowdown, PredictRequest
 from tandem.contracts.resources import GraphFeatures, Load
-from tandem.demo.physics import slowdown
-from tandem.demo.workload import JOBS, DemoJob, graph_files
 from tandem.policy.catalog import load_profile
+from tandem_demo.physics import slowdown
+from tandem_demo.workload import JOBS, DemoJob, graph_files
 
 Floats = NDArray[np.float64]
 

@@ -44,7 +44,6 @@ from predictor.trees import in_json, stored
 from scheduler_extender.cluster.jobs import policy_job
 from tandem.contracts.prediction import InterferenceRequest, PredictRequest
 from tandem.contracts.resources import Demand, Load
-from tandem.demo.physics import slowdown
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.job import Job
 from tandem.policy.units import Floats
@@ -56,6 +55,7 @@ from tandem.simulator.report import Report, report
 from tandem.simulator.run import learner_of
 from tandem.simulator.truth import MemoryCourse, Truth
 from tandem.simulator.world import World, with_reserved_classes
+from tandem_demo.physics import slowdown
 
 PAGE = "simulated-predictions"
 TRACES = ("philly-103959", "philly-ed69ec", "philly-0e4a51", "muri-trace3")

@@ -64,8 +64,8 @@ SOURCES = {
 }
 #: Made from the sources, and made anew in each image.
 MADE = ("_share.so",)
-#: No service imports these: an image with an older copy does the same.
-NOT_RUN = (ROOT / "tandem" / "local", ROOT / "tandem" / "demo")
+#: No service imports it: an image with an older copy does the same.
+NOT_RUN = (ROOT / "tandem" / "local",)
 
 
 def run(*command: str | Path, quiet: bool = True) -> str:

@@ -20,7 +20,9 @@ from tandem.kube.errors import KubeError
 
 ENTRY_POINTS = "tandem.commands"
 #: What only an extra installs is none of these.
-_OURS = ("tandem", "scheduler_extender", "node_agent", "predictor", "controlplane")
+_OURS = ("tandem", "tandem_demo", "scheduler_extender", "node_agent", "predictor")
+#: A tool of the tests, which no installed package has.
+_IN_A_CHECKOUT = "controlplane"
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,6 +70,11 @@ class _Commands(TyperGroup):
             if package in ("", *_OURS):
                 raise
             called = self._called
+            if package == _IN_A_CHECKOUT:
+                raise TandemError(
+                    f"`tandem {called}` is part of the source tree, not of the installed package",
+                    "Run this command in a checkout of the repository, after `make setup`.",
+                ) from error
             extra = COMMANDS[called].extra if called in COMMANDS else ""
             raise TandemError(
                 f"`tandem {called}` needs the package {package}, which is not installed here",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = re.findall(r"`([\w/]+\.py): ([\w.]+)`", (ROOT / "docs/architecture.md").read_text())
 ROWS = re.findall(r"^\|.*\| ([^|]*`[^|]*) \|$", (ROOT / "docs/glossary.md").read_text(), re.M)
 TERMS = [name for row in ROWS for name in re.findall(r"`([^`]+)`", row)]
-PACKAGES = ("scheduler_extender", "tandem", "node_agent", "predictor")
+PACKAGES = ("scheduler_extender", "tandem", "tandem_demo", "node_agent", "predictor")
 
 
 def names(tree: ast.Module) -> set[str]:

@@ -20,7 +20,14 @@ import yaml
 from expression_steps import Steps, grows
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("tandem", "scheduler_extender", "node_agent", "predictor", "controlplane")
+PACKAGES = (
+    "tandem",
+    "tandem_demo",
+    "scheduler_extender",
+    "node_agent",
+    "predictor",
+    "controlplane",
+)
 _METHODS = ("search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn")
 #: Expressions that a person passes on the command line of the process that runs them.
 OF_THE_CALLER = {

@@ -21,13 +21,13 @@ import pytest
 import yaml
 
 from tandem.contracts import names
-from tandem.demo.api import ApiServer
-from tandem.demo.run import simulated_nodes
-from tandem.demo.scheduler import Scheduler
-from tandem.demo.services import Services
-from tandem.demo.workload import graph_files
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
 from tandem.local.waiting import wait_until
+from tandem_demo.api import ApiServer
+from tandem_demo.run import simulated_nodes
+from tandem_demo.scheduler import Scheduler
+from tandem_demo.services import Services
+from tandem_demo.workload import graph_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

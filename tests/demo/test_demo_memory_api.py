@@ -9,11 +9,11 @@ from fastapi.testclient import TestClient
 from scheduler_extender.admission.config import AdmissionConfig
 from scheduler_extender.serving.memory_api import admission, memory_router, patched
 from tandem.contracts import names
-from tandem.demo.kubelet import visible_device
-from tandem.demo.workload import JOBS
 from tandem.errors import TandemError
 from tandem.kube.memory import MemoryCluster
 from tandem.kube.resource import GPU_NODES, NODES, PODS
+from tandem_demo.kubelet import visible_device
+from tandem_demo.workload import JOBS
 
 PODS_PATH = "/api/v1/namespaces/demo/pods"
 AGENT_PATH = f"/apis/{names.API_VERSION}/gpunodes/node-a"

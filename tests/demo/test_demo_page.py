@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem.demo.workload import JOBS, NAMESPACE
+from tandem_demo.workload import JOBS, NAMESPACE
 
 TANDEM = Path(sys.executable).with_name("tandem")
 

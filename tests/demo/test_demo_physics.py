@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.demo.gpus import SimulatedNode
-from tandem.demo.physics import Outcome, Running, advance, exclusive_fifo, slowdown
-from tandem.demo.workload import JOBS
+from tandem_demo.gpus import SimulatedNode
+from tandem_demo.physics import Outcome, Running, advance, exclusive_fifo, slowdown
+from tandem_demo.workload import JOBS
 
 FIRST, SECOND = (
     replace(JOBS[0], name="first", submit_s=0.0, solo_s=10, utilisation=60),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.demo.workload import JOBS
+from tandem_demo.workload import JOBS
 
 TANDEM = Path(sys.executable).with_name("tandem")
 GPUS = 4

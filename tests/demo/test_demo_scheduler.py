@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tandem.contracts import names
-from tandem.demo.scheduler import Scheduler
 from tandem.errors import TandemError
+from tandem_demo.scheduler import Scheduler
 
 
 class Extender:

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from tandem.contracts.resources import GPU, Phase
-from tandem.demo.screen import moment
-from tandem.demo.view import GpuRow, JobRow, View
-from tandem.demo.workload import GIB, JOBS
+from tandem_demo.screen import moment
+from tandem_demo.view import GpuRow, JobRow, View
+from tandem_demo.workload import GIB, JOBS
 
 REASON = "The memory is too small: 17.4 GiB needed, 15.6 GiB there, 1.8 GiB too little"
 REPORT = GPU(

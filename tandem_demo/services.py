@@ -14,9 +14,9 @@ import yaml
 
 from node_agent.stub import build, environment
 from tandem.contracts.names import API_VERSION
-from tandem.demo.gpus import SimulatedNode
 from tandem.local.processes import Process, free_port
 from tandem.local.waiting import wait_until
+from tandem_demo.gpus import SimulatedNode
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0

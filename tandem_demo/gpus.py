@@ -13,9 +13,9 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, Wave
 from tandem.contracts import names
-from tandem.demo.physics import slowdown
-from tandem.demo.workload import GIB, DemoJob
 from tandem.kube.client import Object
+from tandem_demo.physics import slowdown
+from tandem_demo.workload import GIB, DemoJob
 
 GPU_MODEL = "Tesla V100-SXM2-16GB"
 GPU_MEMORY_BYTES = 16 * GIB

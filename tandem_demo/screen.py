@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.contracts.resources import Phase
-from tandem.demo.result import Result
-from tandem.demo.view import GpuRow, JobRow, View
-from tandem.demo.workload import GIB
+from tandem_demo.result import Result
+from tandem_demo.view import GpuRow, JobRow, View
+from tandem_demo.workload import GIB
 
 #: From this many columns on, reasons may take a second line.
 _WIDE = 100

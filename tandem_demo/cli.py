@@ -17,8 +17,8 @@ from tandem.cli.output import err, out, print_json
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
-    from tandem.demo.result import Result
-    from tandem.demo.view import View
+    from tandem_demo.result import Result
+    from tandem_demo.view import View
 
 MAX_GPUS = 16
 #: Where there is no terminal whose width counts.
@@ -59,8 +59,8 @@ def demo(
 
 
 def _run(gpus: int, speed: float, folder: Path, *, live: bool, as_json: bool) -> None:
-    from tandem.demo.run import run
-    from tandem.demo.screen import moment
+    from tandem_demo.run import run
+    from tandem_demo.screen import moment
 
     on_terminal = out.is_terminal and not as_json
     keep = _kept if on_terminal else lambda result, _: _print(result, as_json=as_json)
@@ -99,7 +99,7 @@ def _print(result: Result, *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from tandem.demo.screen import outcome
+    from tandem_demo.screen import outcome
 
     console = out if out.is_terminal else Console(width=PIPE_WIDTH)
     console.print(outcome(result))
@@ -123,7 +123,7 @@ def _say_page(page: str) -> None:
 
 def _addresses(page: str) -> Iterator[str]:
     """Yield where the jobs of the demo are seen, in a browser and in another terminal."""
-    from tandem.demo.workload import NAMESPACE
+    from tandem_demo.workload import NAMESPACE
 
     yield f"Status page: {page}"
     server = page.removesuffix("/status/")

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 from tandem.contracts import names
 from tandem.contracts.annotations import parse_visible_devices
-from tandem.demo.api import ApiServer
-from tandem.demo.gpus import SimulatedNode
-from tandem.demo.physics import Running, advance, slowdown
-from tandem.demo.workload import DemoJob
 from tandem.errors import TandemError
 from tandem.kube.client import Object
 from tandem.kube.resource import PODS
+from tandem_demo.api import ApiServer
+from tandem_demo.gpus import SimulatedNode
+from tandem_demo.physics import Running, advance, slowdown
+from tandem_demo.workload import DemoJob
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from tandem.demo.kubelet import Run
-from tandem.demo.physics import FORMULA, Outcome, exclusive_fifo
-from tandem.demo.view import Viewer
-from tandem.demo.workload import DemoJob
+from tandem_demo.kubelet import Run
+from tandem_demo.physics import FORMULA, Outcome, exclusive_fifo
+from tandem_demo.view import Viewer
+from tandem_demo.workload import DemoJob
 
 
 @dataclass(frozen=True, slots=True)

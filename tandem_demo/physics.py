@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.demo.workload import DemoJob
 from tandem.policy.equations.horus import slowdown_over_commit
+from tandem_demo.workload import DemoJob
 
 FORMULA = "Horus' over-commit curve (RTX 2080): f(total utilisation) / f(own utilisation)"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tandem.contracts.resources import GPU, GPUJobStatus, GPUNodeStatus, Phase, Source
-from tandem.demo.gpus import SimulatedNode
-from tandem.demo.kubelet import Kubelets, Run
-from tandem.demo.scheduler import Scheduler
-from tandem.demo.workload import GIB, DemoJob
 from tandem.kube.client import Object
 from tandem.reasons.causes import Reason, first_of
 from tandem.reasons.words import briefly
+from tandem_demo.gpus import SimulatedNode
+from tandem_demo.kubelet import Kubelets, Run
+from tandem_demo.scheduler import Scheduler
+from tandem_demo.workload import GIB, DemoJob
 
 
 @dataclass(frozen=True, slots=True)

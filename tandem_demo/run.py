@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tandem.contracts.resources import Phase
-from tandem.demo.api import ApiServer
-from tandem.demo.gpus import SimulatedNode
-from tandem.demo.kubelet import Kubelets, Run
-from tandem.demo.result import Counts, Result, collect
-from tandem.demo.scheduler import Scheduler
-from tandem.demo.services import START_TIMEOUT_S, Services
-from tandem.demo.view import View, Viewer
-from tandem.demo.workload import JOBS, NAMESPACE, graph_files
 from tandem.errors import TandemError
 from tandem.kube.client import Object
 from tandem.kube.resource import GPU_JOBS, GPU_NODES, NODES, PODS
 from tandem.local.waiting import wait_until
+from tandem_demo.api import ApiServer
+from tandem_demo.gpus import SimulatedNode
+from tandem_demo.kubelet import Kubelets, Run
+from tandem_demo.result import Counts, Result, collect
+from tandem_demo.scheduler import Scheduler
+from tandem_demo.services import START_TIMEOUT_S, Services
+from tandem_demo.view import View, Viewer
+from tandem_demo.workload import JOBS, NAMESPACE, graph_files
 
 TICK_S = 0.1
 #: Real time in which nothing runs and nothing changes, after which the run is given up.
