@@ -226,24 +226,22 @@ class _Choice:
         levels = self._topology.levels
         if level not in levels:
             return None
+        narrow = self._topology.domain[:, levels.index(level)]
         widest = levels.index(required) if required in levels else 0
         for index in range(levels.index(level), widest - 1, -1):
             domain = self._topology.domain[:, index]
             fits = np.flatnonzero(empty.fits(domain))
             if len(fits):
                 room = _by_domain(empty.all, domain)
-                return _in_one(domain, int(fits[np.argmin(room[fits])]))
+                fits = fits[np.argsort(room[fits], kind="stable")]
+                return min(
+                    (_in_few(empty, domain == each, narrow) for each in fits.tolist()),
+                    key=lambda nodes: len(np.unique(narrow[nodes])),
+                )
         if required:
             return None
-        domain = self._topology.domain[:, levels.index(level)]
-        room = _by_domain(empty.all, domain)
-        most = np.argsort(-room, kind="stable")
-        fewest = int(np.searchsorted(np.cumsum(room[most]), sum(empty.wanted))) + 1
-        for count in range(fewest, int(np.count_nonzero(room)) + 1):
-            mask: Bools = np.isin(domain, most[:count])
-            if empty.fits(np.where(mask, 0, -1)).any():
-                return mask
-        return None
+        nodes = _in_few(empty, np.ones(len(narrow), dtype=np.bool_), narrow)
+        return None if nodes.all() else nodes
 
     def _take(self, jobs: Sequence[Job], allowed: Sequence[Bools], mask: Bools) -> bool:
         """Take the GPUs of a gang out of those that are left; False where it has no room now."""
@@ -287,6 +285,22 @@ class _Choice:
         if job.demand not in self._capable:
             self._capable[job.demand] = self._pipeline.allowed(job, self._emptied)
         return self._capable[job.demand]
+
+
+def _in_few(room: _Room, within: Bools, domain: Ints) -> Bools:
+    """Return the nodes of few domains among those `within`, (nodes,), that have the gang's room.
+
+    The domains with most room come first. All of `within` where its domains alone have too little.
+    """
+    inside = room.within(within)
+    free = _by_domain(inside.all, domain)
+    most = np.argsort(-free, kind="stable")
+    fewest = int(np.searchsorted(np.cumsum(free[most]), sum(room.wanted))) + 1
+    for count in range(fewest, int(np.count_nonzero(free)) + 1):
+        nodes: Bools = within & np.isin(domain, most[:count])
+        if inside.fits(np.where(nodes, 0, -1)).any():
+            return nodes
+    return within
 
 
 def _in_one(domain: Ints, number: int) -> Bools:
