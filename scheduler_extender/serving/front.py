@@ -403,7 +403,8 @@ async def serve(config: FrontConfig, line: Line) -> None:
             await server.on_tick(0)  # the date of the answers
             line.turned_s = time.monotonic()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ending.wait(), BEAT_S)
+                async with asyncio.timeout(BEAT_S):
+                    await ending.wait()
         for gate in gates:
             gate.close()
         for connection in list(server.server_state.connections):

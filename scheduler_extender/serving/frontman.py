@@ -67,7 +67,9 @@ class FrontProcess:
         with contextlib.suppress(ConnectionError):  # it has ended
             while True:
                 try:
-                    beat = await asyncio.wait_for(process.stdout.readline(), within_s)
+                    # Not `wait_for`: Python 3.11's loses a cancellation that comes with a beat.
+                    async with asyncio.timeout(within_s):
+                        beat = await process.stdout.readline()
                 except TimeoutError:
                     log.error("the process in front is silent, another one follows")
                     break

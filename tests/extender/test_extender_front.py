@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -34,6 +35,7 @@ from scheduler_extender.serving.front import PUBLIC_LIMITS, FrontConfig
 from scheduler_extender.serving.frontman import FrontProcess
 from scheduler_extender.serving.gate import Entry, Gate, Guarded, Limits, Turnstile, client_of
 from scheduler_extender.serving.limits import Budget
+from scheduler_extender.serving.metrics import Metrics
 from scheduler_extender.serving.service import Service, running
 from tandem.kube.memory import MemoryCluster
 from tandem.local.processes import free_port
@@ -536,3 +538,47 @@ def test_namespaces_of_one_client_take_turns() -> None:
 )
 def test_namespace_of_a_review_is_that_of_its_head(body: bytes, namespace: str) -> None:
     assert namespace_of(body) == namespace
+
+
+class _Process:
+    """A process in front that beats when the test says so, and ends when it is told to."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.stdin, self.stdout, self.returncode = self, asyncio.StreamReader(), None
+
+    def write(self, line: bytes) -> None:
+        if b"end" in line:
+            self.returncode = 0
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+    def beat(self) -> None:
+        said = {"admitted": {}, "certificate_ends_s": 0, "serving": True, "stands_still_s": 0}
+        self.stdout.feed_data(json.dumps(said).encode() + b"\n")
+
+
+def test_an_end_that_comes_with_a_beat_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's `asyncio.wait_for` returns the beat and loses the cancellation."""
+
+    async def run() -> None:
+        process = _Process()
+
+        async def started(*_: object, **__: object) -> _Process:
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+        front = FrontProcess(FrontConfig.model_construct(), Metrics(), lambda: {})
+        keeping = asyncio.create_task(front.run())
+        process.beat()
+        while not front.serves:  # noqa: ASYNC110 - it reads when it comes to it
+            await asyncio.sleep(0)
+        process.beat()
+        keeping.cancel()
+        ended, _ = await asyncio.wait({keeping}, timeout=10)
+        assert ended
+        assert process.returncode == 0
+
+    asyncio.run(run())

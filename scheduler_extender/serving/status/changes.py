@@ -99,7 +99,8 @@ class Changes:
         while self.version == since and (rest_s := until - time.monotonic()) > 0:
             self._changes.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changes.wait(), min(rest_s, _LOOK_S))
+                async with asyncio.timeout(min(rest_s, _LOOK_S)):
+                    await self._changes.wait()
 
     def knows(self, since: str) -> bool:
         """Say whether what has changed since a version is known; otherwise all of it has."""

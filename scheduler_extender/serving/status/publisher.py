@@ -163,7 +163,8 @@ class Publisher:
                 sent = watched.answer
                 return sent
             try:
-                await asyncio.wait_for(watched.changed.wait(), within_s)
+                async with asyncio.timeout(within_s):
+                    await watched.changed.wait()
             except TimeoutError:
                 return None
             sent = watched.answer
