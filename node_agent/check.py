@@ -2,7 +2,7 @@
 
 Runs the agent's readings, fits and rules on the real driver against processes with a known course,
 for about six minutes, and writes `agent-check.json` and `agent-check.md` (`--out FOLDER`). It needs
-a GPU that nobody else uses, and no cluster: which pod a process belongs to is made up. With
+a GPU that no other process uses, and no cluster: the check makes up the pod of each process. With
 `--limits`, whether the frameworks that are installed keep to a limit of memory, in place of that
 (`limits-check.json` and `.md`). Exit code: 0 where all held, 1 where something did not.
 """
@@ -37,7 +37,7 @@ GIB = 1 << 30
 MEMORY_BAR, ACTIVITY_BAR = 0.05, 0.10
 #: A GPU is full, and the process that fills it has failed, within this time.
 FILLED_S = 120.0
-#: For so long the readings alone are looked at, and what they take of a core.
+#: The check measures for this long what the readings alone take of a core.
 _READ_S = 3.0
 #: Period, share and level of the scripted active phases.
 ACTIVITIES = [(0.5, 0.5, 1.0), (0.7, 0.3, 0.6), (1.3, 0.5, 0.6), (5.0, 0.7, 0.6)]
@@ -146,7 +146,7 @@ class Check:
         self.facts["gpu"], self.facts["driver"] = gpu.wire(), status.driver_version
         self.facts["absent"] = sorted(set(GPU.model_fields) - told)
         for field in ("memory_used_bytes", "memory_reserved_bytes", "utilisation_percent"):
-            self.found(f"{field} is told", field in told, "told", field in told)
+            self.found(f"{field} is reported", field in told, "reported", field in told)
         self.found("the GPU is well", gpu.health_reason or "well", "well", not gpu.health_reason)
         real = next(iter(self.monitor.boards.values())).gpu
         assert real is not None

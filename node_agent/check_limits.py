@@ -1,6 +1,6 @@
 """Whether frameworks keep to a limit of GPU memory: `python -m node_agent.check --limits`.
 
-Each try is a process of its own on the first GPU, which nobody else may use meanwhile. It asks for
+Each try is a process of its own on the first GPU, which no other process may use then. It asks for
 a twentieth of the GPU's memory, and then for a tenth more, under a limit of a tenth: the first is
 to be given, the second to be refused. docs/limits.md has what is known.
 """

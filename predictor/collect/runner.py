@@ -240,9 +240,9 @@ def _measured(ran: Record, window: Window, before: int | None, after: int | None
     if "reservedPeakBytes" in ran:
         used = ran["deviceUsedBytes"] if before is None or after is None else after - before
         # The allocator returns nothing to the driver; what is not its own is context and libraries.
-        beside = used - ran["reservedBytes"]
+        not_reserved = used - ran["reservedBytes"]
         measured |= {
-            "memoryPeakBytes": ran["reservedPeakBytes"] + max(beside, 0),
+            "memoryPeakBytes": ran["reservedPeakBytes"] + max(not_reserved, 0),
             "allocatedPeakBytes": ran["allocatedPeakBytes"],
             "reservedPeakBytes": ran["reservedPeakBytes"],
         }
