@@ -59,7 +59,7 @@ def recording(
     """Record until the end of the block; `listeners` are called at each step of the job.
 
     The profile is filled as iterations end, and logged as JSON in the end, with the annotations
-    that follow from it. It is put into `profiles`, from which the agent is told of it.
+    that follow from it. It is put into `profiles`, from which it is sent to the agent.
     """
     profile = Profile()
     if profiles is not None:

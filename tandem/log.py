@@ -1,4 +1,4 @@
-"""Log lines that nobody can forge: a record is one line that quotes what a caller chose."""
+"""Log lines that no caller can forge: a record is one line that quotes the caller's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a training job goes, told to the agent of its node: call `step()` once an iteration.
+"""Reports a training job's speed to the agent of its node: call `step()` once an iteration.
 
 Optional, and nothing but a counter where `TANDEM_AGENT_URL` is not set. Only the standard library
 is used, so that the file can be copied into an image that does not have Tandem.
@@ -113,16 +113,16 @@ def _out_of_memory(error: BaseException | None) -> str:
 
 
 def _tell() -> None:
-    told, since, before = 0, time.monotonic(), _recorded()
+    reported, since, before = 0, time.monotonic(), _recorded()
     while True:
         time.sleep(EVERY_S)
         done, now, recorded = _done, time.monotonic(), _recorded()
-        body = {"iterations": done - told, "seconds": now - since}
+        body = {"iterations": done - reported, "seconds": now - since}
         if recorded["iterationsRecorded"] > before["iterationsRecorded"]:
             body |= {name: recorded[name] - before[name] for name in recorded}
         with suppress(Exception):  # away, refused, no token: never the job's trouble
             _post(body)
-        told, since, before = done, now, recorded
+        reported, since, before = done, now, recorded
 
 
 def _recorded() -> dict[str, float]:
@@ -244,7 +244,7 @@ def _smallest_gpu_bytes() -> int:
 def profile() -> AbstractContextManager[Any]:
     """Record active and idle GPU time of the steps within; nothing without PyTorch and CUDA.
 
-    The agent is told of both with the iterations: jobs are paired by them (docs/jobs.md).
+    Both are sent to the agent with the iterations: jobs are paired by them (docs/jobs.md).
     """
     try:
         from tandem.cuda_profile import recording

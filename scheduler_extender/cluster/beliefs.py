@@ -20,7 +20,7 @@ from scheduler_extender.cluster.pair_slowdowns import Pair, PairSlowdowns, Place
 from tandem.contracts.prediction import InterferenceAnswer
 from tandem.contracts.resources import Load
 from tandem.policy.equations.horus import slowdown_over_commit
-from tandem.policy.job import NOBODY, UNKNOWN, Job, SubBatch
+from tandem.policy.job import EMPTY_SLOT, UNKNOWN, Job, SubBatch
 from tandem.policy.units import Floats
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Beliefs:
         self._predicted: dict[tuple[int, int], float] = {}  # what was learned stands in its place
         self.models = ["", ""]  # by class; nobody and the unknown have none
         self._slowdown: Floats = np.full((CLASSES, CLASSES), np.inf)  # of the row's, beside
-        self._slowdown[:, NOBODY] = self._slowdown[NOBODY, :] = 0.0
+        self._slowdown[:, EMPTY_SLOT] = self._slowdown[EMPTY_SLOT, :] = 0.0
         view = self._slowdown.view()
         view.setflags(write=False)
         # Each array of a row or a column is one for all jobs of that class.
@@ -123,7 +123,7 @@ class Beliefs:
         """Return a job that has no class, priced by the formula against the classes that exist."""
         known = np.fromiter(self._classes.values(), np.int64)
         prices = np.full(CLASSES, np.inf)
-        prices[NOBODY] = 0.0
+        prices[EMPTY_SLOT] = 0.0
         total = round(job.gpu_utilisation) + self._utilisation[known]
         prices[known] = slowdown_over_commit(total) - 1
         return replace(job, own_slowdown=prices, caused_slowdown=prices)
@@ -294,7 +294,7 @@ class Beliefs:
         }
         at = np.array(sorted(released), dtype=np.int64)
         self._slowdown[at, :] = self._slowdown[:, at] = np.inf
-        self._slowdown[at, NOBODY] = self._slowdown[NOBODY, at] = 0.0
+        self._slowdown[at, EMPTY_SLOT] = self._slowdown[EMPTY_SLOT, at] = 0.0
         self._utilisation[at] = 0.0
         for index in at.tolist():
             self.models[index] = ""

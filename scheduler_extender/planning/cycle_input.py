@@ -25,7 +25,7 @@ from tandem.policy.pipeline import Pipeline
 from tandem.policy.topology import Gang, Keeper, Topology
 from tandem.policy.units import Bools, Floats, Ints
 
-_NOBODY: Key = ("", "")
+_NO_JOB: Key = ("", "")
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ def _holders(
             namespace, _, own = name.partition("/")
             key = (namespace, own)
             standing = question.row_of.get(key, -1)
-            index = rows.add(claim.job, key if standing >= 0 else _NOBODY, None, standing)
+            index = rows.add(claim.job, key if standing >= 0 else _NO_JOB, None, standing)
             rows_of[name] = index
             held.append([])
         elif claim.job.gpus_per_pod != rows.jobs[index].gpus_per_pod:

@@ -27,7 +27,7 @@ from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
-from tandem.policy.job import NOBODY, Job
+from tandem.policy.job import EMPTY_SLOT, Job
 from tandem.policy.jobs import History, JobArrays
 from tandem.policy.topology import Topology
 from tandem.policy.units import Bools, Floats, Ints
@@ -197,7 +197,7 @@ def unpacked(stream: BinaryIO) -> tuple[Picture, list[Job]]:
     table = picture.slowdown
     return picture, [
         job
-        if job.experience or job.interference_class == NOBODY or job.exclusive
+        if job.experience or job.interference_class == EMPTY_SLOT or job.exclusive
         else replace(
             job,
             own_slowdown=table[job.interference_class],

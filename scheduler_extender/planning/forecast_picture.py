@@ -14,7 +14,7 @@ from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of, 
 from scheduler_extender.planning.forecast import Picture
 from scheduler_extender.planning.questions import Question
 from tandem.policy.catalog import Profile
-from tandem.policy.job import NOBODY, Job
+from tandem.policy.job import EMPTY_SLOT, Job
 from tandem.policy.jobs import JobArrays
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -89,5 +89,5 @@ def _table(jobs: Sequence[Job]) -> Floats:
     for job in sorted(jobs, key=lambda job: not job.experience):
         if job.own_slowdown is not None and len(job.own_slowdown) >= count:
             table[job.interference_class] = job.own_slowdown[:count]
-    table[NOBODY], table[:, NOBODY] = 0.0, 0.0
+    table[EMPTY_SLOT], table[:, EMPTY_SLOT] = 0.0, 0.0
     return table

@@ -41,7 +41,7 @@ class FieldError:
 
     @property
     def detail(self) -> str:
-        """The sentence without the field, for where the field is told apart."""
+        """The sentence without the field, for places that show the field separately."""
         shown = self.value if len(self.value) <= _SHOWN else self.value[:_SHOWN] + "…"
         return f'"{shown}" is not allowed: {self.allowed}'
 
@@ -101,7 +101,7 @@ def parse_demand(
                 FieldError(
                     annotation_field(names.GANG, where),
                     gang,
-                    f"a gang needs {names.GANG_SIZE} beside it: how many pods start together",
+                    f"a gang needs {names.GANG_SIZE} as well: how many pods start together",
                 )
             )
     if errors:

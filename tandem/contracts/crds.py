@@ -201,9 +201,9 @@ def _structural(schema: Schema, models: dict[str, Schema]) -> Schema:
         return _structural(models[schema["$ref"].rsplit("/", 1)[1]], models)
     if "anyOf" in schema:
         (present,) = (option for option in schema["anyOf"] if option.get("type") != "null")
-        # What an annotation adds (a format, a description) stands beside the choice.
-        beside = {key: value for key, value in schema.items() if key != "anyOf"}
-        return _structural(beside | present, models)
+        # An annotation's additions (a format, a description) are siblings of the choice.
+        added = {key: value for key, value in schema.items() if key != "anyOf"}
+        return _structural(added | present, models)
     unknown = schema.keys() - {*_KEPT, *_READ}
     if unknown:
         raise ValueError(f"{schema.get('title')}: no structural schema for {sorted(unknown)}")

@@ -101,7 +101,7 @@ def earlier_name(
     labels: Mapping[str, str],
     owner: tuple[str, str] | None,
 ) -> str:
-    """Return the name that `derived_name` had before names told API groups apart.
+    """Return the name that `derived_name` gave before names depended on the API group.
 
     GPUJobs and pods that were made then keep it. Kubernetes' own groups were not known.
     """

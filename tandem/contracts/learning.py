@@ -29,8 +29,8 @@ from tandem.contracts.values import (
 class Means(StrEnum):
     """How a slowdown was measured.
 
-    `progress`: iterations per second as the job's own pods tell them; nobody else is asked to
-    believe it. `utilisation`: how much of the GPU's time the job's kernels get, as the agent
+    `progress`: iterations per second as the job's own pods report them; no other job's figures
+    depend on it. `utilisation`: how much of the GPU's time the job's kernels get, as the agent
     measures it; an estimate.
     """
 
@@ -56,7 +56,7 @@ class ObservedSlowdown(Message):
 
 
 class Neighbour(Message):
-    """What beside whom: `kind` is the neighbour's model or fingerprint, never its owner."""
+    """A neighbour and its effect: `kind` is its model or fingerprint, never its owner."""
 
     kind: Label
     slowdown: Slowdown
@@ -89,8 +89,8 @@ class Observed(Message):
     `idle_seconds`, the mean lengths of its phases with and without kernels. `kind` is the model or
     fingerprint by which it is known again, `seconds` how long it was seen, `accumulation_steps` in
     how many micro-batches it runs its batch. `slowed_seconds` is the time that the whole job has
-    lost to its neighbours and to accumulation, `iterations_done` what its pods have told of their
-    progress. `accrued` is what it has had of its GPUs in all. `spread`: a gang of several pods runs
+    lost to its neighbours and to accumulation, `iterations_done` the iterations that its pods have
+    reported. `accrued` is what it has had of its GPUs in all. `spread`: a gang of several pods runs
     on more nodes than it needs. `remembered`: its history has been sent on.
     """
 

@@ -115,8 +115,8 @@ OWN_ANNOTATIONS = (
 INVENTORY = f"{GROUP}/inventory"
 #: The API server's limit on all annotations of one object, keys and values together.
 ANNOTATION_BYTES = 256 * 1024
-#: What is left of it beside Tandem's own: an epoch, a wake-up, the UUIDs of 64 GPUs, the name of
-#: the GPUJob, the figures of its placement and its limits, 3,800 bytes in all.
+#: What is left of it after Tandem's own annotations: an epoch, a wake-up, the UUIDs of 64 GPUs, the
+#: name of the GPUJob, the figures of its placement and its limits, 3,800 bytes in all.
 FOREIGN_ANNOTATION_BYTES = ANNOTATION_BYTES - 4096
 
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
@@ -151,7 +151,7 @@ MAX_GRACE_S = 3600
 #: Given to containers that ask for no GPU: CUDA images bake in "all" otherwise.
 NO_DEVICES = "void"
 
-# Groups that others use to say who belongs together; accepted beside our own annotation.
+# Labels with which other schedulers mark a gang; accepted as well as our own annotation.
 COSCHEDULING_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 COSCHEDULING_LEGACY_LABEL = "pod-group.scheduling.sigs.k8s.io"
 #: Kubernetes' own group is named by a field of the pod. It stands among the labels of a pod under

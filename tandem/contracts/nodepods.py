@@ -20,7 +20,7 @@ class EndedContainer(Message):
 
 
 class NodePod(Message):
-    """A pod on the node. Of one that asks for no GPU of ours only its names are told.
+    """A pod on the node. A pod that asks for none of our GPUs has only its names here.
 
     `job` names its GPUJob, `gpus` the GPUs that it was given, `memory_bytes` per GPU for what it
     was given its place; absent where that is not known. A pod that is `finished` runs no more.

@@ -28,7 +28,7 @@ MAX_INTEGER = 2**62
 MAX_PODS = 10_000
 #: Ways in which the pods of one gang may ask for different things: each is placed by itself.
 MAX_ROLES = 32
-#: Resources of a pod apart from GPUs that are told apart, and memory.
+#: Resources of a pod other than GPUs that are counted by name, and memory.
 MAX_RESOURCES = 66
 #: A GPUJob with as many entries as this is larger than etcd takes (1.5 MiB).
 MAX_ENTRIES = 16_384

@@ -236,7 +236,7 @@ class KubeClient:
         *,
         subresource: str = "",
     ) -> Object:
-        """Replace an object, or its `status`; with a resourceVersion only if nobody was faster.
+        """Replace an object, or its `status`; with a resourceVersion only if it is unchanged.
 
         Raises:
             Conflict: the object has changed since it was read.

@@ -13,7 +13,7 @@ import urllib3
 
 from tandem.errors import TandemError
 
-#: Enough for a gang's Bindings at once beside the watches; more connections are made, not kept.
+#: Enough for a gang's Bindings at once besides the watches; more connections are made, not kept.
 POOL_SIZE = 48
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 #: kubelet replaces the token of a service account long before it ends.

@@ -11,7 +11,7 @@ from typing import Any
 class KubeError(Exception):
     """The API server refused or could not be reached.
 
-    `status` is the HTTP status (0 when there was no answer), `reason` Kubernetes' own word
+    `status` is the HTTP status (0 when there was no answer), `reason` Kubernetes' term for it
     (`AlreadyExists`), `details` its machine-readable part, `retry_after_s` what it asked for.
     """
 

@@ -29,7 +29,7 @@ REPEAT_AFTER_S = 60.0
 class EventRecorder:
     """Writes events of one component (`controller`) on one replica (`instance`).
 
-    An event is told for people: failing to write one is logged and never stops the work.
+    People read events, and no code does: a failure to write one is logged and stops nothing.
     """
 
     def __init__(

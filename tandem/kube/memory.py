@@ -31,7 +31,7 @@ _METADATA_OF_STATUS = frozenset(("annotations", "labels"))
 
 
 class MemoryCluster:
-    """The objects, and who is told of their changes. Safe to use from many threads."""
+    """The objects and the watchers of their changes. Safe to use from many threads."""
 
     def __init__(self, admit: Admit | None = None, clock: Callable[[], float] = time.time) -> None:
         self._admit = admit

@@ -76,13 +76,12 @@ class Reflector:
     """Mirrors one collection and tells `on_event` of every change, in a thread of its own.
 
     `on_event(type, object)` runs in that thread, one call at a time and in order; an event loop
-    takes it from there. `object` is what `trim` has made of it, and is kept; nobody may change it
+    takes it from there. `object` is what `trim` has made of it, and is kept; it must not be changed
     afterwards. `trim(object, known)` may change and return the object, or return anything else but
     None. `known` is what it made of the version before, None for a new object; where it returns
-    that, `on_event` is not called. After a new list,
-    objects that are no longer there are told as DELETED with their last known state, an object of
-    the same name but another uid as DELETED and ADDED. `on_synced` runs once, in the thread, when
-    the first list has been told.
+    that, `on_event` is not called. After a new list, objects that are no longer there are reported
+    as DELETED with their last known state, an object of the same name but another uid as DELETED
+    and ADDED. `on_synced` runs once, in the thread, when the first list has been reported.
 
     An exception out of `trim` or `on_event` is a bug: it is logged and counted in `failures`, and
     the object is passed over, so that one strange object does not blind us to all others.
@@ -129,15 +128,15 @@ class Reflector:
 
     @property
     def last_activity_age_s(self) -> float:
-        """Seconds since the API server last told anything, a bookmark included."""
+        """Seconds since the API server last sent anything, a bookmark included."""
         return time.monotonic() - self._last_activity
 
     def start(self) -> None:
-        """Begin; returns at once. `synced` is set when the first list has been told."""
+        """Begin; returns at once. `synced` is set when the first list has been reported."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the watch and the thread; nothing is told afterwards."""
+        """End the watch and the thread; `on_event` is not called afterwards."""
         self._stopping.set()
         response = self._response
         if response is not None:
@@ -241,7 +240,7 @@ class Reflector:
         if sock is not None:
             sock.settimeout(pace.read_timeout_s)
         self._response = response
-        told = False
+        received = False
         try:
             if self._stopping.is_set():
                 return  # too late for `stop` to see the response
@@ -251,15 +250,15 @@ class Reflector:
                 self._last_activity = time.monotonic()
                 self._take(decoded(line))
                 self._backoff_s = pace.backoff_min_s
-                told = True
+                received = True
         except urllib3.exceptions.HTTPError as error:
             raise unreachable(f"watch of {self.name}: {error}", maybe_done=False) from error
         finally:
             self._response = None
             response.close()
-        if not told:
+        if not received:
             raise unreachable(
-                f"watch of {self.name}: closed before it told a thing", maybe_done=False
+                f"watch of {self.name}: closed before it sent an event", maybe_done=False
             )
 
     def _take(self, event: dict[str, Any]) -> None:

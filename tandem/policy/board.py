@@ -48,7 +48,7 @@ class Aside:
     columns: dict[str, Floats | Ints | Bools]
     residents_of: dict[int, list[int]]
     empty: int
-    concerned: Ints  # the job and those beside it
+    concerned: Ints  # the job and those on its GPUs
     predicted_speed: Floats  # of those
     stale: set[int]  # of those
 
@@ -120,7 +120,7 @@ class Board:
     _widest: int | None = None  # GPUs of the widest node
 
     def __post_init__(self) -> None:
-        """Nobody runs yet, so nobody is slowed down."""
+        """No job runs yet, so none is slowed down."""
         self.predicted_speed = np.ones(len(self.jobs))
         self.interference = np.zeros(len(self.gpus))
         self.changed = np.ones(len(self.gpus), dtype=np.bool_)

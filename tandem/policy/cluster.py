@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from tandem.policy.equations.horus import OTHER_GPU
-from tandem.policy.job import NOBODY, Job
+from tandem.policy.job import EMPTY_SLOT, Job
 from tandem.policy.units import Bools, Floats, Ints
 
 _NO_RESIDENT = -1
@@ -55,7 +55,7 @@ class GpuArrays:
     fresh: Bools  # (gpus,) the agent's report is recent enough to share by
     residents: Ints  # (gpus, slots) handle of each resident job, -1 where none
     resident_class: Ints  # (gpus, slots) interference class of each, 0 where none
-    resident_slowdown: Floats  # (gpus, slots) predicted for each beside the others, summed
+    resident_slowdown: Floats  # (gpus, slots) predicted for each next to the others, summed
 
     def __post_init__(self) -> None:
         """Check that all columns have one row a GPU, and freeze them."""
@@ -75,7 +75,7 @@ class GpuArrays:
     ) -> Self:
         """Return healthy GPUs without residents, at the given nodes and capacities.
 
-        `slots` residents are told apart on each GPU; without it, as many as there are shares.
+        Each GPU has columns for `slots` residents; without it, for as many as there are shares.
         """
         rows, slots = len(node), slots or max(shares, 1)
         return cls(
@@ -101,7 +101,7 @@ class GpuArrays:
             healthy=np.ones(rows, dtype=np.bool_),
             fresh=np.ones(rows, dtype=np.bool_),
             residents=np.full((rows, slots), _NO_RESIDENT, dtype=np.int64),
-            resident_class=np.full((rows, slots), NOBODY, dtype=np.int64),
+            resident_class=np.full((rows, slots), EMPTY_SLOT, dtype=np.int64),
             resident_slowdown=np.zeros((rows, slots)),
         )
 
@@ -146,7 +146,7 @@ def add_worker(
     base, utilisation = columns["memory_base_gib"], columns["gpu_utilisation"]
     extra, extras = columns["memory_peak_extra_gib"], columns["memory_peak_sum_gib"]
     residents, classes, jobs = columns["residents"], columns["resident_class"], columns["jobs"]
-    beside, last = columns["resident_slowdown"], residents.shape[1] - 1
+    slowdowns, last = columns["resident_slowdown"], residents.shape[1] - 1
     for row in rows.tolist():
         if p:
             one[row] = one[row] * (1 - p) + none[row] * p
@@ -162,8 +162,8 @@ def add_worker(
         slot = min(jobs.item(row), last)
         if job.own_slowdown is not None and job.caused_slowdown is not None:
             others = classes[row]
-            beside[row] += job.caused_slowdown[others]
-            beside[row, slot] = job.own_slowdown[others].sum()
+            slowdowns[row] += job.caused_slowdown[others]
+            slowdowns[row, slot] = job.own_slowdown[others].sum()
         residents[row, slot] = handle
         classes[row, slot] = job.interference_class
         jobs[row] += 1
@@ -181,7 +181,7 @@ def sum_slowdown(
     classes = columns["resident_class"][rows]
     index, slot = np.nonzero(columns["residents"][rows] == handle)
     others = classes[index]
-    others[np.arange(len(index)), slot] = NOBODY
+    others[np.arange(len(index)), slot] = EMPTY_SLOT
     columns["resident_slowdown"][rows[index], slot] = job.own_slowdown[others].sum(axis=1)
 
 
@@ -199,7 +199,7 @@ def reset_rows(columns: dict[str, Floats | Ints | Bools], rows: Ints) -> None:
     columns["jobs"][at] = 0
     columns["exclusive"][at] = False
     columns["residents"][at] = _NO_RESIDENT
-    columns["resident_class"][at] = NOBODY
+    columns["resident_class"][at] = EMPTY_SLOT
     columns["resident_slowdown"][at] = 0.0
 
 

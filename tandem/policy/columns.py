@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tandem.policy.job import NOBODY, UNKNOWN, Job
+from tandem.policy.job import EMPTY_SLOT, UNKNOWN, Job
 from tandem.policy.units import Bools, Floats, Ints
 
 
@@ -57,9 +57,10 @@ class JobColumns:
     """The loads of all jobs of a board, one row a job, and their tables of predictions.
 
     `table` (jobs,) names the job's row of `own` and `caused`, (tables, classes): the predicted
-    slowdown beside each class, and of each class beside the job. Jobs of one class share a row
+    slowdown next to each class, and of each class next to the job. Jobs of one class share a row
     unless what they were taught is their own. A job without predictions has a row that is infinite
-    beside every class but nobody. `demand` (jobs,) is equal for jobs that may go to the same GPUs.
+    next to every class but the empty slot's. `demand` (jobs,) is equal for jobs that may go to the
+    same GPUs.
 
     With `before`, rows of jobs that are the same objects there are copied, and only others are
     read. The columns are the same as without it: a job never changes, it is replaced by another.
@@ -151,14 +152,14 @@ class JobColumns:
 
     @property
     def own(self) -> Floats:
-        """The slowdown of a job of each table beside each class, (tables, classes)."""
+        """The slowdown of a job of each table next to each class, (tables, classes)."""
         if self._own is None:
             self._own = self._stacked(0)
         return self._own
 
     @property
     def caused(self) -> Floats:
-        """The slowdown of each class beside a job of each table, (tables, classes)."""
+        """The slowdown of each class next to a job of each table, (tables, classes)."""
         if self._caused is None:
             self._caused = self._stacked(1)
         return self._caused
@@ -184,7 +185,7 @@ class JobColumns:
         for row, vector in enumerate(found):
             if vector is not None:
                 table[row, : len(vector)] = vector
-        table[:, NOBODY] = 0.0
+        table[:, EMPTY_SLOT] = 0.0
         return table
 
 

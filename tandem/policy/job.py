@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from tandem.policy.units import BYTES_PER_GIB, Floats
 
 #: Classes of interference that no table of predictions describes.
-NOBODY = 0
+EMPTY_SLOT = 0
 UNKNOWN = 1
 
 
@@ -80,8 +80,9 @@ class Job:
     skewed: bool = True  # one tensor dominates the model, so spreading costs; unknown counts so
     spread_slowdown: float = 0.0  # predicted of a gang on more nodes than it needs
     # Predicted interference. The class is a row of the table of predictions; the vectors are that
-    # row and that column: (classes,) slowdown of this job beside each class, and of each beside
-    # it. Class 0 is nobody (slowdown 0), class 1 an unknown model (infinite). None: no predictions.
+    # row and that column: (classes,) slowdown of this job next to each class, and of each next to
+    # it. Class 0 is an empty slot (slowdown 0), class 1 an unknown model (infinite). None: no
+    # predictions.
     interference_class: int = UNKNOWN
     own_slowdown: Floats | None = field(default=None, compare=False, repr=False)
     caused_slowdown: Floats | None = field(default=None, compare=False, repr=False)

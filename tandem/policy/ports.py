@@ -28,7 +28,7 @@ class Policy(NoFlagForNumber):
     has_figures: ClassVar[bool] = False
 
     def compiled(self) -> Mapping[str, float] | None:
-        """Of a constraint or scorer: what of a compiled cycle stands for it; None: nothing."""
+        """Of a constraint or scorer: its counterpart in a compiled cycle; None: it has none."""
         return None
 
 
@@ -129,7 +129,7 @@ class Constraint(Protocol):
     def cause(self, job: Job, gpus: GpuArrays, row: int) -> Cause:
         """Return why `row` may not take `job`: the reason, with value and bound where it has any.
 
-        Where it may: what is told of the GPU nevertheless.
+        Where it may: what the status says of the GPU nevertheless.
         """
         ...
 
@@ -152,7 +152,7 @@ class Scorer(Protocol):
 
     @property
     def weight(self) -> float:
-        """Weight beside the other scorers."""
+        """Weight among the scorers."""
         ...
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Floats:

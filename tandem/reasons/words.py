@@ -16,7 +16,7 @@ from tandem.reasons.counting import counted
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a reason is told.
+    """The words for a reason.
 
     `kind` is its group on the status page. `topic` is what it is about, in a table. `says` is a
     clause without figures, `figures` the figures alone, whether the cause keeps a job off or not,

@@ -1,4 +1,4 @@
-"""What the policies are told: predictions of slowdown and memory, with their error."""
+"""What the policies believe: predictions of slowdown and memory, with their error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RIDGE = 0.3
 class Prediction:
     """Predicted slowdowns, and how far off they are."""
 
-    slowdown: Floats  # (models, models) of row beside column
+    slowdown: Floats  # (models, models) of row next to column
     # Of the time next to the neighbour, over pairs not trained on; None where none was measured.
     mean_relative_error: float | None
 
@@ -23,10 +23,10 @@ class Prediction:
 def cross_fitted(slowdown: Floats, families: Ints, *, folds: int = 5, seed: int = 0) -> Prediction:
     """Predict each pair by a model trained without it.
 
-    log(1 + slowdown) of a beside b = effect of a + effect of b + effect of their families, by ridge
-    regression; pairs (both directions together) are dealt into `folds`, and each is predicted from
-    the others. Pairs out of memory train nothing, and are predicted as any other: whether two fit
-    is for the memory constraints to say.
+    log(1 + slowdown) of a next to b = effect of a + effect of b + effect of their families, by
+    ridge regression; pairs (both directions together) are dealt into `folds`, and each is predicted
+    from the others. Pairs out of memory train nothing, and are predicted as any other: whether two
+    fit is for the memory constraints to say.
 
     Shapes: slowdown (models, models), inf where out of memory; families (models,).
     """
@@ -51,14 +51,14 @@ def cross_fitted(slowdown: Floats, families: Ints, *, folds: int = 5, seed: int 
 
 
 def noisy(slowdown: Floats, relative_error: float, rng: np.random.Generator) -> Prediction:
-    """Return the truth with a log-normal error of the time beside the neighbour.
+    """Return the truth with a log-normal error of the time next to the neighbour.
 
-    Shapes: (models, models); pairs out of memory are told as slowdown 1.
+    Shapes: (models, models); pairs out of memory get slowdown 1.
     """
     known = np.where(np.isfinite(slowdown), slowdown, 1.0)
     sigma = relative_error * np.sqrt(np.pi / 2)  # the mean absolute of a normal is sigma sqrt(2/pi)
-    told = (1 + known) * np.exp(rng.normal(0, sigma, size=known.shape)) - 1
-    return Prediction(np.maximum(told, 0.0), relative_error)
+    believed = (1 + known) * np.exp(rng.normal(0, sigma, size=known.shape)) - 1
+    return Prediction(np.maximum(believed, 0.0), relative_error)
 
 
 def _features(families: Ints) -> Floats:
@@ -67,6 +67,6 @@ def _features(families: Ints) -> Floats:
     kinds = int(families.max()) + 1
     eye = np.eye(count)
     own = np.repeat(eye, count, axis=0)
-    beside = np.tile(eye, (count, 1))
+    neighbour = np.tile(eye, (count, 1))
     both = np.eye(kinds * kinds)[(families[:, None] * kinds + families[None, :]).ravel()]
-    return np.concatenate((own, beside, both, np.ones((count * count, 1))), axis=1)
+    return np.concatenate((own, neighbour, both, np.ones((count * count, 1))), axis=1)

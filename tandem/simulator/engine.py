@@ -34,7 +34,7 @@ _RELEARN = 1.1  # the distribution of finished jobs is learned anew when it has 
 class Begun:
     """A cluster at work that a run begins with at time 0, in place of an empty one.
 
-    `arrays` has the jobs' standing by then, none of them marked as running; `rows_of` says where
+    `arrays` has the jobs as they are then, none of them marked as running; `rows_of` says where
     those run that do, a worker on each row. `stays` are jobs that are not stopped once they run.
     """
 

@@ -22,10 +22,10 @@ _MARGIN_GIB = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PairMatrix:
-    """Slowdown of each one-GPU configuration beside each other one, measured."""
+    """Slowdown of each one-GPU configuration next to each other one, measured."""
 
     names: tuple[str, ...]
-    slowdown: Floats  # (models, models) of row beside column, clipped at 0; inf: out of memory
+    slowdown: Floats  # (models, models) of row next to column, clipped at 0; inf: out of memory
 
     @property
     def fits(self) -> Bools:
@@ -67,7 +67,7 @@ def load_matrix(path: Path, gpu: str = "v100") -> PairMatrix:
                     if not solo:
                         raise ValueError(f"{name} runs in a pair, and has no rate alone")
                     # Rates, so times are upside down. They are capped in the file, and noisy:
-                    # nobody is sped up by a neighbour.
+                    # no neighbour speeds a job up.
                     found[i, j] = slowdown(np.array(solo), np.array(own))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
@@ -109,15 +109,15 @@ def draw_memory(
 ) -> list[MemoryCourse]:
     """Draw a memory course for each model, consistent with which pairs could be measured.
 
-    Synthetic: the files have no memory. Peaks start at 1-3 GiB, larger for models that fail beside
+    Synthetic: the files have no memory. Peaks start at 1-3 GiB, larger for models that fail next to
     many, and are moved until each pair that is out of memory exceeds the capacity with both peaks,
-    and as many measured ones as possible stay within it (all cannot: the file's zeros, some of
-    them unmeasured, obey no threshold).
-    The level outside peaks is 60-90 % of the peak, the chance of a peak 0.05-0.3.
+    and as many measured ones as possible stay within it (all cannot: the file's zeros, some of them
+    unmeasured, obey no threshold). The level outside peaks is 60-90 % of the peak, the chance of a
+    peak 0.05-0.3.
     """
     count = len(matrix.names)
     bad = ~matrix.fits
-    # Models that fail beside many are the large ones.
+    # Models that fail next to many are the large ones.
     large = bad.sum(axis=1) / max(int(bad.sum(axis=1).max()), 1)
     peak = rng.uniform(1.0, 3.0, size=count) + 0.7 * capacity_gib * large
     step = 0.5
@@ -152,7 +152,7 @@ def draw_utilisation(matrix: PairMatrix, rng: np.random.Generator) -> Floats:
     fits = matrix.fits
     measured = fits.sum(axis=0)
     caused = np.where(fits, matrix.slowdown, 0.0).sum(axis=0)
-    # A model that fits beside none is a large one: it ranks last.
+    # A model that fits next to none is a large one: it ranks last.
     harm = np.where(measured > 0, caused / np.maximum(measured, 1), np.inf)
     rank = np.argsort(np.argsort(harm)) / max(len(harm) - 1, 1)
     drawn: Floats = (25 + 70 * rank + rng.normal(0, 5, size=len(harm))).clip(5, 100)

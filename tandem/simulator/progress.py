@@ -56,7 +56,7 @@ class Progress:
         self._rng = rng
         self._guarded = guarded
         self._widest_node = int(np.bincount(board.gpus.node).max())
-        # Where nobody can slow or kill anybody, there are no speeds to keep up to date.
+        # Where no job can slow or kill another, there are no speeds to keep up to date.
         self._sharing = (
             truth.interferes
             or bool(np.isfinite(truth.memory_gib).any())
@@ -97,9 +97,9 @@ class Progress:
         found, to_see = {job}, [job]
         while to_see:
             rows = self.rows.get(to_see.pop(), ())
-            beside = {other for row in rows for other in self._board.residents_of[row]} - found
-            found |= beside
-            to_see += beside
+            neighbours = {other for row in rows for other in self._board.residents_of[row]} - found
+            found |= neighbours
+            to_see += neighbours
         return found
 
     def redraw(self, left: Floats) -> None:
@@ -222,7 +222,7 @@ class Progress:
 
         Where memory is guarded the worker is evicted before: a job that saves its work on SIGTERM
         loses what a preemption costs, and no more.
-        Return the GPUs that it leaves; none where nobody shares the GPU any more.
+        Return the GPUs that it leaves; none where no other job is left on the GPU.
         """
         board = self._board
         residents = board.residents_of[row]
@@ -266,10 +266,12 @@ class Progress:
         rows, truth, still = self.rows[job], self._truth, self._starting
         speed = min(
             (
-                truth.speed(job, [j for j in beside if j not in still] if still else beside, row)
+                truth.speed(
+                    job, [j for j in neighbours if j not in still] if still else neighbours, row
+                )
                 for row in rows
                 if len(residents := self._board.residents_of[row]) > 1
-                and (beside := besides(residents, job))
+                and (neighbours := besides(residents, job))
             ),
             default=1.0,
         )

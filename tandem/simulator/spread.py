@@ -37,7 +37,7 @@ class SpreadTable:
         found = self.slowdown.get((model, size))
         return self._median(size, ()) if found is None else found
 
-    def told(self, model: str, gpus: int) -> float:
+    def predicted(self, model: str, gpus: int) -> float:
         """Return what is predicted of a gang without its own measurement.
 
         The geometric mean, of the time, over the other batch sizes of the model; without any, the
@@ -116,5 +116,5 @@ def spread_slowdowns(
     """
     names = [model_and_gpus(name)[0] for name in models]
     true = np.array([table.of(name, n) for name, n in zip(names, gpus, strict=True)])
-    told = np.array([table.told(name, n) for name, n in zip(names, gpus, strict=True)])
-    return true, told
+    predicted = np.array([table.predicted(name, n) for name, n in zip(names, gpus, strict=True)])
+    return true, predicted

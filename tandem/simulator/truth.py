@@ -41,14 +41,15 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """The physics of one simulation. Class 0 is nobody, class 1 a job that nobody slows down.
+    """The physics of one simulation.
 
-    Three or more on a GPU: a job's slowdown is the sum over its neighbours ([OJPP] has pairs
-    only). Infinite slowdown: the two do not fit together in memory.
+    Class 0 is an empty slot, class 1 a job that no neighbour slows down. Three or more on a GPU: a
+    job's slowdown is the sum over its neighbours ([OJPP] has pairs only). Infinite slowdown: the
+    two do not fit together in memory.
     """
 
-    class_names: tuple[str, ...] = ("nobody", "undisturbed")
-    slowdown: Floats  # (classes, classes) of row beside column
+    class_names: tuple[str, ...] = ("empty", "undisturbed")
+    slowdown: Floats  # (classes, classes) of row next to column
     slowdown_by_type: Floats | None = None  # (GPU types, classes, classes), where types differ
     gpu_type: Ints | None = None  # (gpus,) index of the first axis of `slowdown_by_type`
     job_class: Ints  # (jobs,)
@@ -127,7 +128,7 @@ class Truth:
 
 
 def no_truth(jobs: int, gpus: int) -> Truth:
-    """Return `--truth none`: nobody slows anybody down, memory is endless, nothing costs."""
+    """Return `--truth none`: no job slows another down, memory is endless, nothing costs."""
     return Truth(
         slowdown=np.zeros((2, 2)),
         job_class=np.full(jobs, UNKNOWN, dtype=np.int64),

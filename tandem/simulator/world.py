@@ -1,4 +1,4 @@
-"""One simulated world: the trace, what is true of its jobs, and what the policies are told."""
+"""One simulated world: the trace, what is true of its jobs, and what the policies believe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandem.policy.cluster import GpuArrays
-from tandem.policy.job import NOBODY, UNKNOWN, Job
+from tandem.policy.job import EMPTY_SLOT, UNKNOWN, Job
 from tandem.policy.units import Floats, Ints
 from tandem.simulator.belief import cross_fitted, noisy
 from tandem.simulator.gavel import PairMatrix, draw_memory, draw_utilisation
@@ -16,9 +16,9 @@ from tandem.simulator.jobs import TraceJob
 from tandem.simulator.spread import SpreadTable, spread_slowdowns, stem
 from tandem.simulator.truth import MemoryCourse, Truth, no_truth
 
-#: What the policies are told of memory is the truth and so much more, as an upper estimate is.
+#: The policies believe this much more memory than is true, as an upper estimate says.
 _MEMORY_MARGIN = 0.05
-_KNOWN = 2  # classes before the first model: nobody, unknown
+_KNOWN = 2  # classes before the first model: empty slot, unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class World:
     trace: Sequence[TraceJob]
     truth: Truth
     believed: Sequence[Job]
-    prediction_error: float | None = None  # mean relative, of the time beside a neighbour
+    prediction_error: float | None = None  # mean relative, of the time next to a neighbour
 
 
 def plain_world(trace: Sequence[TraceJob], gpus: GpuArrays) -> World:
-    """Return `--truth none`: orderings alone, GPUs that nobody shares to his harm."""
+    """Return `--truth none`: orderings alone, GPUs whose sharing harms no job."""
     return World(
         trace,
         no_truth(len(trace), len(gpus)),
@@ -66,9 +66,10 @@ def measured_world(
     """Return a world in which pairs slow each other down as measured.
 
     Models are drawn from the matrix with `seed` unless the trace names one of it; memory and
-    utilisation are synthetic, drawn with the same seed where the trace has none. The policies are
-    told slowdowns by a model trained without the pair concerned, or the truth with a mean relative
-    error of `belief_error`, and memory with a margin of 5 % on top, as an upper estimate has.
+    utilisation are synthetic, drawn with the same seed where the trace has none. The policies
+    believe slowdowns by a model trained without the pair concerned, or the truth with a mean
+    relative error of `belief_error`, and memory with a margin of 5 % on top, as an upper estimate
+    has.
 
     `by_type` has the matrix of each GPU type where the cluster has several, with the models of
     `matrix`: slowdowns are then those of the GPU. The policies see the predictions of `matrix`.
@@ -103,14 +104,14 @@ def measured_world(
         prediction = cross_fitted(matrix.slowdown, _families(matrix.names), seed=seed)
     else:
         prediction = noisy(matrix.slowdown, belief_error, rng)
-    true_spread = told_spread = np.zeros(len(trace))
+    true_spread = predicted_spread = np.zeros(len(trace))
     if spread is not None:
-        true_spread, told_spread = spread_slowdowns(
+        true_spread, predicted_spread = spread_slowdowns(
             spread, [matrix.names[of] for of in model], [job.gpus for job in trace]
         )
-    told = with_reserved_classes(prediction.slowdown, unknown=np.inf)
+    predicted = with_reserved_classes(prediction.slowdown, unknown=np.inf)
     truth = Truth(
-        class_names=("nobody", "undisturbed", *matrix.names),
+        class_names=("empty", "undisturbed", *matrix.names),
         slowdown=with_reserved_classes(matrix.slowdown, unknown=0.0),
         slowdown_by_type=np.stack(
             [with_reserved_classes(one.slowdown, unknown=0.0) for one in by_type]
@@ -136,12 +137,12 @@ def measured_world(
             gpu_utilisation=float(busy[i]),
             checkpointable=True,
             queued_at_s=job.submit_s,
-            spread_slowdown=float(told_spread[i]),
+            spread_slowdown=float(predicted_spread[i]),
             model=matrix.names[model[i]],
             remaining_s=job.duration_s,
             interference_class=int(model[i]) + _KNOWN,
-            own_slowdown=told[model[i] + _KNOWN],
-            caused_slowdown=told[:, model[i] + _KNOWN],
+            own_slowdown=predicted[model[i] + _KNOWN],
+            caused_slowdown=predicted[:, model[i] + _KNOWN],
             required_topology=job.required_topology or "",
             preferred_topology=job.preferred_topology or "",
         )
@@ -151,13 +152,13 @@ def measured_world(
 
 
 def with_reserved_classes(slowdown: Floats, *, unknown: float) -> Floats:
-    """Return the matrix with the classes nobody (slowdown 0) and unknown in front."""
+    """Return the matrix with the classes of an empty slot (slowdown 0) and unknown in front."""
     count = len(slowdown) + _KNOWN
     out = np.full((count, count), unknown)
     out[_KNOWN:, _KNOWN:] = slowdown
-    out[:, NOBODY] = 0.0
-    out[NOBODY, :] = 0.0
-    assert out[UNKNOWN, NOBODY] == 0.0
+    out[:, EMPTY_SLOT] = 0.0
+    out[EMPTY_SLOT, :] = 0.0
+    assert out[UNKNOWN, EMPTY_SLOT] == 0.0
     return out
 
 

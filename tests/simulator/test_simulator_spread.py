@@ -59,8 +59,10 @@ def test_spreading_costs_the_ratio_of_the_rates_and_never_speeds_up(file: Path) 
 def test_a_prediction_is_made_without_the_measurement_itself(file: Path) -> None:
     table = load_spread(file, "v100")
     assert table is not None
-    assert table.told("LM (batch size 5)", 4) == pytest.approx(1.0)  # the other batch size
-    assert table.told("ResNet (batch size 5)", 4) == pytest.approx(1.5)  # the median of 2 and 1
+    assert table.predicted("LM (batch size 5)", 4) == pytest.approx(1.0)  # the other batch size
+    assert table.predicted("ResNet (batch size 5)", 4) == pytest.approx(
+        1.5
+    )  # the median of 2 and 1
 
 
 def test_a_file_without_unconsolidated_rates_has_no_cost_of_spreading(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class Role(Message):
 class PairLoad(Message):
     """What pairs of a job are priced by where nothing of it was measured.
 
-    `busy_percent` is the share of the GPU's time that it leaves to nobody. It is not its
+    `busy_percent` is the share of the GPU's time that no other job can use. It is not its
     utilisation: two jobs on a GPU share the host as well, so that not all of the time in which one
     waits for the host is room for the other. `step_s` is the time of a step without its input.
     """

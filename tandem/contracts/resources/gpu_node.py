@@ -52,7 +52,7 @@ class MemorySource(StrEnum):
 
 
 class PodUse(Message):
-    """What one pod (or, with `foreign`, processes of nobody we know) does on one GPU.
+    """What one pod (or, with `foreign`, processes of no known pod) does on one GPU.
 
     `active_seconds` and `idle_seconds` are the mean lengths of the phases in which it runs kernels
     and in which it does not; `activity_source` says which series they were read from.

@@ -93,10 +93,10 @@ class Observation(Message):
     The batch was run in `accumulation_steps` micro-batches; observations without it are of 1 step.
     `feature_hash` is that of the graph that ran: another graph pushed under the same name is not
     taken for it. Memory in the peak is the highest of all runs, the rest a moving average.
-    `iterations_per_second` is what its pods told while alone, `neighbours` the latest jobs next to
-    which it ran and how much it was slowed down. `peaks_measured`: an agent has fitted the course
-    of the memory of every one of these runs. `active_seconds` and `idle_seconds` are the mean
-    lengths of the phases with and without kernels of a run alone.
+    `iterations_per_second` is what its pods reported while alone, `neighbours` the latest jobs next
+    to which it ran and how much it was slowed down. `peaks_measured`: an agent has fitted the
+    course of the memory of every one of these runs. `active_seconds` and `idle_seconds` are the
+    mean lengths of the phases with and without kernels of a run alone.
     """
 
     gpu_model: Label

@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 class Learn(Policy):
     """Enter the measured slowdown of each job that shares into the predictions for its class.
 
-    Nobody is moved here: a dispatcher that weighs places by their predictions (`share`) parts bad
+    No job moves here: a dispatcher that weighs places by their predictions (`share`) parts bad
     neighbours itself, and does not bring their like together again. The tables of predictions are
     shared by the jobs of a class, so all of them profit. A look enters with weight
     `1 - weight_of_past` (Eq. 18 of [OJPP]), so that a short disturbance teaches little.
@@ -50,10 +50,10 @@ class Learn(Policy):
                 continue  # it shares with workers of its own alone
             classes = np.array(sorted(shown), dtype=np.int64)
             said, seen = table[classes], np.array([shown[c] for c in classes.tolist()])
-            told = self.weight_of_past * said + (1 - self.weight_of_past) * seen
-            told = np.where(np.isfinite(said), told, seen)
-            most = max(most, float(np.abs(told - said).max()))
-            table[classes] = told
+            learned = self.weight_of_past * said + (1 - self.weight_of_past) * seen
+            learned = np.where(np.isfinite(said), learned, seen)
+            most = max(most, float(np.abs(learned - said).max()))
+            table[classes] = learned
         if most > _ROUNDING:
             board.relearned()
             for job in sharing:
@@ -89,9 +89,9 @@ def _shown(board: Board, job: int, table: Floats) -> dict[int, float]:
         return {}
     predicted = np.array([table[classes].sum() for classes in company])
     order = np.argsort(predicted, kind="stable")
-    # What being spread over nodes costs it is no neighbour's fault.
-    beside = float(board.spread_speed[job]) / float(board.arrays.speed[job]) - 1
-    blamed = blamed_slowdown(predicted, max(beside, 0.0))
+    # The cost of being spread over nodes is not caused by neighbours.
+    with_neighbours = float(board.spread_speed[job]) / float(board.arrays.speed[job]) - 1
+    blamed = blamed_slowdown(predicted, max(with_neighbours, 0.0))
     shown: dict[int, float] = {}
     for index in order.tolist():
         classes = company[index]

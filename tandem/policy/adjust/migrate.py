@@ -28,7 +28,7 @@ class Migrate(Policy):
     """Walk the worse half of the GPUs in use, worst first; move the cheapest worker of each.
 
     It goes to the GPU in use with the most room that meets every constraint. A look enters each
-    GPU's interference into a moving average (Eq. 18), so that a short disturbance moves nobody. A
+    GPU's interference into a moving average (Eq. 18), so that a short disturbance moves no job. A
     move costs seconds: those of the job's last stop and start where they were measured, else
     `seconds_per_gib` for each GiB to save and load, the worker's level outside peaks. The moves of
     one look stay within a budget (Eq. 19). Only jobs that save checkpoints move, and then rest for

@@ -106,7 +106,7 @@ static void reset_row(Cycle *c, i64 row) {
     c->exclusive[row] = 0;
     for (i64 k = row * c->slots; k < (row + 1) * c->slots; k++) {
         c->residents[k] = -1;
-        c->resident_class[k] = NOBODY;
+        c->resident_class[k] = EMPTY_SLOT;
         c->resident_slowdown[k] = 0;
     }
 }
@@ -200,7 +200,7 @@ static void without(const Cycle *c, Place *p, const u8 *keep) {
         if (job < 0 || !keep[k]) {
             p->count -= job >= 0;
             p->there[k] = -1;
-            p->kind[k] = NOBODY;
+            p->kind[k] = EMPTY_SLOT;
             continue;
         }
         double chance = c->peak_probability[job];
@@ -230,7 +230,7 @@ static double slowdown_at(const Cycle *c, i64 job, i64 row, i64 leaving) {
     double sum = 0;
     for (i64 k = row * c->slots; k < (row + 1) * c->slots; k++) {
         i64 there = c->residents[k];
-        sum += own[there == job || (there == leaving && there >= 0) ? NOBODY : c->resident_class[k]];
+        sum += own[there == job || (there == leaving && there >= 0) ? EMPTY_SLOT : c->resident_class[k]];
     }
     return sum;
 }

@@ -12,8 +12,8 @@ typedef int64_t i64;
 typedef uint8_t u8;
 
 enum {
-    MAX_SLOTS = 8, /* residents of a GPU that are told apart */
-    NOBODY = 0,    /* interference class of an empty slot */
+    MAX_SLOTS = 8, /* residents of a GPU that have columns */
+    EMPTY_SLOT = 0,    /* interference class of an empty slot */
     BINS = 64      /* of running time: equations/worth.py, _BINS */
 };
 

@@ -18,9 +18,9 @@ static i64 best_move(Run *r, i64 job, i64 *chosen, double *gain) {
     double total = -value_of(c, job);
     double *loss = TAKE(s, double, count);
     for (i64 i = 0; i < count; i++) loss[i] = 0;
-    i64 *beside = with_partners(r, job, &partners);
+    i64 *group = with_partners(r, job, &partners);
     for (i64 i = 1; i < partners; i++) {
-        i64 partner = beside[i];
+        i64 partner = group[i];
         double alone = 1 / (1 + worst_slowdown(r, partner, job));
         double faster = alone * spread_speed(c, partner) - c->predicted_speed[partner];
         double lost = c->rate[partner] * faster * (double)c->size[partner];
@@ -75,9 +75,9 @@ static double move_gain(Run *r, i64 job, const i64 *rows, i64 count, double esti
     Scratch *s = r->s;
     Mark m = mark_of(s);
     i64 partners, n;
-    i64 *beside = with_partners(r, job, &partners);
+    i64 *group = with_partners(r, job, &partners);
     i64 *concerned = TAKE(s, i64, partners + count * c->slots);
-    memcpy(concerned, beside, (size_t)partners * sizeof *concerned);
+    memcpy(concerned, group, (size_t)partners * sizeof *concerned);
     for (i64 i = 0; i < partners; i++) s->mark[concerned[i]] = 1;
     int meets = 0; /* one of the partners there */
     for (i64 k = 0; count == 1 && k < c->slots; k++) {

@@ -95,7 +95,7 @@ static Offer offer_of(const Cycle *c, i64 job, const Place *p) {
         for (i64 k = 0; k < c->slots; k++) {
             i64 there = p->there[k];
             slowdown += own[p->kind[k]];
-            if (slowdown == INFINITY) return o; /* beside it the job would stand still */
+            if (slowdown == INFINITY) return o; /* next to it the job makes no progress */
             if (there < 0) continue;
             double size = (double)c->size[there], rate = c->rate[there], now = p->now[k];
             double theirs = 1 / (1 + p->slowdown[k] + caused[p->kind[k]]);

@@ -29,7 +29,7 @@ typedef struct {
     i64 job, count;
     const i64 *rows;
     Place *places;     /* (count,) */
-    i64 concerned;     /* the job and those beside it */
+    i64 concerned;     /* the job and those on its GPUs */
     i64 *jobs;         /* (concerned,) */
     double *speeds;    /* (concerned,) */
     u8 *stale;         /* (concerned,) */

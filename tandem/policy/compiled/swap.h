@@ -84,12 +84,12 @@ static void swaps_of(Run *r, Swaps *w) {
             w->spread[at] = spread_speed(c, there);
             w->stays[at] = !s->may_stop[there];
             if (!crowd) continue;
-            i64 beside = 0;
+            i64 shared = 0;
             for (i64 i = 0; i < s->rows_count[there]; i++) {
-                beside += c->count[s->rows_of[there][i]] > 1;
+                shared += c->count[s->rows_of[there][i]] > 1;
             }
-            if (beside == 0) continue;
-            w->crowded[at] = beside;
+            if (shared == 0) continue;
+            w->crowded[at] = shared;
             if (s->recovered_at[there] != number) {
                 s->recovered_at[there] = number;
                 s->recovered[there] = neighbours_recover(r, there);
@@ -161,9 +161,9 @@ static double swap_gain(const Swaps *w, i64 gang, i64 row, int exact, u8 *leaves
         cost = staying[k] + cost;
         int stuck = w->full[row] && !any;
         if (stuck) cost += least;
-        double beside = worth * speed_of[k] - factor * cost;
-        if (!(beside > gain)) continue;
-        gain = beside;
+        double net = worth * speed_of[k] - factor * cost;
+        if (!(net > gain)) continue;
+        gain = net;
         for (i64 other = 0; other < slots; other++) {
             if (other == k) continue;
             leaves[other] = (there_of[other] && !cheaper[other]) || (stuck && other == first);

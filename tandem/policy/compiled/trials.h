@@ -12,7 +12,7 @@ typedef struct {
 
 static const double SAME = 1e-12; /* as _SAME */
 
-/* As `Valuation.in_place_of`: whose place is best for `job`, of one GPU; 0 for nobody's. */
+/* As `Valuation.in_place_of`: whose place is best for `job`, of one GPU; 0 for no victim's. */
 static int in_place_of(Run *r, i64 job, const i64 *victims, i64 count, i64 *victim, i64 *row) {
     Cycle *c = r->c;
     Scratch *s = r->s;
@@ -95,7 +95,7 @@ static i64 best_without(Run *r, i64 job, i64 *chosen) {
         }
     }
     unmark(r, partner, partners);
-    /* Those that were beside one who left are faster then. */
+    /* The former neighbours of a job that left run faster. */
     double *now = TAKE(s, double, partners);
     for (i64 i = 0; i < partners; i++) {
         i64 of = partner[i];

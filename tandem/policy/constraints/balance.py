@@ -65,7 +65,7 @@ class Balance(Policy):
 
 
 def _spread_with(slowdown: Floats, row: Ints, placed: Floats, least: float) -> Floats:
-    """Return the spread if one more worker went to each GPU, (gpus,), beside those at `row`.
+    """Return the spread if one more worker went to each GPU, (gpus,), besides those at `row`.
 
     Workers on that very GPU are as slow as the new one, so only those elsewhere differ from it.
     """

@@ -35,7 +35,7 @@ class Healthy(Policy):
 
 
 class Fresh(Policy):
-    """The agent's report is recent, or the GPU is empty: nobody is joined on stale measurements."""
+    """The agent's report is recent, or the GPU is empty: no job joins by stale measurements."""
 
     kind: Literal["fresh_telemetry"] = "fresh_telemetry"
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from tandem.policy.cluster import GpuArrays
 from tandem.policy.columns import Demands
 from tandem.policy.equations.ojpp import slowdown_with
-from tandem.policy.job import NOBODY, UNKNOWN, Job
+from tandem.policy.job import EMPTY_SLOT, UNKNOWN, Job
 from tandem.policy.ports import Policy
 from tandem.policy.units import Bools, Floats
 from tandem.reasons.causes import Cause, Reason, figure
@@ -72,11 +72,11 @@ class Apart(Policy):
     kind: Literal["apart"] = "apart"
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Bools:
-        """Return (gpus,), True where it was never bad beside any resident, nor one beside it."""
+        """Return (gpus,), True where neither was ever bad next to the other, job or resident."""
         if job.own_slowdown is None or job.caused_slowdown is None:
             return np.ones(len(gpus), dtype=np.bool_)
         bad = np.isinf(job.own_slowdown) | np.isinf(job.caused_slowdown)
-        bad[[NOBODY, UNKNOWN]] = False
+        bad[[EMPTY_SLOT, UNKNOWN]] = False
         apart = np.ones(len(gpus), dtype=np.bool_)
         if bad.any():
             for slot in range(gpus.resident_class.shape[1]):  # a short axis is slow to reduce

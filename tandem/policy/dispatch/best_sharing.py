@@ -23,10 +23,10 @@ from tandem.policy.units import Floats, Ints
 class BestSharing(Dispatch):
     """Enough free GPUs: take them, packed; else shared ones by Theorem 1, topped up with free ones.
 
-    It waits otherwise, and blocks nobody. Next to a partner the newcomer runs with the sub-batch
-    that the constraints allow there and that makes the pair's mean completion time least, each
-    with the interference and the stretch of its own; ties go to the largest. A gang runs with the
-    smallest that one of its GPUs asks for. Sub-batches are those of the job or, where none are
+    Otherwise it waits, and blocks no other job. Next to a partner the newcomer runs with the
+    sub-batch that the constraints allow there and that makes the pair's mean completion time least,
+    each with the interference and the stretch of its own; ties go to the largest. A gang runs with
+    the smallest that one of its GPUs asks for. Sub-batches are those of the job or, where none are
     given, follow from its model of an iteration (Eq. 3, 4, 7). Without `benefit`, first fit
     (SJF-FFS): the first GPUs held by one job will do, with the largest sub-batch that fits.
     Remaining times must be known.
@@ -74,12 +74,12 @@ class BestSharing(Dispatch):
         """
         gpus, job = board.gpus, board.jobs[index]
         held_by_one = np.flatnonzero(gpus.jobs == 1)
-        beside = gpus.take(held_by_one)
+        shareable = gpus.take(held_by_one)
         choice = np.full(len(held_by_one), -1)
         together = np.full(len(held_by_one), np.inf)
         for option, sub_batch in enumerate((None, *_sub_batches(job))):
             as_run = _as_run(job, sub_batch)
-            allowed = pipeline.evaluate(as_run, beside).allowed
+            allowed = pipeline.evaluate(as_run, shareable).allowed
             if not self.benefit:
                 choice[allowed & (choice < 0)] = option
                 continue

@@ -26,8 +26,8 @@ class Greedy(Dispatch):
     placed counted in; several of one job may share a GPU. With the order `decreasing` it is [OJPP]
     Alg. 1, with `gregarious` Alg. 3; the placement of one job is Alg. 2.
 
-    Differs: a job that fits nowhere waits and holds up nobody, since a real cluster has no further
-    GPU to open.
+    Differs: a job that fits nowhere waits and blocks no other job, since a real cluster has no
+    further GPU to open.
     """
 
     kind: Literal["greedy"] = "greedy"

@@ -30,9 +30,9 @@ def improve(
         return
     if not changed[rows].any():
         residents = board.gpus.residents[changed]
-        beside = np.zeros_like(may_stop)
-        beside[residents[residents >= 0]] = True
-        may_stop = may_stop & beside
+        on_changed = np.zeros_like(may_stop)
+        on_changed[residents[residents >= 0]] = True
+        may_stop = may_stop & on_changed
     slow = np.flatnonzero(may_stop)
     speed = valuation.speed(slow)
     slow, speed = slow[speed < below], speed[speed < below]
@@ -63,7 +63,7 @@ def _gain(valuation: Valuation, job: int, rows: Ints, estimate: float) -> float:
     board = valuation.board
     there = {other for row in rows.tolist() for other in board.residents_of[row]}
     if len(rows) == 1 and there.isdisjoint(board.partners(job)):
-        return estimate  # of one GPU, and beside others: the estimate is exact
+        return estimate  # of one GPU, next to other jobs: the estimate is exact
     concerned = np.array(sorted({job} | board.partners(job) | there))
     before = float(valuation.value(concerned).sum())
     changed = board.changed.copy()  # a trial changes nothing

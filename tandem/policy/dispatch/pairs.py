@@ -23,9 +23,9 @@ class Pairs(Dispatch):
 
     The partner is the waiting job with the least |r_a r_n - 1|, by the active and idle time that
     was measured of earlier runs alone, else by predicted utilisation, among those that the
-    constraints allow on the GPUs of the one that picks; a job that is never idle is nobody's. A job
-    for which there is none runs alone. The survivor of a pair picks again (ours: the paper does
-    not say).
+    constraints allow on the GPUs of the one that picks; a job that is never idle is no partner. A
+    job without a partner runs alone. The survivor of a pair picks again (ours: the paper does not
+    say).
 
     Source: [Xonar] III-B, Eq. (1).
     """
@@ -60,7 +60,7 @@ class Pairs(Dispatch):
         return pipeline.gather(board.jobs[job], board.gpus, empty, evaluation.score)
 
     def _pick(self, board: Board, job: int, waiting: list[int], pipeline: Pipeline) -> None:
-        """Start the best partner of `job` beside it, and take it from `waiting`."""
+        """Start the best partner of `job` on its GPUs, and take it from `waiting`."""
         held = board.rows_of[job]
         if board.partners(job) or not waiting:
             return

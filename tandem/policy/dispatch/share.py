@@ -64,7 +64,7 @@ class Share(Dispatch):
     gang_weight: Annotated[float, Field(ge=0)] = 4.0  # how much a gang's part of all GPUs adds
     preempt_factor: Annotated[float, Field(gt=1)] | None = 3.5  # none: no job is preempted
     turn_share: Annotated[float, Field(gt=0, le=1)] | None = 1 / 32  # none: a job may starve
-    move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: nobody is moved
+    move_cost_s: Annotated[float, Field(ge=0)] | None = 60.0  # none: no job is moved
     move_below_speed: Annotated[float, Field(ge=0, le=1)] = 0.75
     min_speed: Annotated[float, Field(ge=0, le=1)] = 0.0  # each of a pair keeps at least this
     min_gain: Annotated[float, Field(ge=0, le=1)] = 0.1  # of a GPU's speed, by sharing it

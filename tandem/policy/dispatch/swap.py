@@ -135,9 +135,9 @@ class Swaps:
             leaves = (there & ~cheaper)[others]
             stuck = self._full & ~leaves.any(axis=0)
             cost = cost + np.where(stuck, extra[others].min(axis=0, initial=np.inf), 0.0)
-            beside = worth * speeds[slot] - self._factor * cost
-            better = beside > gain
-            gain = np.where(better, beside, gain)
+            net = worth * speeds[slot] - self._factor * cost
+            better = net > gain
+            gain = np.where(better, net, gain)
             if slots > 1:
                 first = np.arange(slots - 1)[:, None, None] == extra[others].argmin(axis=0)
                 out[others] = np.where(better, leaves | (stuck & first), out[others])

@@ -12,7 +12,7 @@ from tandem.policy.columns import JobColumns
 from tandem.policy.equations.slices import slice_speed
 from tandem.policy.equations.turns import shares_well
 from tandem.policy.gather import whole_pods
-from tandem.policy.job import NOBODY
+from tandem.policy.job import EMPTY_SLOT
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import Bools, Floats, Ints
 
@@ -69,8 +69,8 @@ class Valuation:
                 board.predicted_speed[job] = spread
                 continue
             there = residents[rows]
-            beside = np.where(there == job, NOBODY, board.gpus.resident_class[rows])
-            slowdown = self.loads.own[self.loads.table[job]][beside].sum(axis=1)
+            neighbours = np.where(there == job, EMPTY_SLOT, board.gpus.resident_class[rows])
+            slowdown = self.loads.own[self.loads.table[job]][neighbours].sum(axis=1)
             board.predicted_speed[job] = 1 / (1 + slowdown.max()) * spread
         board.stale.clear()
 
@@ -135,7 +135,7 @@ class Valuation:
         left = without(board.gpus.take(np.flatnonzero(hit)), self.loads, ~leaves[hit])
         gpus = with_rows(board.gpus.take(rows), hit[rows], left)
         partners = np.unique(left.residents[left.residents >= 0])
-        # Those that were beside one who left are faster then.
+        # The former neighbours of a job that left run faster.
         now = board.predicted_speed[partners]
         slowdown = board.gpus.resident_slowdown.copy()
         slowdown[hit] = left.resident_slowdown
@@ -155,7 +155,7 @@ class Valuation:
         return 1 / (1 + most) * self.spread_speed(jobs)
 
     def in_place_of(self, job: int, victims: Ints) -> tuple[int, int] | None:
-        """Return whose place, and which GPU of it, is best for `job`, of one GPU; None: nobody's.
+        """Return the best victim for `job`, of one GPU, and which GPU of it; None without a gain.
 
         What `job` yields there, and what the neighbours that stay gain or lose, less what the
         victim yields now. A neighbour that is a gang is held back elsewhere, so it gains nothing.
@@ -204,24 +204,26 @@ class Valuation:
             lost = float(self.rate[partner]) * faster * size
             gain += lost
             if len(own) > 1 and lost > 0:
-                beside = (board.gpus.residents[own] == partner).any(axis=1)
-                loss[beside] += lost / min(size, int(loads.gpus[job]))
+                shared = (board.gpus.residents[own] == partner).any(axis=1)
+                loss[shared] += lost / min(size, int(loads.gpus[job]))
         rows, most = offers.best(index, own, speed, loss)
         return rows, gain + most
 
     def _own_speeds(self, job: int, own: Ints) -> Floats:
         """Return the speed of each worker of a running job, (workers,)."""
         gpus = self.board.gpus
-        beside = np.where(gpus.residents[own] == job, NOBODY, gpus.resident_class[own])
-        speeds: Floats = 1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1))
+        neighbours = np.where(gpus.residents[own] == job, EMPTY_SLOT, gpus.resident_class[own])
+        speeds: Floats = 1 / (1 + self.loads.own[self.loads.table[job]][neighbours].sum(axis=1))
         return speeds
 
     def speed_without(self, job: int, leaving: int) -> float:
         """Return the speed of a running job if another one left."""
         gpus, rows = self.board.gpus, self.board.rows_of[job]
         there = gpus.residents[rows]
-        beside = np.where((there == job) | (there == leaving), NOBODY, gpus.resident_class[rows])
-        alone = 1 / (1 + self.loads.own[self.loads.table[job]][beside].sum(axis=1).max())
+        neighbours = np.where(
+            (there == job) | (there == leaving), EMPTY_SLOT, gpus.resident_class[rows]
+        )
+        alone = 1 / (1 + self.loads.own[self.loads.table[job]][neighbours].sum(axis=1).max())
         return float(alone * self.spread_speed(job))
 
     def gains_at(self, job: int, rows: Ints) -> bool:
@@ -247,7 +249,7 @@ class Valuation:
 class Offers:
     """What each of some jobs would do on each of some GPUs; shapes (jobs, gpus).
 
-    `speed` is a worker's own beside those that are there. `loss` is what they lose, in completions
+    `speed` is a worker's own next to the residents. `loss` is what they lose, in completions
     per second; a gang loses as a whole, shared out over those of its GPUs that are taken. `slowed`
     is the speed that they lose together; `present` and `worth` (gpus,) are the speed that they
     have now, and what it yields.
@@ -268,7 +270,7 @@ class Offers:
         self.wanted = valuation.loads.gpus[jobs]  # (jobs,)
         self._job_list = [valuation.board.jobs[j] for j in jobs.tolist()]
         self._demands = valuation.loads.demands(jobs)
-        self._set(self._beside(gpus, rows, now))
+        self._set(self._columns_on(gpus, rows, now))
 
     def _set(self, found: tuple[Floats, Floats, Floats, Bools, Floats, Floats]) -> None:
         self.speed, self.loss, self.slowed, self.allowed, self.present, self.worth = found
@@ -288,7 +290,7 @@ class Offers:
         at = at[self.rows[np.minimum(at, len(self.rows) - 1)] == rows]
         rows = self.rows[at]
         live = self.allowed.any(axis=1)
-        new = self._beside(board.gpus.take(rows), rows, None)
+        new = self._columns_on(board.gpus.take(rows), rows, None)
         for column, part in zip(
             (self.speed, self.loss, self.slowed, self.allowed, self.present, self.worth),
             new,
@@ -300,7 +302,7 @@ class Offers:
         changed[at] = True
         return changed
 
-    def _beside(
+    def _columns_on(
         self, gpus: GpuArrays, rows: Ints, now: Floats | None
     ) -> tuple[Floats, Floats, Floats, Bools, Floats, Floats]:
         """Return the columns for `gpus`, those at `rows`; `now` are the speeds of residents."""
@@ -331,7 +333,7 @@ class Offers:
                 worth += rate * speed_now
                 if least:
                     allowed &= ~here | (theirs >= least)
-            allowed &= slowdown < np.inf  # elsewhere the job would stand still
+            allowed &= slowdown < np.inf  # elsewhere the job makes no progress
         speed = 1 / (1 + slowdown)
         if least:
             allowed &= (gpus.jobs == 0) | (speed >= least)
@@ -543,7 +545,7 @@ def without(gpus: GpuArrays, loads: JobColumns, keep: Bools) -> GpuArrays:
     """Return the GPUs with those residents only that are in `keep` (gpus, slots)."""
     keep = keep & (gpus.residents >= 0)
     residents = np.where(keep, gpus.residents, -1)
-    classes = np.where(keep, gpus.resident_class, NOBODY)
+    classes = np.where(keep, gpus.resident_class, EMPTY_SLOT)
     base = np.where(keep, loads.base_gib[residents], 0.0)
     extra = np.where(keep, loads.extra_gib[residents], 0.0)
     chance = np.where(keep, loads.peak_probability[residents], 0.0)

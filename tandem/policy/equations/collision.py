@@ -24,7 +24,7 @@ def memory_needed_gib(
     level outside peaks). Shapes: `base_gib` (sum over residents) and `peak_extra_gib` (largest over
     residents) are (gpus,); the answer too, in GiB.
 
-    Worked: the paper's ResNet, <0.3, 0.62, 0.2> of a device, beside another one: 1.22 devices.
+    Worked: the paper's ResNet, <0.3, 0.62, 0.2> of a device, next to another one: 1.22 devices.
 
     Source: [OJPP] Eq. (3): sum(gamma) + max(delta) <= 1, here in GiB instead of shares of a device.
     """

@@ -51,7 +51,7 @@ def over_commit_curve(gpu_model: str) -> tuple[float, float, float]:
 def slowdown(together_s: Floats, alone_s: Floats) -> Floats:
     """Return t_colocated / t_solo - 1, clipped at 0. Shapes: equal; without unit.
 
-    Worked: 12 s beside another, 10 s alone: 0.2.
+    Worked: 12 s next to another job, 10 s alone: 0.2.
 
     Source: [Horus] Eq. (1).
     """

@@ -29,7 +29,7 @@ def communication_s(message_bytes: Floats, fixed_s: float, per_byte_s: float) ->
 #   tests/policy/test_policy_equations.py
 #   test_a_stretched_iteration_has_the_slowdown_it_was_stretched_by | live: yes
 def stretched_s(iteration_s: Floats, interference_ratio: Floats) -> Floats:
-    """Return the time of an iteration beside another job: t xi.
+    """Return the time of an iteration next to another job: t xi.
 
     Symbols: t = `iteration_s`, xi = `interference_ratio` >= 1; a slowdown is xi - 1. Equal shapes;
     seconds.

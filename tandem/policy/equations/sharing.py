@@ -18,7 +18,7 @@ def sharing_benefit_s(
 
     Positive: share; otherwise run the second when the first has ended. Symbols: L_A = `first_s`,
     L_B = `second_s`, what is left of each in solo seconds; xi_A, xi_B = `first_ratio` and
-    `second_ratio` >= 1, by which an iteration is stretched beside the other. Any equal shapes.
+    `second_ratio` >= 1, by which an iteration is stretched next to the other job. Any equal shapes.
 
     Worked: L 10 and 10, both ratios 1.4: 15 - 14 = 1; 1.6: -1; 10 and 4 at 2: 1; 4 and 10: -2.
 

@@ -16,10 +16,10 @@ def active_idle_misfit(busy: Floats, other_busy: float) -> Floats:
     """Return |r_a r_n - 1| with r = active / idle time; 0 is the perfect partner.
 
     Symbols: `busy` = u, the fraction of time that a GPU is busy, so that r = u / (1 - u). The best
-    partner is the one whose busy fractions add to 1. A job that is never idle partners with nobody:
+    partner is the one whose busy fractions add to 1. A job that is never idle has no partner:
     infinite. Shapes: (gpus,) and one number -> (gpus,).
 
-    Worked: u = 0.25 beside 0.75 gives 0; 0.5 beside 0.75 gives 2.
+    Worked: u = 0.25 next to 0.75 gives 0; 0.5 next to 0.75 gives 2.
 
     Source: [Xonar] Eq. (1).
     """

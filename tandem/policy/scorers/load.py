@@ -35,7 +35,7 @@ class LeastLoaded(Policy):
     weight: Annotated[float, Field(gt=0)] = 1.0
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
-        """Return (gpus,) in [0, 1]: the share of memory that nobody has."""
+        """Return (gpus,) in [0, 1]: the share of memory that is free."""
         used = gpus.memory_base_gib + gpus.memory_peak_extra_gib
         score: Floats = (1 - used / np.maximum(gpus.memory_capacity_gib, 1e-9)).clip(0.0, 1.0)
         return score

@@ -16,7 +16,7 @@ from tandem.policy.units import Floats
 
 
 class ActiveIdleFit(Policy):
-    """One computes while the other waits: 1 / (1 + misfit), 0 where nobody is. [Xonar] Eq. (1)."""
+    """One computes while the other waits: 1 / (1 + misfit), 0 on an empty GPU. [Xonar] Eq. (1)."""
 
     kind: Literal["active_idle_fit"] = "active_idle_fit"
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -36,7 +36,7 @@ class LeastSlowdown(Policy):
     weight: Annotated[float, Field(gt=0)] = 1.0
 
     def __call__(self, job: Job, gpus: GpuArrays) -> Floats:
-        """Return (gpus,) in [0, 1]; 0 beside a job of which nothing is known."""
+        """Return (gpus,) in [0, 1]; 0 next to a job of which nothing is known."""
         if job.own_slowdown is None or job.caused_slowdown is None:
             alone: Floats = (gpus.jobs == 0).astype(np.float64)
             return alone
