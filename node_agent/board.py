@@ -67,6 +67,7 @@ class Board:
         self.load: Load | None = None
         self.sensors: Sensors | None = None
         self.mps: bool | None = None
+        self._mps_clients: set[int] = set()
         self.tenants: dict[str, Tenant] = {}
         self.xids: Counter[int] = Counter()
         self.full = FullTimes()
@@ -126,7 +127,8 @@ class Board:
         self._assign(now_s, processes, owner)
         self._read_s = self._listed_s = now_s
         if all_kinds:
-            self.mps = any(process.kind == "mps" for process in processes)
+            self._mps_clients = {process.pid for process in processes if process.kind == "mps"}
+            self.mps = bool(self._mps_clients)
 
     def _plausible_memory(self, now_s: float) -> Memory | None:
         """Read the GPU's memory; what cannot be is absent, and a reason for quarantine."""
@@ -183,7 +185,7 @@ class Board:
             self._utilisation.update(now_s, self.load.percent)
         self.sensors = self.gpu.sensors()
         self.quarantine.sensors(now_s, self.sensors)
-        self._share_load(now_s, self.gpu.process_utilisation())
+        self._share_load(now_s)
 
     def _assign(self, now_s: float, processes: tuple[Process, ...], owner: Owner) -> None:
         by_pod: dict[str, list[Process]] = {}
@@ -222,12 +224,18 @@ class Board:
             if uid not in by_pod and now_s - tenant.last_seen_s > KEEP_LEFT_S:
                 del self.tenants[uid]
 
-    def _share_load(self, now_s: float, by_pid: dict[int, float] | None) -> None:
-        """Tell the tenants' parts of the load: a tenant that is alone has all of it."""
+    def _share_load(self, now_s: float) -> None:
+        """Give each tenant its part of the load: a tenant that is alone has all of it.
+
+        The utilisation by process is read only where it decides: NVML takes a millisecond of CPU
+        for it.
+        """
+        assert self.gpu is not None
         alone = len(self._pids) == 1 and self._foreign == [] and not self.unlisted_bytes
+        samples = self.load.samples if alone and self.load is not None else ()
+        by_pid = self.gpu.process_utilisation() if self._pids and not samples else None
         for uid, pids in self._pids.items():
             tenant = self.tenants[uid]
-            samples = self.load.samples if alone and self.load is not None else ()
             if samples:
                 tenant.take_samples(samples)
                 mean = sum(sample.percent for sample in samples) / len(samples)
@@ -235,7 +243,12 @@ class Board:
                 continue
             if not alone:
                 tenant.share_gpu()
-            if by_pid is not None:
+            if by_pid is None:
+                continue
+            if self._mps_clients.issuperset(pids):
+                # NVML counts their work for the MPS server, which is no process of this pod.
+                tenant.forget_utilisation()
+            else:
                 total = sum(by_pid.get(pid, 0.0) for pid in pids)
                 tenant.utilisation.update(now_s, min(total, 100.0))
 

@@ -48,6 +48,10 @@ class Tenant:
     def has_left(self) -> None:
         """Note that it has no process any more; what was observed of it stays."""
         self.memory = 0
+        self.forget_utilisation()
+
+    def forget_utilisation(self) -> None:
+        """Note that its part of the GPU's load is not known."""
         self.utilisation = Ewma(self.utilisation.half_life_s)
 
     def take_samples(self, samples: tuple[Sample, ...]) -> None:

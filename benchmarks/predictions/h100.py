@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.predictions import h100_mps
 from predictor.interference import Interference
 from predictor.load import Predictor
 from predictor.load_evaluation import load_table, rmsle
@@ -217,7 +218,9 @@ the tests: the stand-in refuses since then what this driver refuses.
 """
 _COSTS = """
 A call takes, in microseconds: {costs}.
-A full reading, once a second, has each of them once: how much of that time is CPU was not measured.
+A full reading, once a second, has each of them once. {cpu}
+The agent asked for the room of each list anew then, and for the utilisation by process of each GPU.
+It does neither now, which leaves out half of these calls, and more where no jobs share a GPU.
 The driver's samples of utilisation are {sample:.0f} ms apart (167 ms on older boards).
 
 ## Loads
@@ -283,7 +286,8 @@ def page() -> str:
             for f in agent["findings"]
         ),
         _COSTS.format(
-            costs=costs, sample=agent["sample_ms"]["median"], rows=len(measured),
+            costs=costs, cpu=h100_mps.cost(),
+            sample=agent["sample_ms"]["median"], rows=len(measured),
             models=len({p.name for p in measured}), families=len(families),
             known=len(families - _KNOWN),
             unlike=said_of(measured, open_load(None)).unlike,
@@ -298,7 +302,9 @@ def page() -> str:
         _TAIL.format(
             none=np.abs(1 - real).mean(), mean=real.mean(), low=real.min(), total=total.mean(),
             least=total.min(),
-        ),
+        ).rstrip(),
+        h100_mps.section({key: row["measured"]["iterationS"] for key, row in alone().items()}),
+        "",
     ]  # fmt: skip
     return "\n".join(lines)
 

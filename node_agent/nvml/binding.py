@@ -55,6 +55,9 @@ class Binding:
 
     def __init__(self) -> None:
         self.errors: Counter[tuple[str, int]] = Counter()
+        #: Rows that the driver has room for, by call and address of the GPU's handle. To ask for
+        #: them each time doubles the driver's work.
+        self._rooms: dict[tuple[str, int], int] = {}
 
     def call(self, name: str, *arguments: object) -> Untyped:
         """Call the binding's function `name`.
@@ -107,7 +110,7 @@ class Binding:
         Raises:
             CallFailedError: as `rows`; no rows are a code of their own, NVML_SUCCESS or another.
         """
-        return self._checked(_UTILISATION, lambda: _utilisation(handle, since_us))
+        return self._checked(_UTILISATION, lambda: self._utilisation(handle, since_us))
 
     def samples(self, handle: Untyped, since_us: int) -> tuple[int, Untyped]:
         """Return the type of value and the samples of utilisation since `since_us`, as `rows`.
@@ -115,7 +118,9 @@ class Binding:
         Raises:
             CallFailedError: as `rows`.
         """
-        found: tuple[int, Untyped] = self._checked(_SAMPLES, lambda: _samples(handle, since_us))
+        found: tuple[int, Untyped] = self._checked(
+            _SAMPLES, lambda: self._samples(handle, since_us)
+        )
         return found
 
     def quietly(self, name: str, *arguments: object) -> None:
@@ -124,6 +129,46 @@ class Binding:
             self.call(name, *arguments)
         except CallFailedError as failed:
             log.debug("nvml call=%s code=%d", name, failed.code)
+
+    def _utilisation(self, handle: Untyped, since_us: int) -> Untyped:
+        function, since = pynvml._nvmlGetFunctionPointer(_UTILISATION), ctypes.c_ulonglong(since_us)
+
+        def call(count: Untyped, rows: Untyped) -> int:
+            return int(function(handle, rows, count, since))
+
+        return self._filled(_UTILISATION, handle, call, pynvml.c_nvmlProcessUtilizationSample_t)
+
+    def _samples(self, handle: Untyped, since_us: int) -> tuple[int, Untyped]:
+        function, since = pynvml._nvmlGetFunctionPointer(_SAMPLES), ctypes.c_ulonglong(since_us)
+        kind, value_type = pynvml.NVML_GPU_UTILIZATION_SAMPLES, ctypes.c_uint(0)
+
+        def call(count: Untyped, rows: Untyped) -> int:
+            return int(function(handle, kind, since, ctypes.byref(value_type), count, rows))
+
+        found = self._filled(_SAMPLES, handle, call, pynvml.c_nvmlSample_t)
+        return value_type.value, found
+
+    def _filled(
+        self, name: str, handle: Untyped, call: Callable[[Untyped, Untyped], int], row: Untyped
+    ) -> Untyped:
+        """Return the rows of a call, in as much room as sufficed last time.
+
+        Raises:
+            pynvml.NVMLError: the call's answer; NVML_SUCCESS where a sizing call has no rows.
+        """
+        key = name, address(handle)
+        known = self._rooms.pop(key, None)
+        room = known or _room(call)
+        try:
+            found = _filled(call, row, room)
+        except pynvml.NVMLError as error:
+            if known and error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                return self._filled(name, handle, call, row)
+            if error.value == pynvml.NVML_ERROR_NOT_FOUND:
+                self._rooms[key] = room
+            raise
+        self._rooms[key] = room
+        return found
 
     def check_gone(self, code: int) -> None:
         """Raise NvmlGoneError if `code` means it and NVML's simplest call agrees.
@@ -155,30 +200,6 @@ def _list(name: str, handle: Untyped, row: Untyped) -> Untyped:
     return _filled(call, row, 2 * count + 5)  # more than there are: some may start meanwhile
 
 
-def _utilisation(handle: Untyped, since_us: int) -> Untyped:
-    function, since = pynvml._nvmlGetFunctionPointer(_UTILISATION), ctypes.c_ulonglong(since_us)
-
-    def call(count: Untyped, rows: Untyped) -> int:
-        return int(function(handle, rows, count, since))
-
-    sized, count = _sized(call)
-    if sized == pynvml.NVML_SUCCESS:
-        raise pynvml.NVMLError(sized)
-    return _filled(call, pynvml.c_nvmlProcessUtilizationSample_t, count)
-
-
-def _samples(handle: Untyped, since_us: int) -> tuple[int, Untyped]:
-    function, since = pynvml._nvmlGetFunctionPointer(_SAMPLES), ctypes.c_ulonglong(since_us)
-    kind, value_type = pynvml.NVML_GPU_UTILIZATION_SAMPLES, ctypes.c_uint(0)
-
-    def call(count: Untyped, rows: Untyped) -> int:
-        return int(function(handle, kind, since, ctypes.byref(value_type), count, rows))
-
-    _, count = _sized(call)
-    found = _filled(call, pynvml.c_nvmlSample_t, count)
-    return value_type.value, found
-
-
 def _sized(call: Callable[[Untyped, Untyped], int]) -> tuple[int, int]:
     """Return the answer's code and the count of rows, which `call(count, None)` asks for."""
     count = ctypes.c_uint(0)
@@ -188,6 +209,14 @@ def _sized(call: Callable[[Untyped, Untyped], int]) -> tuple[int, int]:
     if count.value > MOST_ROWS:
         raise ValueError(f"{count.value} rows")
     return code, count.value
+
+
+def _room(call: Callable[[Untyped, Untyped], int]) -> int:
+    """Return for how many rows to make room: twice what the driver says, and some."""
+    sized, count = _sized(call)
+    if sized == pynvml.NVML_SUCCESS and not count:
+        raise pynvml.NVMLError(sized)
+    return 2 * count + 5
 
 
 def _filled(call: Callable[[Untyped, Untyped], int], row: Untyped, room: int) -> Untyped:

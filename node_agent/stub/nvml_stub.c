@@ -762,7 +762,9 @@ static int list(const char *call, void *device, unsigned *count, struct process_
     u64 now = now_us();
     for (int i = 0; i < state.processes; i++) {
         const struct process *p = &state.process[i];
-        if (p->gpu != gpu || p->kind != kind || (slice && p->instance != slice->gi)) continue;
+        /* A client of MPS is in both lists (driver 580, H100). */
+        int listed = p->kind == kind || (p->kind == MPS && kind == COMPUTE);
+        if (p->gpu != gpu || !listed || (slice && p->instance != slice->gi)) continue;
         if (n < room)
             rows[n] = (struct process_info){p->pid, p->has_memory ? process_memory(p, now) : ~0ull,
                                             p->instance, ~0u};
@@ -786,13 +788,16 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, st
     return list(__func__, device, count, rows, MPS);
 }
 
-/* Percent of one process over the last whole window; as in the driver, only what is not idle. */
+/*
+ * Percent of one process over the last whole window; as in the driver, only what is not idle, and
+ * no client of MPS: its work counts for the server (driver 580, H100).
+ */
 static int busy(int gpu, int i, u64 last_seen, struct process_info_v1 *row) {
     const struct process *p = &state.process[i];
     u64 window = window_of(gpu), at = now_us() / window * window;
     double share = high_share(p->active, at - window, at);
     unsigned sm = (unsigned)(p->sm * share + 0.5), memory = (unsigned)(p->mem * share + 0.5);
-    if (p->gpu != gpu || at <= last_seen || (!sm && !memory)) return 0;
+    if (p->gpu != gpu || p->kind == MPS || at <= last_seen || (!sm && !memory)) return 0;
     *row = (struct process_info_v1){.time_us = at, .pid = p->pid, .sm = sm, .memory = memory};
     return 1;
 }

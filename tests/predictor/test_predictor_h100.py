@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.predictions import h100
+from benchmarks.predictions import h100, h100_mps
 from predictor.artifacts import Artifacts
 from predictor.load import Predictor
 from predictor.load_evaluation import load_table, rmsle
@@ -45,6 +45,14 @@ def test_pairs_run_as_time_sharing_says_once_their_jobs_have_run():
     real, said, bound = h100.speeds(pairs, lambda key, load: h100.after_a_run(load, records[key]))
     assert np.abs(real - said).mean() < 0.6 * np.abs(real - 1).mean()
     assert (real >= bound).mean() >= 0.95
+
+
+def test_mps_does_more_work_and_is_less_fair_than_time_slicing():
+    """Record 76 decides by these."""
+    alone = {key: record["measured"]["iterationS"] for key, record in h100.alone().items()}
+    slicing, mps = h100_mps.speeds(alone)
+    assert (mps.sum(axis=1) / slicing.sum(axis=1)).mean() > 1
+    assert mps.min() < slicing.min()
 
 
 def test_a_bare_loop_has_neither_input_nor_stall(measured):
