@@ -5,8 +5,9 @@ few times with the running times that nobody knows drawn from what finished jobs
 with JSON.
 A process of its own, niced and with limits, so that neither a verb nor a round waits for it.
 
-What it leaves out: jobs still to come, CPU and memory of nodes, quotas, minimum runs, the caps on
-preemptions and the seconds in which pods start and stop.
+What it leaves out: jobs still to come, CPU and memory of nodes, borrowers that give GPUs back to
+namespaces within their quotas, minimum runs, the caps on preemptions and the seconds in which pods
+start and stop.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 
 from scheduler_extender.cluster.table import without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline, Tries
+from scheduler_extender.planning.forecast_quotas import Admission, Shares
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import GpuArrays
@@ -55,8 +57,8 @@ class Picture:
     Times are relative to now. `known` are jobs of which `remaining_at_since` is no estimate,
     `endless` those that never end. `slowdown` (classes, classes) is what is believed of pairs,
     `nodes` (nodes,) by `Job.where` who could run there if they were empty, `most` of how many GPUs.
-    `topology` has the domains of the nodes. `paces` has by row how many times as long as
-    drawn a job runs, where that is not 1.
+    `topology` has the domains of the nodes, `shares` the quotas. `paces` has by row how many times
+    as long as drawn a job runs, where that is not 1.
     """
 
     profile: Profile
@@ -73,6 +75,7 @@ class Picture:
     most: Mapping[int, Ints] = field(default_factory=dict)
     topology: Topology | None = None
     paces: Mapping[int, float] = field(default_factory=dict)
+    shares: Shares | None = None
 
 
 def forecast(picture: Picture, jobs: Sequence[Job]) -> dict[int, tuple[float, float]]:
@@ -137,6 +140,10 @@ def engine_of(picture: Picture, jobs: Sequence[Job], left: Floats) -> Engine:
             record_decisions=True,
             pause_s=_pause_s,
             topology=picture.topology,
+            admit=None if picture.shares is None else Admission(
+                picture.shares, [job.namespace for job in jobs], [job.gpus for job in jobs],
+                picture.endless,
+            ),
         ),
     )  # fmt: skip
 

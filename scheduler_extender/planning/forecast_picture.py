@@ -12,6 +12,7 @@ from scheduler_extender.cluster.records import Key
 from scheduler_extender.cluster.table import places_of
 from scheduler_extender.planning.cycle_input import CycleInput, cycle_input_of, freest_first
 from scheduler_extender.planning.forecast import Picture
+from scheduler_extender.planning.forecast_quotas import Quotas
 from scheduler_extender.planning.questions import Question
 from tandem.policy.catalog import Profile
 from tandem.policy.job import EMPTY_SLOT, Job
@@ -27,7 +28,7 @@ class Asked:
 
     `nodes` is (nodes,) by `Job.where`: who could run there if they were empty; `most` is how many
     GPUs of each they could have together. `certain` are gangs
-    whose time left is known, `endless` those that do not end.
+    whose time left is known, `endless` those that do not end. `quotas` is the account of the round.
     """
 
     question: Question
@@ -35,6 +36,7 @@ class Asked:
     certain: frozenset[Key]
     endless: frozenset[Key]
     most: Mapping[int, Ints] = field(default_factory=dict)
+    quotas: Quotas | None = None
 
 
 def picture_of(
@@ -68,6 +70,7 @@ def picture_of(
         history=question.history,
         preemption_cost_s=preemption_cost_s,
         seed=int(question.now_s),
+        shares=None if asked.quotas is None else asked.quotas.shares(keys),
     )
     return picture, jobs, keys
 

@@ -33,6 +33,7 @@ from scheduler_extender.planning.forecast import (
     packed,
     unpacked,
 )
+from scheduler_extender.planning.forecast_quotas import Limits, Shares
 from tandem.policy.catalog import Profile
 from tandem.policy.job import Job
 from tandem.policy.topology import Topology
@@ -66,15 +67,16 @@ class OtherLoad:
 class Change:
     """What a job asks for instead; None: as it does. `gpus` is that of the whole gang.
 
-    `load` is that of another batch size; a memory that is asked for counts more.
-    `profile` is that of the cluster. `nodes` more nodes join it, empty and like that of the index
-    `like`.
+    `load` is that of another batch size; a memory that is asked for counts more. `limits` are those
+    of its namespace, `profile` that of the cluster. `nodes` more nodes join it, empty and like that
+    of the index `like`.
     """
 
     gpus: int | None = None
     load: OtherLoad | None = None
     memory_gib: float | None = None
     shares: bool | None = None
+    limits: Limits | None = None
     profile: Profile | None = None
     nodes: int = 0
     like: int = 0
@@ -151,6 +153,10 @@ def changed(
         profile=picture.profile if change.profile is None else change.profile,
         paces={} if pace == 1 else {row: pace},
     )
+    if change.limits is not None:
+        known = picture.shares or Shares({each.namespace: Limits() for each in jobs})
+        shares = known.with_limits(job.namespace, change.limits)
+        picture = replace(picture, shares=shares)
     if change.nodes:
         picture = with_nodes(picture, change.nodes, change.like)
     return picture, [*jobs[:row], new, *jobs[row + 1 :]]

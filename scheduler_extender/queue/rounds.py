@@ -25,6 +25,7 @@ from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.queue.reason_writer import Chooser, ReasonWriter, Why
+from scheduler_extender.quotas.grants import Turn
 from scheduler_extender.quotas.round import plan_within
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import KubeError
@@ -39,9 +40,13 @@ _VICTIMS = 100
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What one cycle has decided: places, what to write about jobs that wait, and promotions."""
+    """What one cycle has decided: places, what to write about jobs that wait, and promotions.
+
+    `turn` is the account of the quotas with which it began.
+    """
 
     question: Question
+    turn: Turn
     answer: Answer
     to_tell: dict[Key, Why]
     starving: list[Key]
@@ -68,7 +73,7 @@ class Rounds:
         accounts: Accounts,
         reason_writer: ReasonWriter,
         metrics: QueueMetrics,
-        foresee: Callable[[Question, Answer], None],
+        foresee: Callable[[Question, Answer, Turn], None],
         targets: Callable[[], dict[Key, frozenset[tuple[str, str]]]],
         slow: Callable[[], Set[Key]],
     ) -> None:
@@ -137,10 +142,11 @@ class Rounds:
     ) -> Planned:
         """Plan, and choose about which jobs to write; in a thread, on what stands still."""
         question = frozen()
-        answer = plan_within(question, self._accounts.turn(promised), self._planner.plan)
+        turn = self._accounts.turn(promised)
+        answer = plan_within(question, turn, self._planner.plan)
         to_tell = tell(answer.waiting, answer.explain)
         answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
-        return Planned(question, answer, to_tell, self._queue_state.starving(now_s))
+        return Planned(question, turn, answer, to_tell, self._queue_state.starving(now_s))
 
     def report(self, planned: Planned) -> None:
         """Promote jobs that starve, write why jobs wait, and hand the cycle to the forecasts."""
@@ -150,7 +156,7 @@ class Rounds:
             self._queue_state.settle(self._asked, coming)
         self._promote(planned.starving)
         self._tell(planned.to_tell)
-        self._foresee(planned.question, planned.answer)
+        self._foresee(planned.question, planned.answer, planned.turn)
 
     # --- the question -------------------------------------------------------------------------
 

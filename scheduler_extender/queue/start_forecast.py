@@ -24,6 +24,7 @@ from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.forecast import packed
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
+from scheduler_extender.planning.forecast_quotas import Quotas
 from scheduler_extender.planning.questions import Answer, Question, Start
 from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.parts import Parts
@@ -129,7 +130,7 @@ class StartForecast:
 
     # --- forecasts --------------------------------------------------------------------------------
 
-    def look(self, question: Question, answer: Answer) -> None:
+    def look(self, question: Question, answer: Answer, quotas: Quotas) -> None:
         """Begin a forecast after a round where it is time for one and none is being made."""
         now = self._clock()
         if not self._every_s or now < self._next_s or self._task is not None:
@@ -140,7 +141,7 @@ class StartForecast:
         starts = {key: question.starts[key] for key in keys if key in question.starts}
         # The round's own order is the queue_state', which go on.
         question = replace(question, starts=starts, rank=lambda: keys, avoids={})
-        self._task = asyncio.create_task(self._foresee(question))
+        self._task = asyncio.create_task(self._foresee(question, quotas))
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel what is under way and return it."""
@@ -149,11 +150,11 @@ class StartForecast:
             task.cancel()
         return tasks
 
-    async def _foresee(self, question: Question) -> None:
+    async def _foresee(self, question: Question, quotas: Quotas) -> None:
         try:
             began = time.perf_counter()
             try:
-                self.latest = asked = await self._asked(question)
+                self.latest = asked = await self._asked(question, quotas)
                 async with self._simulating.turn:
                     began = time.perf_counter()
                     found = await asyncio.to_thread(self._ask, asked)
@@ -171,7 +172,7 @@ class StartForecast:
         finally:
             self._task = None
 
-    async def _asked(self, question: Question) -> Asked:
+    async def _asked(self, question: Question, quotas: Quotas) -> Asked:
         """Read what the loop alone knows."""
         all_starts = (start for starts in question.starts.values() for start in starts)
         wanted = {part.job.where for start in all_starts for part in start.parts}
@@ -198,7 +199,7 @@ class StartForecast:
                 if gang.is_endless:
                     endless.add(key)
             await asyncio.sleep(0)
-        return Asked(question, nodes, frozenset(certain), frozenset(endless), most)
+        return Asked(question, nodes, frozenset(certain), frozenset(endless), most, quotas)
 
     def _ask(self, asked: Asked) -> dict[Key, ExpectedStart]:
         """Have the child say when each gang starts: of several starts of one, the first."""

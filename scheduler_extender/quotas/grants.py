@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler_extender.cluster.records import Key
+from scheduler_extender.planning.forecast_quotas import Limits, Shares
 from scheduler_extender.quotas.config import EVERYBODY, Quota
 from tandem.reasons.causes import Cause, Reason
 
@@ -126,6 +127,22 @@ class Turn:
         """Say whether a gang that wants GPUs keeps within a share while others do not."""
         stake = self._stakes.get(key)
         return stake is not None and bool(self._borrowers) and key not in self._borrowers
+
+    def shares(self, keys: Sequence[Key]) -> Shares | None:
+        """Return the limits of the namespaces of gangs, and what all other gangs hold."""
+        if not self._quotas:
+            return None
+        outside, lasting = Counter(self.held), Counter(self._endless)
+        for key in set(keys):
+            stake = self._stakes.get(key) or self._others.get(key)
+            if stake is not None:
+                outside[key[0]] -= stake.held
+                lasting[key[0]] -= stake.held if stake.endless else 0
+        return Shares({name: self._limits(name) for name, _ in keys}, +outside, +lasting)
+
+    def _limits(self, namespace: str) -> Limits:
+        quota = self._of(namespace)
+        return Limits(self._share(namespace), quota.borrow, quota.max_gpus, quota.endless_gpus)
 
     def has(self, key: Key) -> int:
         """Return the GPUs that a gang holds."""

@@ -23,6 +23,7 @@ Document = dict[str, Any]
 
 #: A request goes to any replica, and the one that leads has the queue: one of two, as a rule.
 _TRIES, _AGAIN_S = 20, 0.1
+_QUOTA = r"(gpus|max_gpus|endless_gpus)=\d{1,6}(,(gpus|max_gpus|endless_gpus)=\d{1,6}){0,2}"
 _LOADS = ("memory", "use", "iteration")
 
 
@@ -52,6 +53,14 @@ def what_if(
     profile: Annotated[
         str | None, typer.Option("--profile", help="Another profile of the cluster (operators).")
     ] = None,
+    quota: Annotated[
+        str | None,
+        typer.Option(
+            "--quota",
+            metavar="gpus=N,max_gpus=N",
+            help="Another quota of its namespace (operators).",
+        ),
+    ] = None,
     add_nodes: Annotated[
         str | None,
         typer.Option("--add-nodes", metavar="N:TYPE", help="More nodes, as 2:A100 (operators)."),
@@ -65,6 +74,8 @@ def what_if(
     where, name = named(job)
     if add_nodes is not None and not re.fullmatch(r"[1-9]\d{0,2}:[\w .-]{1,64}", add_nodes):
         raise UsageError(f"--add-nodes {add_nodes!r} is no N:TYPE", "such as 2:A100")
+    if quota is not None and not re.fullmatch(_QUOTA, quota):
+        raise UsageError(f"--quota {quota!r} is no quota", "such as gpus=8,max_gpus=16")
     query = {
         option: str(value)
         for option, value in (
@@ -73,6 +84,7 @@ def what_if(
             ("batch_size", batch_size),
             ("share", None if share is None else str(share).lower()),
             ("profile", profile),
+            ("quota", quota),
             ("add_nodes", add_nodes),
         )
         if value is not None
@@ -80,7 +92,7 @@ def what_if(
     if not query:
         raise UsageError(
             "Nothing would change.",
-            "name --gpus, --memory, --batch-size, --no-share, --profile or --add-nodes",
+            "name --gpus, --memory, --batch-size, --no-share, --profile, --quota or --add-nodes",
         )
     view = job_of(read, where or namespace or read.own_namespace, name)["view"]
     path = f"/v1/status/jobs/{quote(view['namespace'], safe='')}/{quote(view['name'], safe='')}"

@@ -18,7 +18,7 @@ from tandem.policy.jobs import History, JobArrays
 from tandem.policy.ordering.ranking import state_of
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.topology import Topology
-from tandem.policy.units import Floats
+from tandem.policy.units import Bools, Floats, Ints
 from tandem.reasons.counting import counted
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.jobs import TraceJob
@@ -54,7 +54,8 @@ class RunOptions:
     `Outcome.decisions`. `topology` has the domains of the nodes; without it, no job may require a
     level. `pause_s` says, by the time of a round, for how many seconds no other one
     follows: what happens in between is decided on together. Without it, each change is decided on
-    at once.
+    at once. `admit` takes the ranked jobs and which jobs run, and yields the jobs that each
+    dispatch of a round may try, in order; without it there is one, of all.
     """
 
     history: History | None = None
@@ -65,6 +66,7 @@ class RunOptions:
     record_decisions: bool = False
     pause_s: Callable[[float], float] | None = None
     topology: Topology | None = None
+    admit: Callable[[Ints, Bools], Iterator[Ints]] | None = None
 
 
 class Engine:
@@ -93,6 +95,7 @@ class Engine:
         self._on_progress = options.on_progress
         self._record = options.record_decisions
         self._pause_s = options.pause_s
+        self._admit = options.admit or _all
         self._paused_until_s = -np.inf
         self._postponed = False
         self._adjust = profile.adjust or options.learner
@@ -291,10 +294,12 @@ class Engine:
         for _ in range(self._kept.tries):
             ranked = self._state.rank(self._arrays, now, self._board.history)
             self._pipeline = self._kept.choose(self._board, ranked)
-            if not dispatch.preempts:
-                ranked = ranked[~self._arrays.running[ranked]]
-            dispatch(self._board, ranked, self._pipeline, self._order.blocks)
-            acted = self._carry_out()
+            acted = False
+            for tried in self._admit(ranked, self._arrays.running):
+                if not dispatch.preempts:
+                    tried = tried[~self._arrays.running[tried]]
+                dispatch(self._board, tried, self._pipeline, self._order.blocks)
+                acted |= self._carry_out()
             self._state.settle(self._arrays.running, self._progress.turned)
             self._progress.turned.clear()
             if not acted:
@@ -356,6 +361,10 @@ class Engine:
 
     def _account(self, now_s: float) -> None:
         self.outcome.busy_gpu_s += self._used() * (now_s - self._board.now_s)
+
+
+def _all(ranked: Ints, _: Bools) -> Iterator[Ints]:
+    yield ranked
 
 
 def _job_arrays(trace: Sequence[TraceJob], believed: Sequence[Job]) -> JobArrays:

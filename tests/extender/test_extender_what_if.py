@@ -33,6 +33,7 @@ class Planned:
             raise self.error
         return {"key": list(key), "gpus": change.gpus, "memory": change.memory_gib,
                 "shares": change.shares, "profile": change.profile is not None,
+                "limits": change.limits and (change.limits.share, change.limits.most),
                 "nodes": (change.nodes, gpu_type), "batch": batch_size}  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def test_what_is_asked_reaches_the_controller() -> None:
         TENANT, OWN, "gpus=2&memory=1073741824&share=false&batch_size=64", local_what_if(Planned())
     )  # type: ignore[arg-type] # a stand-in
     assert said == (200, {"key": ["team-a", "job-b"], "gpus": 2, "memory": 1.0, "shares": False,
-                          "profile": False, "nodes": [0, ""], "batch": 64})  # fmt: skip
+                          "profile": False, "limits": None, "nodes": [0, ""],
+                          "batch": 64})  # fmt: skip
 
 
 def test_a_tenant_asks_about_its_own_jobs_and_never_about_the_cluster() -> None:
@@ -71,6 +73,10 @@ def test_a_tenant_asks_about_its_own_jobs_and_never_about_the_cluster() -> None:
     assert ask(TENANT, OWN, "add_nodes=2:A100", planned)[0] == 403
     assert ask(OPERATOR, OTHERS, "profile=fifo", planned)[1]["profile"] is True
     assert ask(OPERATOR, OTHERS, "add_nodes=2:A100", planned)[1]["nodes"] == [2, "A100"]
+    assert ask(TENANT, OWN, "quota=max_gpus=4", planned)[0] == 403
+    assert ask(OPERATOR, OTHERS, "quota=gpus=2,max_gpus=4", planned)[1]["limits"] == [2, 4]
+    for quota in ("gpus=5,max_gpus=4", "gpus=1,gpus=2"):
+        assert ask(OPERATOR, OTHERS, f"quota={quota}", planned)[0] == 400
     # Names of profiles alone: no file of the extender's is read for a caller.
     for name in ("nothing", "/etc/passwd", "../fifo", ""):
         assert ask(OPERATOR, OTHERS, f"profile={name}", planned)[0] == 400
@@ -119,6 +125,9 @@ def test_who_asks_a_replica_that_does_not_plan_asks_again_by_another_connection(
         "batch_size=2147483648",
         "share=maybe",
         "gpus=x",
+        "quota=8",
+        "quota=borrow=no",
+        "quota=gpus=-1",
         "add_nodes=A100",
         "add_nodes=0:A100",
     ],

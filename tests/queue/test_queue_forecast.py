@@ -20,6 +20,7 @@ from scheduler_extender.config import QueueConfig
 from scheduler_extender.planning import forecast as forecasting
 from scheduler_extender.planning.forecast import DRAWS, Picture, forecast, packed, unpacked
 from scheduler_extender.planning.forecast_picture import Asked, picture_of
+from scheduler_extender.planning.forecast_quotas import Quotas
 from scheduler_extender.planning.questions import Question, Start
 from scheduler_extender.planning.remaining import draw_remaining_gpu_s, expected_remaining_gpu_s
 from scheduler_extender.queue import start_forecast
@@ -46,11 +47,12 @@ def pictured(
     endless: tuple[str, ...] = (),
     nodes: dict[int, np.ndarray] | None = None,
     finished: np.ndarray | None = None,
+    quotas: Quotas | None = None,
 ) -> tuple[Picture, list[Job], list[str]]:
     """Return the picture of a node: who runs has the first GPUs, one after the other."""
     left_s = left_s or {}
     jobs = [*running, *waiting]
-    keys = {job.id: ("default", job.id.partition("/")[2]) for job in jobs}
+    keys = {job.id: (job.namespace, job.id.partition("/")[2]) for job in jobs}
     arrays = JobArrays.of(jobs)
     arrays = replace(
         arrays,
@@ -86,6 +88,7 @@ def pictured(
         nodes or {},
         certain=frozenset(keys[name] for name in left_s),
         endless=frozenset(keys[name] for name in endless),
+        quotas=quotas,
     )
     picture, pictured_jobs, names = picture_of(asked, profile, preemption_cost_s=0.0)
     return picture, pictured_jobs, ["/".join(name) for name in names]
@@ -97,10 +100,11 @@ def expected(*args: object, **more: object) -> dict[str, tuple[float, float]]:
 
 
 def job(name: str, gpus: int = 1, attained: float = 0.0, **more: object) -> Job:
+    """Return a job of a namespace, `team/name`, or of the default one."""
     queued = NOW - 1000.0 + more.pop("at", 0.0)  # type: ignore[operator]
     return Job(
-        id=f"default/{name}", pods=gpus, exclusive=True, queued_at_s=queued,
-        attained_gpu_seconds=attained, **more,
+        id=name if "/" in name else f"default/{name}", pods=gpus, exclusive=True,
+        queued_at_s=queued, attained_gpu_seconds=attained, **more,
     )  # fmt: skip
 
 

@@ -78,6 +78,8 @@ MOST_GPUS = 100_000
 MOST_ITEMS = 2**31 - 1
 #: Nodes that are added, and a part of the name of their type of GPU: `2:A100`.
 _NODES = r"^[1-9][0-9]{0,2}:[A-Za-z0-9 ._-]{1,64}$"
+#: Settings of a quota, as `queue.quotas` has them; those that are not there limit nothing.
+QUOTA = r"^(gpus|max_gpus|endless_gpus)=[0-9]{1,6}(,(gpus|max_gpus|endless_gpus)=[0-9]{1,6}){0,2}$"
 #: Return the events of a namespace that regard one of these names, as the caller may see them.
 Events = Callable[[Request, str, list[str]], Awaitable[list[dict[str, Any]]]]
 #: Return a ModelProfile as the predictor has it; None where there is none.
@@ -85,13 +87,17 @@ Profiles = Callable[[str, str], Awaitable[dict[str, Any] | None]]
 
 
 class AskedChange(BaseModel):
-    """What a job is asked about: `memory` in bytes, `batch_size` of each GPU."""
+    """What a job is asked about: `memory` in bytes, `batch_size` of each GPU.
+
+    `quota` is that of its namespace: `gpus=8,max_gpus=16`.
+    """
 
     gpus: Annotated[int | None, Field(ge=1, le=MOST_GPUS)] = None
     memory: Annotated[int | None, Field(ge=1, le=MAX_GPU_BYTES)] = None
     batch_size: Annotated[int | None, Field(ge=1, le=MOST_ITEMS)] = None
     share: bool | None = None
     profile: Annotated[str | None, Field(max_length=64)] = None
+    quota: Annotated[str | None, Field(pattern=QUOTA)] = None
     add_nodes: Annotated[str | None, Field(pattern=_NODES)] = None
 
 
@@ -179,7 +185,8 @@ def status_router(
     ) -> dict[str, Any]:
         """Say when a job that waits would start and end if it asked for something else."""
         scope = await readers.scope(request, namespace)
-        if (given.profile, given.add_nodes) != (None, None) and scope.namespace is not None:
+        of_operators = (given.profile, given.add_nodes, given.quota)
+        if any(each is not None for each in of_operators) and scope.namespace is not None:
             raise HTTPException(403, "you may not list gpunodes: this is the whole cluster's")
         if what_if is None:
             raise HTTPException(503, "nothing is forecast here")

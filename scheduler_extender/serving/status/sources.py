@@ -22,6 +22,7 @@ from tandem.kube.errors import KubeError
 from tandem.kube.resource import EVENTS
 
 if TYPE_CHECKING:  # the process in front starts without what only the extender needs
+    from scheduler_extender.planning.forecast_quotas import Limits
     from scheduler_extender.predictions import HttpPredictor
     from scheduler_extender.queue.what_if import WhatIf as Planned
     from scheduler_extender.serving.status.changes import Changes
@@ -146,6 +147,7 @@ def local_what_if(what_if: Planned) -> WhatIf:
                 shares=given["share"],
                 profile=None if name is None else load_profile(name),
                 nodes=int(nodes),
+                limits=_limits(key[0], given["quota"]),
             )
             return await what_if.answer(key, change, gpu_type, given["batch_size"])
         except NotAskedError as error:
@@ -154,6 +156,29 @@ def local_what_if(what_if: Planned) -> WhatIf:
             raise HTTPException(400, str(error)) from error
 
     return made
+
+
+def _limits(namespace: str, quota: str | None) -> Limits | None:
+    """Return what a quota (`gpus=8,max_gpus=16`) would come to.
+
+    Raises:
+        ChangeError: a cap below the share, or a setting that is there twice.
+    """
+    from scheduler_extender.planning.forecast_quotas import Limits
+    from scheduler_extender.planning.what_if import ChangeError
+    from scheduler_extender.quotas.config import Quota
+
+    if quota is None:
+        return None
+    parts = [part.partition("=") for part in quota.split(",")]
+    settings = {name: int(value) for name, _, value in parts}
+    if len(settings) < len(parts):
+        raise ChangeError(f"{quota!r} sets one of them twice")
+    try:
+        chosen = Quota.model_validate({"namespace": namespace, **settings})
+    except ValueError as error:
+        raise ChangeError(f"{quota!r}: max_gpus must be at least gpus") from error
+    return Limits(chosen.gpus or 0, chosen.borrow, chosen.max_gpus, chosen.endless_gpus)
 
 
 def remote_what_if(extender: httpx.AsyncClient) -> WhatIf:
