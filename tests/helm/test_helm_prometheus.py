@@ -163,10 +163,27 @@ def test_every_target_is_up(prometheus: Prometheus) -> None:
     assert len(prometheus.query("up == 1")) == 4
 
 
+def substituted(query: str) -> str:
+    """Return a query as Grafana sends it when nothing was chosen."""
+    for name, value in (("__rate_interval", "5m"), ("node", ".*"), ("namespace", ".*")):
+        query = query.replace(f"${name}", value)
+    return query
+
+
+@pytest.mark.parametrize("path", sorted(CHART.glob("dashboards/*.json")), ids=lambda p: p.stem)
+def test_every_variable_has_values_to_choose_from(prometheus: Prometheus, path: Path) -> None:
+    for variable in json.loads(path.read_text())["templating"]["list"]:
+        if variable["type"] != "query" or variable["name"] == "namespace":  # of quotas: none here
+            continue
+        query = variable["query"]["query"].removeprefix("label_values(").removesuffix(")")
+        metric, label = query.split(", ")
+        assert any(label in found["metric"] for found in prometheus.query(metric)), query
+
+
 @pytest.mark.parametrize("path", sorted(CHART.glob("dashboards/*.json")), ids=lambda p: p.stem)
 def test_every_panel_shows_something(prometheus: Prometheus, path: Path) -> None:
     queries = [
-        target["expr"].replace("$__rate_interval", "5m")
+        substituted(target["expr"])
         for panel in json.loads(path.read_text())["panels"]
         for target in panel["targets"]
     ]
