@@ -28,6 +28,9 @@ KEEP_LEFT_S = 60.0
 #: A process that the driver lists and /proc does not is gone, or of another PID namespace; after
 #: this time it is the latter, and foreign.
 UNRESOLVED_S = 5.0
+#: Windows of utilisation by process last from 1/6 s to 1 s, as the driver chooses: a reading in
+#: between finds no rows. The processes of a GPU that has had none for this long are idle.
+ROWS_WITHIN_S = 2.0
 #: Why a GPU takes one job at a time, by where the size of its memory is from.
 _WHOLE = {
     MemorySource.UNKNOWN: "the size of its memory is unknown, so it takes one job that asks for a"
@@ -82,6 +85,8 @@ class Board:
         self.unlisted_bytes: int | None = None
         self._unlisted = Unlisted()
         self._pids: dict[str, list[int]] = {}
+        #: When the driver last had rows of utilisation by process.
+        self._rows_s = float("-inf")
         #: When memory was last read, and when the processes were last listed.
         self._read_s = self._listed_s = float("-inf")
 
@@ -233,7 +238,7 @@ class Board:
         assert self.gpu is not None
         alone = len(self._pids) == 1 and self._foreign == [] and not self.unlisted_bytes
         samples = self.load.samples if alone and self.load is not None else ()
-        by_pid = self.gpu.process_utilisation() if self._pids and not samples else None
+        by_pid = self._by_pid(now_s) if self._pids and not samples else None
         for uid, pids in self._pids.items():
             tenant = self.tenants[uid]
             if samples:
@@ -251,6 +256,16 @@ class Board:
             else:
                 total = sum(by_pid.get(pid, 0.0) for pid in pids)
                 tenant.utilisation.update(now_s, min(total, 100.0))
+
+    def _by_pid(self, now_s: float) -> dict[int, float] | None:
+        """Return percent of the GPU's time by PID; None where the driver has no new rows yet."""
+        assert self.gpu is not None
+        found = self.gpu.process_utilisation()
+        if found:
+            self._rows_s = now_s
+        elif (self.load and self.load.percent) and now_s - self._rows_s < ROWS_WITHIN_S:
+            return None  # none of the driver's windows has ended since
+        return found
 
     def holders(self) -> list[Tenant]:
         """Return the pods that have a process on the GPU now."""

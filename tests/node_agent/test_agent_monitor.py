@@ -272,6 +272,26 @@ def test_the_utilisation_by_process_is_read_where_jobs_share(node, driver, proc,
     assert bool(asked) == (jobs > 1)
 
 
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_reading_between_two_windows_of_the_driver_does_not_count_as_idle(
+    node, driver, proc, pods
+):
+    """A window of 0.3 s that is read every 0.25 s: each sixth reading finds nothing new."""
+    driver.state.gpus[0] = replace(driver.state.gpus[0], window_us=300_000)
+    driver.state.processes = [StubProcess(0, pid, GIB, sm=40) for pid in range(7, 7 + pods)]
+    for pid in range(7, 7 + pods):
+        proc.add(pid, uid(pid))
+    watched = node(interval_s=0.25, memory_interval_s=0.05, utilisation_half_life_s=0.4)
+    watched.run(2)
+    for _ in range(40):
+        found = [use.utilisation_percent for use in watched.run(0.25).gpus[0].pods]
+        assert found == pytest.approx([40] * pods, abs=1)
+    # Idle processes are seen within the longest window that a driver has.
+    driver.state.processes = [replace(each, sm=0, mem=0) for each in driver.state.processes]
+    driver.apply()
+    assert all(use.utilisation_percent < 1 for use in watched.run(10).gpus[0].pods)
+
+
 def test_the_load_of_a_gpu_is_not_that_of_a_pod_next_to_a_process_of_nobody(node, driver, proc):
     driver.state.processes = [StubProcess(0, 7, GIB, sm=30), StubProcess(0, 8, GIB, sm=50)]
     proc.add(7, uid(1))
