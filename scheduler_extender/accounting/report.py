@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler_extender.accounting.account import Account
 from scheduler_extender.accounting.days import DAY_S, FIGURES, Day, Sums, day_of
+from tandem.reasons.words import KINDS, kind_of
 
 #: By what the rows of a report may be: the place of each in a row of a day.
 BY = {"namespace": 0, "user": 1, "model": 2, "gpu-type": 3, "day": -1}
@@ -66,7 +67,7 @@ def report_of(
         "by": by,
         "namespace": namespace,
         "rows": [{"key": key, **_line(groups[key], types[key])} for key in order],
-        "total": _line(total, all_types),
+        "total": {**_line(total, all_types), "waits": _waits(total)},
         "jobs": jobs[:_JOBS],
         "jobsNotShown": max(0, round(total.named()["jobs"]) - min(len(jobs), _JOBS)),
     }
@@ -98,6 +99,18 @@ def _line(sums: Sums, types: Mapping[str, float]) -> dict[str, Any]:
             for reason, waited_s in sorted(sums.waits.items(), key=lambda each: -each[1])
         },
     }
+
+
+def _waits(sums: Sums) -> list[dict[str, Any]]:
+    """Return why jobs waited, by the groups in which the status page has reasons."""
+    by_kind: dict[str, float] = {}
+    for reason, waited_s in sums.waits.items():
+        kind = kind_of((), reason)
+        by_kind[kind] = by_kind.get(kind, 0.0) + waited_s
+    return [
+        {"reason": kind, "words": KINDS[kind], "seconds": round(waited_s, 1)}
+        for kind, waited_s in sorted(by_kind.items(), key=lambda each: (-each[1], each[0]))
+    ]
 
 
 def _date(number: int) -> str:

@@ -79,6 +79,7 @@ def report(
     found = read.of_namespace("/v1/status/report", namespace, query)
     if not found["rows"]:
         read.check_namespace(namespace)
+    _check_types(prices, found)
     priced(found, prices)
     if html is not None:
         from tandem.cli.report_page import page
@@ -119,6 +120,16 @@ def prices_of(given: Sequence[str]) -> dict[str, float]:
         if not name or not 0 <= prices[name.lower()] < float("inf"):
             raise UsageError(f"{each!r} is no price", "write TYPE=PRICE, such as A100=2.5")
     return prices
+
+
+def _check_types(prices: Mapping[str, float], found: Document) -> None:
+    """Raise UsageError for a price of a type of which no GPU was had: it may be misspelt."""
+    types = found["total"]["occupiedGpuSecondsByType"]
+    for name in prices:
+        if types and not any(name in gpu_type.lower() for gpu_type in types):
+            raise UsageError(
+                f"--price: no GPU of a type {name!r} was used", f"there are {', '.join(types)}"
+            )
 
 
 def priced(found: Document, prices: Mapping[str, float]) -> Document:
@@ -176,12 +187,28 @@ def _print_rows(found: Document, by: By, limit: int | None, *, with_cost: bool) 
     ]
     if parts:
         say(f"Predicted, not measured: {', '.join(parts)}.")
-    if total["waitSecondsByReason"]:
-        waits = list(total["waitSecondsByReason"].items())
-        most = ", ".join(f"{reason or 'unknown'} {in_words(s)}" for reason, s in waits[:5])
-        say(f"Waits by reason: {most}{' and others' if len(waits) > 5 else ''}.")
+    if waits := waits_of(total):
+        most = "; ".join(f"{words} ({in_words(s)})" for words, s in waits[:5])
+        say(f"Waits by reason: {most}{'; and others' if len(waits) > 5 else ''}.")
     if found["since"] and found["since"] > found["from"]:
         say(f"The record begins on {found['since']}.")
+
+
+def waits_of(total: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return why jobs waited, in words, and for how many seconds; the longest first."""
+    if "waits" in total:
+        return [(each["words"], each["seconds"]) for each in total["waits"]]
+    # An extender of an earlier version has the words of conditions alone.
+    return [(reason or "unknown", s) for reason, s in total["waitSecondsByReason"].items()]
+
+
+def neighbours_of(job: Mapping[str, Any]) -> list[str]:
+    """Return the models that were next to a job, and how much slower it was next to each."""
+    named = job.get("neighbourModels") or [None] * len(job["neighbours"])
+    return [
+        f"{model or 'another model'} {slower:.0%}"
+        for model, (_, slower) in zip(named, job["neighbours"], strict=True)
+    ]
 
 
 def _print_jobs(found: Document, limit: int | None, *, with_cost: bool) -> None:
@@ -195,7 +222,7 @@ def _print_jobs(found: Document, limit: int | None, *, with_cost: bool) -> None:
             in_words(row["runSeconds"]),
             f"{row['heldGpuSeconds'] / 3600:,.2f}",
             "-" if row["slowdown"] is None else f"{row['slowdown']:.0%}",
-            ", ".join(f"{kind[:12]} {slower:.0%}" for kind, slower in row["neighbours"]) or "-",
+            ", ".join(neighbours_of(row)) or "-",
             *([_money(row)] if with_cost else []),
         )
         for row in rows

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from tandem.cli.output import clean
-from tandem.cli.report import FIGURES, hours, predicted_hours
+from tandem.cli.report import FIGURES, hours, neighbours_of, predicted_hours, waits_of
 from tandem.errors import TandemError
 
 Document = Mapping[str, Any]
@@ -54,7 +54,7 @@ def page(found: Document, by: Mapping[str, Document]) -> str:
         f"<p>{escape(where)}: {escape(_summary(total))}</p>",
         "<dl>" + "".join(f"<dt>{k}</dt><dd>{v}.</dd>" for k, v in _SAYS.items()) + "</dl>",
         _image(_of_days(by["day"]["rows"]), "GPU-hours by day"),
-        _waits(total["waitSecondsByReason"]),
+        _waits(waits_of(total)),
         *(_section(name, _TITLES[name], by[name]["rows"]) for name in _TITLES),
         _jobs(found["jobs"]),
     ]
@@ -99,10 +99,10 @@ def _section(by: str, title: str, rows: Sequence[Document]) -> str:
     return f"<h2>{title}</h2>{_table(heads, cells)}{note}"
 
 
-def _waits(waits: Mapping[str, float]) -> str:
+def _waits(waits: Sequence[tuple[str, float]]) -> str:
     if not waits:
         return ""
-    cells = [[reason or "unknown", f"{s / 3600:,.1f}"] for reason, s in waits.items()]
+    cells = [[words, f"{s / 3600:,.1f}"] for words, s in waits]
     return f"<h2>Waits by reason</h2>{_table(['reason', 'hours'], cells)}"
 
 
@@ -117,7 +117,7 @@ def _jobs(jobs: Sequence[Document]) -> str:
             f"{job['runSeconds'] / 3600:,.2f}",
             f"{job['heldGpuSeconds'] / 3600:,.2f}",
             "-" if job["slowdown"] is None else f"{job['slowdown']:.0%}",
-            ", ".join(f"{kind[:12]} {slower:.0%}" for kind, slower in job["neighbours"]) or "-",
+            ", ".join(neighbours_of(job)) or "-",
         ]
         for job in jobs[:_MOST_ROWS]
     ]

@@ -53,7 +53,7 @@ def test_the_table_has_hours_a_total_and_why_jobs_waited(service: Service) -> No
     ]  # fmt: skip
     assert rows["team-a"] == ["1", "3.0", "2.0", "1.0", "0.6", "0.4", "30m"]
     assert rows["total"][0] == "2"
-    assert "Waits by reason: PlacesTaken 60m." in lines
+    assert "Waits by reason: All suitable GPUs are taken (60m)." in lines
 
 
 def test_what_is_predicted_is_said(service: Service) -> None:
@@ -98,9 +98,21 @@ def test_csv_is_read_by_programs_and_holds_no_formula(service: Service) -> None:
 
 
 def test_single_jobs_have_wait_run_slowdown_and_neighbours(service: Service) -> None:
-    service.say(document())
+    said = document()
+    service.say(said)
     text = service.run("report", "--jobs").stdout
-    assert re.search(r"team-a/job-one +Completed +30m +60m +2.00 +25% +gpt2@8 25%", text)
+    assert re.search(r"team-a/job-one +Completed +30m +60m +2.00 +25% +another model 25%", text)
+    said["jobs"][0]["neighbourModels"] = ["gpt2"]
+    service.say(said)
+    assert re.search(r"2.00 +25% +gpt2 25%", service.run("report", "--jobs").stdout)
+
+
+def test_a_price_of_a_type_that_does_not_exist_is_an_error(service: Service) -> None:
+    service.say(document())
+    answer = service.run("report", "--price", "A100=2", "--price", "H10=3")
+    assert isinstance(answer.exception, UsageError)
+    assert "'h10'" in answer.exception.message
+    assert "NVIDIA A100-SXM4-80GB" in answer.exception.hint
 
 
 def test_the_page_is_one_file_without_scripts(service: Service, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from scheduler_extender.serving.status.views import (
     BadQueryError,
     MissingError,
     document,
+    name_neighbours,
     object_of,
     query_of,
 )
@@ -661,6 +662,17 @@ def test_models_next_to_which_a_job_was_slow_have_their_names(site: Site) -> Non
 
     assert names() == ["gpt2 (batch 32)", None]
     assert names(scope=Scope("ml")) == [None, None], "it is a model of another namespace"
+
+    def reported(scope: Scope) -> dict[str, Any]:
+        job = {"namespace": "ml", "neighbours": [[theirs, 0.25], [own, 0.1]]}
+        name_neighbours(site.cluster, scope, [job])
+        return job
+
+    assert reported(Scope())["neighbourModels"] == ["gpt2 (batch 32)", "bert (batch 64)"]
+    assert reported(Scope())["neighbours"][0] == [theirs, 0.25]
+    tenant = reported(Scope("ml"))
+    assert tenant["neighbourModels"] == ["", "bert (batch 64)"]
+    assert tenant["neighbours"] == [["", 0.25], [own, 0.1]], "their graph is not shown"
 
 
 # --- reasons ----------------------------------------------------------------------------------

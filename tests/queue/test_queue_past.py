@@ -119,6 +119,7 @@ def test_the_figures_of_a_job() -> None:
     assert found["savedGpuSeconds"] == 600
     assert found["lostGpuSeconds"] == 400
     assert found["waitSecondsByReason"] == {"Queued": 100}
+    assert found["waits"] == [{"reason": "other", "words": "Another reason", "seconds": 100.0}]
     assert (found["jobs"], found["ranSeconds"]) == (1, 1000)
     assert found["usedPredictedGpuSeconds"] == found["savedPredictedGpuSeconds"] == 0
 

@@ -34,6 +34,7 @@ from scheduler_extender.serving.status.views import (
     BadQueryError,
     MissingError,
     Query,
+    name_neighbours,
     object_of,
     query_of,
 )
@@ -174,7 +175,14 @@ def status_router(
         scope = await readers.scope(request, namespace)
         if report is None:
             raise HTTPException(503, "no past is kept here")
-        return await report(days, by, scope.namespace or namespace)
+        found = await report(days, by, scope.namespace or namespace)
+        if shared := [each for each in found.get("jobs", ()) if each["neighbours"]]:
+
+            def work(cluster: Cluster) -> None:
+                name_neighbours(cluster, scope, shared)
+
+            await _or_503(publisher.compute(client_name(request.scope), work))
+        return found
 
     @router.get("/v1/status/jobs/{namespace}/{name}/what-if", responses=_REFUSALS)
     async def changed(

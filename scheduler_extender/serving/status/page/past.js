@@ -1,7 +1,7 @@
 // The past: what jobs had of GPUs in the last days. It is read once, and again when the choice changes.
 import { html, useEffect, useState } from "./ui.js";
 import { Refused, read } from "./data.js";
-import { NONE, duration, modelName, number, percent } from "./format.js";
+import { NONE, duration, number, percent } from "./format.js";
 import { Card, Choice, Empty, Facts, Job, Search, Table } from "./parts.js";
 
 const FIGURES = ["asked", "held", "used", "saved", "lost"];
@@ -14,9 +14,9 @@ const heads = { asked: "Asked", held: "GPU-hours held", used: "Used", saved: "Sa
 const at = (seconds) => new Date(seconds * 1000).toISOString();
 
 function Waits({ waits }) {
-  const rows = Object.entries(waits).slice(0, 8);
-  const most = Math.max(...rows.map(([, seconds]) => seconds), 1);
-  return html`<ul class="bars">${rows.map(([reason, seconds]) => html`<li key=${reason}><span>${reason || "unknown"}</span>
+  const rows = waits.slice(0, 8);
+  const most = Math.max(...rows.map(({ seconds }) => seconds), 1);
+  return html`<ul class="bars">${rows.map(({ reason, words, seconds }) => html`<li key=${reason}><span>${words}</span>
     <svg class="mini" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect class="m-base" width="100" height="6" rx="1"/><rect class="m-value" width=${(seconds / most) * 100} height="6" rx="1"/></svg>
     <b>${duration(seconds)}</b></li>`)}</ul>`;
 }
@@ -30,7 +30,7 @@ function Shown({ doc, by }) {
         ${guessed.length ? html`<p class="note">Predicted, not measured: ${guessed.map((name) => `${(predicted(total, name) / 3600).toFixed(1)} of ${name}`).join(", ")}.</p>` : ""}
         ${doc.since && doc.since > doc.from ? html`<p class="note">The record begins on ${doc.since}.</p>` : ""}
       <//>
-      <${Card} title="Waits by reason">${Object.keys(total.waitSecondsByReason).length ? html`<${Waits} waits=${total.waitSecondsByReason}/>` : html`<${Empty}>No job has waited.<//>`}<//>
+      <${Card} title="Waits by reason">${total.waits.length ? html`<${Waits} waits=${total.waits}/>` : html`<${Empty}>No job has waited.<//>`}<//>
     </div>
     <${Card} title="GPU-hours" wide>
       <${Table} label="GPU-hours" rows=${doc.rows} rowKey=${(row) => row.key} empty="No job held a GPU in these days."
@@ -49,7 +49,7 @@ function Shown({ doc, by }) {
           { name: "Ran", show: (job) => duration(job.runSeconds) },
           { name: "GPU-hours held", right: true, show: (job) => (job.heldGpuSeconds / 3600).toFixed(2) },
           { name: "Slowdown", show: (job) => (job.slowdown == null ? NONE : percent(job.slowdown * 100)) },
-          { name: "Shared with", show: (job) => job.neighbours.map(([kind, slower]) => `${modelName(kind)} (${percent(slower * 100)})`).join(", ") || NONE },
+          { name: "Shared with", show: (job) => job.neighbours.map(([, slower], i) => `${(job.neighbourModels || [])[i] || "another model"} (${percent(slower * 100)})`).join(", ") || NONE },
         ]}/>
     <//>`;
 }

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from scheduler_extender.serving.status.model import Cluster
 from scheduler_extender.serving.status.objects import Scope
 from scheduler_extender.serving.status.views.gpus import gpu, gpus, node, nodes
-from scheduler_extender.serving.status.views.jobs import job, jobs, model, models, object_of
+from scheduler_extender.serving.status.views.jobs import (
+    job,
+    jobs,
+    model,
+    models,
+    name_neighbours,
+    object_of,
+)
 from scheduler_extender.serving.status.views.overview import overview
 from scheduler_extender.serving.status.views.query import (
     PAGE_ROWS,
@@ -29,6 +36,7 @@ __all__ = [
     "MissingError",
     "Query",
     "document",
+    "name_neighbours",
     "object_of",
     "query_of",
     "revision_of",

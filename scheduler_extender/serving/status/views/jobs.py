@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scheduler_extender.serving.status.model import Cluster
@@ -228,6 +228,21 @@ def _with_models(cluster: Cluster, scope: Scope, namespace: str, observed: Raw) 
     return {**observed, "neighbours": neighbours}
 
 
+def name_neighbours(cluster: Cluster, scope: Scope, jobs: Iterable[Document]) -> None:
+    """Add to the jobs of a report the models next to which they ran, by name; '' where unknown.
+
+    By what the runs of other namespaces are known, a reader of one namespace is not shown.
+    """
+    for job in jobs:
+        named = [cluster.model_of(scope, job["namespace"], kind) for kind, _ in job["neighbours"]]
+        if scope.namespace is not None:
+            job["neighbours"] = [
+                [kind if name else "", slower]
+                for name, (kind, slower) in zip(named, job["neighbours"], strict=True)
+            ]
+        job["neighbourModels"] = named
+
+
 def models(cluster: Cluster, scope: Scope, query: Query) -> Document:
     """Return the models of the jobs that exist."""
     text, selection = query.get("q").lower(), cluster.selection(scope, query.get("namespace"))
@@ -260,7 +275,7 @@ def model(cluster: Cluster, scope: Scope, query: Query) -> Document:
     selection = cluster.selection(scope)
     jobs = selection.models.get((namespace, name))
     if not jobs:
-        raise MissingError(f"a job of model {namespace}/{name}")
+        raise MissingError(f"job of the model {namespace}/{name}")
     rows: list[Document] = []
     pairs: dict[str, list[float]] = {}
     for _, job in sorted(jobs.items())[-PAGE_ROWS:]:
