@@ -35,7 +35,7 @@ from tandem.contracts.prediction import (
     Prediction,
     PredictRequest,
 )
-from tandem.contracts.resources import GraphFeatures
+from tandem.contracts.resources import GraphFeatures, Source
 from tandem.errors import UsageError
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ def list_models(
     if form is Form.JSON:
         print_json(models.wire()["models"])
         return
-    print_list(form, "", _MODEL_COLUMNS, models.models, lambda m: f"{m.namespace}/{m.name}")
+    empty = "No model is known: tandem model push FILE."
+    print_list(form, "", _MODEL_COLUMNS, models.models, lambda m: f"{m.namespace}/{m.name}", empty)
 
 
 @app.command()
@@ -337,10 +338,28 @@ def predict(
         print_json(prediction.wire())
     else:
         _print_prediction(prediction)
+    if gpu is not None:
+        _say_of_unknown(gpu)
+
+
+def _say_of_unknown(gpu: str) -> None:
+    """Say so where no figures of a type of GPU are known: its name may be misspelt."""
+    from difflib import get_close_matches
+
+    from tandem.gpu_types import GPU_TYPES, find_gpu
+
+    if find_gpu(gpu) is None:
+        near = get_close_matches(gpu.upper(), [each.name for each in GPU_TYPES])
+        known = f"; nearest: {', '.join(near)}" if near else ""
+        err.print(
+            f"No figures of a GPU {gpu!r} are known{known}. A slow GPU stands for it.",
+            highlight=False, markup=False,
+        )  # fmt: skip
 
 
 def _print_prediction(prediction: Prediction) -> None:
     load = prediction.load
+    known = load.memory_source is not Source.WHOLE_GPU
     memory, utilisation, step = (
         prediction.memory_interval_bytes,
         prediction.utilisation_interval_percent,
@@ -350,9 +369,11 @@ def _print_prediction(prediction: Prediction) -> None:
         (
             "GPU memory",
             f"{_gib(load.memory_base_bytes)} + {_gib(load.memory_peak_extra_bytes)} in peaks "
-            f"({load.peak_probability:.0%} of the time)",
+            f"({load.peak_probability:.0%} of the time)"
+            if known
+            else "a whole GPU",
             f"{_gib(memory.low)} to {_gib(memory.high)}" if memory else "-",
-            _gib(load.memory_p95_bytes),
+            _gib(load.memory_p95_bytes) if load.memory_p95_bytes else "-",
             load.memory_source.value,
         ),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,17 +159,22 @@ def _train_interference(measured: list[MeasuredPair], out: Path) -> Card:
     return train(measured, Artifacts(out))
 
 
+class ModelKind(StrEnum):
+    """Models that are trained."""
+
+    LOAD = "load"
+    INTERFERENCE = "interference"
+
+
 @app.command()
 @reports
 def rollback(
-    kind: Annotated[
-        str, typer.Argument(help="Kind of model: load or interference.")
-    ] = "interference",
+    kind: Annotated[ModelKind, typer.Argument(help="Kind of model.")] = ModelKind.INTERFERENCE,
     out: OutOption = _OUT,
     form: Form = Form.TABLE,
 ) -> None:
     """Let the model before the present one serve again."""
-    version = Artifacts(out).rollback(kind)
+    version = Artifacts(out).rollback(kind.value)
     if form is Form.JSON:
-        print_json({"kind": kind, "version": version})
+        print_json({"kind": kind.value, "version": version})
     err.print(f"{kind} {version} is in use again; restart the predictor to use it.")

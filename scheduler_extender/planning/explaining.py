@@ -15,7 +15,9 @@ from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Pipeline
 from tandem.policy.units import BYTES_PER_GIB
+from tandem.reasons.causes import Cause
 from tandem.reasons.counting import counted
+from tandem.reasons.predicted import predicted_in_words
 from tandem.reasons.words import clause, figures, topic_of
 
 GPUS = 4  # of one job that are told of in full
@@ -27,7 +29,11 @@ def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list
     for constraint in pipeline.constraints:
         allows = bool(constraint(job, gpus)[row])
         cause = constraint.cause(job, gpus, row)
-        says = (figures(cause) if constraint.has_figures else "") if allows else clause(cause)
+        says = clause(cause)
+        if allows:
+            # What is allowed beyond the bound is so for another reason: where all peaks fit
+            # together, no chance of a collision counts, and a job that is alone has the GPU.
+            says = figures(cause) if constraint.has_figures and _within_bound(cause) else ""
         found.append(
             {
                 "constraint": constraint.kind,
@@ -37,6 +43,10 @@ def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list
             }
         )
     return found
+
+
+def _within_bound(cause: Cause) -> bool:
+    return cause.value is None or cause.bound is None or cause.value <= cause.bound
 
 
 def scores(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> dict[str, float]:
@@ -84,10 +94,12 @@ def placed(
         parts.append(f"and {counted(more, 'more GPU')}")
     if load is not None:
         parts.append(
-            f"predicted: {load.memory_p95_bytes / BYTES_PER_GIB:.1f} GiB at most"
-            f" ({load.memory_source.value}), {load.utilisation_percent:.0f} % utilisation"
-            f" ({load.utilisation_source.value})"
-        )
+            "predicted: "
+            + predicted_in_words(
+                load.memory_p95_bytes / BYTES_PER_GIB, load.memory_source,
+                load.utilisation_percent, load.utilisation_source,
+            )
+        )  # fmt: skip
     return " | ".join(parts)
 
 

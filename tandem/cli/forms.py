@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tandem.cli.output import clean, print_json, print_table
+from tandem.cli.output import clean, err, out, print_json, print_table
 
 
 class Form(StrEnum):
@@ -57,8 +57,15 @@ def print_list(
     columns: Sequence[Column],
     rows: Sequence[Any],
     name: Callable[[Any], str],
+    empty: str,
 ) -> None:
-    """Print rows as a table, or their names, a line each."""
+    """Print rows as a table, or their names, a line each; `empty` where there are none.
+
+    In a pipe that goes to stderr, since what reads on expects rows.
+    """
+    if not rows:
+        (out if out.is_terminal else err).print(empty, highlight=False)
+        return
     if form is Form.NAME:
         for row in rows:
             typer.echo(clean(name(row)))

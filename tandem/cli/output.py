@@ -7,18 +7,31 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+
+class _Console(Console):
+    """Breaks lines on a terminal alone, and where COLUMNS says so: a pipe has no width."""
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:  # noqa: ANN401 - rich's own
+        """Print as `Console` does."""
+        if soft_wrap is None:
+            soft_wrap = endless(self)
+        super().print(*objects, soft_wrap=soft_wrap, **how)
+
+
+def endless(console: Console) -> bool:
+    """Say whether the lines of a console have no end: those of a pipe."""
+    return not console.is_terminal and "COLUMNS" not in os.environ
+
+
 #: Results go to stdout; progress and messages to stderr, so that pipes carry results alone.
-out = Console(soft_wrap=False)
-err = Console(stderr=True)
-
-
-#: As wide is a screen in a pipe (`tandem top`), which has no width.
-PIPE_WIDTH = 160
+out = _Console()
+err = _Console(stderr=True)
 
 #: Of Unicode: control characters, formats (which reorder text), surrogates, separators of lines.
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -55,7 +68,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     """
     rows = list(rows)
     cells = [tuple(_cell(value) for value in row) for row in rows]
-    if not out.is_terminal and "COLUMNS" not in os.environ:
+    if endless(out):
         _print_columns(columns, [tuple(each.plain for each in row) for row in cells])
         return
     table = Table(title=title or None, header_style="bold")

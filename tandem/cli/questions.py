@@ -25,6 +25,7 @@ from tandem.cli.views import LimitOption, NamespaceOption, OwnNamespaceOption, s
 from tandem.contracts.names import PREDICTOR_AWAY
 from tandem.errors import TandemError, UsageError
 from tandem.reasons.counting import counted
+from tandem.reasons.predicted import predicted_in_words
 
 Document = dict[str, Any]
 
@@ -72,8 +73,8 @@ def queue(
         Column("queued", lambda row: row["queuedAt"] or "-", wide=True),
         Column("why", lambda row: row.get("short") or row["message"] or row["reason"] or "-"),
     )
-    title = "Queue" if rows else "Queue: nothing waits"
-    print_list(form, title, columns, rows, lambda row: f"{row['namespace']}/{row['name']}")
+    name = "{0[namespace]}/{0[name]}".format
+    print_list(form, "Queue", columns, rows, name, "No job waits.")
     if total > len(rows) and form is not Form.NAME:
         out.print(f"{total - len(rows):,} more wait: --limit 0 shows all", highlight=False)
 
@@ -261,8 +262,12 @@ def _load(job: Document) -> list[str]:
         lines.append(
             _line(
                 "predicted",
-                f"{load['memoryP95Bytes'] / _GIB:.1f} GiB at most ({load['memorySource']}),"
-                f" {load['utilisationPercent']:.0f} % utilisation ({load['utilisationSource']})",
+                predicted_in_words(
+                    load["memoryP95Bytes"] / _GIB,
+                    load["memorySource"],
+                    load["utilisationPercent"],
+                    load["utilisationSource"],
+                ),
             )
         )
     limits = [gib for each in job.get("pods") or () if (gib := each.get("memoryLimitGib"))]
@@ -337,7 +342,7 @@ def sharing(read: Reader, namespace: NamespaceOption = None, form: Form = Form.T
     if found["slowest"]:
         print_table(
             "Slowed down most",
-            ("namespace", "job", "slower by", "GPUs"),
+            ("namespace", "job", "slower by (measured)", "GPUs"),
             [
                 (
                     row["namespace"],
@@ -363,7 +368,8 @@ def quotas(read: Reader, namespace: NamespaceOption = None, form: Form = Form.TA
     if form is Form.JSON:
         print_json(found)
         return
-    print_list(form, "Namespaces", _QUOTAS, found["rows"], lambda row: str(row["namespace"]))
+    empty = "No namespace has a quota, or jobs that ask for GPUs of Tandem."
+    print_list(form, "Namespaces", _QUOTAS, found["rows"], lambda row: str(row["namespace"]), empty)
     counts_more = any(row["gpus"] != row["gpusHeld"] for row in found["rows"])
     if counts_more and form is not Form.NAME:
         out.print("counted: for its quota, a shared GPU counts once for each job.", highlight=False)
@@ -383,7 +389,7 @@ _QUOTAS = (
     Column("quota", lambda row: row["quotaGpus"]),
     Column("at most", lambda row: row["maxGpus"]),
     Column("GPU hours", lambda row: _hours(row["gpuSecondsUsed"])),
-    Column("quota", lambda row: _hours(row["quotaGpuSeconds"])),
+    Column("hours quota", lambda row: _hours(row["quotaGpuSeconds"])),
     Column("waiting", lambda row: row["waiting"]),
     Column("over", lambda row: "over quota" if row["overQuota"] else "-"),
 )

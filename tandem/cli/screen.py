@@ -132,7 +132,10 @@ def sharing_in_words(sharing: Document) -> str:
             words += f" (known of {sharing['gpusCounted']:,})"
     slowdown = sharing.get("meanSlowdown")
     if slowdown is not None:
-        words += f", jobs {slowdown:.0%} slower on average"
+        words += f", jobs {slowdown:.0%} slower on average (measured"
+        # An extender of an earlier version does not say of how many.
+        of = sharing.get("jobsMeasured", sharing["jobs"])
+        words += f" of {of:,})" if of < sharing["jobs"] else ")"
     return words
 
 

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from tandem.cli.forms import Form, reports
-from tandem.cli.output import PIPE_WIDTH, out, print_json
+from tandem.cli.output import endless, out, print_json
 from tandem.cli.reach import SHORTEST_INTERVAL_S, Reader, RefusedError, reads_once
 from tandem.cli.screen import SORTS, Snapshot, View, frame, scrolled, whole
 from tandem.cli.views import NamespaceOption
@@ -27,6 +27,7 @@ from tandem.errors import TandemError, UsageError
 
 _TICK_S = 0.25
 _LEAST_WIDTH = 20
+_ENDLESS = 1 << 16  # the width of a pipe: nothing is cut
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _KEYS = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down",
@@ -54,12 +55,12 @@ def top(
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}", f"one of {', '.join(SORTS)}")
     read.check_namespace(namespace)  # a screen without jobs would not say that it is misspelt
-    view = View(PIPE_WIDTH, 0, sort, namespace or "", plain=not _speaks_unicode())
+    view = View(_ENDLESS, 0, sort, namespace or "", plain=not _speaks_unicode())
     if form is Form.JSON:
         found = taken(read, view)
         print_json({"overview": found.overview, "gpus": found.gpus, "queue": found.queue})
     elif once or not (sys.stdin.isatty() and out.is_terminal):
-        width = out.size.width if out.is_terminal else PIPE_WIDTH
+        width = _ENDLESS if endless(out) else out.size.width
         for line in whole(taken(read, view), replace(view, width=width)):
             out.print(line, soft_wrap=True, highlight=False)
     else:

@@ -13,6 +13,7 @@ from tandem.cli.output import clean, err, out, print_json, print_table
 from tandem.cli.reach import MissingError, Reader, reads
 from tandem.errors import UsageError
 from tandem.reasons.counting import counted
+from tandem.reasons.predicted import predicted_in_words
 
 NamespaceOption = Annotated[
     str | None,
@@ -41,8 +42,7 @@ _ROWS = 200
 
 def say(line: str) -> None:
     """Print a line in which others may have written."""
-    # A pipe has no width at which a line would have to be broken.
-    out.print(clean(line), highlight=False, markup=False, soft_wrap=not out.is_terminal)
+    out.print(clean(line), highlight=False, markup=False)
 
 
 def shown(rows: list[Any], limit: int | None, more: str, form: Form = Form.TABLE) -> list[Any]:
@@ -80,8 +80,10 @@ def gpus(
     if form is Form.JSON:
         print_json(found)
         return
+    found["gpus"].sort(key=lambda gpu: (gpu["node"], gpu.get("index") or 0))
     rows = shown(found["gpus"], limit, "--limit 0, --node NODE or --idle", form)
-    print_list(form, "GPUs", _GPUS, rows, lambda gpu: f"{gpu['node']}/{gpu['gpu']}")
+    empty = "No GPU is idle." if idle else "No GPU is reported."
+    print_list(form, "GPUs", _GPUS, rows, lambda gpu: f"{gpu['node']}/{gpu['gpu']}", empty)
 
 
 @reads
@@ -100,7 +102,8 @@ def jobs(
         print_json(found)
         return
     rows = shown(found["jobs"], limit, "--limit 0 or -n NAMESPACE", form)
-    print_list(form, "Jobs", _JOBS, rows, lambda job: f"{job['namespace']}/{job['name']}")
+    empty = "No job asks for GPUs of Tandem."
+    print_list(form, "Jobs", _JOBS, rows, lambda job: f"{job['namespace']}/{job['name']}", empty)
 
 
 @reads
@@ -125,11 +128,12 @@ def explain(
     if printed(form, f"{where}/{name}", found):
         return
     worker = found["worker"]
+    peak = worker["memoryPeakGib"]  # 0: nothing is known, and so it has the GPU alone
     needs = (
         counted(worker["gpus"], "GPU")
         + (" of its own" if worker["exclusive"] else "")
-        + f", {worker['memoryPeakGib']:.1f} GiB each at its peak, "
-        f"{worker['utilisationPercent']:.0f} % utilisation"
+        + (f", {peak:.1f} GiB each at its peak" if peak else ", all of the memory")
+        + f", {worker['utilisationPercent']:.0f} % utilisation"
     )
     say(f"{where}/{name} of job {found['job']}: needs {needs}")
     if found["node"]:
@@ -175,11 +179,11 @@ def _print_sharing(found: dict[str, Any]) -> None:
     predicted, seen = found.get("prediction"), found.get("observed")
     lines = []
     if predicted:
-        lines.append(
-            f"predicted: {predicted['memoryUpperGib']:.1f} GiB at most"
-            f" ({predicted['memorySource']}), {predicted['utilisationPercent']:.0f} % utilisation"
-            f" ({predicted['utilisationSource']})"
-        )
+        said = predicted_in_words(
+            predicted["memoryUpperGib"], predicted["memorySource"],
+            predicted["utilisationPercent"], predicted["utilisationSource"],
+        )  # fmt: skip
+        lines.append(f"predicted: {said}")
     if found.get("memoryLimitGib"):
         lines.append(
             f"limit: {found['memoryLimitGib']:.1f} GiB of each GPU, unless the job sets its own"
@@ -209,7 +213,10 @@ def _print_sharing(found: dict[str, Any]) -> None:
                 )
                 for each in gpu["constraints"]
             ]
-            + [(kind, "score", f"{score:.2f}") for kind, score in gpu["scores"].items()],
+            + [
+                (kind.replace("_", " ").capitalize(), "score", f"{score:.2f}")
+                for kind, score in gpu["scores"].items()
+            ],
         )
 
 

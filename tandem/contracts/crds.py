@@ -134,7 +134,8 @@ DEFINITIONS = (
         columns=(
             Column("Phase", ".status.phase"),
             Column("Queue", ".status.queue", "integer"),
-            Column("Position", ".status.position", "integer"),
+            # How many wait ahead of it: JSONPath cannot count from 1, as all other lists do.
+            Column("Ahead", ".status.position", "integer"),
             Column("Pods", ".spec.demand.gangSize", "integer"),
             Column("GPUs", ".spec.demand.gpusPerPod", "integer"),
             Column("Attained", ".status.attainedGpuSeconds", "number"),

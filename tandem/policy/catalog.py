@@ -139,7 +139,8 @@ def load_profile(name: str) -> Profile:
     """Return the shipped profile `name`; raises UnknownProfileError, naming the nearest."""
     names = profile_names()
     if name not in names:
-        near = get_close_matches(name, names, n=3) or names
-        raise UnknownProfileError(f"no profile {name!r}; nearest: {', '.join(near)}")
+        near = get_close_matches(name, names, n=3)
+        said = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(names)}"
+        raise UnknownProfileError(f"no profile {name!r}; {said}")
     text = (files("tandem.policy") / "profiles" / f"{name}.yaml").read_text()
     return Profile.model_validate(yaml.safe_load(text))

@@ -39,7 +39,7 @@ def read_profile(name: str, settings: Sequence[str] = ()) -> Profile:
         return Profile.model_validate(values)
     except ValidationError as error:
         raise UsageError(
-            f"--set: {explain(error)}", "See docs/policies.md for the keys."
+            f"--set: {explain(error)}", "docs/replay.md says how a value is changed."
         ) from error
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.messages import PAGE, page, texts
+from benchmarks.messages import PAGE, ROOT, page, texts
 from tandem.policy import catalog
 from tandem.reasons.causes import Reason
 
@@ -45,6 +45,13 @@ def test_no_text_has_a_term_of_the_code(term: str) -> None:
     bad = [f"{file}: {text}" for file, of in texts().items() for text in of
            if re.search(term, text)]  # fmt: skip
     assert not bad
+
+
+def test_every_page_that_a_text_names_exists() -> None:
+    named = {(path, file) for file, of in texts().items() for text in of
+             for path in re.findall(r"\bdocs/[\w/-]+\.md\b", text)}  # fmt: skip
+    assert named
+    assert not [each for each in sorted(named) if not (ROOT / each[0]).exists()]
 
 
 def test_reasons_are_no_texts() -> None:

@@ -38,6 +38,25 @@ def test_wide_has_all_columns_and_the_table_fewer(service: Service) -> None:
     assert "3.0 GiB" in line
 
 
+@pytest.mark.parametrize(
+    "command", ["gpus", "gpus --idle", "jobs", "queue", "quotas", "model list"]
+)
+def test_an_empty_list_says_so_and_is_no_head_without_rows(service: Service, command: str) -> None:
+    service.say(EMPTY.get(command, {"gpus": []}))
+    answer = service.run(*command.split())
+    assert answer.exit_code == 0
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("No")
+    assert json.loads(service.run(*command.split(), "--json").stdout) is not None
+
+
+def test_gpus_come_by_their_numbers(service: Service) -> None:
+    """Others may report them in another order."""
+    service.say({"gpus": [{**GPU, "gpu": f"GPU-{n}", "index": n} for n in (1, 10, 0, 2)]})
+    lines = service.run("gpus").stdout.splitlines()[1:]
+    assert [line.split()[1] for line in lines] == ["n0/0", "n0/1", "n0/2", "n0/10"]
+
+
 def test_o_json_is_json(service: Service) -> None:
     service.say({"jobs": [JOB]})
     assert service.run("jobs", "-o", "json").stdout == service.run("jobs", "--json").stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
@@ -103,6 +104,21 @@ def test_a_pipe_gets_plain_columns_however_long(service: Service) -> None:
     assert head.startswith("namespace   job")
     assert line.endswith("x" * 500)
     assert "│" not in line
+
+
+def test_a_line_in_a_pipe_is_not_broken(service: Service) -> None:
+    """Nor are messages: a pipe has no width at which they would have to end."""
+    sharing = {
+        "gpus": 4, "jobs": 8, "gainGpus": 1.5, "gpusCounted": 4, "gpusMeasured": 0,
+        "gainMeasuredGpus": None, "jobsMeasured": 2, "meanSlowdown": 0.13, "slowest": [],
+    }  # fmt: skip
+    service.say({"view": {"sharing": sharing}})
+    first, second = service.run("sharing").stdout.splitlines()
+    assert first.startswith("Sharing: 4 GPUs by 8 jobs, worth +1.5 GPUs (predicted), ")
+    assert second.endswith("without it the same work needs 1.5 GPUs more.")
+    console = output._Console(file=io.StringIO())
+    console.print("word " * 100)
+    assert console.file.getvalue().count("\n") == 1
 
 
 def test_idle_gpus_are_those_that_nothing_holds_and_that_take_work(service: Service) -> None:

@@ -72,6 +72,7 @@ def snapshot(gpus: list[dict], queue: list[dict], **more: Any) -> Snapshot:
             "gainGpus": 0.7,
             "gpusCounted": 2,
             "meanSlowdown": 0.12,
+            "jobsMeasured": 1,
             "gainMeasuredGpus": 0.2,
             "gpusMeasured": 1,
         },
@@ -90,7 +91,7 @@ def test_a_frame_shows_gpus_with_their_jobs_and_the_queue_with_its_reasons() -> 
     assert "10:00:00 UTC" in drawn
     assert "1 shared  1 idle" in drawn
     worth = "worth +0.7 GPUs (+0.2 measured, +0.5 predicted)"
-    assert f"1 GPU by 2 jobs, {worth}, jobs 12% slower on average" in drawn
+    assert f"1 GPU by 2 jobs, {worth}, jobs 12% slower on average (measured of 1)" in drawn
     line = next(line for line in drawn.splitlines() if line.startswith("gpu-0/0"))
     assert "8/12/16" in line
     assert "70/80" in line
@@ -354,6 +355,27 @@ def test_without_a_terminal_it_prints_once(
     said = json.loads(CliRunner().invoke(build_app(), ["top", "--json"]).stdout)
     assert set(said) == {"overview", "gpus", "queue"}
     assert CliRunner().invoke(build_app(), ["top", "--sort", "x"]).exit_code != 0
+
+
+def test_in_a_pipe_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from tandem.cli.main import build_app
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name, why = "a-job-with-a-long-name" * 4, "a reason of many words " * 20
+    waits = waiting(name, short=why)
+    shown = snapshot([SHARED], [waits])
+    views = {"overview": shown.overview, "gpus": shown.gpus, "jobs": shown.queue}
+    monkeypatch.setattr(
+        Reader, "get", lambda _, path, *__: {"time": NOW, "view": views[path.rpartition("/")[2]]}
+    )
+    printed = CliRunner().invoke(build_app(), ["top"]).stdout
+    assert f"team-a/{name}" in printed
+    assert why.strip() in printed
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = CliRunner().invoke(build_app(), ["top"]).stdout
+    assert max(map(len, printed.splitlines())) <= 100
 
 
 def test_namespaces_are_those_with_jobs() -> None:

@@ -6,8 +6,11 @@ import pytest
 from extender_builders import gpu_job, gpu_node, load, pod
 
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.planning.explaining import constraints
 from scheduler_extender.serving.api import explanation, up_to_date
 from tandem.policy.catalog import load_profile
+from tandem.policy.cluster import Snapshot
+from tandem.policy.job import Job
 from tandem.reasons.causes import Cause, Reason
 
 NEEDS = Cause(Reason.NEEDS_GPUS, amount="1 GPU", value=0, bound=1)
@@ -15,6 +18,17 @@ FREE = Cause(Reason.NEEDS_GPUS, amount="1 GPU", value=1, bound=1)
 THEN = Cause(Reason.MEMORY, gpus=1, value=17.4, bound=15.6)
 NOW = Cause(Reason.PLACES_TAKEN, gpus=1, value=2, bound=2)
 BEHIND, PROTECTED = Cause(Reason.BEHIND, job="a/b"), Cause(Reason.NOT_PREEMPTED, detail="budget")
+
+
+def test_a_place_beyond_a_bound_shows_no_figures_that_speak_against_it() -> None:
+    """The chance of a collision is over its bound and does not count: all peaks fit together."""
+    pipeline = load_profile("tandem").pipeline()
+    job = Job(id="j", memory_base_gib=10, memory_peak_extra_gib=5, peak_probability=0.5)
+    gpus = Snapshot.from_rows([("n0", "a", 80)]).gpus.with_job(job, [0])
+    told = {each["topic"]: each for each in constraints(pipeline, job, gpus, 0)}
+    assert told["Two peaks at once"]["allows"]
+    assert told["Two peaks at once"]["says"] == ""
+    assert told["Memory peaks"]["says"] == "30.0 GiB needed, 80.0 GiB there"
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ ASKED = {
     ),
     "When will it start?": Truth(
         ("will start           in ",),
-        ("job-gpt Phase=Queued Queue= Position=0", f"Expected={EARLIEST} Expected-By={LATEST}"),
+        ("job-gpt Phase=Queued Queue= Ahead=0", f"Expected={EARLIEST} Expected-By={LATEST}"),
         (EARLIEST, LATEST), (("overview",), GPT_VIEW), GPT,
     ),
     "What slows it down?": Truth(

@@ -191,3 +191,22 @@ def test_predict_shows_the_interval_and_the_source_of_each_figure(server):
 )
 def test_the_shell_completes_what_can_be_said(words, found):
     assert set(found) <= set(completions(["predict", *words]))
+
+
+def test_an_unknown_type_of_gpu_is_said():
+    printed = CliRunner().invoke(build_app(), ["predict", RESNET, "--gpu", "RTX 4O90"])
+    assert printed.exit_code == 0
+    assert "No figures of a GPU 'RTX 4O90' are known; nearest: RTX 4090" in printed.stderr
+    printed = CliRunner().invoke(build_app(), ["predict", RESNET, "--gpu", "Tesla V100-SXM2-16GB"])
+    assert "No figures" not in printed.stderr
+
+
+def test_what_is_not_known_is_a_whole_gpu_and_not_0_gib():
+    """Without a batch size the graph says nothing, and without a type the GPU has no size."""
+    printed = tandem("predict", RESNET)
+    assert "a whole GPU" in printed
+    assert "0.0 GiB" not in printed
+
+
+def test_a_kind_of_model_that_does_not_exist_is_a_usage_error():
+    assert CliRunner().invoke(build_app(), ["train", "rollback", "nope"]).exit_code == 2
