@@ -25,13 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.recorded_api import PLANNED, node_name, waiting_pod
+from tandem.cli.output import err, out, print_table
 
-console = Console()
 ROOT = Path(__file__).parent.parent
 
 _TURN = 50
@@ -240,7 +238,7 @@ def measure(
             for number in range(_TURN):
                 each.ask(number)
             each.forget()
-        for start in track(range(0, requests, _TURN), f"{nodes} nodes", console=console):
+        for start in track(range(0, requests, _TURN), f"{nodes} nodes", console=err):
             for each in measured:
                 for number in range(start, min(start + _TURN, requests)):
                     each.ask(_TURN + number)
@@ -292,30 +290,38 @@ def machine() -> dict[str, object]:
 
 def report(cells: list[Cell]) -> None:
     """Print the figures beside the bars."""
-    table = Table(title="filter + prioritize over HTTP, one serial client; ms")
-    for name in ("nodes", "pods", "p50", "p99", "bar", "stretch", "filter", "prioritize",
-                 "refused", "CPU", "MiB", "start s"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    for cell in cells:
-        bars = BARS.get((cell.nodes, cell.pods // cell.nodes))
-        bar, stretch = (f"{p50} / {p99}" for p50, p99 in bars) if bars else ("-", "-")
-        table.add_row(
-            f"{cell.nodes:,}", f"{cell.pods:,}", f"{cell.sum_p50_ms}", f"{cell.sum_p99_ms}", bar,
-            stretch, f"{cell.filter_p50_ms}", f"{cell.prioritize_p50_ms}",
-            f"{cell.refused_p50_ms}", f"{cell.server_cpu_ms}", f"{cell.rss_mib:.0f}",
-            f"{cell.cold_start_s}",
-        )  # fmt: skip
-    console.print(table)
-    console.print(
+    rows: list[tuple[str, ...]] = [
+        ("p50", *(f"{cell.sum_p50_ms}" for cell in cells)),
+        ("p99", *(f"{cell.sum_p99_ms}" for cell in cells)),
+    ]
+    for word, which in (("bar", 0), ("stretch", 1)):
+        bars = [BARS.get((cell.nodes, cell.pods // cell.nodes)) for cell in cells]
+        rows.append(
+            (word, *("-" if bar is None else "{} / {}".format(*bar[which]) for bar in bars))
+        )
+    rows += [
+        ("filter", *(f"{cell.filter_p50_ms}" for cell in cells)),
+        ("prioritize", *(f"{cell.prioritize_p50_ms}" for cell in cells)),
+        ("refused", *(f"{cell.refused_p50_ms}" for cell in cells)),
+        ("CPU", *(f"{cell.server_cpu_ms}" for cell in cells)),
+        ("MiB", *(f"{cell.rss_mib:.0f}" for cell in cells)),
+        ("start s", *(f"{cell.cold_start_s}" for cell in cells)),
+    ]
+    # A size is a column, so that no figure is cut on a terminal of 80 columns.
+    sizes = (f"{cell.nodes:,} x {cell.pods // cell.nodes}" for cell in cells)
+    print_table(
+        "filter + prioritize over HTTP, one serial client; ms", ("nodes x pods", *sizes), rows
+    )
+    out.print(
         "p50 and p99 are of the sum; filter, prioritize and refused (a pod that no GPU takes) are "
         "medians; CPU is the server's per pair"
     )
     for nodes, ratio in growth(cells).items():
-        console.print(
+        out.print(
             f"cost with pods against none at {nodes:,} nodes: x {ratio} "
             f"(bar x {GROWTH_BAR[0]}, stretch x {GROWTH_BAR[1]})"
         )
-    console.print(
+    out.print(
         f"bars at 5,000 nodes and 40,000 pods: memory {MEMORY_BAR_MIB[0]} MiB (stretch "
         f"{MEMORY_BAR_MIB[1]}), cold start {COLD_START_BAR_S[0]} s (stretch {COLD_START_BAR_S[1]})"
     )
@@ -347,7 +353,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
     about = machine() | {"seed": arguments.seed, "shuffled": arguments.shuffled}
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    out.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     cells = [
         cell
         for nodes in arguments.nodes
