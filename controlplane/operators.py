@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,13 @@ class Operator:
     """One operator: its program, and how it is started.
 
     `manifests` are patterns of files in its module that hold custom resources and webhooks,
-    `settings` is its configuration file.
+    `settings` is its configuration file, where it has one, `arguments` are its flags.
     """
 
     program: Program
     manifests: tuple[str, ...]
-    settings: Callable[[Place], Manifest]
+    settings: Callable[[Place], Manifest] = lambda _: {}
+    arguments: Callable[[Place], Sequence[str]] = lambda _: ()
 
     @property
     def name(self) -> str:
@@ -83,6 +84,16 @@ def _configuration(group: str) -> Callable[[Place], Manifest]:
     return settings
 
 
+def _kuberay(place: Place) -> Sequence[str]:
+    return (
+        "--metrics-addr=0",
+        f"--health-probe-bind-address=127.0.0.1:{place.health}",
+        "--enable-leader-election=false",
+        "--qps=500",
+        "--burst=500",
+    )
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         _program("jobset", "sigs.k8s.io/jobset"),
@@ -93,6 +104,11 @@ OPERATORS: tuple[Operator, ...] = (
         _program("lws", "sigs.k8s.io/lws", "cmd"),
         ("config/crd/bases/*.yaml", "config/webhook/manifests.yaml"),
         _configuration("lws.x-k8s.io"),
+    ),
+    Operator(
+        _program("kuberay", "github.com/ray-project/kuberay/ray-operator"),
+        ("config/crd/bases/*.yaml",),
+        arguments=_kuberay,
     ),
 )
 
@@ -195,9 +211,12 @@ def _objects(place: Path) -> list[dict[str, Any]]:
 
 
 def _command(plane: ControlPlane, operator: Operator, place: Place) -> list[str]:
-    path = plane.folder / f"{operator.name}.yaml"
-    path.write_text(yaml.safe_dump(dict(operator.settings(place))))
-    return [str(folder(operator) / operator.name), f"--config={path}"]
+    argv = [str(folder(operator) / operator.name), *operator.arguments(place)]
+    if settings := operator.settings(place):
+        path = plane.folder / f"{operator.name}.yaml"
+        path.write_text(yaml.safe_dump(dict(settings)))
+        argv.append(f"--config={path}")
+    return argv
 
 
 def _await_ready(process: Process, operator: Operator, place: Place) -> None:

@@ -21,6 +21,9 @@ class Example:
 
     `operators` are those that run for it, else `controller` is what makes its pods. `suspend` is
     the owner's own field. `without` says why a cell of the table does not apply.
+    `renewed`: resumed, it makes what owns its pods anew, by another name. `last` has the labels of
+    the pods that end for it to end, with exit status `exit_status` (none: all pods end), and
+    `end` the phase of its GPUJob then.
     """
 
     kind: str
@@ -30,6 +33,10 @@ class Example:
     operators: tuple[str, ...] = ()
     gang: int = 3
     suspend: tuple[str, ...] = ()
+    renewed: bool = False
+    last: Mapping[str, str] = field(default_factory=dict)
+    exit_status: int = 0
+    end: str = "Completed"
     without: Mapping[str, str] = field(default_factory=dict)
     given: tuple[Object, ...] = ()  # instead of a file
 
@@ -87,6 +94,27 @@ EXAMPLES: tuple[Example, ...] = (
         "leaderworkerset.yaml",
         operators=("lws",),
         without=dict.fromkeys((GIVES_WAY, ENDS), "it has no end, and is never preempted"),
+    ),
+    Example(
+        "RayCluster",
+        "rayclusters",
+        "raycluster.yaml",
+        operators=("kuberay",),
+        suspend=("spec", "suspend"),
+        without={ENDS: "it has no end of its own"},
+    ),
+    # Ray says when the work of a RayJob is done, and does not run here: it ends by a failure of
+    # the pod that submits the work.
+    Example(
+        "RayJob",
+        "rayjobs",
+        "rayjob.yaml",
+        operators=("kuberay",),
+        suspend=("spec", "suspend"),
+        renewed=True,
+        last={"batch.kubernetes.io/job-name": "train"},
+        exit_status=1,
+        end="Failed",
     ),
 )
 

@@ -127,7 +127,8 @@ def test_it_gives_way_to_a_share_that_others_want_back_and_resumes(
     version = cluster.version_of(example.path(team))
     other = cluster.fill(cluster.team(LENDER))
     assert not cluster.running(team)
-    cluster.await_phase(team, "Suspended")
+    if not example.renewed:
+        cluster.await_phase(team, "Suspended")
     events = cluster.plane.events_since(example.path(team), version)
     rested = [at(each["object"], example.suspend) for each in events]
     assert True in rested, "it was its owner's own field that changed"
@@ -137,7 +138,16 @@ def test_it_gives_way_to_a_share_that_others_want_back_and_resumes(
         each["metadata"]["uid"] for each in first
     }
     job = cluster.await_phase(team, "Running")
-    assert job["metadata"]["uid"] == began["metadata"]["uid"], "it keeps the service that it had"
+    assert (job["metadata"]["uid"] == began["metadata"]["uid"]) is not example.renewed
+    seen = [each["object"] for each in cluster.plane.events_since(cluster.gpujobs(team), version)]
+    had = [
+        each["status"]["attainedGpuSeconds"]
+        for each in seen
+        if each["metadata"]["uid"] == began["metadata"]["uid"]
+        and each.get("status", {}).get("phase") == "Suspended"
+    ]
+    assert had, "it has waited as one that was preempted"
+    assert job["status"]["attainedGpuSeconds"] >= max(had) > 0, "it keeps the service that it had"
 
 
 @cell(RETRIED)
@@ -168,10 +178,17 @@ def test_it_ends_with_its_pods_and_gives_its_gpus_back(
     cluster.apply(team, example.objects())
     cluster.await_running(team, example.gang)
     cluster.await_phase(team, "Running")
-    running = (pod for pod in cluster.pods(team) if pod["status"].get("phase") == "Running")
-    cluster.let_end(running)
-    cluster.await_phase(team, "Completed")
-    assert not cluster.askers(team)
+
+    def last() -> list[Object]:
+        running = (pod for pod in cluster.pods(team) if pod["status"].get("phase") == "Running")
+        wanted = example.last.items()
+        return [pod for pod in running if wanted <= pod["metadata"].get("labels", {}).items()]
+
+    cluster.let_end(
+        wait_until(last, "the pods run by which it ends", timeout_s=240), example.exit_status
+    )
+    cluster.await_phase(team, example.end)
+    wait_until(lambda: not cluster.askers(team), "its pods end", timeout_s=240)
     cluster.fill(cluster.team(), gpus=2)
 
 
