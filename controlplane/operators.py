@@ -44,13 +44,18 @@ class Operator:
     """One operator: its program, and how it is started.
 
     `manifests` are patterns of files in its module that hold custom resources and webhooks,
-    `settings` is its configuration file, where it has one, `arguments` are its flags.
+    `settings` is its configuration file, where it has one, `arguments` are its flags. `namespace`
+    has to be there. It says at `ready`, by HTTP, that it is at work; at `port`, if it is one that
+    the program has chosen.
     """
 
     program: Program
     manifests: tuple[str, ...]
     settings: Callable[[Place], Manifest] = lambda _: {}
     arguments: Callable[[Place], Sequence[str]] = lambda _: ()
+    namespace: str = ""
+    ready: str = "/readyz"
+    port: int | None = None
 
     @property
     def name(self) -> str:
@@ -109,6 +114,14 @@ OPERATORS: tuple[Operator, ...] = (
         _program("kuberay", "github.com/ray-project/kuberay/ray-operator"),
         ("config/crd/bases/*.yaml",),
         arguments=_kuberay,
+    ),
+    Operator(
+        _program("mpi-operator", "github.com/kubeflow/mpi-operator", "cmd/mpi-operator"),
+        ("manifests/base/kubeflow.org_mpijobs.yaml",),
+        arguments=lambda _: ("-kube-api-qps=500", "-kube-api-burst=500"),
+        namespace="mpi-operator",
+        ready="/healthz",
+        port=8080,
     ),
 )
 
@@ -194,7 +207,11 @@ def _start_one(plane: ControlPlane, operator: Operator) -> None:
         stdin="\n---\n".join(json.dumps(each) for each in definitions),
     )
     plane.await_definitions(*(each["metadata"]["name"] for each in definitions))
-    place = Place(free_port(), free_port(), plane.folder / f"{operator.name}-certificate")
+    if operator.namespace:
+        namespace = {"kind": "Namespace", "metadata": {"name": operator.namespace}}
+        plane.apply({"apiVersion": "v1", **namespace})
+    port = operator.port or free_port()
+    place = Place(port, free_port(), plane.folder / f"{operator.name}-certificate")
     plane.write_serving_certificate(place.certificates)
     environment = {"KUBECONFIG": str(plane.kubeconfig())}
     process = plane.run(operator.name, _command(plane, operator, place), env=environment)
@@ -220,7 +237,7 @@ def _command(plane: ControlPlane, operator: Operator, place: Place) -> list[str]
 
 
 def _await_ready(process: Process, operator: Operator, place: Place) -> None:
-    url = f"http://127.0.0.1:{place.health}/readyz"
+    url = f"http://127.0.0.1:{place.health}{operator.ready}"
 
     def ready() -> bool:
         _must_run(process)

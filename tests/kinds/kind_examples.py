@@ -21,9 +21,10 @@ class Example:
 
     `operators` are those that run for it, else `controller` is what makes its pods. `suspend` is
     the owner's own field. `without` says why a cell of the table does not apply.
-    `renewed`: resumed, it makes what owns its pods anew, by another name. `last` has the labels of
-    the pods that end for it to end, with exit status `exit_status` (none: all pods end), and
-    `end` the phase of its GPUJob then.
+    `fails` has the labels of the pods of which one fails, for its controller to make it anew (none:
+    those with GPUs). `renewed`: resumed, it makes what owns its pods anew, by another name. `last`
+    has the labels of the pods that end for it to end, with exit status `exit_status` (none: all
+    pods end), and `end` is the phase of its GPUJob then.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Example:
     operators: tuple[str, ...] = ()
     gang: int = 3
     suspend: tuple[str, ...] = ()
+    fails: Mapping[str, str] = field(default_factory=dict)
     renewed: bool = False
     last: Mapping[str, str] = field(default_factory=dict)
     exit_status: int = 0
@@ -73,6 +75,7 @@ NO_GPUS = "roles without GPUs not counted"
 CELLS = (CHECKED, GANG, WAITS, TOGETHER, GIVES_WAY, RETRIED, ENDS, QUOTA, NO_GPUS)
 
 ONE_ROLE = "it has one role"
+_LAUNCHER = {"training.kubeflow.org/job-role": "launcher"}
 EXAMPLES: tuple[Example, ...] = (
     Example(
         "Job",
@@ -115,6 +118,15 @@ EXAMPLES: tuple[Example, ...] = (
         last={"batch.kubernetes.io/job-name": "train"},
         exit_status=1,
         end="Failed",
+    ),
+    Example(
+        "MPIJob",
+        "mpijobs",
+        "mpijob.yaml",
+        operators=("mpi-operator",),
+        suspend=("spec", "runPolicy", "suspend"),
+        fails=_LAUNCHER,
+        last=_LAUNCHER,
     ),
 )
 

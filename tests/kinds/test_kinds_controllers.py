@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import invented
 import pytest
@@ -65,6 +65,13 @@ def size_of(gpujob: Object) -> int:
 
 def bound(pods: list[Object]) -> list[Object]:
     return [pod for pod in pods if pod["spec"].get("nodeName")]
+
+
+def run_with(cluster: KindsCluster, team: str, labels: Mapping[str, str]) -> list[Object]:
+    """Return the pods that run and have these labels, with GPUs or without."""
+    running = (pod for pod in cluster.pods(team) if pod["status"].get("phase") == "Running")
+    wanted = labels.items()
+    return [pod for pod in running if wanted <= pod["metadata"].get("labels", {}).items()]
 
 
 @cell(CHECKED)
@@ -159,12 +166,16 @@ def test_after_a_failure_its_controller_makes_pods_that_start_again(
     cluster.await_running(team, example.gang)
     cluster.await_phase(team, "Running")
 
-    failed = cluster.running(team)[-1]
+    def like() -> list[Object]:
+        return run_with(cluster, team, example.fails) if example.fails else cluster.running(team)
+
+    failed = wait_until(like, "the pod that is to fail runs", timeout_s=240)[-1]
     cluster.let_end([failed], status=1)
 
     def replaced() -> bool:
-        uids = {pod["metadata"]["uid"] for pod in cluster.running(team)}
-        return len(uids) == example.gang and failed["metadata"]["uid"] not in uids
+        uids = {pod["metadata"]["uid"] for pod in like()}
+        whole = len(cluster.running(team)) == example.gang
+        return whole and bool(uids) and failed["metadata"]["uid"] not in uids
 
     wait_until(replaced, "others run in place of the pod that failed", timeout_s=240)
     cluster.await_phase(team, "Running")
@@ -178,15 +189,12 @@ def test_it_ends_with_its_pods_and_gives_its_gpus_back(
     cluster.apply(team, example.objects())
     cluster.await_running(team, example.gang)
     cluster.await_phase(team, "Running")
-
-    def last() -> list[Object]:
-        running = (pod for pod in cluster.pods(team) if pod["status"].get("phase") == "Running")
-        wanted = example.last.items()
-        return [pod for pod in running if wanted <= pod["metadata"].get("labels", {}).items()]
-
-    cluster.let_end(
-        wait_until(last, "the pods run by which it ends", timeout_s=240), example.exit_status
+    last = wait_until(
+        lambda: run_with(cluster, team, example.last),
+        "the pods run by which it ends",
+        timeout_s=240,
     )
+    cluster.let_end(last, example.exit_status)
     cluster.await_phase(team, example.end)
     wait_until(lambda: not cluster.askers(team), "its pods end", timeout_s=240)
     cluster.fill(cluster.team(), gpus=2)
