@@ -135,8 +135,10 @@ lock: ## Resolve the dependencies anew into the lock files: everything, what run
 	@test -x $(BIN)/uv || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"; }
 	@$(LOCK) --extra dev -o requirements.lock
 	@$(LOCK) --extra run --constraints requirements.lock -o requirements-run.lock
+	@# The agent's image runs the DRA driver as well.
 	@for component in extender agent predictor; do \
-		$(LOCK) --extra $$component --constraints requirements.lock -o requirements-$$component.lock; \
+		$(LOCK) --extra $$component $$(test $$component = agent && echo --extra dra) \
+			--constraints requirements.lock -o requirements-$$component.lock; \
 	done
 	@printf "hatchling>=1.27\neditables>=0.5\n" | $(subst pyproject.toml,-,$(LOCK)) --constraints requirements.lock -o requirements-build.lock
 	@echo "ziglang>=0.14" | $(subst pyproject.toml,-,$(LOCK)) -o requirements-compiler.lock

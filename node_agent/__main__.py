@@ -16,12 +16,14 @@ from pydantic import ValidationError
 from node_agent.app import Agent, stamp
 from node_agent.config import REMOVED, AgentSettings
 from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.dra.label import labelled
 from node_agent.extenderpods import Extender, ExtenderPods
 from node_agent.monitor import Monitor
 from node_agent.publish import gpu_node
 from node_agent.tokens import TokenReviewer
 from node_agent.writers import HttpWriter, KubeWriter
 from tandem.cli.output import print_json
+from tandem.contracts import names
 from tandem.errors import TandemError, UsageError
 from tandem.files import read_yaml
 from tandem.kube.client import KubeClient
@@ -51,6 +53,12 @@ def parser() -> argparse.ArgumentParser:
         "--canary",
         type=Path,
         help="folder in which a container without GPUs has noted the GPUs that it sees",
+    )
+    p.add_argument(
+        "--hand-over",
+        choices=["environment", "dra", "label"],
+        help="how GPUs reach containers; dra: by the node's DRA driver alone; label: as the Node's"
+        f" label {names.HAND_OVER_LABEL} says",
     )
     p.add_argument("--listen", default="127.0.0.1:9405", help="for /healthz and /metrics")
     p.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
@@ -83,6 +91,7 @@ def _settings(options: argparse.Namespace) -> AgentSettings:
         "shares": options.shares,
         "proc": options.proc,
         "canary": options.canary,
+        "hand_over": options.hand_over,
     }
     return read_settings(
         options.config,
@@ -119,6 +128,8 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
         return Agent(settings, HttpWriter(options.report_url), listen)
     client = KubeClient.load(options.kubeconfig)
     refuse_beside_device_plugin(client, settings.node)
+    if settings.hand_over == "label":
+        settings = settings.model_copy(update={"hand_over": labelled(client, settings.node)})
     if not options.extender:
         return Agent(settings, KubeWriter(client), listen)
     file = options.extender_token

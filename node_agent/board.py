@@ -37,6 +37,8 @@ _WHOLE = {
     " whole GPU",
     MemorySource.SYSTEM: "its memory is the system's as well, so it takes one job",
 }
+#: Why none of our jobs is placed on a GPU that takes new work.
+HANDED_OVER = "DRA hands it over, and not the queue"
 
 
 class Board:
@@ -334,12 +336,14 @@ class Board:
         computing = any(process.kind != "graphics" for process in self._foreign or ())
         why = self.quarantine.reason(now_s)
         owners = sum(use.uid in self._pids for use in others) + (computing or unlisted > 0)
+        by_dra = self._settings.hand_over == "dra"
         shares, shares_reason = offered_shares(
             self._settings.shares,
             why,
             self.sensors,
-            owners,
-            unlisted_bytes=unlisted,
+            # Pods with claims are not told from others yet, and their shares are counted already.
+            0 if by_dra else owners,
+            unlisted_bytes=0 if by_dra else unlisted,
             whole=_WHOLE[self.memory_source] if self.memory_source else "",
             is_slice=self.slice is not None,
             divided=self.gpu is not None and self.gpu.slice is not None and self.gpu.slice.divided,
@@ -367,8 +371,9 @@ class Board:
             compute_mode=self.sensors.compute_mode if self.sensors else None,
             health=Health.QUARANTINED if why else Health.HEALTHY,
             health_reason=why,
-            shares=shares,
-            shares_reason=shares_reason,
+            shares=0 if by_dra else shares,
+            shares_reason=shares_reason or (HANDED_OVER if by_dra else ""),
+            dra_shares=shares if by_dra else None,
             memory_guarded=self._settings.guard.mode == "evict",
             pods=uses,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -50,6 +51,8 @@ _LISTS = {
 #: Rows of a time later than this much from now are no readings: what is asked for next is what
 #: came after the last one, and nothing would come any more.
 _FUTURE_US = 86_400_000_000
+#: NVML writes the domain with eight digits, the kernel with four.
+_PCI_ADDRESS = re.compile(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 #: Rows of one answer that are read.
 _MOST_SAMPLES = 4096
 
@@ -158,6 +161,16 @@ class Gpu:
         if rates is None or rates.gpu > 100:
             return None
         return Load(float(rates.gpu), "rates")
+
+    def pci_address(self) -> str | None:
+        """Return its address on the PCI bus as the kernel writes it, or None: `0000:3b:00.0`."""
+        info = self._ask_board("nvmlDeviceGetPciInfo")
+        if info is None:
+            return None
+        # The binding decodes texts by itself, depending on its version.
+        text = info.busId.decode() if isinstance(info.busId, bytes) else str(info.busId)
+        found = _PCI_ADDRESS.fullmatch(text.lower())
+        return found[1] if found else None
 
     def sensors(self) -> Sensors:
         """Return modes, temperature, power and the state of memory repair.

@@ -34,6 +34,8 @@ SHADOW_CONFIG_MAP = "tandem-shadow"
 PRIORITY_CLASS = "tandem-training"
 SCHEDULING_GATE = f"{GROUP}/queue"
 ADOPT_LABEL = f"{GROUP}/adopt"
+#: On a Node: how its GPUs reach containers, `environment` or `dra`.
+HAND_OVER_LABEL = f"{GROUP}/hand-over"
 GPU_TAINT = f"{GROUP}/gpu"
 
 #: A label that users may set on the pod: for whom it runs. Reports count by it.

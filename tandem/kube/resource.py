@@ -39,6 +39,10 @@ SECRETS = Resource("", "v1", "Secret", "secrets")
 CONFIG_MAPS = Resource("", "v1", "ConfigMap", "configmaps")
 CORE_EVENTS = Resource("", "v1", "Event", "events")
 EVENTS = Resource("events.k8s.io", "v1", "Event", "events")
+RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
+RESOURCE_SLICES = Resource(
+    "resource.k8s.io", "v1", "ResourceSlice", "resourceslices", namespaced=False
+)
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 JOBS = Resource("batch", "v1", "Job", "jobs")
 RUNTIME_CLASSES = Resource("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", namespaced=False)

@@ -398,6 +398,16 @@ def test_memory_that_no_listed_process_holds_is_a_warning() -> None:
     assert not of(found, Outcome.FAILED)
 
 
+def test_a_gpu_that_dra_hands_over_is_well() -> None:
+    site = Site()
+    of_dra = gpu("GPU-9", shares=0, sharesReason="DRA hands it over", draShares=2)
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [of_dra]}})
+    assert "GPUs" not in {each.check for each in of(examined(site), Outcome.WARNING)}
+    closed = gpu("GPU-9", shares=0, sharesReason="compute mode ExclusiveProcess", draShares=0)
+    site.change(GPU_NODES, "gpu-0", {"status": {"gpus": [closed]}})
+    assert "GPUs" in {each.check for each in of(examined(site), Outcome.WARNING)}
+
+
 def test_a_scheduler_of_the_users_own_needs_no_lease() -> None:
     site = Site()
     site.api.delete(LEASES, names.LEASE_NAME, SYSTEM)

@@ -325,7 +325,7 @@ def _changed(item: Object) -> str:
 def _unusable(gpu: Object) -> str:
     if gpu.get("health", "Healthy") != "Healthy":
         return f"quarantined: {gpu.get('healthReason') or 'no reason given'}"
-    if gpu.get("shares") == 0:
+    if gpu.get("shares") == 0 and not gpu.get("draShares"):
         return f"not offered: {gpu.get('sharesReason') or 'no reason given'}"
     return ""
 

@@ -101,6 +101,9 @@ class GPU(Message):
     is the system's and has its size, `Unknown` where NVML gives none: such a GPU takes one job that
     asks for a whole GPU. `memory_foreign_bytes` is not there for jobs: it is held by processes that
     are not ours, or by none that the driver lists (`memory_unlisted_bytes` of it).
+
+    `dra_shares` is set where the node's DRA driver hands the GPU over: so many claims may share it,
+    none where it is 0, and `shares` is 0 then, since nothing else may hand it over.
     """
 
     uuid: GpuId
@@ -126,6 +129,7 @@ class GPU(Message):
     health_reason: AgentText = ""
     shares: Annotated[int, Field(ge=0, le=64)] = 2
     shares_reason: AgentText = ""
+    dra_shares: Annotated[int | None, Field(ge=0, le=64)] = None
     memory_guarded: bool = False
     pods: Annotated[list[PodUse], Field(max_length=MAX_USES), first(MAX_USES), SharedEmpty] = (
         NO_ENTRIES

@@ -1,0 +1,123 @@
+"""A node's GPUs as devices of a ResourceSlice: a pure function of what the agent reports.
+
+A GPU is one device, whatever the number of claims on it: its capacities `shares` and `memory` are
+what claims consume (KEP-5075). A claim that names neither takes the whole GPU, as a job does of
+which nothing is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from node_agent.dra import DRIVER
+from tandem.contracts.resources import GPU, GPUNodeStatus, Health
+
+Object = dict[str, Any]
+
+#: The taint of a GPU that takes no new work. Running pods stay: NoSchedule.
+QUARANTINED = f"{DRIVER}/quarantined"
+#: The API server's bound where a device has a taint; a report has no more GPUs.
+MOST_DEVICES = 64
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_MIB = 1 << 20
+_LONGEST_TEXT = 64
+_VERSION_PARTS = 3
+#: Of Kubernetes, for any device on a PCI bus.
+_STANDARD = "resource.kubernetes.io"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a GPU is in its machine: its address on the PCI bus, and the NUMA node next to it."""
+
+    pci: str
+    numa_node: int | None = None
+
+
+def device_name(uuid: str) -> str | None:
+    """Return the name of a GPU's device, None where its UUID makes none that Kubernetes allows.
+
+    It follows from the UUID alone, so that it outlives restarts and changes of order.
+    """
+    name = uuid.lower()
+    return name if _NAME.fullmatch(name) else None
+
+
+def inventory(status: GPUNodeStatus) -> dict[str, str]:
+    """Return the UUIDs of the GPUs that DRA hands over, by the names of their devices."""
+    found: dict[str, str] = {}
+    for gpu in status.gpus:
+        name = device_name(gpu.uuid)
+        if gpu.dra_shares is not None and name is not None:
+            found.setdefault(name, gpu.uuid)
+    return found
+
+
+def devices(
+    status: GPUNodeStatus, places: Mapping[str, Place], taken: frozenset[str] = frozenset()
+) -> list[Object]:
+    """Return the devices of a report, by name.
+
+    `places` are known by UUID. `taken` are UUIDs that another driver of the node publishes: two
+    drivers that hand out one GPU would each count what the other has given away.
+    """
+    gpus = {gpu.uuid: gpu for gpu in status.gpus}
+    return [
+        _device(name, gpus[uuid], places.get(uuid), status.driver_version)
+        for name, uuid in sorted(inventory(status).items())
+        if uuid not in taken and _is_offered(gpus[uuid])
+    ]
+
+
+def _is_offered(gpu: GPU) -> bool:
+    """Whether it is a device at all; a quarantined one is, with a taint."""
+    return bool(gpu.dra_shares) or gpu.health is Health.QUARANTINED
+
+
+def _device(name: str, gpu: GPU, place: Place | None, driver_version: str) -> Object:
+    attributes: Object = {
+        "uuid": {"string": gpu.uuid[:_LONGEST_TEXT]},
+        "type": {"string": gpu.model[:_LONGEST_TEXT]},
+        "index": {"int": gpu.index},
+    }
+    if gpu.slice is not None:
+        attributes["parent"] = {"string": gpu.slice.parent[:_LONGEST_TEXT]}
+        attributes["profile"] = {"string": gpu.slice.profile[:_LONGEST_TEXT]}
+    if version := semantic_version(driver_version):
+        attributes["driverVersion"] = {"version": version}
+    if place is not None:
+        attributes[f"{_STANDARD}/pciBusID"] = {"string": place.pci}
+        if place.numa_node is not None:
+            attributes[f"{_STANDARD}/numaNode"] = {"int": place.numa_node}
+    shares = gpu.dra_shares or 1
+    device: Object = {
+        "name": name,
+        "attributes": attributes,
+        "allowMultipleAllocations": True,
+        "capacity": {"shares": _capacity(shares, "")},
+    }
+    if mib := gpu.memory_bytes // _MIB:
+        device["capacity"]["memory"] = _capacity(mib, "Mi")
+    if gpu.health is Health.QUARANTINED:
+        device["taints"] = [{"key": QUARANTINED, "effect": "NoSchedule"}]
+    return device
+
+
+def _capacity(value: int, unit: str) -> Object:
+    """Return a capacity of which claims take whole units, and all of it by default."""
+    policy: Object = {"default": f"{value}{unit}", "validRange": {"min": f"1{unit}"}}
+    if value > 1:
+        policy["validRange"]["step"] = f"1{unit}"  # the API server refuses one that never fits
+    return {"value": f"{value}{unit}", "requestPolicy": policy}
+
+
+def semantic_version(text: str) -> str:
+    """Return a driver's version such as `580.65.06` in the form that CEL compares, or ""."""
+    parts = text.split(".")
+    if not all(part.isascii() and part.isdigit() for part in parts) or len(parts) > _VERSION_PARTS:
+        return ""
+    numbers = [str(int(part)) for part in parts] + ["0"] * (_VERSION_PARTS - len(parts))
+    return ".".join(numbers)

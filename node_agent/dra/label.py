@@ -1,0 +1,31 @@
+"""How a Node's label says that its GPUs are handed over."""
+
+from __future__ import annotations
+
+from tandem.contracts import names
+from tandem.errors import TandemError
+from tandem.kube.api import ClusterApi
+from tandem.kube.errors import KubeError
+from tandem.kube.resource import NODES
+
+WAYS = ("environment", "dra")
+
+
+def labelled(api: ClusterApi, node: str) -> str:
+    """Return `environment` or `dra`; a Node without the label has `environment`.
+
+    Raises:
+        TandemError: the Node cannot be read, or says something else. By a guess, its GPUs could be
+            handed over in two ways.
+    """
+    try:
+        labels = api.get(NODES, node)["metadata"].get("labels") or {}
+    except KubeError as error:
+        raise TandemError(f"How node {node} hands its GPUs over is not known: {error}") from error
+    way = str(labels.get(names.HAND_OVER_LABEL, WAYS[0]))
+    if way not in WAYS:
+        raise TandemError(
+            f"Node {node} has the label {names.HAND_OVER_LABEL}={way}.",
+            f"Write {' or '.join(WAYS)}.",
+        )
+    return way
