@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tandem.cli.output import clean, err, out, print_json, print_table
+from tandem.cli.output import clean, endless, err, out, print_json, print_table
 
 
 class Form(StrEnum):
@@ -44,11 +44,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as -o json
 
 
 class Column(NamedTuple):
-    """A column of a list: its head, and what it has of a row; a wide one is for `-o wide` alone."""
+    """A column of a list: its head, and what it has of a row.
+
+    A wide one is for `-o wide` alone. A repeated one has what another one has as well, and is left
+    out on a terminal. The words of one that `may_break` are no names.
+    """
 
     head: str
     of: Callable[[Any], object]
     wide: bool = False
+    may_break: bool = False
+    repeated: bool = False
 
 
 def print_list(
@@ -70,9 +76,15 @@ def print_list(
         for row in rows:
             typer.echo(clean(name(row)))
         return
-    shown = [each for each in columns if not each.wide or form is Form.WIDE]
+    all_of_them = form is Form.WIDE
+    shown = [
+        each
+        for each in columns
+        if all_of_them or not (each.wide or (each.repeated and not endless(out)))
+    ]
     cells = [tuple(each.of(row) for each in shown) for row in rows]
-    print_table(title, [each.head for each in shown], cells)
+    may_break = {each.head for each in shown if each.may_break}
+    print_table(title, [each.head for each in shown], cells, may_break=may_break)
 
 
 def printed(form: Form, name: str, document: object) -> bool:

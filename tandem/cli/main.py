@@ -127,7 +127,10 @@ def main(program: str | None = None) -> None:
     except TandemError as error:
         _fail(error.message, error.hint, 2 if isinstance(error, UsageError) else 1)
     except KubeError as error:
-        _fail(f"the API server refuses, or does not answer: {error.message}")
+        _fail(
+            f"the API server refuses, or does not answer: {error.message}",
+            "`tandem doctor` says what is wrong",
+        )
     except UnicodeEncodeError as error:  # a byte of an argument, as Python keeps it
         _fail(f"{error.object!r} is no text in UTF-8", code=2)
     except OSError as error:  # a full disk, a folder that may not be written

@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,9 @@ def endless(console: Console) -> bool:
 #: Results go to stdout; progress and messages to stderr, so that pipes carry results alone.
 out = _Console()
 err = _Console(stderr=True)
+
+_GAPS = (2, 1)  # between columns
+_LEAST = 8  # of a column in whose words a line may break
 
 #: Of Unicode: control characters, formats (which reorder text), surrogates, separators of lines.
 _UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -61,20 +65,32 @@ def print_json(value: object) -> None:
     sys.stdout.write("\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    may_break: Collection[str] = (),
+) -> None:
     """Print rows as a table, or as plain columns into a pipe.
 
-    A column's first value decides its side: numbers stand on the right.
+    A column's first value decides its side: numbers stand on the right. Where a terminal is narrow,
+    cells break between words; in words only where there is no other way, and first in those of the
+    columns that `may_break`.
     """
     rows = list(rows)
     cells = [tuple(_cell(value) for value in row) for row in rows]
     if endless(out):
         _print_columns(columns, [tuple(each.plain for each in row) for row in cells])
         return
-    table = Table(title=title or None, header_style="bold")
+    gap, widths = _widths(columns, cells, out.width, may_break)
+    table = Table(
+        title=title or None, header_style="bold", box=None, padding=(0, gap, 0, 0), pad_edge=False
+    )
     for index, name in enumerate(columns):
         numeric = bool(rows) and isinstance(rows[0][index], int | float)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(name, justify=side, overflow="fold", width=widths[index])
     for row in cells:
         table.add_row(*row)
     out.print(table)
@@ -87,6 +103,27 @@ def _print_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
     for line in lines:
         text = "   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         out.print(text.rstrip(), soft_wrap=True, markup=False, highlight=False)
+
+
+def _widths(
+    columns: Sequence[str], rows: Sequence[Sequence[Text]], screen: int, may_break: Collection[str]
+) -> tuple[int, list[int]]:
+    """Return the gap between columns, and their widths, which fit a screen together."""
+    texts = [[name, *(row[index].plain for row in rows)] for index, name in enumerate(columns)]
+    widths = [max(map(cell_len, of)) for of in texts]
+    words = [max(cell_len(word) for text in of for word in text.split() or [""]) for of in texts]
+    breaking = [min(_LEAST, each) if name in may_break else each
+                for name, each in zip(columns, words, strict=True)]  # fmt: skip
+    gap = next((each for each in _GAPS if sum(breaking) + each * (len(columns) - 1) <= screen), 1)
+    room = max(screen - gap * (len(columns) - 1), len(columns))
+    # The widest gives way first, to its longest word, then within words where that may be.
+    for least in (words, breaking, [1] * len(columns)):
+        while sum(widths) > room:
+            index = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+            if widths[index] <= least[index]:
+                break
+            widths[index] -= 1
+    return gap, widths
 
 
 def _cell(value: object) -> Text:

@@ -250,34 +250,47 @@ def state(gpu: dict[str, Any]) -> str:
 def _gpu_name(gpu: dict[str, Any]) -> str:
     """Return a GPU as people call it; by its UUID where its number is not known."""
     number = gpu.get("number", gpu.get("index"))  # extenders before slices have the index alone
-    return str(gpu["gpu"]) if number is None else f"{gpu['node']}/{number}"
+    return f"{gpu['node']}/{gpu['gpu'] if number is None else number}"
+
+
+def _between(job: dict[str, Any]) -> str:
+    """Say between which times of day (UTC) a start is expected, with the date if it is another."""
+    found = job.get("expectedStart")
+    if not found:
+        return "-"
+    today = str(found.get("asOf") or "")[:10]
+    earliest, latest = (
+        each and (f"{each[11:16]}" if each[:10] == today else f"{each[:10]} {each[11:16]}")
+        for each in (found["earliest"], found.get("latest"))
+    )
+    return f"{earliest} .. {latest} UTC" if latest else f"{earliest} UTC or later"
 
 
 _GPUS = (
-    Column("node", lambda gpu: gpu["node"]),
+    Column("node", lambda gpu: gpu["node"], repeated=True),
     Column("GPU", _gpu_name),
     Column("UUID", lambda gpu: gpu["gpu"], wide=True),
-    Column("model", lambda gpu: gpu["model"]),
+    Column("model", lambda gpu: gpu["model"], may_break=True),
     Column("shares", lambda gpu: f"{gpu['held']}/{gpu['shares']}"),
     Column("memory predicted", _memory),
     Column("memory measured", lambda gpu: _gib(gpu.get("memoryUsedBytes")), wide=True),
     Column("load predicted", lambda gpu: f"{gpu['utilisationPromisedPercent']:.0f} %"),
     Column("load measured", lambda gpu: _percent(gpu.get("utilisationPercent")), wide=True),
     Column("jobs", lambda gpu: ", ".join(gpu["jobs"]) or "-"),
-    Column("state", state),
+    Column("state", state, may_break=True),
 )
 _JOBS = (
     Column("namespace", lambda job: job["namespace"]),
     Column("job", lambda job: job["name"]),
     Column("phase", lambda job: job["phase"]),
-    Column("position", lambda job: "-" if job["position"] is None else job["position"] + 1),
-    Column("expected start", expected),
+    Column("#", lambda job: "-" if job["position"] is None else job["position"] + 1),
+    Column("expected start", _between),
     Column("queued", lambda job: job.get("queuedAt") or "-", wide=True),
     Column("started", lambda job: job.get("startedAt") or "-", wide=True),
     Column("GPU hours", lambda job: (job.get("attainedGpuSeconds") or 0) / 3600, wide=True),
     Column("model", lambda job: (job.get("demand") or {}).get("model") or "-", wide=True),
     Column("places", lambda job: ", ".join(sorted({p["node"] for p in job["places"]})) or "-"),
-    Column("message", lambda job: job.get("short") or job["message"]),
+    Column("message", lambda job: job.get("short") or job["message"], may_break=True),
 )
 
 

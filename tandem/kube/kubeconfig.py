@@ -55,6 +55,10 @@ class Entry:
         return self.file.parent / Path(named).expanduser()
 
 
+class NoContextError(LookupError):
+    """Of the contexts that there are, none has that name, or none is chosen."""
+
+
 class Files:
     """The files of a kubeconfig, merged.
 
@@ -89,9 +93,14 @@ class Files:
     def context(self, name: str | None = None) -> Entry:
         """Return a context, by default the current one."""
         wanted = name or self.current
-        if not wanted:
-            raise LookupError(f"no context is chosen in {self._named}")
-        return self._get("contexts", wanted)
+        try:
+            if not wanted:
+                raise LookupError(f"no context is chosen in {self._named}")
+            return self._get("contexts", wanted)
+        except LookupError as error:
+            if not self._entries["contexts"]:
+                raise
+            raise NoContextError(*error.args) from error
 
     def cluster(self, context: Entry) -> Entry:
         """Return the cluster of a context."""
@@ -233,9 +242,10 @@ UNUSABLE = (
 
 def _unusable(error: Exception) -> TandemError:
     said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return TandemError(
-        f"no usable Kubernetes credentials: {said}", "Give a kubeconfig file, or set KUBECONFIG."
-    )
+    hint = "Give a kubeconfig file, or set KUBECONFIG."
+    if isinstance(error, NoContextError):
+        hint = "Name one with --context, or choose one: kubectl config use-context NAME."
+    return TandemError(f"no usable Kubernetes credentials: {said}", hint)
 
 
 def _present(context: ssl.SSLContext, certificate: bytes, key: bytes | None) -> None:

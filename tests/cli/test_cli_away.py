@@ -34,3 +34,20 @@ def test_a_command_says_in_words_that_the_api_server_is_away(
     said = capsys.readouterr().err
     assert "the API server refuses, or does not answer" in " ".join(said.split())
     assert "Traceback" not in said
+    assert "`tandem doctor` says what is wrong" in said, "as of the commands that read"
+
+
+def test_a_context_that_does_not_exist_is_said_with_how_to_name_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "kubeconfig"
+    context = {"name": "x", "context": {"cluster": "x", "user": ""}}
+    config.write_text(json.dumps({"contexts": [context], "current-context": "x"}))
+    words = ["tandem", "jobs", "--kubeconfig", str(config), "--context", "nope"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "has no context 'nope', but x" in said
+    assert "--context" in said

@@ -38,6 +38,53 @@ def test_wide_has_all_columns_and_the_table_fewer(service: Service) -> None:
     assert "3.0 GiB" in line
 
 
+EXPECTED = {
+    "earliest": "2026-11-26T14:06:44Z", "latest": "2026-11-26T14:15:40Z",
+    "asOf": "2026-11-26T14:04:51Z",
+}  # fmt: skip
+WIDE_GPU = {
+    **GPU, "node": "gpu-node-1", "number": "0", "model": "Tesla V100-SXM2-16GB",
+    "jobs": ["team-a/job-resnet50-final", "team-b/pod-squeezenet"],
+}  # fmt: skip
+WIDE_JOB = {
+    **JOB, "name": "pod-resnet50-final", "expectedStart": EXPECTED,
+    "places": [{"node": "gpu-node-1"}], "short": "All places for jobs are taken: 2 of 2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "body", "whole"),
+    [
+        ("jobs", {"jobs": [WIDE_JOB]}, ("pod-resnet50-final", "Queued", "14:06", "gpu-node-1")),
+        (
+            "gpus",
+            {"gpus": [WIDE_GPU]},
+            ("gpu-node-1/0", "team-a/job-resnet50-final", "team-b/pod-squeezenet", "predicted"),
+        ),
+    ],
+)
+def test_at_80_columns_names_are_whole(
+    service: Service,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    body: dict[str, Any],
+    whole: tuple[str, ...],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    service.say(body)
+    printed = service.run(command).stdout
+    assert set(whole) <= {word.strip(",") for word in printed.split()}
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_a_start_on_another_day_has_its_date(service: Service) -> None:
+    later = {**EXPECTED, "latest": "2026-11-27T01:15:40Z"}
+    service.say({"jobs": [{**WIDE_JOB, "expectedStart": later}]})
+    assert "14:06 .. 2026-11-27 01:15 UTC" in service.run("jobs").stdout
+    service.say({"jobs": [{**WIDE_JOB, "expectedStart": {**later, "latest": None}}]})
+    assert "14:06 UTC or later" in service.run("jobs").stdout
+
+
 @pytest.mark.parametrize(
     "command", ["gpus", "gpus --idle", "jobs", "queue", "quotas", "model list"]
 )
