@@ -99,6 +99,14 @@ def fill(state: ClusterState) -> None:
     waits["spec"]["demand"]["model"] = NASTY
     waits["status"]["message"] = f"{NASTY}; {NASTY}"
     state.upsert("gpujobs", waits)
+    unknown = fleet.waiting_job(1)
+    unknown["metadata"] |= {"name": "job-unknown", "namespace": "vision", "uid": "unknown"}
+    unknown["status"]["load"] = {
+        "memoryBaseBytes": 0, "memoryPeakExtraBytes": 0, "memoryP95Bytes": 0, "peakProbability": 0,
+        "utilisationPercent": 100, "utilisationP95Percent": 100, "memorySource": "whole-gpu",
+        "utilisationSource": "whole-gpu",
+    }  # fmt: skip
+    state.upsert("gpujobs", unknown)
     report = fleet.node(0)
     report["status"]["gpus"][4] |= {"health": "Quarantined", "healthReason": NASTY}
     report["status"] |= {
@@ -204,6 +212,17 @@ def test_axe_finds_no_violation_and_no_text_becomes_markup(
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
     assert opened.said == []
+    page.close()
+
+
+def test_a_job_of_which_nothing_is_known_is_predicted_a_whole_gpu_and_not_0_bytes(
+    browser: Any, site: PageSite
+) -> None:
+    url = f"{site.url}/status/?view=job&namespace=vision&name=job-unknown"
+    page = Opened(browser, url).live()
+    shown = page.inner_text("main")
+    assert "predicted a whole GPU" in " ".join(shown.split())
+    assert "0 B" not in shown
     page.close()
 
 

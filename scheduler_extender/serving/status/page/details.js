@@ -1,6 +1,6 @@
 // One node, one GPU, one job, one model.
 import { html, useEffect, useState } from "./ui.js";
-import { NONE, bytes, clock, duration, expected, gpuModel, gpuName, gpuTime, modelName, number, percent, plural, shortId, slowdown, speed } from "./format.js";
+import { NONE, WHOLE_GPU, bytes, clock, duration, expected, gpuModel, gpuName, gpuTime, modelName, number, percent, plural, shortId, slowdown, speed } from "./format.js";
 import { Ago, Card, Empty, Facts, For, Job, Meter, Phase, State, Table, TimeAxis, gpuHref, href, modelHref, nodeHref, useClock } from "./parts.js";
 import { GPU, SOURCES } from "./lists.js";
 import { read } from "./data.js";
@@ -115,6 +115,7 @@ export function JobView({ doc, parameters }) {
   const waits = doc.phase === "Queued" || doc.phase === "Suspended";
   const load = doc.load;
   const seen = doc.observed;
+  const predicted = (size) => (load.memorySource === "whole-gpu" ? WHOLE_GPU : bytes(size));
   return html`
     <${Card} title=${waits ? "Why it waits" : "State"} wide>
       <p class="headline"><${Phase} of=${doc.phase}/>${waits ? html`<span>${doc.words}</span>` : ""}</p>
@@ -149,9 +150,9 @@ export function JobView({ doc, parameters }) {
     <//>` : ""}
     <${Card} title="Load: predicted and measured" wide>
       ${load ? html`<${Facts} rows=${[
-        ["Memory base", beside(bytes(load.memoryBaseBytes), bytes(seen && seen.memoryBaseBytes))],
-        ["Memory peak", beside(bytes(load.memoryBaseBytes + load.memoryPeakExtraBytes), bytes(seen && seen.memoryPeakBytes))],
-        ["Memory, upper bound", `${bytes(load.memoryP95Bytes)} (95 % of runs below)`],
+        ["Memory base", beside(predicted(load.memoryBaseBytes), bytes(seen && seen.memoryBaseBytes))],
+        ["Memory peak", beside(predicted(load.memoryBaseBytes + load.memoryPeakExtraBytes), bytes(seen && seen.memoryPeakBytes))],
+        ["Memory, upper bound", load.memorySource === "whole-gpu" ? WHOLE_GPU : `${bytes(load.memoryP95Bytes)} (95 % of runs below)`],
         ["Utilisation", beside(percent(load.utilisationPercent), percent(seen && (seen.soloUtilisationPercent ?? seen.utilisationPercent)))],
         ["Utilisation, upper bound", percent(load.utilisationP95Percent)],
         ["Time in the peak", beside(percent(load.peakProbability * 100), percent(seen && seen.peakProbability != null ? seen.peakProbability * 100 : null))],
@@ -241,7 +242,7 @@ export function Model({ doc }) {
       columns=${[
         { name: "Job", show: (job) => html`<${Job} job=${job}/>` }, { name: "Phase", show: (job) => html`<${Phase} of=${job.phase}/>` },
         { name: "Batch", right: true, show: (job) => number(job.batchSize) }, { name: "GPU type", show: (job) => gpuModel(job.gpuModel) || NONE },
-        { name: "Memory", show: (job) => beside(bytes(job.predictedMemoryBytes), bytes(job.measuredMemoryBytes)) },
+        { name: "Memory", show: (job) => beside(job.source === "whole-gpu" ? WHOLE_GPU : bytes(job.predictedMemoryBytes), bytes(job.measuredMemoryBytes)) },
         { name: "Utilisation", show: (job) => beside(percent(job.predictedUtilisationPercent), percent(job.measuredUtilisationPercent)) },
         { name: "From", show: (job) => SOURCES[job.source] || NONE }, { name: "Slowdown", show: (job) => slowdown(job.slowdown) },
       ]}/><p class="note">Predicted / <b>measured</b></p><//>

@@ -19,6 +19,9 @@ export function bytes(value) {
   return `${(value / 2 ** 20).toFixed(0)} MiB`;
 }
 
+// The memory of a job of which nothing is known: its figure is 0 where no size of a GPU is known.
+export const WHOLE_GPU = "a whole GPU";
+
 export const number = (value) => (value == null ? NONE : value.toLocaleString("en"));
 
 export function percent(value, digits = 0) {

@@ -1,6 +1,6 @@
 // The overview and the lists. Each number is a link to the objects that it counts.
 import { html } from "./ui.js";
-import { NONE, between, bytes, expected, gpuModel, gpuName, gpuTime, modelName, number, percent, plural, shortId, slowdown } from "./format.js";
+import { NONE, WHOLE_GPU, between, bytes, expected, gpuModel, gpuName, gpuTime, modelName, number, percent, plural, shortId, slowdown } from "./format.js";
 import {
   Ago, Card, Choice, Empty, Facts, For, GPU_STATES, Job, Meter, PHASES, Pager, Phase, Search, State, States, Table,
   gpuHref, href, jobHref, modelHref, nodeHref, useClock,
@@ -289,7 +289,7 @@ export function Models({ doc, parameters, go }) {
         { name: "Jobs", right: true, show: (row) => html`<a href=${href("jobs", { namespace: row.namespace, model: row.model })}>${number(row.jobs)}</a>` },
         { name: "Running", right: true, show: (row) => html`<a href=${href("jobs", { namespace: row.namespace, model: row.model, phase: "Running" })}>${number(row.running)}</a>` },
         { name: "Prediction from", show: (row) => html`${SOURCES[row.source] || NONE}${row.unfamiliar ? html` <${State} of="slowed" table=${{ slowed: ["triangle", "unfamiliar", "The model is unlike those from which the prediction was learned."] }}/>` : ""}` },
-        { name: "Memory predicted", right: true, show: (row) => bytes(row.predictedMemoryBytes) },
+        { name: "Memory predicted", right: true, show: (row) => (row.source === "whole-gpu" ? WHOLE_GPU : bytes(row.predictedMemoryBytes)) },
         { name: "measured", right: true, show: (row) => bytes(row.measuredMemoryBytes) },
         { name: "Utilisation predicted", right: true, show: (row) => percent(row.predictedUtilisationPercent) },
         { name: "Worst slowdown", show: (row) => slowdown(row.worstSlowdown) },
