@@ -23,7 +23,9 @@ Document = dict[str, Any]
 
 #: A request goes to any replica, and the one that leads has the queue: one of two, as a rule.
 _TRIES, _AGAIN_S = 20, 0.1
-_QUOTA = r"(gpus|max_gpus|endless_gpus)=\d{1,6}(,(gpus|max_gpus|endless_gpus)=\d{1,6}){0,2}"
+_QUOTA = re.compile(
+    r"(gpus|max_gpus|endless_gpus)=\d{1,6}(,(gpus|max_gpus|endless_gpus)=\d{1,6}){0,2}"
+)
 _LOADS = ("memory", "use", "iteration")
 
 
@@ -74,7 +76,7 @@ def what_if(
     where, name = named(job)
     if add_nodes is not None and not re.fullmatch(r"[1-9]\d{0,2}:[\w .-]{1,64}", add_nodes):
         raise UsageError(f"--add-nodes {add_nodes!r} is no N:TYPE", "such as 2:A100")
-    if quota is not None and not re.fullmatch(_QUOTA, quota):
+    if quota is not None and not _QUOTA.fullmatch(quota):
         raise UsageError(f"--quota {quota!r} is no quota", "such as gpus=8,max_gpus=16")
     query = {
         option: str(value)
