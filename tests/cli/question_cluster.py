@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +212,12 @@ def services_killed(cluster: Cluster) -> Iterator[list[Process]]:
 def flat(text: str) -> str:
     """Return what is said, without the places at which lines, and cells of tables, are broken."""
     lines = text.splitlines()
-    cells = zip_longest(*(re.split("[│┃]", line) for line in lines), fillvalue="")
-    read = ["".join(lines), *("".join(column) for column in cells)]
+    # Between two columns, each line but the title has blanks.
+    signs = [*zip_longest(*lines[1:], fillvalue=" ")]
+    columns = (
+        "".join("".join(part) for part in zip(*found, strict=True))
+        for blank, found in groupby(signs, lambda sign: not "".join(sign).strip())
+        if not blank
+    )
+    read = ["".join(lines), *columns]
     return "\n".join(re.sub(r"\s", "", each) for each in read)
