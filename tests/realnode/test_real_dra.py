@@ -6,6 +6,7 @@ deploy/dra/driver.yaml; nothing else of Tandem is there.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from real_cluster import image_archives, outdated_images
 
 from controlplane import ControlPlane, wait_until
 from controlplane.realnode import NodeOptions, RealNode, images, obstacles
@@ -47,9 +49,9 @@ _PROGRAM = r"""
 #include <unistd.h>
 static void stop(int signal) { (void)signal; _exit(0); }
 int main(void) {
-    const char *visible = getenv("NVIDIA_VISIBLE_DEVICES");
+    const char *visible = getenv("NVIDIA_VISIBLE_DEVICES"), *other = getenv("OTHER_DEVICE");
     signal(SIGTERM, stop);
-    printf("visible=%s\n", visible ? visible : "");
+    printf("%s %s\n", visible ? visible : "-", other ? other : "-");
     fflush(stdout);
     for (;;) pause();
 }
@@ -64,6 +66,21 @@ def killed(self, ref, environment):
     os.kill(os.getpid(), signal.SIGKILL)
 cdi.Specs.write = killed
 sys.exit(__main__.main())
+"""
+#: Serves the claims of another driver, which has one device.
+OTHER = "devices.example.com"
+_OTHER = f"""
+import signal, sys
+from pathlib import Path
+import node_agent.dra
+node_agent.dra.DRIVER = "{OTHER}"
+from node_agent.dra import cdi, driver, services
+from tandem.kube.client import KubeClient
+driver.VISIBLE_DEVICES = "OTHER_DEVICE"
+client, specs = KubeClient.load(Path(sys.argv[1])), cdi.Specs(cdi.FOLDER)
+own = driver.Driver("{NODE}", client, specs, cdi.Toolkit([]), lambda: {{"thing": "THING-1"}})
+services.Services(own, services.KUBELET, lambda why_not: print("registered", why_not)).start()
+signal.pause()
 """
 
 
@@ -104,25 +121,28 @@ class Dra:
 
     # --- the node ---------------------------------------------------------------------------
 
-    def _start(self, name: str, *argv: str) -> None:
+    def start_program(self, name: str, *argv: str) -> None:
         """Start a Python program on the node, with the simulated GPUs."""
         folder = self.node.folder
         environment = {
             "LD_LIBRARY_PATH": str(folder),
             STATE_VARIABLE: str(folder / "gpu-state" / "state"),
             "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
         }
         self.plane.run(name, on_node(folder, [sys.executable, *argv]), env=environment)
 
     def start_agent(self) -> None:
         options = ["--kubeconfig", str(self.plane.kubeconfig()), "--hand-over=label"]
-        self._start("agent", "-m", "node_agent", "--node", NODE, *options)
+        self.start_program("agent", "-m", "node_agent", "--node", NODE, *options)
 
     def start_driver(self, *program: str) -> None:
         """Start a driver, of this program where one is given."""
         self._driver += 1
         options = ["--node", NODE, "--kubeconfig", str(self.account)]
-        self._start(f"driver-{self._driver}", *(program or ("-m", "node_agent.dra")), *options)
+        self.start_program(
+            f"driver-{self._driver}", *(program or ("-m", "node_agent.dra")), *options
+        )
 
     def start_driver_that_kills_itself(self) -> None:
         """Put it in place of the running one, and wait until kubelet knows it."""
@@ -152,8 +172,8 @@ class Dra:
     def await_slice(self) -> dict[str, Any]:
         return wait_until(self.slice, "the node's GPUs are published", timeout_s=120)
 
-    def template(self, name: str, **request: Any) -> None:
-        requests = [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, **request}}]
+    def template(self, name: str, device_class: str = DRIVER, **request: Any) -> None:
+        requests = [{"name": "gpu", "exactly": {"deviceClassName": device_class, **request}}]
         self.plane.apply(
             {
                 "apiVersion": "resource.k8s.io/v1",
@@ -163,16 +183,18 @@ class Dra:
             }
         )
 
-    def pod(self, name: str, template: str) -> None:
-        claim = {"name": "gpu", "resourceClaimTemplateName": template}
-        container = {"name": "main", "image": IMAGE, "resources": {"claims": [{"name": "gpu"}]}}
+    def pod(self, name: str, *templates: str) -> None:
+        """Create a pod with a claim of each template; its container has all of them."""
+        claims = [{"name": each, "resourceClaimTemplateName": each} for each in templates]
+        has = {"claims": [{"name": each} for each in templates]}
+        container = {"name": "main", "image": IMAGE, "resources": has}
         self.plane.apply(
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {"name": name, "namespace": "default"},
                 "spec": {
-                    "resourceClaims": [claim],
+                    "resourceClaims": claims,
                     "containers": [container],
                     "restartPolicy": "Never",
                     "terminationGracePeriodSeconds": 5,
@@ -188,16 +210,20 @@ class Dra:
         conditions = self.plane.get("pod", name)["status"].get("conditions", [])
         return any(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
 
-    def await_running(self, name: str) -> str:
-        """Wait until a pod runs, and return which GPUs its container says it was given."""
+    def await_said(self, name: str) -> list[str]:
+        """Wait until a pod runs, and return what it was given by our driver and by the other."""
 
         def said() -> str:
             return self.plane.kubectl("logs", name) if self.phase(name) == "Running" else ""
 
         # Kubelet tries a pod again a minute and a quarter after its driver did not answer.
-        line = wait_until(said, f"pod {name} runs", timeout_s=300).strip()
-        assert line.startswith("visible=")
-        return line.removeprefix("visible=")
+        return wait_until(said, f"pod {name} runs", timeout_s=300).split()
+
+    def await_running(self, name: str) -> str:
+        """Wait until a pod runs, and return which GPUs its container says it was given."""
+        visible, other = self.await_said(name)
+        assert other == "-"
+        return visible
 
     def claims(self) -> list[dict[str, Any]]:
         return list(self.plane.get("resourceclaims")["items"])
@@ -262,6 +288,11 @@ def test_pods_share_a_gpu_and_their_claims_say_so(dra: Dra) -> None:
     assert len(dra.files()) == 3
 
 
+def test_the_api_server_takes_what_the_page_says(dra: Dra) -> None:
+    (block,) = re.findall(r"(?s)```yaml\n(.*?)```", (ROOT / "docs" / "handover.md").read_text())
+    dra.plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=block)
+
+
 def test_a_claim_that_says_nothing_has_the_whole_gpu_and_frees_it(dra: Dra) -> None:
     dra.template("whole")
     dra.pod("whole", "whole")
@@ -318,6 +349,36 @@ def test_driver_kubelet_and_containerd_restart_under_a_running_pod(dra: Dra) -> 
     assert status["restartCount"] == 0
 
 
+def test_a_claim_of_another_driver_in_the_same_pod_works(dra: Dra) -> None:
+    dra.start_program("other", "-c", _OTHER, str(dra.plane.kubeconfig()))
+    log = dra.plane.folder / "logs" / "other.log"
+    wait_until(lambda: "registered" in log.read_text(), "kubelet knows it", timeout_s=120)
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": OTHER},
+        "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{OTHER}"'}}]},
+    }
+    published = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "theirs"},
+        "spec": {
+            "driver": OTHER,
+            "nodeName": NODE,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "thing", "attributes": {"uuid": {"string": "THING-1"}}}],
+        },
+    }
+    dra.plane.apply([device_class, published])
+    dra.template("thing", OTHER)
+    dra.pod("both", "half", "thing")
+    gpu, other = dra.await_said("both")
+    assert gpu in GPUS
+    assert other == "THING-1"
+    assert len(dra.files()) == 1, "nothing of ours for their claim"
+
+
 def test_a_driver_writes_the_slice_of_its_own_node_alone(dra: Dra) -> None:
     theirs = {
         "apiVersion": "resource.k8s.io/v1",
@@ -354,3 +415,30 @@ def test_a_quarantined_gpu_takes_no_new_pod(dra: Dra) -> None:
     for name in ("half-0", "half-1"):
         dra.pod(name, "half")
         assert dra.await_running(name) == "GPU-real-0-1"
+
+
+def test_the_manifest_runs_the_driver_from_the_agents_image(dra: Dra) -> None:
+    if outdated := outdated_images("agent"):
+        pytest.skip(f"no real nodes: {outdated}")
+    (archive,) = [path for path in image_archives() if path.name == "tandem-agent.tar"]
+    dra.driver.terminate()
+    dra.node.import_image(archive)
+    static = Path("/etc/cdi")
+    was_there = static.exists()
+    daemons = ("daemonset/tandem-dra", "-n", names.AGENT_NAMESPACE)
+    dra.plane.apply(MANIFEST)
+    try:
+        dra.plane.kubectl("rollout", "status", *daemons, "--timeout=180s")
+
+        def is_registered() -> bool:
+            return "registered with kubelet" in dra.plane.kubectl("logs", *daemons)
+
+        wait_until(is_registered, "kubelet knows the driver", timeout_s=120)
+        dra.pod("half", "half")
+        assert dra.await_running("half") in GPUS
+        dra.plane.kubectl("delete", "pod", "half", "--timeout=120s")
+        dra.await_nothing()
+    finally:
+        dra.plane.kubectl("delete", *daemons, "--wait", "--timeout=120s")
+        if not was_there and static.exists():
+            static.rmdir()
