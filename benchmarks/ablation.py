@@ -313,8 +313,8 @@ _PAGE = """# What each clause of the default profile decides
 The part of the decisions that change without a clause of `tandem`, and in brackets the mean
 completion time without it, relative to that with it. Boards are random clusters at work, of GPUs of
 two types, each decided on once. Traces are runs of the first {jobs} jobs on {cluster} V100s with
-measured pairs, told with an error of 7 %; what changes early changes what is decided later. Memory
-is guarded (`guard.mode: evict`), as it is not by default, and peaks are measured.
+measured pairs, predicted with an error of 7 %; what changes early changes what is decided later.
+Memory is guarded (`guard.mode: evict`), as it is not by default, and peaks are measured.
 
 {table}
 

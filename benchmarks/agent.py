@@ -108,8 +108,9 @@ def measure_cpu(library: Path, folder: Path, seconds: float) -> dict[str, float]
 def measure_memory(samples: int) -> dict[str, Any]:
     """Return MiB after each tenth of `samples` readings, and the CPU that a reading takes.
 
-    Runs in a process that sees the simulated GPUs. Time is told to them and to the monitor, and
-    not waited for: each reading finds what it would find a tenth of a second after the last one.
+    Runs in a process that sees the simulated GPUs. Their clock and the monitor's are set, and the
+    process does not wait: each reading finds what it would find a tenth of a second after the last
+    one.
     """
     from node_agent.app import INTERVAL_JITTER
     from node_agent.config import AgentSettings

@@ -1,7 +1,7 @@
 """`make chaos`: everything that repeats a fault, with its full counts; the report is docs/chaos.md.
 
-Each suite is a run of pytest of its own. What it showed is kept in docs/chaos.json beside the
-commit, so that suites may be run on different days; the page has the latest run of each.
+Each suite is a run of pytest of its own. What it showed is kept in docs/chaos.json with the commit,
+so that suites may be run on different days; the page has the latest run of each.
 """
 
 from __future__ import annotations

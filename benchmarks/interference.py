@@ -3,7 +3,7 @@
     python -m benchmarks.interference MATRIX.json [--json FILE]
 
 MATRIX.json holds steps/s as the Gavel project measured them: `J[gpu][a]["null"]` solo and
-`J[gpu][a][b] = [a's, b's]` beside one another, 0 where a pair ran out of memory. The file is not
+`J[gpu][a][b] = [a's, b's]` on one GPU, 0 where a pair ran out of memory. The file is not
 part of this repository. Its workloads are known by name; they were rebuilt as graphs, and
 `benchmarks.predictions.features` has their features.
 """
@@ -60,7 +60,7 @@ def measured_pairs(matrix: Matrix, *, measured_solo: bool) -> list[MeasuredPair]
     """Return every measured pair; `measured_solo`: use the solo rates, as after a first run."""
     found = []
     for gpu_name, jobs in matrix.items():
-        solo = {name: beside["null"] for name, beside in jobs.items()}
+        solo = {name: rates["null"] for name, rates in jobs.items()}
         names = sorted(jobs)
         loads = {n: load_of(n, gpu_name, solo[n] if measured_solo else None) for n in names}
         for first, second in combinations_with_replacement(names, 2):

@@ -42,7 +42,7 @@ LIE = 0.25  # of its true memory and utilisation is what a liar declares
 
 
 def drawn_matrix(rng: np.random.Generator) -> PairMatrix:
-    """Draw what each of the models suffers beside each other: log-uniform, 2 to 120 %."""
+    """Draw what each of the models suffers next to each other: log-uniform, 2 to 120 %."""
     slowdown = np.exp(rng.uniform(np.log(0.02), np.log(1.2), size=(MODELS, MODELS)))
     return PairMatrix(tuple(f"model-{i:02}" for i in range(MODELS)), slowdown)
 
@@ -69,13 +69,13 @@ def history(seeds: int) -> list[dict[str, object]]:
             profile = with_loop(profile) if loop else profile
             gpus = gpu_arrays([parse_cluster("4x8")], shares=2)
             world = measured_world(trace, gpus, matrix, seed=seed, belief_error=0.5)
-            told = _told(world)
+            believed = _believed(world)
             course: list[tuple[int, float]] = []
 
-            def note(ended: int, told: Floats = told, truth: Floats = matrix.slowdown,
+            def note(ended: int, believed: Floats = believed, truth: Floats = matrix.slowdown,
                      course: list[tuple[int, float]] = course) -> None:  # fmt: skip
                 if ended % 50 == 0 or ended == 1:
-                    off = float(np.abs((1 + told) / (1 + truth) - 1).mean())
+                    off = float(np.abs((1 + believed) / (1 + truth) - 1).mean())
                     course.append((ended, off))
 
             engine = Engine(trace, world.believed, gpus, profile, world.truth, seed=seed,
@@ -87,7 +87,7 @@ def history(seeds: int) -> list[dict[str, object]]:
     return found
 
 
-def _told(world: World) -> Floats:
+def _believed(world: World) -> Floats:
     """Return a live view of what is believed of each pair of models, (models, models)."""
     table = world.believed[0].own_slowdown
     assert table is not None
@@ -193,7 +193,7 @@ def liars_table(rows: Sequence[dict[str, float]]) -> str:
         lines.append(
             [
                 case,
-                f"{jct:,.0f} ({_beside_honest(rows, case)})",
+                f"{jct:,.0f} ({_change_for_honest(rows, case)})",
                 f"{mean(rows, 'honest_speed', case=case):.3f}",
                 f"{mean(rows, 'honest_ooms', case=case):.1f}",
                 f"{mean(rows, 'liars_jct', case=case):,.0f}",
@@ -205,7 +205,7 @@ def liars_table(rows: Sequence[dict[str, float]]) -> str:
     return markdown(columns, lines)
 
 
-def _beside_honest(rows: Sequence[dict[str, float]], case: str) -> str:
+def _change_for_honest(rows: Sequence[dict[str, float]], case: str) -> str:
     """Return how honest jobs' mean completion differs from when all are honest, seed by seed."""
     base = {r["seed"]: r["honest_jct"] for r in rows if r["case"] == "all honest"}
     found = np.array([r["honest_jct"] / base[r["seed"]] - 1 for r in rows if r["case"] == case])

@@ -133,7 +133,7 @@ def _change(rows: Sequence[dict[str, float]], what: str, error: float, loop: boo
 def _back(rows: Sequence[dict[str, float]], what: str, error: float) -> str:
     """Return the share of an error's cost that the loop wins back.
 
-    - where the cost cannot be told from none: it is less than its own standard error.
+    - where the cost is not distinguishable from none: it is less than its own standard error.
     """
     off, learned = (_change(rows, what, error, loop) for loop in (False, True))
     cost = off.mean() * (1 if what == "jct" else -1)

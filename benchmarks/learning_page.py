@@ -18,7 +18,7 @@ Kept = Callable[[str], Any]
 
 
 def page(kept: Kept) -> str:
-    """Return the page; draws the pictures beside it."""
+    """Return the page; draws its pictures into the same folder."""
     runs, courses = kept("history"), kept("repair")
     learning.history_plot(runs, FOLDER / "learning-history.svg")
     repair_plot(courses, FOLDER / "learning-repair.svg")

@@ -1,4 +1,4 @@
-"""OJPAP's experiment (its Fig. 10) beside ours: interference over time, and one repair."""
+"""OJPAP's experiment (its Fig. 10) and ours: interference over time, and one repair."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tandem.policy.units import Floats
 from tandem.simulator.world import with_reserved_classes
 
 LOOKS = 12
-DISTURBED_AT = 2  # a minor, passing disturbance: nobody should move
+DISTURBED_AT = 2  # a minor, passing disturbance: no job should move
 DRIFT_AT = 5  # half of the jobs end, others come, and every pair drifts
 DRIFT = (0.5, 0.8)  # mean and sigma of the logarithm: a large rise, as the paper saw
 BOUND = 0.2  # of the paper's experiment, for both
@@ -67,15 +67,15 @@ def _course(
     """Run one workload: half of it is placed, time passes, the other half replaces a half."""
     rng = np.random.default_rng(seed)
     profile = load_profile("ojpap")
-    told = with_reserved_classes(np.zeros((len(MODELS), len(MODELS))), unknown=np.inf)
+    believed = with_reserved_classes(np.zeros((len(MODELS), len(MODELS))), unknown=np.inf)
     for job in workload.jobs:
         assert job.own_slowdown is not None
-        told[job.interference_class] = job.own_slowdown
+        believed[job.interference_class] = job.own_slowdown
     jobs = [
         replace(
             j,
-            own_slowdown=told[j.interference_class],
-            caused_slowdown=told[:, j.interference_class],
+            own_slowdown=believed[j.interference_class],
+            caused_slowdown=believed[:, j.interference_class],
         )
         for j in workload.jobs
     ]
@@ -98,7 +98,7 @@ def _course(
             truth = truth * np.exp(rng.normal(*DRIFT, size=truth.shape))
         now = truth * (1.5 if look == DISTURBED_AT else 1.0)
         owner, device, slowdown = true_slowdowns(board, now)
-        _measure(board, told, now)
+        _measure(board, believed, now)
         board.arrays.speed[:] = 1 / (1 + device_interference(owner, slowdown, JOBS))
         worst = device_interference(device, slowdown, len(board.gpus))[board.gpus.jobs > 0]
         course.append(float(worst.mean()))
@@ -111,11 +111,11 @@ def _course(
     return course, over, moved, held, int((board.gpus.jobs > 0).sum()), early
 
 
-def _measure(board: Board, told: Floats, truth: Floats) -> None:
+def _measure(board: Board, believed: Floats, truth: Floats) -> None:
     """Correct the predictions of what runs together."""
     for row in np.flatnonzero(board.gpus.jobs > 1).tolist():
         together = board.gpus.resident_class[row, : board.gpus.jobs[row]]
-        told[np.ix_(together, together)] = truth[np.ix_(together, together)]
+        believed[np.ix_(together, together)] = truth[np.ix_(together, together)]
 
 
 def _adjust_of(system: str, migrate: Migrate) -> Callable[[Board, Floats], None]:

@@ -32,7 +32,7 @@ _TELLS = frozenset(
     {
         "say", "_say", "print", "print_table", "_line", "_listed", "ok", "failed", "warning",
         "unknown", "WriteEvent", "HTTPException", "ErrorBody", "Option", "Argument", "decided",
-        "without_predictor", "add_argument", "_decide", "Cause", "told", "Obstacle",
+        "without_predictor", "add_argument", "_decide", "Cause", "Obstacle",
     }
 )  # fmt: skip
 _LOGS = frozenset({"log", "logger", "logging"})
@@ -82,7 +82,7 @@ def _tells(function: ast.expr) -> bool:
 
 
 def _words(node: ast.expr) -> Iterator[str]:
-    """Yield the texts of an expression; what another function makes is told where it is made."""
+    """Yield the texts of an expression; the texts of another function are listed with it."""
     text = _text(node)
     if text is not None:
         if _WORD.search(text):

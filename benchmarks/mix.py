@@ -36,7 +36,7 @@ _ORDER = {
 
 
 def tables() -> dict[str, dict[str, dict[str, object]]]:
-    """Return the rates of each configuration alone and beside each other, steps/s, by GPU type."""
+    """Return the rates of each configuration alone and next to each other, steps/s, by GPU type."""
     found = serving(None, KIND)
     assert found is not None, "a model ships"
     parts, card = found
@@ -49,8 +49,8 @@ def tables() -> dict[str, dict[str, dict[str, object]]]:
         names = _names(kind, rows)
         count = len(names)
         own = np.repeat(np.arange(count), count)
-        beside = np.tile(np.arange(count), count)
-        features = pair_features(rows[own], rows[beside], gpu).astype(np.float32)
+        partner = np.tile(np.arange(count), count)
+        features = pair_features(rows[own], rows[partner], gpu).astype(np.float32)
         speed = trees.predict(features).clip(0.05, 1.0).reshape(count, count)
         alone = 10 ** -rows[:, 3]
         made[kind.lower()] = {

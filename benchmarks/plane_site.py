@@ -52,7 +52,7 @@ class Site:
         self.plane.http.post(path, json=job_of(gang)).raise_for_status()
 
     def preemptions(self, namespace: str) -> int:
-        """Return how often gangs of a namespace were told to give up their GPUs."""
+        """Return how often gangs of a namespace were preempted."""
         answer = self.plane.http.get(GPU_JOBS.path(namespace))
         found = answer.raise_for_status().json()["items"]
         return sum(len(job.get("status", {}).get("preemptedAt") or ()) for job in found)

@@ -2,13 +2,13 @@
 
 `python -m benchmarks.predictor [--requests 2000] [--gpu NAME] [--json FILE]`
 
-A prediction is the load of a model that was pushed and the slowdowns beside 64 candidates, asked in
-one call (`both`) and one after the other (`in two calls`, as who knows the job's load already asks
-for the second alone), over HTTP from the service in a process of its own on this machine, on one
-connection of the standard library's client: what it takes to make JSON of the question and to read
-the answer is in the figures. With `--artifacts`
-trained models answer, otherwise those that the service has by itself. On a machine with other work
-the times are those of waiting for a core as well; `CPU ms` is what the service itself used.
+A prediction is the load of a model that was pushed and the slowdowns next to 64 candidates, asked
+in one call (`both`) and one after the other (`in two calls`, as who knows the job's load already
+asks for the second alone), over HTTP from the service in a process of its own on this machine, on
+one connection of the standard library's client: what it takes to make JSON of the question and to
+read the answer is in the figures. With `--artifacts` trained models answer, otherwise those that
+the service has by itself. On a machine with other work the times are those of waiting for a core as
+well; `CPU ms` is what the service itself used.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _job(job: TraceJob) -> str:
 
 
 def prediction_error() -> str:
-    """Measure how far off the policies are told slowdowns, over the seeds."""
+    """Measure how far off the believed slowdowns are, over the seeds."""
     errors = []
     for seed in SEEDS:
         setup = Cell("tandem", "philly-ed69ec", seed).setup()

@@ -1,6 +1,6 @@
 """Pods per second through a real kube-scheduler, with the extender against without.
 
-A real control plane with kwok nodes. All pods are created while the scheduler stands still; the
+A real control plane with kwok nodes. All pods are created while the scheduler is paused; the
 time runs from the moment at which it goes on until the API server lists no pod without a node.
 Four ways:
 
@@ -202,7 +202,7 @@ class Bench:
         )
         config = _configuration()
         plain_verbs(config, self.installation.verbs_url)
-        # It stands still while the pods are created, and is to lead all the same.
+        # It is paused while the pods are created, and is to lead all the same.
         config["leaderElection"] |= {"leaseDuration": "900s", "renewDeadline": "800s"}
         account = self.plane.service_account_kubeconfig(names.NAMESPACE, "tandem-scheduler")
         return self.plane.start_scheduler(names.SCHEDULER_NAME, config=config, kubeconfig=account)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.shares`: the bar of `tandem-guarded` with two, three and four shares a GPU.
 
 Jobs are drawn, seeded; slowdowns are those measured between pairs on V100s (TANDEM_SHARED_DATA),
-with a quarter of the pairs made ten times as slow; the policies are told the truth, so that the bar
+with a quarter of the pairs made ten times as slow; the policies believe the truth, so that the bar
 must hold exactly. Printed for each number of shares: the slowest job of all seeds as a share of its
 solo speed, the mean, and the mean completion time. Exit code 1 where a job was slower than the bar.
 """

@@ -100,7 +100,7 @@ class Stream:
 
 
 def soak(seconds: float, rate: float, seed: int) -> dict[str, Any]:
-    """Run for so long; return the samples and what was submitted."""
+    """Run for `seconds`; return the samples and what was submitted."""
     with (
         tempfile.TemporaryDirectory() as name,
         ControlPlane.start([Node("n0", cpu=256, pods=1000)]) as plane,

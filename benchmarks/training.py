@@ -22,7 +22,7 @@ RUN_DURATION = "kwok.tandem.gpu/run-duration"
 _LOOK_S = 0.1
 _MERGE = {"Content-Type": "application/merge-patch+json"}
 
-Slowdown = Callable[[str, str], float]  # of the first job beside the second
+Slowdown = Callable[[str, str], float]  # of the first job next to the second
 
 
 @dataclass(slots=True)

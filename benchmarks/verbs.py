@@ -289,7 +289,7 @@ def machine() -> dict[str, object]:
 
 
 def report(cells: list[Cell]) -> None:
-    """Print the figures beside the bars."""
+    """Print the figures and the bars."""
     rows: list[tuple[str, ...]] = [
         ("p50", *(f"{cell.sum_p50_ms}" for cell in cells)),
         ("p99", *(f"{cell.sum_p99_ms}" for cell in cells)),

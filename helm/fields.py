@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from node_agent.progress import Told
+from node_agent.progress import Steps
 from tandem.contracts import annotations, crds, names
 from tandem.contracts.prediction import Feedback, InterferenceRequest, PredictBatch
 
@@ -38,7 +38,7 @@ def fields() -> dict[str, dict[str, str]]:
         for definition in crds.DEFINITIONS
     }
     messages: dict[str, type[BaseModel]] = {
-        "Progress": Told,
+        "Progress": Steps,
         "PredictBatch": PredictBatch,
         "InterferenceRequest": InterferenceRequest,
         "Feedback": Feedback,

@@ -85,7 +85,7 @@ def manifests() -> Iterator[tuple[Path, str]]:
 
 
 def policies() -> str:
-    """Return the chart's template of the policies, whose source is beside this file."""
+    """Return the chart's template of the policies, whose source is next to this file."""
     source = "---\n".join(
         (ROOT / "helm" / name).read_text() for name in ("policies.yaml", "agent-policy.yaml")
     )

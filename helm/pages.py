@@ -31,7 +31,7 @@ _ACCOUNTS = {
 _UNLESS = {
     "": "",
     "certManager": "; not with cert-manager",
-    "attach": "; not beside a scheduler of yours",
+    "attach": "; not with a scheduler of yours",
 }
 _TOGETHER = {
     "indexed-job": "with `completionMode: Indexed` all, else each alone",
@@ -222,8 +222,8 @@ def metrics() -> str:
 def _services() -> Iterator[tuple[str, str, list[Collector]]]:
     yield (
         "Scheduler extender",
-        "At `/metrics` of the Service `tandem-webhook` (HTTPS). kube-scheduler beside it tells its"
-        " own on port 10259.",
+        "At `/metrics` of the Service `tandem-webhook` (HTTPS). kube-scheduler in the same pod"
+        " serves its own on port 10259.",
         asyncio.run(_of_extender()),
     )
     yield (

@@ -203,7 +203,7 @@ def schema() -> dict[str, Any]:
     profile = definitions["ExtenderConfig"]["properties"]["profile"]
     spelt_out = {"$ref": profile.pop("$ref")}
     profile["anyOf"] = [{"enum": profile_names()}, spelt_out]
-    # Beside a parent chart, Helm hands its `global` values down.
+    # In a parent chart, Helm hands its `global` values down.
     made["properties"]["global"] = {"type": "object"}
     root = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_plain(made)}
     root["$defs"] = _reached(root, root["$defs"])

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from node_agent.app import Agent, stamp
 from node_agent.config import REMOVED, AgentSettings
-from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.deviceplugin import refuse_with_device_plugin
 from node_agent.dra.label import labelled
 from node_agent.extenderpods import Extender, ExtenderPods
 from node_agent.monitor import Monitor
@@ -127,7 +127,7 @@ def _agent(settings: AgentSettings, options: argparse.Namespace) -> Agent:
     if options.report_url:
         return Agent(settings, HttpWriter(options.report_url), listen)
     client = KubeClient.load(options.kubeconfig)
-    refuse_beside_device_plugin(client, settings.node)
+    refuse_with_device_plugin(client, settings.node)
     if settings.hand_over == "label":
         settings = settings.model_copy(update={"hand_over": labelled(client, settings.node)})
     if not options.extender:

@@ -21,7 +21,7 @@ from node_agent.windows import Floats, Indices
 MIN_SAMPLES = 8
 #: An iteration shows when the autocorrelation at its period is at least this.
 MIN_AUTOCORRELATION = 0.6
-#: A period that is told by less than this share of its harmonics is a multiple of the real one.
+#: A period with less than this share of its harmonics is a multiple of the real one.
 MIN_FUNDAMENTAL = 0.2
 DIVISORS = np.array([1.0, 2.0, 3.0])
 #: A sample is of no activity below this share of the highest ones (or one point of percent).
@@ -33,7 +33,7 @@ STEADY_SHARE, STEADY_PERIODIC_SHARE = 0.5, 0.85
 PLATEAU_SHARE = 0.95
 #: Samples between two of activity, and phases cut in two by a window's end, that are enough.
 MIN_WHOLE, MIN_CUT = 3, 8
-#: A level with a larger relative error than this is not told.
+#: A level with a larger relative error than this is not reported.
 MAX_LEVEL_ERROR = 0.03
 
 

@@ -1,4 +1,4 @@
-"""The agent as a process: reads, reports and serves until it is told to stop."""
+"""The agent as a process: reads, reports and serves until a signal stops it."""
 
 from __future__ import annotations
 

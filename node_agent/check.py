@@ -99,7 +99,7 @@ class Check:
         self.monitor = Monitor(settings, pods=self.pods)
 
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> GPUNodeStatus:
-        """Read as the agent does, for so long or until something holds."""
+        """Read as the agent does, for `seconds` or until something holds."""
         clock, randomness = self._clock, np.random.default_rng(1)
         end = clock.now() + seconds
         while clock.now() < end and not until():
@@ -142,11 +142,11 @@ class Check:
         if not status.gpus:
             return
         gpu = status.gpus[0]
-        told = {k for k, v in gpu.model_dump().items() if v is not None}
+        reported = {k for k, v in gpu.model_dump().items() if v is not None}
         self.facts["gpu"], self.facts["driver"] = gpu.wire(), status.driver_version
-        self.facts["absent"] = sorted(set(GPU.model_fields) - told)
+        self.facts["absent"] = sorted(set(GPU.model_fields) - reported)
         for field in ("memory_used_bytes", "memory_reserved_bytes", "utilisation_percent"):
-            self.found(f"{field} is reported", field in told, "reported", field in told)
+            self.found(f"{field} is reported", field in reported, "reported", field in reported)
         self.found("the GPU is well", gpu.health_reason or "well", "well", not gpu.health_reason)
         real = next(iter(self.monitor.boards.values())).gpu
         assert real is not None
@@ -170,7 +170,7 @@ class Check:
             }
 
     def memory_levels(self) -> None:
-        """Compare the fit of memory with the script, beside a neighbour."""
+        """Compare the fit of memory with the script, next to a neighbour."""
         course = Course(base=4 * GIB, extra=2 * GIB, peak_period_s=4.0, peak_share=0.3)
         other = Course(base=3 * GIB, extra=1 * GIB, peak_period_s=6.0, peak_share=0.6)
         with self.running(course, "one"), self.running(other, "two"):
@@ -221,9 +221,9 @@ class Check:
             ended_s = float(int(unix_time(self._clock.stamp())))
             end = ContainerEnd("main", self._load.failed(pid) or 0, ended_s)
             self.pods[uid(pid)] = replace(self.pods[uid(pid)], ends=(end,))
-            told = self.watch(3).out_of_memory
+            failures = self.watch(3).out_of_memory
         self.found("who is asked to go", sorted(asked), "greedy", asked == {"greedy"})
-        blamed = [one.blamed.pod for one in told if one.blamed]
+        blamed = [one.blamed.pod for one in failures if one.blamed]
         self.found("failure put down to", blamed, "greedy", blamed == ["greedy"])
 
     def close_to(self, what: str, seen: float | None, script: float, bar: float) -> None:

@@ -86,7 +86,7 @@ class Outcome:
         """Whether the framework said that there is no more memory."""
         return self.code != 0 and says_out_of_memory(self.error)
 
-    def told(self, key: str) -> str:
+    def said(self, key: str) -> str:
         """Return what the process said of something; "" where it did not come so far."""
         return next((str(line[key]) for line in self.lines if key in line), "")
 
@@ -134,14 +134,14 @@ def _try(each: Try, total: int, python: str, report: Report) -> int:
     """Note what became of a try; return 0 where its framework is not installed."""
     sizes = [int(share * total) for share in (_FIRST, _SECOND)]
     outcome = _outcome(each, sizes, python)
-    if outcome.told("absent"):
+    if outcome.said("absent"):
         absent = report.facts.setdefault("not installed", [])
-        absent += [outcome.told("absent")] * (outcome.told("absent") not in absent)
+        absent += [outcome.said("absent")] * (outcome.said("absent") not in absent)
         return 0
     second = "refused" if each.limited else "given"
     report.found(
-        f"{outcome.told('framework') or each.name}: {each.means}",
-        f"{outcome.words(sizes)}; it says {outcome.told('says') or 'nothing'}",
+        f"{outcome.said('framework') or each.name}: {each.means}",
+        f"{outcome.words(sizes)}; it says {outcome.said('says') or 'nothing'}",
         f"{sizes[0] / _GIB:.1f} GiB given, {sizes[1] / _GIB:.1f} GiB more {second}",
         outcome.given == (1 if each.limited else 2) and outcome.refused == each.limited,
     )

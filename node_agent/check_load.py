@@ -1,6 +1,6 @@
 """Processes with a scripted course on a real GPU: by the driver's own library, without a toolkit.
 
-`python -m node_agent.check_load COURSE` (JSON) runs until it is told to end: it holds memory, with
+`python -m node_agent.check_load COURSE` (JSON) runs until a command ends it: it holds memory, with
 peaks at a fixed period, and runs a kernel that waits for the GPU's clock, in phases.
 """
 
@@ -119,7 +119,7 @@ class _Driver:
         self.call("cuMemFree_v2", address)
 
     def busy(self, seconds: float) -> None:
-        """Keep the GPU busy for so long, and wait for it."""
+        """Keep the GPU busy for `seconds`, and wait for it."""
         nanoseconds = ctypes.c_uint64(int(seconds * 1e9))
         values = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(nanoseconds), ctypes.c_void_p))
         self.call("cuLaunchKernel", self._wait, 1, 1, 1, 1, 1, 1, 0, None, values, None)

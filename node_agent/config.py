@@ -59,7 +59,7 @@ class GuardSettings(Section):
 
 
 class MetricsSettings(Section):
-    """What Prometheus is told.
+    """What Prometheus can read.
 
     `node`: sums and means over the GPUs of the node, at most 20 series whatever the number of GPUs
     and jobs. `gpu`: besides, about ten series for each GPU and four for each job on one.

@@ -13,7 +13,7 @@ from tandem.kube.resource import NODES
 log = logging.getLogger(__name__)
 
 
-def refuse_beside_device_plugin(client: KubeClient, node: str) -> None:
+def refuse_with_device_plugin(client: KubeClient, node: str) -> None:
     """Raise TandemError where a device plugin hands out the GPUs of `node` as well.
 
     Two that hand out the same GPUs would each count what the other has given away. A node that

@@ -90,7 +90,7 @@ class Extender:
 
 
 class ExtenderPods:
-    """Keeps what the extender told last, in a thread of its own. Any thread may look up."""
+    """Keeps the extender's latest answer, in a thread of its own. Any thread may look up."""
 
     def __init__(self, ask: Ask, clock: Callable[[], float] = time.monotonic) -> None:
         self.synced = threading.Event()
@@ -140,12 +140,12 @@ class ExtenderPods:
             uid: since for uid, since in self._looked_for.items() if now - since < FORGET_LOOK_S
         }
         try:
-            told = NodePodList.model_validate_json(self._ask()).pods
+            listed = NodePodList.model_validate_json(self._ask()).pods
         except (AskError, ValidationError) as error:
             log.warning("pods unknown error=%r", str(error)[:500])
             return False
-        self._pods = {pod.uid: pod_info(pod) for pod in told}
-        self._addresses = {address: pod.uid for pod in told for address in pod.addresses}
+        self._pods = {pod.uid: pod_info(pod) for pod in listed}
+        self._addresses = {address: pod.uid for pod in listed for address in pod.addresses}
         self.synced.set()
         return True
 

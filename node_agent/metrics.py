@@ -75,7 +75,7 @@ _JOB_GAUGES: tuple[tuple[str, str, Callable[[PodUse], float | None]], ...] = (
 class AgentCollector(Collector):
     """Collects from the latest report (`latest()`, None before the first one).
 
-    With `detail`, there are series for each GPU and for each job on it, beside those of the node.
+    With `detail`, there are series for each GPU and for each job on it, besides those of the node.
     """
 
     node: str

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: A GPU is full from this share of its memory on: an allocation may fail without filling the rest.
 FULL = 0.97
-#: A container that fails so long after its GPU was full has run out of memory: frameworks try
+#: A container that fails within this time of its GPU being full ran out of memory: frameworks try
 #: again, write a report and wait for their other processes before they end.
 FAILED_WITHIN_S = 10.0
 #: Kubernetes tells the end of a container in whole seconds, cut off.
@@ -29,7 +29,7 @@ STAMP_STEP_S = 1.0
 SAME_EPISODE_S = 2.0
 #: Episodes of a GPU that are remembered: the end of a container is known within seconds of it.
 EPISODES = 8
-#: What is told, for how long, and how much of it at most.
+#: How long a failure is reported, and how many at most.
 KEEP_S = 600.0
 KEEP = 16
 #: Ends that have nothing to do with the GPU: killed from outside, out of the host's memory.
@@ -83,18 +83,18 @@ class OutOfMemoryLog:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._told: dict[tuple[str, str, str], tuple[float, OutOfMemory]] = {}
+        self._reported: dict[tuple[str, str, str], tuple[float, OutOfMemory]] = {}
 
-    def remember(self, told: Iterable[OutOfMemory], now_s: float) -> None:
-        """Take what an earlier agent of this node told."""
-        for one in told:
-            self._told[one.uid, one.container, one.ended_at] = (now_s, one)
+    def remember(self, reported: Iterable[OutOfMemory], now_s: float) -> None:
+        """Take what an earlier agent of this node reported."""
+        for one in reported:
+            self._reported[one.uid, one.container, one.ended_at] = (now_s, one)
 
     def latest(self, now_s: float) -> list[OutOfMemory]:
-        """Return what is told, oldest first; `now_s` is on the same clock as in `look`."""
-        fresh = {key: one for key, one in self._told.items() if now_s - one[0] < KEEP_S}
-        self._told = dict(list(fresh.items())[-KEEP:])
-        return [one for _, one in self._told.values()]
+        """Return what is reported, oldest first; `now_s` is on the same clock as in `look`."""
+        fresh = {key: one for key, one in self._reported.items() if now_s - one[0] < KEEP_S}
+        self._reported = dict(list(fresh.items())[-KEEP:])
+        return [one for _, one in self._reported.values()]
 
     def look(
         self, now_s: float, gpu: str, full: FullTimes, pods: dict[str, PodInfo | None]
@@ -104,7 +104,7 @@ class OutOfMemoryLog:
             for end in info.ends if info else ():
                 key = (uid, end.container, _stamp(end.at_s))
                 cause = full.cause(uid, end)
-                if info is not None and cause is not None and key not in self._told:
+                if info is not None and cause is not None and key not in self._reported:
                     self._tell(now_s, gpu, info, key, end, cause, pods)
 
     def _tell(
@@ -137,7 +137,7 @@ class OutOfMemoryLog:
             memory_bytes=found.memory,
             predicted_bytes=found.predicted,
         )
-        told = OutOfMemory(
+        failure = OutOfMemory(
             gpu=gpu,
             namespace=info.namespace,
             pod=info.name,
@@ -148,7 +148,7 @@ class OutOfMemoryLog:
             memory_bytes=cause.holders[uid].memory,
             blamed=blamed,
         )
-        self._told[key] = (now_s, told)
+        self._reported[key] = (now_s, failure)
 
 
 def unix_time(stamp: str) -> float:

@@ -24,8 +24,8 @@ LONGEST_S, HIGHEST_RATE = 86_400.0, 1e6
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
 
 
-class Told(BaseModel):
-    """Iterations done in the `seconds` that have passed since the job told last.
+class Steps(BaseModel):
+    """Iterations done in the `seconds` since the job's last report.
 
     Of `iterations_recorded` of them CUDA's events say for how long the GPU was active and idle.
     """
@@ -42,21 +42,21 @@ class Told(BaseModel):
 
 
 class Pace(NamedTuple):
-    """How fast a pod goes, and the active and idle seconds of an iteration where it told them."""
+    """How fast a pod goes, and an iteration's active and idle seconds where known."""
 
     iterations_per_s: float
     activity: tuple[float, float] | None = None
 
 
-def pace_of(told: Told) -> Pace:
+def pace_of(steps: Steps) -> Pace:
     """Return what a pod's own figures say of it, within the bounds of what is reported.
 
     The quotient of two numbers that are within their bounds may be an infinity.
     """
-    count, activity = told.iterations_recorded, None
-    if count >= 1 and told.active_seconds + told.idle_seconds > 0:
-        activity = (round(told.active_seconds / count, 4), round(told.idle_seconds / count, 4))
-    return Pace(round(min(told.iterations / told.seconds, HIGHEST_RATE), 4), activity)
+    count, activity = steps.iterations_recorded, None
+    if count >= 1 and steps.active_seconds + steps.idle_seconds > 0:
+        activity = (round(steps.active_seconds / count, 4), round(steps.idle_seconds / count, 4))
+    return Pace(round(min(steps.iterations / steps.seconds, HIGHEST_RATE), 4), activity)
 
 
 class Progress:
@@ -67,8 +67,8 @@ class Progress:
         self._lock = threading.Lock()
         self._paces: dict[str, tuple[float, Pace]] = {}
 
-    def take(self, token: str, told: Told, address: str = "") -> bool:
-        """Take what a pod at `address` tells; return whether its token is one of a pod."""
+    def take(self, token: str, steps: Steps, address: str = "") -> bool:
+        """Take the report of a pod at `address`; return whether its token is one of a pod."""
         uid = None
         if self._authenticator is not None and token:
             try:
@@ -78,11 +78,11 @@ class Progress:
         if uid is None:
             return False
         with self._lock:
-            self._paces[uid] = (time.monotonic(), pace_of(told))
+            self._paces[uid] = (time.monotonic(), pace_of(steps))
         return True
 
     def paces(self) -> dict[str, Pace]:
-        """Return how fast each pod goes, by UID; who has not told for a while is left out."""
+        """Return how fast each pod goes, by UID; pods without a recent report are left out."""
         oldest = time.monotonic() - FRESH_S
         with self._lock:
             self._paces = {uid: each for uid, each in self._paces.items() if each[0] >= oldest}

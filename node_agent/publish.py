@@ -45,7 +45,7 @@ class NodeWriter(Protocol):
         """Return the node's GPUNode as it was last written, or None.
 
         Raises:
-            WriteError: it cannot be told.
+            WriteError: the report could not be written.
         """
         ...
 

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 
-from node_agent.progress import Progress, Told
+from node_agent.progress import Progress, Steps
 from tandem.contracts.names import AGENT_AUDIENCE
 from tandem.contracts.prediction import ErrorBody
 
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, f"No such path: {self.path}", "/v1/progress.")
             return
         try:
-            told = Told.model_validate_json(body)
+            steps = Steps.model_validate_json(body)
         except ValidationError as error:
             why = error.errors()[0]["msg"]
             hint = 'Send {"iterations": N, "seconds": S}.'
@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
-        if self.progress.take(token, told, self.client_address[0]):
+        if self.progress.take(token, steps, self.client_address[0]):
             self._answer(HTTPStatus.OK, b"{}", "application/json")
         else:
             hint = (

@@ -80,9 +80,9 @@ class Tenant:
             self._memory_fit = fit_memory(self._memory.changes(self.last_seen_s))
             self._activity_fit = fit_activity(*self._activity.columns())
         memory, activity = self._memory_fit, self._activity_fit or self._shared_activity()
-        told = pace.activity if pace is not None else None
-        if told is not None:  # of its own iterations the job knows more than any sample shows
-            activity = Activity(*told, "cuda-events", sum(told))
+        own = pace.activity if pace is not None else None
+        if own is not None:  # of its own iterations the job knows more than any sample shows
+            activity = Activity(*own, "cuda-events", sum(own))
         return PodUse(
             namespace=info.namespace if info else "",
             pod=info.name if info else "",
@@ -102,7 +102,7 @@ class Tenant:
         )
 
     def _shared_activity(self) -> Activity | None:
-        """Beside others only the process's own utilisation tells, and that too coarsely."""
+        """Next to others only the process's own utilisation shows it, and that too coarsely."""
         if self.utilisation.value is None:
             return None
         share = self.utilisation.value / 100

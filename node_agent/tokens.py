@@ -63,7 +63,7 @@ class TokenReviewer:
         `address` is where the token came from.
 
         Raises:
-            KubeError: it cannot be told now.
+            KubeError: the API server does not answer.
         """
         uid = _claimed_uid(token)
         info = self._pods.find(uid) if uid else None

@@ -203,7 +203,7 @@ def share_of_time(changes: Changes, high: Bools) -> float:
     """Return the share of time in which `high` (n,) held, over whole cycles where there is one.
 
     A window that ends within a cycle would count a part of a peak, or of the wait for it, too
-    much. Peaks that come at a fixed period are told more finely than they were sampled, since
+    much. Peaks that come at a fixed period are known more finely than they were sampled, since
     every one of them narrows down where the others began and ended.
     """
     rises = 1 + np.flatnonzero(high[1:] & ~high[:-1])

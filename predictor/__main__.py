@@ -48,7 +48,7 @@ def serve(
     ] = None,
     log_level: Annotated[str, typer.Option(envvar="TANDEM_LOG_LEVEL")] = "info",
 ) -> None:
-    """Serve until told to stop; requests under way are finished first."""
+    """Serve until a signal to stop; requests under way are finished first."""
     configure_log(log_level)
     flags = {"host": host, "port": port, "store": store}
     settings = load_config(config, flags | {"kubeconfig": kubeconfig, "artifacts": artifacts})

@@ -310,7 +310,7 @@ def _kind(feature_hash: str, batch_size: int, accumulation_steps: int) -> str:
 
 
 def _iteration_s(run: Feedback | Observation) -> float | None:
-    """Return the time of one micro-batch, where the run's pods told their progress."""
+    """Return the time of one micro-batch, where the run's pods reported their progress."""
     if not run.iterations_per_second:
         return None
     return 1 / (run.iterations_per_second * run.accumulation_steps)

@@ -35,7 +35,7 @@ class Card(BaseModel):
     trained_on: dict[str, int]
     errors: dict[str, dict[str, float]]
     chosen: str
-    #: What a kind of model needs beside its parts, such as its margins.
+    #: What a kind of model needs apart from its parts, such as its margins.
     details: dict[str, Any] = {}
 
     @field_validator("parts")

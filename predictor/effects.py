@@ -1,4 +1,4 @@
-"""What each model has shown beside others: how much it suffers, and how much it makes them suffer.
+"""What each model has shown next to others: how much it suffers, and how much they suffer.
 
 Of a measured pair, the logarithm of measured over predicted speed is the sum of two effects, one of
 the job and one of its partner. Each is the mean of what the other leaves, shrunk towards 0 by the
@@ -20,7 +20,7 @@ _LARGEST = 0.7
 
 
 class Effect(NamedTuple):
-    """Logarithms of speed: of the model beside others, and of others beside it."""
+    """Logarithms of speed: of the model next to others, and of others next to it."""
 
     own: float = 0.0
     caused: float = 0.0

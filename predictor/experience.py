@@ -2,8 +2,8 @@
 
 A type of GPU shifts all of its pairs, and each model that ran there has effects of its own on top.
 Only slowdowns that the agents measured count, and only next to models whose utilisation was
-measured too. Each namespace has one vote on a type of GPU, so that one tenant cannot move what the
-others are told. Kept in memory: the service fills it from the stored observations at its start.
+measured too. Each namespace has one vote on a type of GPU, so that one tenant cannot change the
+answers to others. Kept in memory: the service fills it from the stored observations at its start.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def _basis(load: Load) -> tuple[float, float | None, float | None, float | None]
 def pair_features(jobs: Floats, partners: Floats, gpu: GpuType | None) -> Floats:
     """Return the rows of PAIR_FEATURES, (pairs, columns), from the `load_features` of both sides.
 
-    `jobs` and `partners` are (pairs, 4): the speed of each job beside its partner is asked.
+    `jobs` and `partners` are (pairs, 4): the speed of each job next to its partner is asked.
     """
     gpu = gpu or UNKNOWN_GPU
     device = (math.log10(gpu.training_flops), math.log10(gpu.bandwidth))

@@ -141,7 +141,7 @@ class Predictor:
 
 
 def _pair_load(step: Step) -> PairLoad | None:
-    """Return what pairs are priced by; None where no step takes so long (or so little)."""
+    """Return what pairs are priced by; None where no step takes a plausible time."""
     if not LEAST_ITERATION_S <= step.seconds <= MAX_ITERATION_S:
         return None
     return PairLoad(

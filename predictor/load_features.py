@@ -81,7 +81,7 @@ def known(question: Question, *, first: bool = False) -> Known | None:
     if features is None or batch is None:
         return None
     gpu, precision = question.gpu or UNKNOWN_GPU, question.precision
-    # An optimiser that nobody named is taken for one of many copies: memory must be safe.
+    # An optimiser that is not named counts as one of many copies: memory must be safe.
     optimizer = question.setup.optimizer or Optimizer.ADAM
     levels = formula_levels(features, batch, question.setup)
     # The columns have the loop that a job has: what a bare one shows of a GPU holds for jobs.

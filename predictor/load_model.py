@@ -59,7 +59,7 @@ _Estimate = TypeVar("_Estimate", Memory, Utilisation)
 
 
 class LoadDetails(BaseModel):
-    """What a load model needs beside its trees."""
+    """What a load model needs apart from its trees."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 

@@ -235,8 +235,8 @@ def _check_data(profiles: Sequence[Profile], *, allow_synthetic: bool) -> None:
         )
     if not allow_synthetic and any(p.origin is Origin.SYNTHETIC for p in profiles):
         raise TandemError(
-            "Some profiles are synthetic: a model of them would serve figures that nobody "
-            "measured.",
+            "Some profiles are synthetic: a model of them would serve figures that no GPU "
+            "has shown.",
             "Train on what `tandem profile collect` measured.",
         )
 

@@ -22,7 +22,7 @@ def measured_step(
 ) -> Step:
     """Return the step of a run as measured: one consistent load.
 
-    The time of a step is what the job's pods told. Where they told nothing it is the formula's
+    The time of a step is what the job's pods reported. Where they reported none it is the formula's
     busy time over the measured utilisation, but at least the formula's time; the period that the
     agent found in the job's phases replaces that where it is near. The GPU is busy for the measured
     share of it, and takes its FLOPs and bytes in that time.

@@ -58,7 +58,7 @@ class Allocator:
 #: best-fit allocator is twice as large as the one before, so that they hold up to twice their need.
 #: TensorFlow's search for convolution algorithms may use 4 GiB (TF_CUDNN_WORKSPACE_LIMIT_IN_MB);
 #: 2.6 GiB fit best what was measured. Its weight decay is a part of the loss, and has a gradient
-#: beside that of the data until both are added.
+#: besides that of the data until both are added.
 ALLOCATORS = {
     # Its blocks are cut from segments of 2 to 20 MiB and reused: about a tenth is lost.
     Framework.PYTORCH: Allocator((0.7 * GIB, 1.6 * GIB), growth=(1.1, 1.1)),

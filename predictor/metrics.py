@@ -17,7 +17,7 @@ from tandem.contracts.resources import Load
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # no types published; a second series for each, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call] # no types published; a second series for each, which has no reader
 
 
 class Metrics:

@@ -95,7 +95,7 @@ def add_run(
 
 
 def _latest(before: Sequence[Neighbour], newest: Sequence[Neighbour]) -> list[Neighbour]:
-    """Return what was seen beside each neighbour last, the newest at the end."""
+    """Return what was seen next to each neighbour last, the newest at the end."""
     kinds = {each.kind for each in newest}
     return [*(each for each in before if each.kind not in kinds), *newest][-_MAX_NEIGHBOURS:]
 

@@ -1,4 +1,4 @@
-"""Measured pairs: two loads that ran beside one another on a GPU."""
+"""Measured pairs: two loads that ran on one GPU at the same time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MeasuredJob(Message):
 
 
 class MeasuredPair(Message):
-    """Two jobs beside one another; `speed` of each is t_solo / t_colocated."""
+    """Two jobs on one GPU; `speed` of each is t_solo / t_colocated."""
 
     gpu_model: str
     first: MeasuredJob

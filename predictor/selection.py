@@ -42,7 +42,7 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Measured pairs, one row for each job beside each partner.
+    """Measured pairs, one row for each job with each partner.
 
     `features` (rows, PAIR_FEATURES); `speed` (rows,) = t_solo / t_colocated, in (0, 1];
     `job`, `partner`, `gpu` (rows,) names of architecture families and of the GPU's type;

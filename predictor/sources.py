@@ -171,7 +171,8 @@ def formula_memory(question: Question) -> Memory | None:
     )
     capacity = question.gpu_memory_bytes
     if capacity is not None and fixed + varying > capacity:
-        # Either it runs out of memory or the formula is wrong: alone on a GPU nobody else suffers.
+        # Either it runs out of memory or the formula is wrong: alone on a GPU it harms no other
+        # job.
         return Memory(
             capacity, 0, 0, capacity, Source.FORMULA, f"{why}: more than the GPU's "
             f"{gib(capacity)}, so all of it", FORMULA_VERSION, out_of_distribution=True,

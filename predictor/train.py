@@ -96,7 +96,7 @@ def load(
         ((name, *(f"{by[target]:.3f}" for target in targets)) for name, by in card.errors.items()),
     )
     err.print(
-        f"Published {', '.join(card.parts)} as {card.version} in {out} (report beside it); "
+        f"Published {', '.join(card.parts)} as {card.version} in {out} (with a report); "
         "restart the predictor to use it."
     )
 

@@ -1,7 +1,7 @@
 """Measured pairs in, a trained model of interference out, or the reason why none was published.
 
-A file of pairs has one JSON object a line (`MeasuredPair`): two loads that ran beside one another
-on a GPU, and the speed of each as a share of its speed alone.
+A file of pairs has one JSON object a line (`MeasuredPair`): two loads that ran together on a GPU,
+and the speed of each as a share of its speed alone.
 """
 
 from __future__ import annotations

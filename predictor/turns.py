@@ -15,9 +15,9 @@ from predictor.errors import BusyError, GraphError, Refusal
 
 #: Models pushed at once: each may hold a graph in memory.
 PARALLEL_UPLOADS = 8
-#: An upload that stands still for so long has lost its client.
+#: An upload from which nothing comes for this time has lost its client.
 UPLOAD_IDLE_S = 30.0
-#: An upload may take so long, and a second more for each `UPLOAD_BYTES_PER_S` that have come: one
+#: An upload may take this time, and a second more for each `UPLOAD_BYTES_PER_S` that have come: one
 #: byte at a time would hold its slot for ever.
 UPLOAD_S, UPLOAD_BYTES_PER_S = 60.0, 64 << 10
 

@@ -1,6 +1,7 @@
 """Whether the services that this process needs answer, asked in the background all the time.
 
-A predictor is asked for loads when jobs come: of one that died in a quiet hour nobody would hear.
+A predictor is asked for loads when jobs come: without a heartbeat, one that died in a quiet hour
+would not be noticed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Leadership and takeover: this replica acts while its kube-scheduler holds its Lease.
 
-The extender stands beside its kube-scheduler in one pod, so it is active exactly while that
+The extender and its kube-scheduler run in one pod, so the extender is active exactly while that
 scheduler holds the Lease. A lost API server ends activity when the last seen renewal has expired.
 """
 
@@ -46,7 +46,7 @@ Tell = Callable[[dict[str, Any], str, str, str], None]  # regarding, reason, not
 
 
 def _held_until_s(spec: Raw) -> float:
-    """Return until when anybody holds the Lease (Unix time), 0 where nobody does."""
+    """Return the end of the Lease (Unix time), 0 where it has no holder."""
     if not spec.get("renewTime") or not spec.get("holderIdentity"):
         return 0.0
     lasts_s = float(spec.get("leaseDurationSeconds", 0) or 0)
@@ -108,10 +108,10 @@ class LeaseWatch:
         return not self.active() and (self._absent_s >= since_s or not self._exists)
 
     def active(self) -> bool:
-        """Return True while the scheduler beside us holds the Lease."""
+        """Return True while the scheduler of our pod holds the Lease."""
         return self._clock() < self._active_until_s
 
-    def nobody_leads(self) -> bool:
+    def without_leader(self) -> bool:
         """Return True where no scheduler has renewed the Lease in time: nothing is placed then."""
         return self._clock() >= self._held_until_s
 
@@ -176,7 +176,7 @@ class Fence:
     makes each Binding that is under way fail with a conflict. Both follow a list as consistent as
     etcd. No single object may keep every replica from leading: a tenant can make a pod that takes
     no further annotation, and an administrator a webhook that refuses the updates of one namespace.
-    Such a pod is changed in another way, or is evicted, and nobody else waits for it.
+    Such a pod is changed in another way, or is evicted, and no other pod waits for it.
 
     `take` is given each object as it is read, `tell` writes an event.
     """

@@ -37,7 +37,7 @@ SLOW_S = 1.0
 #: Requests in a row without an answer in time, after which no caller waits any more.
 OPEN_AFTER = 3
 PROBE_EVERY_S = 5.0
-#: For so long an answer holds for jobs that declare the same, of which many may come at once.
+#: How long an answer holds for jobs that declare the same, of which many may come at once.
 SAME_S = 1.0
 _ANSWERS_KEPT = 256
 AGAIN_S = 30.0  # pairs that the predictor did not price
@@ -230,7 +230,7 @@ class HttpPredictor:
     async def interference(
         self, job: Load, candidates: Sequence[Load], gpu: GpuKind | None
     ) -> InterferenceAnswer | None:
-        """Return what the job and each candidate do to one another; None if nobody can say."""
+        """Return what the job and each candidate do to one another; None if that is unknown."""
         request = InterferenceRequest(
             job=job, candidates=list(candidates), gpu_model=gpu.model if gpu else None
         )
@@ -361,7 +361,7 @@ class Pricing:
             self._beliefs.said(index, others, answer)
 
     def step(self) -> None:
-        """Ask for what is left, beside everything else."""
+        """Ask for what is left, while everything else goes on."""
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self.ask())
 

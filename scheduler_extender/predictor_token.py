@@ -18,7 +18,7 @@ def predictor_token(
 ) -> Callable[[], str]:
     """Return by what the predictor knows us: a token for it alone.
 
-    Without one, the token for the API server, where nobody else can read it on its way.
+    Without one, the token for the API server, where no other process can read it on its way.
     """
     if file is not None:
         return token_of_file(file)

@@ -1,6 +1,6 @@
 """How fast jobs run on simulated GPUs. Pure: no clock, no I/O.
 
-Alone, a job takes its `solo_s`. Beside others it is slowed down by Horus' over-commit curve f (a
+Alone, a job takes its `solo_s`. Next to others it is slowed down by Horus' over-commit curve f (a
 ratio of execution times at the GPU's total utilisation, fitted by its authors on an RTX 2080): by
 f(total) / f(own). Nothing else slows it down: no contention for memory bandwidth, PCIe or host.
 """

@@ -40,7 +40,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A whole run beside the calculation for one GPU each."""
+    """A whole run, and the calculation for one GPU each."""
 
     gpus: int
     speed: float

@@ -50,7 +50,7 @@ def run(
     page: Say = lambda _: None,
     keep: Keep = lambda _, __: None,
 ) -> Result:
-    """Run all jobs on simulated GPUs; `say` is told what happens, `show` is given each moment.
+    """Run all jobs on simulated GPUs; `say` gets what happens, `show` gets each moment.
 
     `page` is given the address of the status page once it is served. `keep` is given the result and
     the address while the services still run; they end when it returns.
@@ -132,7 +132,7 @@ class _Session:
         self._say = say
         self._show = show
         self._to_submit = sorted(JOBS, key=lambda job: job.submit_s)
-        self._told: set[tuple[str, Phase | None]] = set()
+        self._said: set[tuple[str, Phase | None]] = set()
         self._last_s = 0.0
 
     def run(self) -> None:
@@ -192,16 +192,16 @@ class _Session:
         """Say what is new: each start and each end, and why a job waits, the first time it does."""
         for row in view.jobs:
             name = row.job.name
-            beside = [other for gpu in view.gpus for other in gpu.jobs if name in gpu.jobs]
-            others = " and ".join(other for other in beside if other != name)
+            together = [other for gpu in view.gpus for other in gpu.jobs if name in gpu.jobs]
+            others = " and ".join(other for other in together if other != name)
             news = {
-                Phase.RUNNING: f"started on {row.where}" + (f" beside {others}" if others else ""),
+                Phase.RUNNING: f"started on {row.where}" + (f" next to {others}" if others else ""),
                 Phase.COMPLETED: f"finished after {row.running_s or 0:.1f} s",
                 Phase.QUEUED: f"waits: {row.reason}" if row.reason else "",
             }
             text = news.get(row.phase, "") if row.phase else ""
-            if text and (name, row.phase) not in self._told:
-                self._told.add((name, row.phase))
+            if text and (name, row.phase) not in self._said:
+                self._said.add((name, row.phase))
                 self._say(f"{view.now_s:5.1f} s  {name} {text}")
 
 

@@ -64,7 +64,7 @@ def _job_cells(row: JobRow) -> tuple[str | Text, ...]:
 
 
 def outcome(result: Result) -> RenderableType:
-    """Return what came out, beside the same jobs with a GPU each."""
+    """Return what came out, next to the same jobs with a GPU each."""
     jobs = Table(
         box=box.SIMPLE_HEAD,
         title="Jobs (times in s; slowdown: of the whole run, the largest next to others, that as"

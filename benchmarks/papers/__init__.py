@@ -1,1 +1,1 @@
-"""Each paper's own comparison, on its own kind of work, beside its figures."""
+"""Each paper's own comparison, on its own kind of work, next to its figures."""

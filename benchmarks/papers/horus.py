@@ -65,7 +65,7 @@ class BySum(Truth):
         return True
 
     def speed(self, job: int, neighbours: Sequence[int], row: int = 0) -> float:
-        """Return the speed beside `neighbours` as a share of solo speed."""
+        """Return the speed next to `neighbours` as a share of solo speed."""
         total = float(self.gpu_utilisation[[job, *neighbours]].sum())
         if self.fitted:
             return 1 / float(slowdown_over_commit(np.array([total]), self.curve)[0])
@@ -89,16 +89,18 @@ def draw(trace: tuple[TraceJob, ...], nodes: Nodes, *, fitted: bool, seed: int) 
     count = len(trace)
     busy = rng.uniform(*UTILISATION, size=count)
     peak = np.exp(rng.uniform(*np.log(MEMORY_GIB), size=count))
-    told_busy = np.expm1(np.log1p(busy) + rng.normal(0, UTILISATION_RMSLE, size=count))
-    told = np.minimum(peak * np.exp(rng.normal(0, MEMORY_ERROR, size=count)), nodes.memory_gib)
+    believed_busy = np.expm1(np.log1p(busy) + rng.normal(0, UTILISATION_RMSLE, size=count))
+    believed_gib = np.minimum(
+        peak * np.exp(rng.normal(0, MEMORY_ERROR, size=count)), nodes.memory_gib
+    )
     believed = tuple(
         Job(
             id=job.id,
             pods=job.gpus,
-            memory_base_gib=float(told[i] * (1 - PEAK_SHARE)),
-            memory_peak_extra_gib=float(told[i] * PEAK_SHARE),
+            memory_base_gib=float(believed_gib[i] * (1 - PEAK_SHARE)),
+            memory_peak_extra_gib=float(believed_gib[i] * PEAK_SHARE),
             peak_probability=PEAK_CHANCE,
-            gpu_utilisation=float(min(told_busy[i], 100.0)),
+            gpu_utilisation=float(min(believed_busy[i], 100.0)),
             queued_at_s=job.submit_s,
             checkpointable=True,
         )
@@ -346,13 +348,13 @@ Reproduced: the number of queues hardly matters; it changes the wait by {wait} %
 
 {evaluation}
 
-## What is synthetic, and what is told
+## What is synthetic, and what is believed
 
 - Durations of the first part: log-uniform over the published 3 minutes to 2 hours. The shares of
   short and long jobs in W-Large and W-Small are not published, so there is one workload for both.
 - Utilisation: uniform 5-100 %. Memory: log-uniform 0.7-7.5 GiB, of which 15 % in peaks that are
   there a fifth of the time. Independent of each other and of durations.
-- The policies are told utilisation with the error of the paper's predictor (0.133 RMSLE) and
+- The policies believe utilisation with the error of the paper's predictor (0.133 RMSLE) and
   memory with one of 10 % (not published; ours).
 - Linear truth: through 1 at idle and the fitted value at 100 % (1.265), as the paper publishes no
   coefficient.

@@ -60,7 +60,7 @@ Range = tuple[float, float]
 class Inputs:
     """The distributions from which what the paper does not publish is drawn."""
 
-    slowdown: Range  # of one model beside another; log-uniform
+    slowdown: Range  # of one model next to another; log-uniform
     base: Range  # memory outside peaks, of a device; uniform, as all below
     extra: Range  # what a peak adds, of a device
     chance: Range  # of being in the peak
@@ -77,24 +77,24 @@ class Workload:
     """Twenty jobs, and what is true and believed of their pairs, with the reserved classes."""
 
     jobs: tuple[Job, ...]
-    truth: Floats  # (classes, classes) slowdown of row beside column
+    truth: Floats  # (classes, classes) slowdown of row next to column
     workers: int
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Six models and what is true of each beside each, and what a policy is told of it."""
+    """Six models, the true slowdown of each next to each, and what a policy believes of it."""
 
     names: tuple[str, ...]
-    slowdown: Floats  # (models, models) of row beside column
-    told: Floats | None = None  # (models, models); None: the truth with the paper's error
+    slowdown: Floats  # (models, models) of row next to column
+    believed: Floats | None = None  # (models, models); None: the truth with the paper's error
 
 
 def drawn_matrix(inputs: Inputs, rng: np.random.Generator) -> Matrix:
     """Draw the slowdowns of the six models, with the three pairs that the paper prints."""
     slowdown = np.exp(rng.uniform(*np.log(inputs.slowdown), size=(len(MODELS),) * 2))
-    for (own, beside), value in PUBLISHED.items():
-        slowdown[MODELS.index(own), MODELS.index(beside)] = value
+    for (own, neighbour), value in PUBLISHED.items():
+        slowdown[MODELS.index(own), MODELS.index(neighbour)] = value
     return Matrix(MODELS, slowdown)
 
 
@@ -115,10 +115,10 @@ def draw(
     )
     base[1], extra[1], chance[1] = RESNET_COURSE
     utilisation = rng.uniform(*inputs.utilisation, size=count)
-    told_pairs = found.told
-    if told_pairs is None:
-        told_pairs = noisy(slowdown, PREDICTION_ERROR, rng).slowdown
-    told = with_reserved_classes(told_pairs, unknown=np.inf)
+    believed_pairs = found.believed
+    if believed_pairs is None:
+        believed_pairs = noisy(slowdown, PREDICTION_ERROR, rng).slowdown
+    believed = with_reserved_classes(believed_pairs, unknown=np.inf)
     collides = np.argsort(-chance)[:2]
     interferes = np.argsort(-(slowdown.mean(axis=0) + slowdown.mean(axis=1)))[:2]
     extreme = np.union1d(collides, interferes)
@@ -141,8 +141,8 @@ def draw(
             gpu_utilisation=float(utilisation[m]),
             checkpointable=True,
             interference_class=int(m) + 2,
-            own_slowdown=told[m + 2],
-            caused_slowdown=told[:, m + 2],
+            own_slowdown=believed[m + 2],
+            caused_slowdown=believed[:, m + 2],
         )
         for i, m in enumerate(model.tolist())
     )
@@ -162,7 +162,7 @@ def place(workload: Workload, profile: Profile) -> Board:
     board = empty_board(workload.jobs, workload.workers)
     ranked = profile.order(workload.jobs, 0.0)
     profile.dispatch(board, np.array(ranked), profile.pipeline(), profile.order.blocks)
-    assert len(board.rows_of) == JOBS, "a device for each worker: nobody waits"
+    assert len(board.rows_of) == JOBS, "a device for each worker: no job waits"
     board.take_actions()
     return board
 
@@ -171,8 +171,8 @@ def true_slowdowns(board: Board, truth: Floats) -> tuple[Ints, Ints, Floats]:
     """Return job, device and slowdown of each worker, (workers,): the sum over its neighbours."""
     row, slot = np.nonzero(board.gpus.residents >= 0)
     own = board.gpus.resident_class[row, slot]
-    beside = truth[own[:, None], board.gpus.resident_class[row]].sum(axis=1) - truth[own, own]
-    return board.gpus.residents[row, slot], row, beside
+    suffered = truth[own[:, None], board.gpus.resident_class[row]].sum(axis=1) - truth[own, own]
+    return board.gpus.residents[row, slot], row, suffered
 
 
 @dataclass(frozen=True)
@@ -241,18 +241,18 @@ def repair(workload: Workload, seed: int) -> Repair:
     placed = place(workload, profile)
     truth = workload.truth * np.exp(rng.normal(0, DRIFT, size=workload.truth.shape))
     classes = placed.gpus.resident_class
-    told = with_reserved_classes(np.zeros((len(MODELS), len(MODELS))), unknown=np.inf)
+    believed = with_reserved_classes(np.zeros((len(MODELS), len(MODELS))), unknown=np.inf)
     for job in workload.jobs:
         assert job.own_slowdown is not None
-        told[job.interference_class] = job.own_slowdown
+        believed[job.interference_class] = job.own_slowdown
     for row in np.flatnonzero(placed.gpus.jobs > 1).tolist():
         together = classes[row, : placed.gpus.jobs[row]]
-        told[np.ix_(together, together)] = truth[np.ix_(together, together)]
+        believed[np.ix_(together, together)] = truth[np.ix_(together, together)]
     jobs = [
         replace(
             job,
-            own_slowdown=told[job.interference_class],
-            caused_slowdown=told[:, job.interference_class],
+            own_slowdown=believed[job.interference_class],
+            caused_slowdown=believed[:, job.interference_class],
         )
         for job in workload.jobs
     ]
@@ -264,7 +264,7 @@ def repair(workload: Workload, seed: int) -> Repair:
     moves = 0
     assert isinstance(profile.adjust, Migrate)
     for _ in range(LOOKS):
-        board.now_s += profile.adjust.rest_s  # so that nobody is left out because it has moved
+        board.now_s += profile.adjust.rest_s  # so that no job is left out because it has moved
         owner, _, slowdown = true_slowdowns(board, truth)
         board.arrays.speed[:] = 1 / (1 + device_interference(owner, slowdown, JOBS))
         profile.adjust(board, profile.pipeline())

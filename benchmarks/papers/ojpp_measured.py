@@ -53,10 +53,10 @@ def pairs(gpu: str) -> PairMatrix:
     return load_matrix(data_folder() / "colocation" / "gavel-oracle-v100-p100.json", gpu)
 
 
-def six(matrix: PairMatrix, seed: int, told: Floats | None = None) -> Matrix:
+def six(matrix: PairMatrix, seed: int, believed: Floats | None = None) -> Matrix:
     """Draw a configuration of each family, all of whose pairs were measured.
 
-    `told` is what a policy is told of the pairs of `matrix`, (models, models).
+    `believed` is what a policy believes of the pairs of `matrix`, (models, models).
     """
     rng = np.random.default_rng([seed, 1])
     kin = [[i for i, n in enumerate(matrix.names) if stem(n) == family] for family in FAMILIES]
@@ -64,7 +64,7 @@ def six(matrix: PairMatrix, seed: int, told: Floats | None = None) -> Matrix:
         chosen = np.array([rng.choice(of) for of in kin])
         at = np.ix_(chosen, chosen)
         if matrix.fits[at].all():
-            return Matrix(FAMILIES, matrix.slowdown[at], None if told is None else told[at])
+            return Matrix(FAMILIES, matrix.slowdown[at], None if believed is None else believed[at])
 
 
 def workloads(kind: str, gpu: str, seeds: Sequence[int]) -> list[Workload]:
@@ -155,19 +155,19 @@ def by_workers(gpu: str, seeds: Sequence[int]) -> dict[str, list[tuple[float, fl
 
 
 def predicted(gpu: str, seeds: Sequence[int]) -> tuple[list[list[str]], dict[str, list[float]]]:
-    """Return performance by system where it is told the truth, and two kinds of predictions."""
+    """Return performance by system with the truth, and with two kinds of predictions."""
     matrix = pairs(gpu)
     kin = [stem(name) for name in matrix.names]
     families = np.array([sorted(set(kin)).index(name) for name in kin])
     fitted = cross_fitted(matrix.slowdown, families, seed=0)
     seven = noisy(matrix.slowdown, PREDICTION_ERROR, np.random.default_rng(0)).slowdown
-    told = {"measured": matrix.slowdown, "error of 7 %": seven, "fitted": fitted.slowdown}
+    believed = {"measured": matrix.slowdown, "error of 7 %": seven, "fitted": fitted.slowdown}
     performance: dict[str, list[float]] = {}
     rows = []
     for name in SYSTEMS:
         row = [name]
-        for source, matrix_told in told.items():
-            drawn = [draw("mixed", s, WIDE, six(matrix, s, matrix_told)) for s in seeds]
+        for source, of_source in believed.items():
+            drawn = [draw("mixed", s, WIDE, six(matrix, s, of_source)) for s in seeds]
             speed, saved, _ = averages(load_profile(name), drawn)
             performance.setdefault(source, []).append(speed)
             row.append(f"{speed:.2f} / {saved:.0f}")
@@ -203,9 +203,9 @@ def main() -> None:
         },
         "workers of each job", "mean slowdown, %",
     )  # fmt: skip
-    told = {gpu: predicted(gpu, seeds) for gpu in GPUS}
-    plot.bars("ojpp-measured-prediction", SYSTEMS, told["p100"][1], "performance, % (P100)")
-    write("ojpp-measured", _page(arguments.trials, seeds, curves, five, workers, told))
+    by_gpu = {gpu: predicted(gpu, seeds) for gpu in GPUS}
+    plot.bars("ojpp-measured-prediction", SYSTEMS, by_gpu["p100"][1], "performance, % (P100)")
+    write("ojpp-measured", _page(arguments.trials, seeds, curves, five, workers, by_gpu))
 
 
 def _page(
@@ -214,7 +214,7 @@ def _page(
     curves: dict[str, tuple[list[float], list[float]]],
     five: dict[str, tuple[str, dict[str, list[float]]]],
     workers: dict[str, dict[str, list[tuple[float, float]]]],
-    told: dict[str, tuple[list[list[str]], dict[str, list[float]]]],
+    by_gpu: dict[str, tuple[list[list[str]], dict[str, list[float]]]],
 ) -> str:
     reached = []
     for name, curve in curves.items():
@@ -242,7 +242,8 @@ def _page(
         ],
     )
     prediction = "\n\n".join(
-        f"{gpu.upper()}:\n\n" + markdown(["performance / saved, %", *told[gpu][1]], told[gpu][0])
+        f"{gpu.upper()}:\n\n"
+        + markdown(["performance / saved, %", *by_gpu[gpu][1]], by_gpu[gpu][0])
         for gpu in GPUS
     )
     settings = table_5(seeds)
@@ -257,7 +258,7 @@ def _page(
             Table(settings),
             Table(v100),
             Table(balance),
-            [Table(markdown(["", *told[gpu][1]], told[gpu][0])) for gpu in GPUS],
+            [Table(markdown(["", *by_gpu[gpu][1]], by_gpu[gpu][0])) for gpu in GPUS],
         ),
         **within_bound(),
         reached=markdown(
@@ -272,14 +273,14 @@ def _page(
     )
 
 
-def words(bounds: Table, systems: Table, balance: Table, told: Sequence[Table]) -> dict[str, str]:
-    """Return the figures of the page's prose, from its tables; `told` are those of each GPU."""
+def words(bounds: Table, systems: Table, balance: Table, by_gpu: Sequence[Table]) -> dict[str, str]:
+    """Return the figures of the page's prose, from its tables; `by_gpu` are those of each GPU."""
     headline = "0.1, 0.2, 0.1"
     with_it, free = (
         balance.figure(row, "2 workers", 1) for row in ("OJPP, P100", "without balance, P100")
     )
     cost = [
-        table.figure("ojpp", "measured") - table.figure("ojpp", "error of 7 %") for table in told
+        table.figure("ojpp", "measured") - table.figure("ojpp", "error of 7 %") for table in by_gpu
     ]
     return {
         "saved_p100": f"{bounds.figure(headline, 'P100', 1):.0f}",
@@ -312,8 +313,9 @@ Measured: the slowdown of each pair, by Gavel, on V100s and on P100s, among six 
 configuration of ResNet-18, ResNet-50, Transformer, LM, Recommendation and A3C a trial, all of whose
 pairs were measured). They take the place of the paper's six networks, whose matrix is a picture.
 Drawn, as on [OJPP](ojpp.md) (*wide*): the memory course and the utilisation of each family, and
-the workloads. Three or more on a device: the sum over the neighbours. A policy is told slowdowns
-with the paper's error of 7 %, unless said otherwise. Performance is 1 / (1 + mean slowdown).
+the workloads. Three or more on a device: the sum over the neighbours. A policy believes
+slowdowns with the paper's error of 7 %, unless said otherwise. Performance is
+1 / (1 + mean slowdown).
 
 ## The headline and Table 5
 
@@ -379,12 +381,12 @@ two workers is as slow as that of ten; in the paper the cost of synchronisation 
 
 ## Predicted and measured slowdowns (Fig. 11)
 
-Mixed workload. *measured*: the policy is told the truth; *error of 7 %*: log-normal, as large as
+Mixed workload. *measured*: the policy knows the truth; *error of 7 %*: log-normal, as large as
 the paper's; *fitted*: a regression that has not seen the pair, with the error in the last row.
 
 {prediction}
 
-![Performance by what is told](ojpp-measured-prediction.svg)
+![Performance by what is believed](ojpp-measured-prediction.svg)
 
 Reproduced: predictions cost OJPP little: {error_cost} % of the performance with an error of 7 %
 (the paper: 7.8 %), and nothing with the fitted ones, which refuse more. Best-fit and C-Greedy use

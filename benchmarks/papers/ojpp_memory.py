@@ -98,7 +98,7 @@ def opportunistic(gpu: str, seeds: Sequence[int]) -> dict[str, Memory]:
 
 
 def all_fit(matrix: PairMatrix) -> PairMatrix:
-    """Return the matrix without the models that fail beside most, until every pair was measured."""
+    """Drop the models that fail next to most, until every pair of the matrix was measured."""
     while not matrix.fits.all():
         worst = int(np.argmin(matrix.fits.sum(axis=1)))
         matrix = matrix.only([name for i, name in enumerate(matrix.names) if i != worst])

@@ -47,7 +47,7 @@ RATIOS = (1.0, 1.25, 1.5, 1.75, 2.0)
 
 
 def measured_slowdown() -> Floats:
-    """Return the slowdown of each application beside each, (applications, applications)."""
+    """Return the slowdown of each application next to each, (applications, applications)."""
     matrix = load_matrix(data_folder() / "colocation" / "gavel-oracle-v100-p100.json")
     at = [matrix.names.index(STANDS_FOR[name]) for name in APPLICATIONS]
     return matrix.slowdown[np.ix_(at, at)]
@@ -219,11 +219,11 @@ public and lies between the two, so compare the order and the ratios of a column
 
 Pollux itself is quoted from the paper, not run: it changes batch sizes and GPUs, which nothing
 here does. A preemption costs Tiresias 60 s. No policy ran out of memory. The last row is SJF-BSBF
-that may not halve a batch: who does not fit beside a partner with the batch as submitted waits.
+that may not halve a batch: a job whose batch as submitted does not fit next to a partner waits.
 
 Reproduced on `1.5`: SJF-BSBF ahead of all the others, FIFO last by far, first fit behind
 SJF-BSBF; and halving pays. Not reproduced: first fit ahead of SJF. With the measured ratios (up
-to 3.4, beside ResNet-50) sharing with whoever comes first costs more than it saves; the paper's
+to 3.4, next to ResNet-50) sharing with whoever comes first costs more than it saves; the paper's
 own ratios are a picture only, and cannot be put in their place. On `realistic` nearly all jobs
 have one GPU and hardly queue (see the time not on GPUs), so there is little for any order to win:
 SJF-BSBF is level with SJF, and Tiresias is {behind} % behind them.
@@ -244,9 +244,9 @@ where jobs are small, by {large} % where they are large gangs; the paper's mix l
 between it is not reproduced cleanly: on `realistic` nothing is gained before 2, and the first of
 the `1.5` workloads is far worse at 1.25. Looked at there job by job, execution is alike and all of
 the difference is waiting, of gangs of 6 to 16 GPUs: Theorem 1 supposes that who declines a share
-starts when the partner ends, but nobody keeps those GPUs for a gang that needs several at once.
+starts when the partner ends, but no rule keeps those GPUs for a gang that needs several at once.
 
-With memory bounded they differ at every ratio. At 1 nobody slows anybody down, so all of that
+With memory bounded they differ at every ratio. At 1 no job slows another down, so all of that
 difference is the stretch of accumulation: first fit also takes places where the batch must be cut
 so small that an iteration takes several times as long.
 

@@ -123,7 +123,7 @@ def busy_s(trial: Trial) -> float:
 
 
 def pairs_formed(outcome: Outcome) -> int:
-    """Return how often a job was started beside another.
+    """Return how often a job was started next to another.
 
     All but the last start of a job ended at once, for want of memory.
     """
@@ -233,7 +233,7 @@ Pairs by fit against serial: {serial:.1f} % less on average (paper: up to 43.6 %
   other.
 - Peak memory is log-uniform from 1 to 31 GiB, independent of both. The share of pairs that run
   out of memory follows from that alone.
-- Beside each other, two jobs compute on half of the GPU each while both are active, and
+- Next to each other, two jobs compute on half of the GPU each while both are active, and
   undisturbed while one is idle: their iterations are simulated phase by phase, and their
   slowdowns are what comes out. Start-up and contention for caches or for the host are left out.
 - Out of memory, the job started last is lost and runs again, alone; the paper stops both. The

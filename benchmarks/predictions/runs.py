@@ -102,13 +102,13 @@ class Cluster:
         )  # fmt: skip
         status = self._observed.get(model, ModelProfileStatus())
         self._observed[model] = add_run(status, model, run, _AT)
-        beside = [
+        neighbours = [
             Neighbour(
                 kind="{}@{}".format(*_model(other)), slowdown=slowdown, means=Means.UTILISATION
             )
             for other, slowdown in (slowdowns or {}).items()
         ]
-        self._experience.add("team", f"{model}@{batch}", self._board, used, beside, step_s)
+        self._experience.add("team", f"{model}@{batch}", self._board, used, neighbours, step_s)
 
 
 def _model(name: str) -> tuple[str, int]:

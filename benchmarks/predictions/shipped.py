@@ -108,7 +108,7 @@ _NOTE = """## What ships, by type of GPU
 One XGBoost model (`python -m benchmarks.predictions.shipped DATA`) has learned what to correct of
 the formula; *weight* is how much of that corrects it on a type. *Families*: each configuration is
 predicted by a model that did not see its family. *And types*: nor its type of GPU, with
-the weight of types that nobody has trained on ({elsewhere}). The weights were chosen on these rows.
+the weight of types without training data ({elsewhere}). The weights were chosen on these rows.
 RMSLE, as the bars are: 0.45 for utilisation, 0.25 for memory. Memory of `salus` is derived from
 what the allocator had given out.
 

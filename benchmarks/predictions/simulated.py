@@ -453,12 +453,12 @@ another matter:
   so it is trained again for each job without its family; the model of pairs that ships has learned
   from these pairs, so it is left out. Memory is **synthetic**: what the predictor plans with, off
   by as much as it is off on other configurations whose process was measured.
-- T4, L4 and A10: nobody has measured pairs there. Nine models of the demo, whose loads were
+- T4, L4 and A10: no pairs were measured there. Nine models of the demo, whose loads were
   **chosen by hand**, slow one another down by Horus' over-commit curve. How long a job takes is
   known there as well as its user says it.
 
 The first {jobs} jobs of each of four traces ({traces}) on {nodes} nodes of {gpus} GPUs, arrivals
-stretched to a load of {load:g}, kinds of jobs drawn with the seed. Agents warn and evict nobody, as
+stretched to a load of {load:g}, kinds of jobs drawn with the seed. Agents warn and evict no pod, as
 the chart has it, and no job lets its batch be split. Measured slowdowns of pairs that run correct
 the predictions of `tandem`, as in a cluster; utilisation and memory stay as first predicted to the
 end, which a cluster measures after some minutes.
@@ -466,7 +466,7 @@ end, which a cluster measures after some minutes.
 ## Errors
 
 Utilisation and time of a step: root mean square of log(predicted / true). Pairs: mean relative
-error of the time beside a neighbour that is planned with (the bound that nine in ten pairs exceed
+error of the time next to a neighbour that is planned with (the bound that nine in ten pairs exceed
 in speed, so that it is high on purpose). *May share*: of the pairs that truly gain a tenth of a
 GPU, those that are planned to. *Out of memory*: pairs of which Gavel's file has no rates; they fail
 here, though the file does not say whether they ran out of memory or were left out. *Predicted* are

@@ -2,8 +2,8 @@
 
     python -m benchmarks.predictions.unseen DATA [--jobs 1000] [--seeds 1] [--page FILE]
 
-Every pair is out of the domain: the policies are told what the predictor plans with where it has
-the graphs alone and no learned model. Memory is told as its upper bound, off by as much as the
+Every pair is out of the domain: the policies believe what the predictor plans with where it has
+the graphs alone and no learned model. Memory is predicted by its upper bound, off by as much as the
 bound of a measured configuration is off (`carma`, `miso`), one drawn for each model.
 """
 
@@ -43,7 +43,7 @@ from tandem.simulator.world import World, measured_world
 _MATRIX = Path("colocation") / "gavel-oracle-v100-p100.json"
 _TRACE = Path("traces") / "philly-103959.csv"
 _CLUSTER = "4x8"
-_RESERVED = 2  # classes before the first model: nobody, unknown
+_RESERVED = 2  # classes before the first model: empty slot, unknown
 #: How much longer completion may take than with perfect predictions.
 _BAR = 0.05
 #: Jobs after which learning is to have brought the rest near to perfect predictions.
@@ -101,7 +101,7 @@ def memory_factors(data: Path) -> Floats:
     return np.array([row.bound / row.measured for row in found])
 
 
-def told(world: World) -> Floats:
+def believed_pairs(world: World) -> Floats:
     """Return a live view of what is believed of each pair of models, (models, models)."""
     table = world.believed[0].own_slowdown
     assert table is not None
@@ -127,7 +127,7 @@ def outcome(
     gpus = gpu_arrays([parse_cluster(_CLUSTER)], shares=2)
     world = measured_world(trace, gpus, matrix, seed=seed, belief_error=0.0)
     believed = list(world.believed)
-    view, off = told(world), np.ones(len(matrix.names))
+    view, off = believed_pairs(world), np.ones(len(matrix.names))
     if case not in ("tiresias-l", "perfect"):
         view[:] = planned_slowdowns(matrix.names)
         off = np.random.default_rng(seed).choice(factors, len(matrix.names))
@@ -183,8 +183,8 @@ class _Learning:
         news = np.flatnonzero(shown.any(axis=1) | (known & ~self._known))
         for own in news:
             at = np.flatnonzero(shown[own])
-            beside = {self._names[i]: max(float(self._view[own, i]), 0.0) for i in at}
-            self._cluster.ran(self._names[own], self._alone[own], beside)
+            neighbours = {self._names[i]: max(float(self._view[own, i]), 0.0) for i in at}
+            self._cluster.ran(self._names[own], self._alone[own], neighbours)
         self._known = known
         self._fed_back[shown] = self._view[shown]
         if len(news):
@@ -213,24 +213,24 @@ class _LearnMemory(Learn):
 
     _learning: _Learning = PrivateAttr()
     _measured: Sequence[Job] = PrivateAttr()
-    _told: NDArray[np.bool_] = PrivateAttr()
+    _corrected: NDArray[np.bool_] = PrivateAttr()
 
     @classmethod
     def of(cls, learning: _Learning, measured: Sequence[Job]) -> Self:
         """Return the loop of a run; `measured` are its jobs with the memory that they take."""
         loop = cls()
         loop._learning, loop._measured = learning, measured
-        loop._told = np.zeros(len(measured), dtype=np.bool_)
+        loop._corrected = np.zeros(len(measured), dtype=np.bool_)
         return loop
 
     def __call__(self, board: Board, pipeline: Pipeline) -> bool:
         """Correct memory and predictions; say whether any has changed enough to decide anew."""
         most = float(board.gpus.memory_capacity_gib.min())
-        fresh = self._learning.has_run & ~board.on_gpus & ~self._told
+        fresh = self._learning.has_run & ~board.on_gpus & ~self._corrected
         for index in np.flatnonzero(fresh):
             peak = _bounded(self._measured[index], OBSERVED_MEMORY_P95_FACTOR, most).memory_base_gib
             board.change(index, replace(board.jobs[index], memory_base_gib=peak))
-        self._told |= fresh
+        self._corrected |= fresh
         return super().__call__(board, pipeline) or bool(fresh.any())
 
 

@@ -127,7 +127,7 @@ SCENARIOS = (
         name="what two neighbours cost adds up",
         section="3.3, Eq. 6 (ours: the paper has pairs)",
         decides="Two newcomers that each slow a job by 12 %, and are not slowed down themselves,"
-        " are too many beside it.",
+        " are too many next to it.",
         nodes=_TWO,
         jobs=(Asks("a", kind="m"), Asks("b", 1, kind="n"), Asks("c", 2, kind="n")),
         slowdown={("m", "n"): 0.12},
@@ -137,8 +137,8 @@ SCENARIOS = (
     Scenario(
         name="workers of one job are slowed down alike",
         section="3.3, Eq. 8, 15",
-        decides="A newcomer that slows one of two workers of a gang by 15 % opens a device; beside"
-        " a job of one worker it does not.",
+        decides="A newcomer that slows one of two workers of a gang by 15 % opens a device; next"
+        " to a job of one worker it does not.",
         nodes=gpus(4),
         jobs=(
             Asks("gang", kind="m", gpus=2),
@@ -201,7 +201,7 @@ SCENARIOS = (
         name="all workers on devices in use or from the start",
         section="Alg. 2, lines 8-12",
         decides="Where one worker finds no device in use, all are placed again with idle ones: the"
-        " worker that fits beside another still goes there.",
+        " worker that fits next to another still goes there.",
         nodes=_THREE,
         jobs=(Asks("a", kind="m", percent=60), Asks("gang", 1, kind="n", gpus=2, percent=40)),
         slowdown={("n", "m"): 0.05, ("n", "n"): 0.5},
@@ -241,7 +241,7 @@ SCENARIOS = (
     Scenario(
         name="as many as the bounds allow",
         section="5.2, 5.3.1 (no cap on the jobs of a device)",
-        decides="Five jobs that disturb nobody share one device.",
+        decides="Five jobs that disturb no other share one device.",
         nodes=_TWO,
         jobs=tuple(Asks(n, i, percent=10) for i, n in enumerate("abcde")),
         looks={5: "a+b+c+d+e -"},
@@ -289,7 +289,7 @@ SCENARIOS = (
         **_OJPAP,
     ),
     Scenario(
-        name="a short disturbance moves nobody",
+        name="a short disturbance moves no job",
         section="3.5, Eq. 18",
         decides="At 0.3 in one look the moving average is at 0.15, within the bound of 0.2.",
         nodes=_TWO,
@@ -409,7 +409,7 @@ SCENARIOS = (
     Scenario(
         name="a device within the bound is left alone",
         section="3.5, Eq. 7 (ours in Alg. 4)",
-        decides="A device at 0.15 is among the worse half, and nobody is moved off it.",
+        decides="A device at 0.15 is among the worse half, and no job is moved off it.",
         nodes=_TWO,
         jobs=(
             Asks("a", kind="m", seconds=9000),

@@ -40,12 +40,13 @@ def matrix() -> Mapping[Mutant, Sequence[Scenario]]:
 def page() -> str:
     """Return the page as it should be."""
     caught = matrix()
-    told = [mutant for mutant in caught if not mutant.equivalent]
-    count = sum(bool(caught[mutant]) for mutant in told)
+    counted = [mutant for mutant in caught if not mutant.equivalent]
+    count = sum(bool(caught[mutant]) for mutant in counted)
     parts = [
         _HEAD,
-        f"{len(SCENARIOS)} scenarios. {len(caught)} mutants: {len(caught) - len(told)} are"
-        f" equivalent; of the other {len(told)}, {count} are caught ({count / len(told):.0%}).\n",
+        f"{len(SCENARIOS)} scenarios. {len(caught)} mutants: {len(caught) - len(counted)} are"
+        f" equivalent; of the other {len(counted)}, {count} are caught"
+        f" ({count / len(counted):.0%}).\n",
     ]
     for paper in dict.fromkeys(scenario.paper for scenario in SCENARIOS):
         of = [scenario for scenario in SCENARIOS if scenario.paper == paper]

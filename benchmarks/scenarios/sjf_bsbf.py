@@ -73,7 +73,7 @@ SCENARIOS = (
     Scenario(
         name="a short job shares where a long one waits",
         section="V-A, Theorem 1",
-        decides="Both stretched by 2: 4 s beside 10 s share (11 s against 12), 10 s beside 4 s do"
+        decides="Both stretched by 2: 4 s next to 10 s share (11 s against 12), 10 s next to 4 s do"
         " not (11 s against 9).",
         nodes=_TWO,
         jobs=(
@@ -89,8 +89,8 @@ SCENARIOS = (
     Scenario(
         name="which of the two is slowed down matters",
         section="V-A, Eq. 16-21",
-        decides="Beside 600 s of work that it stretches by 2.5, a job of 400 s that is stretched by"
-        " 1.5 shares; where it is the one that is stretched by 2.5 it does not.",
+        decides="Next to 600 s of work that it stretches by 2.5, a job of 400 s that is stretched"
+        " by 1.5 shares; where it is the one that is stretched by 2.5 it does not.",
         nodes=_TWO,
         jobs=(
             Asks("firm", 0, 600, kind="f"),
@@ -104,8 +104,8 @@ SCENARIOS = (
     Scenario(
         name="what is left decides and not what there was",
         section="V-A, Theorem 1; Alg. 1, line 1",
-        decides="Beside a job that has 100 s of 1,000 left, one of 1,000 s that both stretch by 2"
-        " waits; beside one with 990 s left it would share.",
+        decides="Next to a job that has 100 s of 1,000 left, one of 1,000 s that both stretch by 2"
+        " waits; next to one with 990 s left it would share.",
         jobs=(Asks("a", 0, 1000, kind="m"), Asks("b", 900, 450, kind="n")),
         slowdown=both(1.0, ("m", "n")),
         looks={901: "a", 1001: "b"},
@@ -161,7 +161,7 @@ SCENARIOS = (
         **_BSBF,
     ),
     Scenario(
-        name="a smaller batch fits beside the partner",
+        name="a smaller batch fits next to the partner",
         section="V-B3, Alg. 2",
         decides="The batch is halved until its memory fits, and the job shares in micro-batches"
         " where that beats waiting.",
@@ -273,7 +273,7 @@ SCENARIOS = (
         profile="sjf-ffs",
         paper="SJF-BSBF",
         section="VI-A (baseline SJF-FFS)",
-        decides="Without the benefit rule a job shares with the first that it fits beside, whatever"
+        decides="Without the benefit rule a job shares with the first that it fits with, whatever"
         " it slows down.",
         nodes=_TWO,
         jobs=(

@@ -46,7 +46,7 @@ SCENARIOS = (
         **_TIRESIAS,
     ),
     Scenario(
-        name="a job that is skipped holds up nobody",
+        name="a job that is skipped holds up no other",
         profile="tiresias-l",
         section="3.2.3; Pseudocode 2, lines 13-18",
         decides="A large job for which there is no room lets those behind it run.",

@@ -26,7 +26,7 @@ SCENARIOS = (
     Scenario(
         name="the ratio and not the sum of busy shares",
         section="III-B, Eq. 1",
-        decides="Beside r = 1.5, r = 0.25 is 0.62 from the fit and r = 1.22 is 0.83, though 60 %"
+        decides="Next to r = 1.5, r = 0.25 is 0.62 from the fit and r = 1.22 is 0.83, though 60 %"
         " and 55 % add to 115 % and 60 % and 20 % to 80 % only.",
         jobs=(Asks("head", percent=60), Asks("near", percent=55), Asks("far", percent=20)),
         looks={1: "far+head"},
@@ -76,7 +76,7 @@ SCENARIOS = (
     Scenario(
         name="without a partner that fits the head runs alone",
         section="III-B",
-        decides="Where no peak fits beside it, the head has the GPU alone.",
+        decides="Where no peak fits next to it, the head has the GPU alone.",
         jobs=(Asks("head", base_gib=60), Asks("a", base_gib=30), Asks("b", base_gib=21)),
         looks={1: "head"},
         **_XONAR,
@@ -100,9 +100,9 @@ SCENARIOS = (
         **_XONAR,
     ),
     Scenario(
-        name="a job that is never idle is nobody's partner",
+        name="a job that is never idle is no partner",
         section="III-B (ratio without idle time)",
-        decides="The ratio of a job without idle time is infinite, so that it fits nobody.",
+        decides="The ratio of a job without idle time is infinite, so that it fits no job.",
         jobs=(Asks("head", percent=60), Asks("busy", percent=100)),
         looks={1: "head"},
         **_XONAR,

@@ -63,7 +63,7 @@ def tree(caption: str, pages: list[str], maxdepth: int = 1) -> str:
 
 
 def below(page: Path) -> list[Path]:
-    """Return the pages that a page leads to: those beside an index, or in a folder of its name."""
+    """Return the pages that a page leads to: those next to an index, or in a folder of its name."""
     name = page.relative_to(ROOT)
     if name == Path("docs/predictor.md"):
         return [ROOT / "predictor" / "data" / "README.md"]

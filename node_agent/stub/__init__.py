@@ -266,7 +266,7 @@ class FakeProc:
         root.mkdir(parents=True, exist_ok=True)
 
     def add(self, pid: int, pod_uid: str | None, start: int = 1, cgroup: str | None = None) -> None:
-        """Let `pid` be a process of the pod (of nobody's, with None), started at tick `start`.
+        """Let `pid` be a process of the pod (of none, with None), started at tick `start`.
 
         `cgroup` replaces the whole text of the cgroup file.
         """

@@ -274,18 +274,18 @@ static void refresh(void) {
 
 /* --- what a call sees ----------------------------------------------------------------------- */
 
-static u64 told_us;
+static u64 set_us;
 
 /* Sets the clock from within the process; 0 gives the state file its say again. */
 void tandemStubClock(u64 us) {
     pthread_mutex_lock(&lock);
-    told_us = us;
+    set_us = us;
     pthread_mutex_unlock(&lock);
 }
 
 static u64 now_us(void) {
     struct timespec now;
-    if (told_us) return told_us;
+    if (set_us) return set_us;
     if (state.clock_us) return state.clock_us;
     clock_gettime(CLOCK_REALTIME, &now);
     return (u64)now.tv_sec * 1000000 + now.tv_nsec / 1000;

@@ -13,7 +13,7 @@ PRECISIONS = ("fp32", "amp", "bf16")
 OPTIMIZERS = ("sgd", "momentum", "adam")
 #: How many configurations of each model are planned.
 VARIANTS = 8
-#: Of the GPU's memory, what jobs beside one another may take by their solo peaks.
+#: The share of the GPU's memory that jobs on it may take together by their solo peaks.
 _SHARED_MEMORY = 0.85
 
 
@@ -76,8 +76,8 @@ def next_group(
 ) -> list[str]:
     """Return configurations to hold on the GPU together, so that many new pairs can be measured.
 
-    Greedy: the one with the most partners not yet tried, then whoever fits beside it and adds the
-    most new pairs, of families not in the group first. Empty when nothing is left.
+    Greedy: the one with the most partners not yet tried, then the one that fits next to it and adds
+    the most new pairs, families not in the group first. Empty when nothing is left.
     """
     left = {
         key: sum(pair_key(key, other) not in done for other in memory_bytes) for key in memory_bytes

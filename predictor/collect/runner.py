@@ -56,7 +56,7 @@ class Budget:
 
 
 class Runner:
-    """Carries out a plan; `say` is told of each configuration in a few words."""
+    """Carries out a plan; `say` gets a few words about each configuration."""
 
     def __init__(
         self, settings: Settings, records: Records, say: Callable[[str], None] = lambda _: None
@@ -134,7 +134,7 @@ class Runner:
                 for key in group:
                     worker = self._resident(known[key])
                     if worker is None:
-                        memory.pop(key)  # it ran alone, and does not beside others
+                        memory.pop(key)  # it ran alone, and does not next to others
                         continue
                     residents[key] = worker
                 for first, second in list(new_pairs(list(residents), done)):

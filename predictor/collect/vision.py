@@ -43,7 +43,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """Several ways beside one another, concatenated by channel."""
+    """Several parallel branches, concatenated by channel."""
 
     def __init__(self, *ways: nn.Module) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def lenet(width: int = 6) -> nn.Module:
 
 
 class Dense(nn.Module):
-    """Passes its input on beside what it makes of it."""
+    """Passes its input on together with its output."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()

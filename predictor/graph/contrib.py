@@ -1,6 +1,6 @@
 """Operators of ONNX Runtime (domain com.microsoft) that its optimiser puts into exported graphs.
 
-onnx itself cannot infer their shapes. `standing_in` gives a copy of the graph in which each is
+onnx itself cannot infer their shapes. `with_stand_ins` gives a copy of the graph in which each is
 replaced by a standard operator of the same output shape, only for inference; FLOPs are counted on
 the operators themselves (`MULTIPLY_ADD`).
 
@@ -32,7 +32,7 @@ _GEMM_AND_CONV = frozenset({
     "alpha", "beta", "transA", "transB", "auto_pad", "dilations", "group", "kernel_shape", "pads",
     "strides",
 })  # fmt: skip
-#: Operations per output element, beside multiply-adds.
+#: Operations per output element, without multiply-adds.
 PER_OUTPUT_ELEMENT = {
     "BiasGelu": 9, "FastGelu": 8, "Gelu": 8, "QuickGelu": 4, "SkipLayerNormalization": 10,
     "SkipSimplifiedLayerNormalization": 8, "SimplifiedLayerNormalization": 6,
@@ -63,7 +63,7 @@ def uses_runtime_operators(graph: GraphProto) -> bool:
     return False
 
 
-def standing_in(model: ModelProto) -> ModelProto:
+def with_stand_ins(model: ModelProto) -> ModelProto:
     """Return the model, or a copy with stand-ins where it has operators of ours to replace."""
     if not uses_runtime_operators(model.graph):
         return model

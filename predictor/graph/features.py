@@ -36,7 +36,7 @@ def extract_features(
 ) -> GraphFeatures:
     """Return the features of an ONNX model given as bytes, with or without its weights.
 
-    Raises GraphError. Never opens a file: weights beside the model count by their shapes.
+    Raises GraphError. Never opens a file: weights in files next to the model count by their shapes.
     """
     sizes, limits = sizes or SymbolSizes(), limits or GraphLimits()
     features = _extract(graph, sizes, limits)

@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
-from predictor.graph.contrib import standing_in, subgraphs
+from predictor.graph.contrib import subgraphs, with_stand_ins
 
 #: A size, or the key of an axis that is open.
 Dim = int | str | None
@@ -84,7 +84,7 @@ def mismatch(graph: GraphProto) -> Mismatch | None:
 
 def _with_symbols(model: ModelProto, axes: Mapping[tuple[str, int], int | str]) -> ModelProto:
     copy = ModelProto()
-    copy.CopyFrom(standing_in(model))
+    copy.CopyFrom(with_stand_ins(model))
     for value in copy.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             known = axes.get((value.name, axis))

@@ -14,7 +14,7 @@ from onnx.defs import onnx_opset_version
 
 from predictor.errors import GraphError, Refusal
 from predictor.graph.batch import batch_axes
-from predictor.graph.contrib import standing_in, subgraphs, uses_runtime_operators
+from predictor.graph.contrib import subgraphs, uses_runtime_operators, with_stand_ins
 from predictor.graph.fixed import Mismatch, mismatch
 from predictor.graph.folding import complete_shapes
 from predictor.graph.symbols import OpenSizes, SymbolSizes, guessed, open_sizes
@@ -152,7 +152,7 @@ def complete(model: ModelProto) -> None:
 
     `model` has been inferred and is changed in place.
     """
-    inferred = standing_in(model)
+    inferred = with_stand_ins(model)
     complete_shapes(inferred)
     if inferred is not model:
         _take_shapes(model, inferred)
@@ -162,7 +162,7 @@ def _inferred(model: ModelProto, bound: OpenSizes) -> ModelProto:
     """Return a copy of the model with the shapes that follow from these sizes."""
     bound.apply()
     try:
-        return onnx.shape_inference.infer_shapes(standing_in(model), data_prop=True)
+        return onnx.shape_inference.infer_shapes(with_stand_ins(model), data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise GraphError(
             Refusal.MALFORMED,
@@ -280,7 +280,7 @@ def check_tensor(tensor: TensorProto, limits: GraphLimits) -> None:
                 Refusal.MALFORMED,
                 f"Tensor {tensor.name[:80]!r} points out of the model's directory: "
                 f"{entry.value[:80]!r}.",
-                "Weights beside the model are never read; export them without a path.",
+                "Weights in files next to the model are never read; export them without a path.",
             )
 
 

@@ -26,15 +26,15 @@ class Parts:
     """Parts of each GPU-second that a job holds, each from 0 to 1.
 
     `used` is its utilisation: `used_measured` says whether agents measured it or it is predicted.
-    `beside` is what neighbours had of the same GPU-second, `lost` what their slowdown cost; the
+    `neighbours` is what other jobs had of the same GPU-second, `lost` what their slowdown cost; the
     `predicted_` ones are of times whose slowdown was not measured.
     """
 
     used: float = 0.0
     used_measured: bool = False
-    beside: float = 0.0
+    neighbours: float = 0.0
     lost: float = 0.0
-    predicted_beside: float = 0.0
+    predicted_neighbours: float = 0.0
     predicted_lost: float = 0.0
 
 
@@ -114,8 +114,8 @@ def _parts(record: GpuJobRecord) -> Parts:
     return Parts(
         used=min(1.0, had.used_gpu_seconds / measured) if measured else predicted,
         used_measured=bool(measured),
-        beside=min(1.0, had.beside_gpu_seconds / whole),
+        neighbours=min(1.0, had.beside_gpu_seconds / whole),
         lost=min(1.0, had.lost_gpu_seconds / whole),
-        predicted_beside=min(1.0, had.predicted_beside_gpu_seconds / whole),
+        predicted_neighbours=min(1.0, had.predicted_beside_gpu_seconds / whole),
         predicted_lost=min(1.0, had.predicted_lost_gpu_seconds / whole),
     )

@@ -33,7 +33,7 @@ OTHERS = "(others)"
 #: Single jobs that are kept of a day: the namespace that has most loses its oldest.
 MOST_JOBS = 500
 _NEIGHBOURS = 4  # of a single job, the latest
-#: Ends are remembered for so long by uid. A job that ended before has been counted.
+#: How long ends are remembered, by uid. A job that ended before has been counted.
 REMEMBERED_S = 3600.0
 
 Row = tuple[str, str, str, str]
@@ -162,8 +162,8 @@ class Day:
         row.add("asked", account.gpus * max(0.0, wanted_s))
         row.add("held", held)
         row.add("used" if parts.used_measured else "used_predicted", held * parts.used)
-        row.add("saved", held * (parts.beside - parts.lost))
-        row.add("saved_predicted", held * (parts.predicted_beside - parts.predicted_lost))
+        row.add("saved", held * (parts.neighbours - parts.lost))
+        row.add("saved_predicted", held * (parts.predicted_neighbours - parts.predicted_lost))
         row.add("lost", held * parts.lost)
         row.add("lost_predicted", held * parts.predicted_lost)
 
@@ -214,7 +214,7 @@ def line_of(account: Account) -> dict[str, Any]:
         "waitSeconds": round(sum(account.waits.values()), 1),
         "runSeconds": 0.0 if started_s is None else round(account.until_s - started_s, 1),
         "heldGpuSeconds": round(held, 3),
-        "occupiedGpuSeconds": round(held * (1 - parts.beside - parts.predicted_beside), 3),
+        "occupiedGpuSeconds": round(held * (1 - parts.neighbours - parts.predicted_neighbours), 3),
         "usedGpuSeconds": round(held * parts.used, 1),
         "usedMeasured": parts.used_measured,
         "lostGpuSeconds": round(held * (parts.lost + parts.predicted_lost), 1),

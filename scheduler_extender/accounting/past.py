@@ -31,9 +31,9 @@ _KEY = "day"
 _MOST_BYTES = 900 * 1024
 #: Between two writes. Jobs whose GPUJobs are gone are written soon: nothing else has their figures.
 EVERY_S, SOON_S = 60.0, 10.0
-#: A reader is answered by what is stored as of so long ago at most.
+#: The age of what answers a reader, at most.
 _FRESH_S = 30.0
-#: Deleted jobs whose pods have not ended are waited for so long.
+#: How long to wait for the pods of a deleted job to end.
 _PODS_END_S = 600.0
 #: Ends that wait to be written; beyond it, the oldest are lost.
 _MOST_ENDING = 20_000
@@ -313,7 +313,7 @@ class Past:
                 slots = {number % SLOTS for number in range(since, day_of(now) + 1)}
                 await asyncio.to_thread(self._load, api, sorted(slots) or range(SLOTS))
             running, newest_day = await self._open(), self._newest()
-            if newest_day is not None:  # a standby is not told what was written
+            if newest_day is not None:  # a standby does not see what was written
                 for end in [end for end, a in self._ending.items() if newest_day.has(a)]:
                     del self._ending[end]
             ended, stored = list(self._ending.values()), dict(self._days)

@@ -1,4 +1,4 @@
-"""A certificate for the webhook, made here, and how the API server is told to trust it.
+"""A certificate for the webhook, made here, and the API server's configuration to trust it.
 
 A certificate authority is made for each certificate and its key is thrown away, so that nothing
 else can ever be signed by it. `rotation.py` keeps it in a Secret and replaces it in time.
@@ -86,7 +86,7 @@ def trusted_authorities(api: ClusterApi) -> bytes:
 
 
 def install_authority(api: ClusterApi, ca: bytes) -> int:
-    """Tell the API server to trust `ca` at our webhooks; return how many had to be told. Blocks.
+    """Tell the API server to trust `ca` at our webhooks; return the number of changes. Blocks.
 
     Raises:
         TandemError: there is no such configuration.

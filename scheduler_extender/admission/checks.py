@@ -21,7 +21,7 @@ from tandem.contracts.annotations import (
     parse_demand,
 )
 
-#: What the API server fills in where nobody has chosen a scheduler.
+#: What the API server fills in where a pod names no scheduler.
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 
@@ -62,7 +62,7 @@ def check_pod(pod: PodShape, config: AdmissionConfig, *, adopt: bool, at: str = 
 def _check_rest(
     pod: PodShape, config: AdmissionConfig, prefix: str, request: Request, *, fine: bool
 ) -> Iterator[FieldError]:
-    """Yield the errors beside those of the request; `fine`: the request has none."""
+    """Yield the errors other than those of the request; `fine`: the request has none."""
     spec = pod.spec
     if fine:
         yield from _check_containers(pod, f"{prefix}spec", request.container)
@@ -172,7 +172,7 @@ def from_annotation(variable: str, annotation: str) -> dict[str, Any]:
     return {"name": variable, "valueFrom": {"fieldRef": reference}}
 
 
-# --- ways to a GPU around the environment, told at apply, in words ------------------------------
+# --- ways to a GPU around the environment, reported at apply, in words --------------------------
 #
 # The admission policies refuse the same when a pod is created; a Job is refused before it has pods.
 

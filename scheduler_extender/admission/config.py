@@ -57,7 +57,7 @@ class AdmissionConfig(Section):
     end after its deletion; meanwhile no other job gets its GPUs. `host_paths`: what pods with GPUs
     may mount of their node: `/data` is that path alone, `/data/*` also what lies below it.
     `resource_claims`: whether they may name ResourceClaims, which Tandem cannot look into.
-    `memory_limits`: whether jobs that may share a GPU are told the limit of their memory.
+    `memory_limits`: whether jobs that may share a GPU get the limit of their memory.
     `topology_levels`: the labels of nodes that say where they are, widest first; jobs may require
     or prefer to run in one domain of a level, and what gathers gangs goes by them.
     """

@@ -2,8 +2,8 @@
 
 All replicas look at the Secret again and again, serve what it says and have the API server trust
 the authorities that it names. A new certificate comes in three steps, each once the one before has
-had `Rotation.overlap_s` to reach every replica and every API server: its authority is trusted
-beside the old one; it is served; the old authority is dropped. So at any moment whatever any
+had `Rotation.overlap_s` to reach every replica and every API server: its authority is trusted as
+well as the old one; it is served; the old authority is dropped. So at any moment whatever any
 replica serves is trusted by every API server. A step is one write with the Secret's
 resourceVersion: of two replicas that take it together, one fails and reads what the other has
 written.
@@ -130,8 +130,8 @@ class Keeper:
             KubeError: the API server refused, or could not be reached.
         """
         held = self._look()
-        told = install_authority(self._api, held.serving.ca)
-        if not told:  # what is held has been trusted for a while
+        updated = install_authority(self._api, held.serving.ca)
+        if not updated:  # what is held has been trusted for a while
             due = stepped(held, self._names, self._clock(), self._settings)
             if due is not None:
                 held = self._write(due)

@@ -92,11 +92,11 @@ def admission_router(
 ) -> APIRouter:
     """Return the routes `/mutate` and, for adopted namespaces, `/mutate-adopted`.
 
-    Both take pods at their creation and the owners of pods whose templates we know. The API
-    server tells adopted namespaces from others by the selectors of the two webhooks.
-    `has_runtime_class` tells whether the cluster has the runtime class `nvidia`; `count` is told
-    of each verdict: `refused`, `changed` or `as it is`; `run` says where the work is done, a thread
-    where it is not given.
+    Both take pods at their creation and the owners of pods whose templates we know. The API server
+    distinguishes adopted namespaces from others by the selectors of the two webhooks.
+    `has_runtime_class` answers whether the cluster has the runtime class `nvidia`; `count` is
+    called with each verdict: `refused`, `changed` or `as it is`; `run` says where the work is done,
+    a thread where it is not given.
     """
     router = APIRouter(tags=["admission"])
     run = run or _in_a_thread
@@ -256,7 +256,7 @@ def review_response(uid: str, verdict: Verdict) -> dict[str, Any]:
             "message": message,
             "details": {"causes": list(_causes(shown))},
         }
-        # The API server puts it into its audit log, beside who has asked.
+        # The API server writes it to its audit log, with the user who asked.
         response["auditAnnotations"] = {"refused": message[:_AUDITED]}
     elif verdict.patch:
         response["patchType"] = "JSONPatch"

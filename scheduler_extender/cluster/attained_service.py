@@ -1,7 +1,7 @@
 """Attained service, measured: GPUs times the time for which a pod's containers have run.
 
-What is counted stands in `GPUJob.status` beside what of it is each pod's, and both change in the
-same write. So a pod is counted once, whoever is killed when, and whoever counts next.
+`GPUJob.status` has the sum and each pod's part of it, and both change in the same write. So each
+pod is counted once, whichever process dies when, and whichever counts next.
 
 A pod that has ended adds no more service. Its entry is folded into the sum: `folded_until` says
 until when pods were bound that are listed only while they have not ended. So the status lists the

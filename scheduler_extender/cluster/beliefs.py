@@ -40,7 +40,7 @@ _Experience = tuple[str, str, int]  # namespace, model, class
 
 
 class Beliefs:
-    """Classes of loads, and the slowdown of each beside each. Runs on the event loop.
+    """Classes of loads, and the slowdown of each next to each. Runs on the event loop.
 
     Jobs carry views of the table, so that what is learned reaches them all. Answers take effect by
     `settle` alone, between two rounds: a plan is made on one belief. `models` names the model of
@@ -55,8 +55,10 @@ class Beliefs:
         self.placements = placements or PlacementHistory()
         self._pairs_known = 0
         self._predicted: dict[tuple[int, int], float] = {}  # what was learned stands in its place
-        self.models = ["", ""]  # by class; nobody and the unknown have none
-        self._slowdown: Floats = np.full((CLASSES, CLASSES), np.inf)  # of the row's, beside
+        self.models = ["", ""]  # by class; the empty slot and the unknown have none
+        self._slowdown: Floats = np.full(
+            (CLASSES, CLASSES), np.inf
+        )  # of the row, next to the column
         self._slowdown[:, EMPTY_SLOT] = self._slowdown[EMPTY_SLOT, :] = 0.0
         view = self._slowdown.view()
         view.setflags(write=False)
@@ -371,9 +373,9 @@ class Beliefs:
             self._slowdown[at] = predicted
         learned = {
             (i, j): slowdown
-            for (own, beside), slowdown in self.pairs.for_all().items()
+            for (own, neighbour), slowdown in self.pairs.for_all().items()
             for i in self._called(own)
-            for j in self._called(beside)
+            for j in self._called(neighbour)
         }
         self._predicted = {at: float(self._slowdown[at]) for at in learned}
         for at, slowdown in learned.items():

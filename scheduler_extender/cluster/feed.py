@@ -60,13 +60,14 @@ def _entries(raw: Object) -> int:
 class _Event:
     kind: str
     gone: bool
-    record: Record | None  # None: everything that was there at the start has been told
+    record: Record | None  # None: the first list of the kind is complete
 
 
 class Feed:
     """Applies events to the state on the loop on which it was made.
 
-    `take` and `synced` may be called from any thread. `on_slice` is told how long a slice took.
+    `take` and `synced` may be called from any thread. `on_slice` is called with the time that a
+    slice took.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Feed:
         self._apply(_Event(kind, False, record))
 
     def synced(self, kind: str) -> None:
-        """Take in that all objects of a kind have been told once."""
+        """Take in that the first list of a kind is complete."""
         self._put(_Event(kind, False, None))
 
     def _put(self, event: _Event) -> None:

@@ -23,7 +23,7 @@ from tandem.contracts.resources import WorkloadRef
 
 #: Pods of one gang that are looked through when its GPUJob comes after them: most have one.
 _SHARING = 8
-#: Pods that succeed within so long of the first are of the same end; beyond it, it is the next.
+#: Pods that succeed within this time of the first belong to the same end; later ones to the next.
 _ENDS_AGAIN_S = 60.0
 
 

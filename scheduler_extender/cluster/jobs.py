@@ -17,7 +17,7 @@ from tandem.policy.equations.tiresias import spread_price
 from tandem.policy.job import Job, gib
 from tandem.policy.job import SubBatch as PolicySubBatch
 
-#: What was seen of a job for so long says what it needs, even where that is less than predicted.
+#: After this time of observation, what was seen of a job is its need, even below the prediction.
 SETTLED_S = 600.0
 _HEADROOM = 1.1  # of the highest level seen: what may still come
 _TIME_STEP = 1.25
@@ -66,7 +66,7 @@ def load_now(demand: Demand, status: GPUJobStatus) -> Load:
     if seen.active_seconds is not None and seen.idle_seconds is not None:
         changes |= {"active_s": seen.active_seconds, "idle_s": seen.idle_seconds}
     busy = seen.solo_utilisation_percent if settled else None
-    if busy is None:  # beside others it gets less than it would take
+    if busy is None:  # next to others it gets less than it would take
         most = max(seen.solo_utilisation_percent or 0.0, seen.utilisation_percent or 0.0)
         busy = most if most > load.utilisation_percent else None
     if busy is not None:
@@ -159,7 +159,7 @@ def stretch_of_steps(status: GPUJobStatus, steps: int) -> float:
 def alone_iteration_s(status: GPUJobStatus) -> float | None:
     """Return the time of an iteration of the batch as submitted, without neighbours, in seconds.
 
-    As the pods of this run have told it, else as predicted; None where neither is known.
+    As the pods of this run report it, else as predicted; None where neither is known.
     """
     seen = status.observed
     if seen is not None and seen.solo_iterations_per_second:
@@ -172,8 +172,8 @@ def progress_of(demand: Demand, status: GPUJobStatus, ran_s: float) -> tuple[flo
     """Return the work that a job has left and its speed; the work is NaN where it is not known.
 
     The work is in seconds of a run alone, the speed a share of that of a run alone. `ran_s` is how
-    long the job has run, in seconds, not counting runs that were lost. What counts is the
-    iterations that its pods have told; without them, the time that it ran less what it lost.
+    long the job has run, in seconds, not counting runs that were lost. The iterations that its pods
+    have reported count; without them, the time that it ran less what it lost.
 
     Worked: 1,000 iterations of 1 s, 1,000 s at a slowdown of 0.6: 375 s lost, so 375 s are left.
     """

@@ -156,8 +156,8 @@ class NodesPicture:
         """Return what keeps the pod off how many nodes, most first."""
         at, things = self._lacking(number)
         counted = zip(np.bincount(at, minlength=len(things) + 1).tolist()[1:], things, strict=True)
-        told = sorted((each for each in counted if each[0]), key=lambda each: -each[0])[:_TOLD]
-        return tuple(replace(cause, nodes=count) for count, cause in told)
+        common = sorted((each for each in counted if each[0]), key=lambda each: -each[0])[:_CAUSES]
+        return tuple(replace(cause, nodes=count) for count, cause in common)
 
     def _lacking(self, number: int) -> tuple[Ints, list[Cause]]:
         """Return (nodes,) which of the things is lacking, from 1 on, and the things."""
@@ -176,7 +176,7 @@ class NodesPicture:
     def holds(
         self, number: int, taken: Mapping[str, Floats], *, empty: bool = False
     ) -> Ints | None:
-        """Return (nodes,) how many pods each node has room for beside what is `taken` of it.
+        """Return (nodes,) how many pods each node has room for once `taken` is subtracted.
 
         `taken` (nodes,) is by resource; with `empty`, nothing else runs. None where nothing is
         known of the number.
@@ -204,7 +204,7 @@ class NodesPicture:
         return Room(self.total - self.used, others)
 
 
-_TOLD = 4  # reasons of one pod
+_CAUSES = 4  # reasons of one pod
 
 
 def _written(name: str, asks: _Asks) -> str:
@@ -261,7 +261,7 @@ class NodeBook:
 
     Free amounts are kept per slot and change with each pod. Whether labels and taints suit a pod is
     evaluated on sets of nodes, once per distinct requirements, and kept until a node changes. A
-    node gets its slot when it is put or asked about. Anybody may create pods that name any node:
+    node gets its slot when it is put or asked about. Any user may create pods that name any node:
     those on unknown ones wait in `_elsewhere`, and take no slot.
     """
 
@@ -347,8 +347,8 @@ class NodeBook:
     def _put_others(self, slot: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Set what a node has of the other resources.
 
-        They are counted while a node has them: what pods ask of others is nowhere to be had, and
-        anybody may name such. Those that are new are summed up over the pods that are there.
+        Only resources that a node has are counted: no node offers the others, and any user may name
+        such. Those that are new are summed up over the pods that are there.
         """
         new = [name for name in after if after[name] and name not in self._others]
         for name in new[: max(0, _MOST_RESOURCES - len(self._others))]:

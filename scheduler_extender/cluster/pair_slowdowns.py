@@ -27,13 +27,13 @@ _HURT = 0.1
 #: Kinds of gangs that are kept for one namespace, and for all.
 _OF_NAMESPACE, _IN_ALL = 16, 500
 
-Pair = tuple[str, str]  # the kind that is slowed down, the kind beside it
+Pair = tuple[str, str]  # the kind that is slowed down, the kind next to it
 GangKind = tuple[str, str, str, int]  # namespace, kind, type of GPU, GPUs of the gang
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What one namespace's jobs have shown of a pair; `measured` by agents, not told by pods."""
+    """What one namespace's jobs have shown of a pair; `measured` by agents, else by pods."""
 
     slowdown: float
     measured: bool
@@ -61,24 +61,24 @@ class PairSlowdowns:
     def enter(
         self,
         own: str,
-        beside: str,
+        neighbour: str,
         namespace: str,
         slowdown: float,
         now_s: float,
         *,
         measured: bool,
     ) -> None:
-        """Learn how much a job of kind `own` in `namespace` was slowed down by kind `beside`."""
-        if not own or not beside:
+        """Learn how much a job of kind `own` in `namespace` was slowed down by kind `neighbour`."""
+        if not own or not neighbour:
             return
-        words = self._words.setdefault((own, beside), {})
+        words = self._words.setdefault((own, neighbour), {})
         known = words.get(namespace)
         if known is not None:
             now_s = max(now_s, known.at_s)
         if known is not None and known.measured == measured:
             slowdown = known.slowdown + _NEWEST * (slowdown - known.slowdown)
         elif known is not None and known.measured and slowdown <= known.slowdown:
-            return  # what was measured counts for more than what is told
+            return  # a measurement counts for more than what pods report
         words[namespace] = Word(slowdown, measured, now_s)
         self._trim(namespace)
         self._changed()
@@ -86,7 +86,7 @@ class PairSlowdowns:
     def part(
         self,
         own: str,
-        beside: str,
+        neighbour: str,
         namespace: str,
         slowdown: float,
         now_s: float,
@@ -94,18 +94,20 @@ class PairSlowdowns:
         measured: bool,
     ) -> None:
         """Learn of a pair that was parted: it is never believed to be better than that."""
-        known = self._words.get((own, beside), {}).get(namespace)
+        known = self._words.get((own, neighbour), {}).get(namespace)
         if known is not None and known.measured >= measured:
             slowdown = max(slowdown, known.slowdown)
             measured = known.measured
-        if own and beside:
-            self._words.setdefault((own, beside), {})[namespace] = Word(slowdown, measured, now_s)
+        if own and neighbour:
+            self._words.setdefault((own, neighbour), {})[namespace] = Word(
+                slowdown, measured, now_s
+            )
             self._trim(namespace)
             self._changed()
 
-    def believed(self, own: str, beside: str, namespace: str) -> float | None:
-        """Return the slowdown of `own` beside the other, as a job of `namespace` is to believe."""
-        words = self._words.get((own, beside), {})
+    def believed(self, own: str, neighbour: str, namespace: str) -> float | None:
+        """Return the slowdown of `own` next to `neighbour` that `namespace` believes."""
+        words = self._words.get((own, neighbour), {})
         if namespace in words:
             return words[namespace].slowdown
         others = [word.slowdown for word in words.values() if word.measured]
@@ -155,7 +157,7 @@ class PairSlowdowns:
     def shed(self, rows: int) -> None:
         """Forget so many words, each of the namespace that has most.
 
-        What its pods told goes before what agents measured, the oldest first.
+        What its pods reported goes before what agents measured, the oldest first.
         """
         every = sorted((word.measured, word.at_s, pair, name) for pair, name, word in self._all())
         named = (((pair, name), name) for _, _, pair, name in every)
@@ -175,16 +177,16 @@ class PairSlowdowns:
     def merge(self, rows: list[list[Any]]) -> None:
         """Take in stored words; of two on the same pair and namespace the newer counts.
 
-        What has been forgotten here may stand there still: nobody gets more words by that. Raises
-        ValueError, and takes in nothing, where they are no rows of words.
+        Rows that were forgotten here may still be stored: no namespace gets more words by that.
+        Raises ValueError, and takes in nothing, where they are no rows of words.
         """
         before = list(self._all())
-        for own, beside, namespace, slowdown, measured, at_s in _WORDS.validate_python(rows):
-            words: Mapping[str, Word] = self._words.get((own, beside), {})
+        for own, neighbour, namespace, slowdown, measured, at_s in _WORDS.validate_python(rows):
+            words: Mapping[str, Word] = self._words.get((own, neighbour), {})
             known = words.get(namespace)
             if known is None or round(known.at_s, 3) < at_s:
                 word = Word(slowdown, measured, at_s)
-                self._words.setdefault((own, beside), {})[namespace] = word
+                self._words.setdefault((own, neighbour), {})[namespace] = word
         for namespace in {name for _, name, _ in self._all()}:
             self._trim(namespace)
         if list(self._all()) != before:

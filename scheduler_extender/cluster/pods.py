@@ -32,8 +32,8 @@ Amounts = tuple[tuple[str, int], ...]
 Use = tuple[str, float, int, *Amounts]
 #: What a pod asks of a node apart from GPUs; equal for pods that ask the same.
 Shape = tuple[float, int, str, Amounts]
-#: Other resources of one pod that are told apart. A kubelet runs no pod that asks for what its node
-#: does not offer, and no node offers as many.
+#: Other resources of one pod that are counted by name. A kubelet runs no pod that asks for what its
+#: node does not offer, and no node offers as many.
 _MOST_AMOUNTS = 64
 _TOO_MANY: Amounts = ((f"more than {_MOST_AMOUNTS} kinds of resources", 1),)
 #: Resources that are not among the `Amounts`: those with a column of their own, and our GPUs.
@@ -157,7 +157,7 @@ def pod_info(
 
     Of what is `kept`, requirements are left out where they can matter no more: it is settled where
     the pod may run, and it is never moved.
-    Every event of every pod of the cluster comes here. Anybody who may run a pod causes them.
+    Every event of every pod of the cluster comes here. Every user who may run a pod causes them.
     """
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     status = pod.get("status") or {}
@@ -358,8 +358,8 @@ _SORTED = json.JSONEncoder(sort_keys=True)  # json.dumps would make one for each
 def _fingerprint(container: Mapping[str, Any]) -> str:
     """Return what stands for a container's image, command and resources.
 
-    By the image's tag, not its content: whoever pushes another image under the same tag is told
-    apart by what is observed.
+    By the image's tag, not its content: another image under the same tag is recognised by what is
+    observed of it.
     """
     parts = [container.get(part) for part in ("image", "command", "args", "resources")]
     text = hashlib.sha256(_SORTED.encode(parts).encode()).hexdigest()[:32]

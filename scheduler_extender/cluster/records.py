@@ -405,7 +405,7 @@ def as_known(record: PodRecord, known: PodRecord) -> PodRecord:
 def _joins(record: PodRecord, known: PodRecord) -> bool:
     """Say whether a pod goes to the GPUJob that its workload has by the name of an earlier release.
 
-    It stands for the same owner, so that nobody's GPUs count for others.
+    It belongs to the same owner, so that the GPUs of an owner count for no other.
     """
     return record.gpujob != known.gpujob and (
         known.gpujob[1] != earlier_name(record.pod) == record.gpujob[1]
@@ -609,7 +609,7 @@ class Objects:
         return uid in self._graves or uid in self._graves_of_others
 
     def is_predecessor(self, kind: str, record: Record) -> bool:
-        """Say whether a record is of an earlier object of that name, told late."""
+        """Say whether a record is of an earlier object of that name, and arrived late."""
         known = self._by_kind[kind].get(record.key)
         return known is not None and known.uid != record.uid and known.version >= record.version
 

@@ -347,7 +347,7 @@ class ClusterState:
             self._derive(uid)
 
     def close_gpus(self, gpus: frozenset[tuple[str, str]]) -> None:
-        """Let these GPUs, and no others, take nobody beside those who are there."""
+        """Let these GPUs, and no others, take no further pod."""
         changed = {node for node, _ in gpus ^ self._closed}
         self._closed = gpus
         for node in sorted(changed):
@@ -395,7 +395,7 @@ class ClusterState:
         if gone:
             self.table.remove_node(record.name)
             return
-        # Where memory is about to end, and until it is not, nobody joins those who are there.
+        # A GPU whose memory is nearly used up takes no further pod until that has changed.
         full = {request.gpu for request in record.status.eviction_requests}
         full |= {gpu for node, gpu in self._closed if node == record.name}
         most = self._max_jobs_per_gpu

@@ -75,7 +75,7 @@ class GpuTable:
         self._kinds: dict[GpuKind, int] = {}
         self.generation = 0
         self.slot_of: dict[str, int] = {}
-        self.node_names: list[str] = []  # by slot; the last holder's name where nobody is now
+        self.node_names: list[str] = []  # by slot; the last holder's name where the slot is free
         self.encoder = ResponseEncoder()  # the same, for answers
         self.layout = 0  # grows whenever a slot is given to another node
         self._counts = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
@@ -337,7 +337,7 @@ def columns_of(gpus: GpuArrays) -> Columns:
 
 
 def without_residents(gpus: GpuArrays) -> GpuArrays:
-    """Return a copy of the GPUs as if nobody were on them."""
+    """Return a copy of the GPUs without residents."""
     columns = columns_of(gpus)
     reset_rows(columns, np.arange(len(gpus)))
     return gpu_arrays(columns)

@@ -52,8 +52,7 @@ def _kind(known: WorkloadKind) -> Kind:
     )
 
 
-#: Bare pods, and kinds of which nobody knows that their controllers make pods anew: what these have
-#: done would be lost.
+#: Bare pods, and kinds whose controllers are not known to make pods anew: their work would be lost.
 _OTHER = Kind(restarts=False)
 #: By the kind of the workload, and as KIND.GROUP where another group has it too. Pods of kinds that
 #: are not here start one by one; none is evicted.
@@ -133,7 +132,7 @@ def _derived_name(pod: PodInfo) -> str:
 
 
 def earlier_name(pod: PodInfo) -> str:
-    """Return the name of the pod's GPUJob if it is from before names told API groups apart."""
+    """Return the name of the pod's GPUJob if it is from before names depended on the API group."""
     return gangs.earlier_name(pod.name, pod.annotations, pod.labels, _owner(pod))
 
 
@@ -184,7 +183,7 @@ def workload_of(pod: PodInfo) -> WorkloadRef:
 
 def has_no_end(workload: WorkloadRef) -> bool:
     """Say whether a workload is of a kind that has no end of its own."""
-    # Another group may have the kind too. Most are told apart by the name alone, which costs less.
+    # Another group may have the kind too. The name alone distinguishes most, which costs less.
     return workload.kind in ENDLESS and kind_of(workload).endless
 
 

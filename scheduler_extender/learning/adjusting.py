@@ -1,8 +1,8 @@
 """Which jobs are moved because of measured slowdowns: [OJPP] Alg. 4. Pure.
 
 Whoever is slowed down has a say in his own moves; others are moved only on what the agents
-measured, and only so many an hour for the sake of one namespace. Who may not be moved stays, and
-nobody else is put beside him.
+measured, and only so many an hour for the sake of one namespace. A job that may not be moved stays,
+and no further job is placed next to it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Move:
 
     key: Key
     at: GpuKey
-    beside: tuple[Key, ...]
+    neighbours: tuple[Key, ...]
     sufferer: Key
     slowdown: float
     measured: bool
@@ -90,7 +90,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a gang stays where it is; of nobody in particular where `key` is None."""
+    """Why a gang stays where it is; of no gang in particular where `key` is None."""
 
     why: str
     key: Key | None = None
@@ -98,7 +98,7 @@ class Obstacle:
 
 @dataclass(slots=True)
 class Looked:
-    """What a look has come to: moves, GPUs that take nobody else (and why nobody leaves them)."""
+    """The result of a look: moves, GPUs that take no further job (and why no job leaves)."""
 
     moves: list[Move] = field(default_factory=list)
     closed: dict[GpuKey, tuple[Obstacle, ...]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Adjuster:
         has_place: Callable[[Resident, SharedGpu], bool],
         now_s: float,
     ) -> Looked:
-        """Enter what is observed now; return who moves and which GPUs take nobody else."""
+        """Enter what is observed now; return who moves and which GPUs take no further job."""
         looked = Looked()
         self._enter(gpus, now_s)
         levels = self._levels
@@ -263,10 +263,10 @@ class Adjuster:
             if obstacle or sufferer is None:
                 obstacles.append(Obstacle(obstacle, resident.key))
                 continue
-            beside = tuple(sorted({r.key for r in gpu.residents} - {resident.key}))
+            neighbours = tuple(sorted({r.key for r in gpu.residents} - {resident.key}))
             slowdown = sufferer.slowdown or 0.0
             return Move(
-                resident.key, gpu.at, beside, sufferer.key, slowdown, sufferer.measured,
+                resident.key, gpu.at, neighbours, sufferer.key, slowdown, sufferer.measured,
                 resident.cost_gib,
             ), ()  # fmt: skip
         return None, tuple(obstacles)

@@ -56,17 +56,17 @@ class HistoryStore:
     """Lifetime services of the latest finished jobs, and their GPUs, by the uid of their GPUJob.
 
     A job is learned once however often its end is seen, and whoever sees it: the uids are kept
-    with the services, in a ConfigMap in `namespace` (None: in memory alone). `beside` is kept with
-    them, by its key there. What is stored is bounded by its size: what is worth least is forgotten.
-    Beyond `jobs`, the namespace with most of them loses its oldest, so that no tenant replaces what
-    the jobs of the others have taught.
+    with the services, in a ConfigMap in `namespace` (None: in memory alone). `extras` are kept with
+    them, by their keys there. What is stored is bounded by its size: what is worth least is
+    forgotten. Beyond `jobs`, the namespace with most of them loses its oldest, so that no tenant
+    replaces what the jobs of the others have taught.
     """
 
     def __init__(
-        self, namespace: str | None, jobs: int, beside: Mapping[str, Stored] | None = None
+        self, namespace: str | None, jobs: int, extras: Mapping[str, Stored] | None = None
     ) -> None:
         self._namespace = namespace
-        self._beside = beside or {}
+        self._extras = extras or {}
         self._saved = self._versions()
         self._jobs = jobs
         self._services: dict[str, float] = {}
@@ -175,7 +175,7 @@ class HistoryStore:
         self._loaded = self._namespace is None
 
     def _versions(self) -> dict[str, int]:
-        return {name: kept.version for name, kept in self._beside.items()}
+        return {name: kept.version for name, kept in self._extras.items()}
 
     def _news(self) -> bool:
         return self._saved != self._versions()
@@ -187,12 +187,12 @@ class HistoryStore:
             stored = api.get(CONFIG_MAPS, names.HISTORY_CONFIG_MAP, self._namespace)
         except NotFound:
             stored = {}
-        known = {name: _decoded(stored, name) or [] for name in self._beside}
+        known = {name: _decoded(stored, name) or [] for name in self._extras}
         return stored, known | {key: _own(stored, key) for key in _OWN_KEYS}
 
     def _merge(self, known: dict[str, Any]) -> None:
         """Bring ours and what is stored together."""
-        for name, kept in self._beside.items():
+        for name, kept in self._extras.items():
             try:
                 kept.merge(known[name])
             except ValueError as error:
@@ -208,7 +208,7 @@ class HistoryStore:
         """Return all that is to be kept, by its key."""
         own = dict(self._services), dict(self._gpus), dict(self._namespaces)
         return dict(zip(_OWN_KEYS, own, strict=True)) | {
-            n: k.stored() for n, k in self._beside.items()
+            n: k.stored() for n, k in self._extras.items()
         }
 
     def _encoded(self, stored: dict[str, Any], rows: dict[str, Any]) -> dict[str, Any] | None:
@@ -242,7 +242,7 @@ class HistoryStore:
         if largest in _OWN_KEYS:
             self._forget(count)
         else:
-            self._beside[largest].shed(count)
+            self._extras[largest].shed(count)
         log.warning("history too large, forgot rows=%d of=%s", count, largest)
         return count > 0
 

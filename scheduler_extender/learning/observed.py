@@ -1,8 +1,8 @@
 """The speed of each pod now, and its speed alone, from the agents' reports. Pure.
 
-Two measures: iterations per second as the pod itself tells them, and the share of the GPU's time
-that its kernels get, as the agent measures it. The first is exact and anybody's word for himself;
-the second is an estimate that nobody can talk up.
+Two measures: iterations per second as the pod itself reports them, and the share of the GPU's time
+that its kernels get, as the agent measures it. The first is exact, and a pod may claim any value;
+the second is an estimate that no pod can raise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.contracts.resources import GPU, PodUse
 from tandem.contracts.values import at_least
 from tandem.policy.equations.observed import observed_slowdown
 
-#: A GPU that is busy for less than this slows nobody down.
+#: A GPU that is busy for less than this slows no job down.
 CONTENDED_PERCENT = 70.0
 #: Utilisation below this is too coarse to compare.
 LEAST_PERCENT = 5.0
@@ -43,7 +43,7 @@ class Neighbours:
 
 @dataclass(slots=True)
 class Watched:
-    """One pod on one GPU: its rates alone and now, its memory, and beside whom it was how slow."""
+    """One pod on one GPU: its rates alone and now, its memory, its time with neighbours."""
 
     uid: str
     at: GpuKey
@@ -57,13 +57,13 @@ class Watched:
     solo: dict[Means, float] = field(default_factory=dict)
     now: dict[Means, float] = field(default_factory=dict)
     activity: tuple[float, float] | None = None  # active and idle seconds while it was alone
-    beside: dict[str, float] = field(default_factory=dict)  # seconds together, by uid
+    seconds_with: dict[str, float] = field(default_factory=dict)  # seconds together, by uid
     settled: bool = False  # its averages no longer know the time before its neighbours came
     # Neighbours by their kinds, and its rates next to them, while there is nothing to compare with.
     unmeasured: dict[tuple[str, ...], tuple[Neighbours, Rates]] = field(default_factory=dict)
 
     def slowdown(self, means: Means, history: Rates, predicted: Rates) -> ObservedSlowdown | None:
-        """Return how much slower it runs than alone; None where that cannot be told.
+        """Return how much slower it runs than alone; None where that cannot be known.
 
         The best reference is its own time alone, then that of earlier runs, then the prediction.
         """
@@ -99,7 +99,7 @@ class Watched:
         return found
 
     def _contended(self) -> Rates:
-        """Return its rates now that can be told apart from those of a GPU of its own."""
+        """Return its rates now that differ from those on a GPU of its own."""
         if self.busy_percent >= CONTENDED_PERCENT:
             return self.now
         return {means: rate for means, rate in self.now.items() if means is Means.PROGRESS}
@@ -168,7 +168,7 @@ class Watch:
         passed = min(max(0.0, at_s - watched.seen_s), LONGEST_S)
         watched.observed_s += passed
         for other in watched.others & others:
-            watched.beside[other] = watched.beside.get(other, 0.0) + passed
+            watched.seconds_with[other] = watched.seconds_with.get(other, 0.0) + passed
         if others != watched.others:
             watched.others, watched.since_s = others, at_s
         watched.use, watched.seen_s = use, at_s

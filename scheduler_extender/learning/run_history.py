@@ -1,6 +1,6 @@
 """What earlier runs of the same model or command used. Pure.
 
-By namespace: nobody's memory need is decided by what another one ran under the same name.
+By namespace: what one namespace ran does not decide the memory of another's job of that name.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def in_steps_kind(kind: str, accumulation_steps: int) -> str:
 
 
 def feedback(namespace: str, demand: Demand, seen: Observed) -> Feedback | None:
-    """Return what the predictor is told of a run of a model; None where that is nothing."""
+    """Return what is sent to the predictor of a run of a model; None for nothing."""
     base, peak = seen.memory_base_bytes, seen.memory_peak_bytes
     if demand.model is None or demand.batch_size is None or not seen.gpu_model:
         return None

@@ -47,7 +47,7 @@ from tandem.policy.units import BYTES_PER_GIB
 _Value = TypeVar("_Value")
 #: More memory, or more of the GPU's time (percent), than was said by so much is a lie or an error.
 OUTGREW_SHARE, OUTGREW_PERCENT = 0.05, 20.0
-#: Neighbours that are told of in a GPUJob.
+#: Neighbours that a GPUJob lists.
 _NEIGHBOURS = 8
 
 
@@ -82,11 +82,11 @@ class Sharing:
         )
 
     def resident(self, gang: Gang, at: GpuKey, stays: str) -> Resident:
-        """Return a gang as it stands on one of its GPUs.
+        """Return a gang as it is on one of its GPUs.
 
-        A gang is as slow as its slowest worker: it counts where its GPU is busiest. What a pod
-        tells is believed up to what the agent measures, where that shows any harm at all; else it
-        is its own word alone.
+        A gang is as slow as its slowest worker: it counts where its GPU is busiest. A pod's report
+        is believed up to what the agent measures, where that shows any harm at all; else it is
+        unconfirmed.
         """
         record = gang.job
         every = self.watched(gang)
@@ -154,8 +154,8 @@ class Sharing:
         neighbours = known.neighbours
         if shared:
             slowest = max(shared, key=lambda w: (w.busy_percent, w.at))
-            told, measured = self.slowdowns(gang, slowest)
-            slowdown = told or measured
+            reported, measured = self.slowdowns(gang, slowest)
+            slowdown = reported or measured
             now = _neighbours_of(slowest, kinds, predicted)
             if slowdown is None:
                 slowest.note(now)
@@ -220,17 +220,17 @@ def notable(before: Observed | None, after: Observed | None) -> bool:
 
 
 def _weighed(
-    told: ObservedSlowdown | None, measured: ObservedSlowdown | None
+    reported: ObservedSlowdown | None, measured: ObservedSlowdown | None
 ) -> tuple[float, bool]:
     """Return the slowdown that counts, and whether others are to believe it."""
     credible = measured is not None and measured.reference is not Reference.PREDICTED
-    if told is None:
+    if reported is None:
         return (measured.value if measured else 0.0), credible
     if measured is not None and credible and measured.value > 0:
-        agreed = min(told.value, measured.value)
-        # What it says beyond that concerns itself; it is weighed as its own word.
-        return (agreed, True) if agreed >= told.value / 2 else (told.value, False)
-    return told.value, False
+        agreed = min(reported.value, measured.value)
+        # A report beyond that is unconfirmed, and is weighed as such.
+        return (agreed, True) if agreed >= reported.value / 2 else (reported.value, False)
+    return reported.value, False
 
 
 def _predicted(status: GPUJobStatus, steps: int) -> Rates:
@@ -257,8 +257,8 @@ def _progress(
 ) -> tuple[float, float | None]:
     """Return the seconds that a gang has lost so far, and the iterations that it has done.
 
-    A gang is as fast as its slowest worker. Iterations are None until a pod has told how fast it
-    is; the run before that counts by its time.
+    A gang is as fast as its slowest worker. Iterations are None until a pod has reported its speed;
+    the run before that counts by its time.
     """
     status, checkpoints = record.status, record.spec.demand.checkpoint
     since_s, known_s = _running_since_s(status, now_s), seconds(known.at)
@@ -303,10 +303,10 @@ def accrued_after(
     """
     used = [w.use.utilisation_percent for w in every if w.use.utilisation_percent is not None]
     others = [frozenset(uid for uid in w.others if uid) for w in every]
-    beside = sum(len(uids) / (1 + len(uids)) for uids in others)
+    neighbours_had = sum(len(uids) / (1 + len(uids)) for uids in others)
     value = slowdown.value if slowdown is not None else 0.0
     shared = [w for w, uids in zip(every, others, strict=True) if uids]
-    # A GPU that is not busy slows nobody down: that is measured, too.
+    # A GPU that is not busy slows no job down: that is measured, too.
     measured = slowdown is not None or all(
         w.now and w.busy_percent < CONTENDED_PERCENT for w in shared
     )
@@ -319,7 +319,7 @@ def accrued_after(
         "seen_gpu_seconds": len(every),
         "measured_gpu_seconds": len(used),
         "used_gpu_seconds": sum(used) / 100,
-        f"{kind}beside_gpu_seconds": beside,
+        f"{kind}beside_gpu_seconds": neighbours_had,
         f"{kind}lost_gpu_seconds": lost,
     }
     return known.model_copy(

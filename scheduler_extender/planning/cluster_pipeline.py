@@ -51,7 +51,7 @@ class Refusals:
 
 
 def _roomier(before: GpuArrays, after: GpuArrays) -> bool:
-    """Return False only where each row is as it was, or has got residents beside its own."""
+    """Return False only where each row is as it was, or has got residents besides its own."""
     changed = np.zeros(len(before), dtype=np.bool_)
     for column in fields(GpuArrays):
         differs = getattr(before, column.name) != getattr(after, column.name)
@@ -73,9 +73,9 @@ class ClusterPipeline(Pipeline):
     """A pipeline for one round on one board.
 
     `nodes` has (nodes,) by `Job.where`, False where those pods cannot run; `most` how many GPUs of
-    each node they may have together, and `apart` handles of residents beside whom they must not go.
-    `residents` (gpus,) is how many there were at first:
-    what is refused while none of them has left is remembered in `memory`.
+    each node they may have together, and `apart` handles of residents whose GPUs they must not
+    join. `residents` (gpus,) is how many there were at first: what is refused while none of them
+    has left is remembered in `memory`.
     """
 
     nodes: Mapping[int, Bools] = field(default_factory=dict)

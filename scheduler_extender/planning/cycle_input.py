@@ -69,18 +69,18 @@ class _Rows:
         self.jobs: list[Job] = []
         self.keys: list[Key] = []
         self.starts: list[Start | None] = []
-        self.standing: list[int] = []
+        self.gang_rows: list[int] = []
 
-    def add(self, job: Job, key: Key, start: Start | None, standing: int) -> int:
+    def add(self, job: Job, key: Key, start: Start | None, gang_row: int) -> int:
         self.jobs.append(job)
         self.keys.append(key)
         self.starts.append(start)
-        self.standing.append(standing)
+        self.gang_rows.append(gang_row)
         return len(self.jobs) - 1
 
     def in_order(self, arrived_s: Floats) -> Ints:
         """Sort by arrival; return the new index of each."""
-        arrived = np.append(arrived_s, np.inf)[self.standing]  # those of no gang come last
+        arrived = np.append(arrived_s, np.inf)[self.gang_rows]  # those of no gang come last
         order = np.argsort(arrived, kind="stable")
         new = np.empty(len(order), dtype=np.int64)
         new[order] = np.arange(len(order))
@@ -88,7 +88,7 @@ class _Rows:
         self.jobs = list(map(self.jobs.__getitem__, at))
         self.keys = list(map(self.keys.__getitem__, at))
         self.starts = list(map(self.starts.__getitem__, at))
-        self.standing = list(map(self.standing.__getitem__, at))
+        self.gang_rows = list(map(self.gang_rows.__getitem__, at))
         return new
 
 
@@ -156,9 +156,9 @@ class _Holders:
         order = np.argsort(self.gpus, kind="stable")
         gpus = self.gpus[order]
         slot = np.arange(len(gpus)) - np.searchsorted(gpus, gpus)
-        told = slot < residents.shape[1]
+        fits = slot < residents.shape[1]
         residents[:] = -1
-        residents[gpus[told], slot[told]] = self.jobs[order][told]
+        residents[gpus[fits], slot[fits]] = self.jobs[order][fits]
 
 
 def cycle_input_of(
@@ -258,8 +258,8 @@ def _holders(
         if index is None:
             namespace, _, own = name.partition("/")
             key = (namespace, own)
-            standing = question.row_of.get(key, -1)
-            index = rows.add(claim.job, key if standing >= 0 else _NO_JOB, None, standing)
+            gang_row = question.row_of.get(key, -1)
+            index = rows.add(claim.job, key if gang_row >= 0 else _NO_JOB, None, gang_row)
             rows_of[name] = index
             held.append([])
         elif claim.job.gpus_per_pod != rows.jobs[index].gpus_per_pod:
@@ -293,9 +293,9 @@ def _rank(
     groups = [starts_of.get(key, ()) for key in order]
     gangs = np.array([row_of[key] for key in order], dtype=np.int64)
     waiting = np.array([len(group) for group in groups], dtype=np.int64)
-    known = [index for index in running if rows.standing[index] >= 0]
+    known = [index for index in running if rows.gang_rows[index] >= 0]
     on_gpus = np.full(len(question.arrays), -1)
-    on_gpus[[rows.standing[index] for index in known]] = known
+    on_gpus[[rows.gang_rows[index] for index in known]] = known
     runs = on_gpus[gangs] >= 0
     begins = np.cumsum(waiting + runs) - (waiting + runs)
     starts = [start for group in groups for start in group]
@@ -306,17 +306,17 @@ def _rank(
     ranked[waits] = np.arange(first, first + len(starts))
     jobs = [start.job for start in starts]
     keys = [start.gpujob for start in starts]
-    standing = np.repeat(gangs, waiting).tolist()
+    gang_rows = np.repeat(gangs, waiting).tolist()
     if question.needs_remaining:
-        left = question.arrays.remaining_at_since[standing].tolist()
+        left = question.arrays.remaining_at_since[gang_rows].tolist()
         jobs = [replace(job, remaining_s=s) for job, s in zip(jobs, left, strict=True)]
     rows.jobs += jobs
     rows.keys += keys
     rows.starts += starts
-    rows.standing += standing
+    rows.gang_rows += gang_rows
     roles: dict[int, tuple[int, ...]] = {}
     for at, start in [(at, start) for at, start in enumerate(starts) if start.others]:
-        others = (rows.add(part.job, start.gpujob, None, standing[at]) for part in start.others)
+        others = (rows.add(part.job, start.gpujob, None, gang_rows[at]) for part in start.others)
         roles[first + at] = (first + at, *others)
     return ranked, roles
 
@@ -324,16 +324,16 @@ def _rank(
 def _arrays(
     question: Question, rows: _Rows, held: Mapping[int, tuple[int, ...]], loads: JobColumns
 ) -> JobArrays:
-    """Return the standing of each row: that of its gang, with the GPUs and the state of the row."""
-    standing = np.array(rows.standing, dtype=np.int64)
-    known = standing >= 0
+    """Return the state of each row: that of its gang, with the GPUs and the state of the row."""
+    gang_rows = np.array(rows.gang_rows, dtype=np.int64)
+    known = gang_rows >= 0
     whole: dict[str, Any] = {
-        f.name: getattr(question.arrays, f.name)[np.where(known, standing, 0)]
+        f.name: getattr(question.arrays, f.name)[np.where(known, gang_rows, 0)]
         if len(question.arrays)
-        else np.zeros(len(standing))
+        else np.zeros(len(gang_rows))
         for f in fields(JobArrays)
     }
-    running = np.zeros(len(standing), dtype=np.bool_)
+    running = np.zeros(len(gang_rows), dtype=np.bool_)
     running[list(held)] = True
     gpus = loads.gpus.copy()
     for index, at in held.items():

@@ -20,7 +20,7 @@ from tandem.reasons.counting import counted
 from tandem.reasons.predicted import predicted_in_words
 from tandem.reasons.words import clause, figures, topic_of
 
-GPUS = 4  # of one job that are told of in full
+GPUS = 4  # of one job that are shown of in full
 
 
 def constraints(pipeline: Pipeline, job: Job, gpus: GpuArrays, row: int) -> list[dict[str, Any]]:
@@ -84,12 +84,12 @@ def placed(
     """Return in words why `job` goes to `gpus`, called `names`, and to so many `more`."""
     parts = []
     for row, name in enumerate(names):
-        told = [
+        shown = [
             f"{each['topic'].lower()} {each['says']}"
             for each in constraints(pipeline, job, gpus, row)
             if each["says"]
         ]
-        parts.append(f"{name}: {'; '.join(told) or 'nothing speaks against it'}")
+        parts.append(f"{name}: {'; '.join(shown) or 'nothing speaks against it'}")
     if more > 0:
         parts.append(f"and {counted(more, 'more GPU')}")
     if load is not None:

@@ -1,7 +1,7 @@
 """Start forecasts: the simulator continues from a copy of the cluster.
 
 `python -m scheduler_extender.planning.forecast` takes a picture on its standard input, plays it a
-few times with the running times that nobody knows drawn from what finished jobs teach, and answers
+few times with unknown running times drawn from those of finished jobs, and answers
 with JSON.
 A process of its own, niced and with limits, so that neither a verb nor a round waits for it.
 
@@ -42,7 +42,7 @@ from tandem.simulator.truth import MemoryCourse, Truth
 DRAWS = 9
 HORIZON_S = 48 * 3600.0
 #: Of data; 2,000 GPUs and 2,500 jobs take 105 MiB. The container's limit must hold the service's
-#: own 600 MiB beside it: a container that runs out of memory is ended as a whole.
+#: own 600 MiB as well: a container that runs out of memory is ended as a whole.
 MEMORY_BYTES = 384 * 2**20
 _LEAST_LEFT_S = 1.0
 _LEAST_PAUSE_S, _PAUSES = 10.0, 20  # between rounds: so many seconds, and that part of the time

@@ -85,7 +85,7 @@ def _arrays(inputs: CycleInput, order: Sequence[int], now_s: float) -> JobArrays
 
 
 def _table(jobs: Sequence[Job]) -> Floats:
-    """Return what is believed of each class beside each, (classes, classes)."""
+    """Return the believed slowdown of each class next to each, (classes, classes)."""
     count = 2 + max((job.interference_class for job in jobs), default=0)
     table = np.full((count, count), np.inf)
     # What one namespace has learned for itself is not everybody's: such jobs come first.

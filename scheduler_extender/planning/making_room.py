@@ -1,8 +1,8 @@
 """[Tiresias]' preemption on a real cluster: what a count of GPUs alone leaves out.
 
-The dispatch counts, and takes it that what fits by number has a place. With pods of several GPUs,
-GPUs that differ and jobs that must stay that need not hold: nobody is to leave for nothing then,
-those behind may use what is free, and a few more may have to leave for those before them.
+The dispatch counts GPUs, and assumes that a job whose number fits has a place. With pods of several
+GPUs, GPUs that differ and jobs that must stay, it may have none. No job should leave for such a
+job: jobs behind it may use what is free, and a few more may have to leave for those before it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MakingRoom:
             self._starts[index] = tuple(rows.tolist())
 
     def _take_back(self) -> None:
-        """Leave those where they are whose GPUs nobody takes."""
+        """Leave those where they are whose GPUs no job takes."""
         taken = {row for rows in self._starts.values() for row in rows}
         for index in sorted(self._stops):
             if taken.isdisjoint(self._inputs.held[index]):

@@ -34,7 +34,7 @@ from scheduler_extender.planning.questions import (
     Waiting,
 )
 from scheduler_extender.planning.reserving import Capacity, Holdable, Impossible, Reserve
-from scheduler_extender.planning.together import Beside, start_together
+from scheduler_extender.planning.together import OtherResources, start_together
 from tandem.policy.board import Start as Started
 from tandem.policy.catalog import Profile
 from tandem.policy.cluster import Snapshot
@@ -199,8 +199,8 @@ class _Round:
             return False
         self._tries.left -= tries
         board = self._inputs.board
-        beside = Beside(self._q.nodes, self._inputs.parts(index), board.gpus.node)
-        begun = start_together(board, roles, self._pipeline, beside)
+        resources = OtherResources(self._q.nodes, self._inputs.parts(index), board.gpus.node)
+        begun = start_together(board, roles, self._pipeline, resources)
         self._inputs.began(list(roles) if begun else [])
         return begun
 

@@ -78,12 +78,12 @@ class Avoids:
 class Question:
     """All that one round decides on.
 
-    `arrays` has the gangs by standing, `row_of` each one's row there, `rank` gives them in order.
+    `arrays` has the state of each gang, `row_of` each one's row there, `rank` gives them in order.
     `eligible` is (nodes,) by `Job.where`, where the pods could run now; `capable` returns the same
     for one `Job.where` as if nothing else ran. `nodes` has what both are made of. `endless` are the
     running gangs that have no end of their own, such as services. `claims` has the holders by pod
     uid, `going` the uids of those that are giving up their GPUs, `victims` who may be asked to:
-    nobody where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
+    empty where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
     are being moved start again. `by_work_left`: the order compares the work that jobs have left,
     not their service.
     """

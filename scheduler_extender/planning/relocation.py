@@ -20,7 +20,7 @@ from tandem.policy.units import Ints
 def has_place(
     state: ClusterState, pipeline: Pipeline, gang: Gang, job: Job, shunned: frozenset[str]
 ) -> bool:
-    """Say whether a gang that left its GPUs could start anew beside none of the pods `shunned`.
+    """Say whether a gang that left its GPUs could start anew away from all pods in `shunned`.
 
     A gang of several roles stays where it is: `job` is one of them.
     """

@@ -20,8 +20,8 @@ def expected_remaining_gpu_s(
     The mean of what the finished jobs with more service than `a` had beyond it; where those are
     few, drawn towards a + scale, as under a heavy tail, with the weight of 20 samples.
 
-    Worked: finished 100 (80 times) and 1,100 (20 times), a = 100: 20 samples of 1,000 beside a
-    prior of 600, both alike: 800.
+    Worked: finished 100 (80 times) and 1,100 (20 times), a = 100: 20 samples of 1,000 and a prior
+    of 600, both alike: 800.
     """
     heavy_tail = service_gpu_s + SCALE_GPU_S
     if len(finished_gpu_s) == 0:

@@ -1,8 +1,8 @@
 """Reservations: GPUs kept free for the job that has waited longest.
 
 A stream of small jobs fills every share as it falls free, and a job that needs whole or many GPUs
-would wait for ever. Who has waited longest beyond a limit gets GPUs of its own: nobody joins those
-that are there, and when they have ended it starts. One job at a time.
+would wait for ever. The job that has waited longest, beyond a limit, gets GPUs of its own: no job
+joins their residents, and when these have ended it starts. One job at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler_extender.cluster.table import places_of, without_residents
 from scheduler_extender.planning.cluster_pipeline import ClusterPipeline
 from scheduler_extender.planning.cycle_input import CycleInput, freest_first
 from scheduler_extender.planning.questions import Part, Question, Start
-from scheduler_extender.planning.together import Beside, rows_for, start_together
+from scheduler_extender.planning.together import OtherResources, rows_for, start_together
 from tandem.policy.gather import whole_pods
 from tandem.policy.job import Job
 from tandem.policy.pipeline import Evaluation, Pipeline
@@ -79,8 +79,8 @@ class Capacity:
         """Say whether the cluster could hold all roles of a start."""
         node = self._empty.node
         jobs = [part.job for part in parts]
-        beside = Beside(self._q.nodes, parts, node, empty=True)
-        return rows_for(jobs, node, lambda at: self.rows(jobs[at]), beside) is not None
+        resources = OtherResources(self._q.nodes, parts, node, empty=True)
+        return rows_for(jobs, node, lambda at: self.rows(jobs[at]), resources) is not None
 
     def too_small(self, parts: Sequence[Part]) -> Cause:
         """Return that the cluster cannot hold a start whose roles it could hold one by one."""
@@ -260,8 +260,8 @@ class Reserve:
     ) -> bool:
         board = inputs.board
         if index in inputs.roles:
-            beside = Beside(question.nodes, inputs.parts(index), board.gpus.node)
-            begun = start_together(board, inputs.roles[index], pipeline, beside)
+            resources = OtherResources(question.nodes, inputs.parts(index), board.gpus.node)
+            begun = start_together(board, inputs.roles[index], pipeline, resources)
             inputs.began(list(inputs.roles[index]) if begun else [])
             return begun
         rows = pipeline.choose(board.jobs[index], board.gpus)
@@ -313,8 +313,8 @@ class Reserve:
             order = np.lexsort((rows, free_in_s[rows], board.gpus.jobs[rows], ~before[rows]))
             return rows[order]
 
-        beside = Beside(question.nodes, parts, board.gpus.node, empty=True)
-        return rows_for(jobs, board.gpus.node, soonest, beside)
+        resources = OtherResources(question.nodes, parts, board.gpus.node, empty=True)
+        return rows_for(jobs, board.gpus.node, soonest, resources)
 
 
 def _free_in_s(inputs: CycleInput) -> Floats:

@@ -24,7 +24,7 @@ from tandem.policy.units import Floats, Ints
 Choose = Callable[[Job], Ints | None]
 
 
-class Beside:
+class OtherResources:
     """What nodes have left besides GPUs for each of several roles, those before it taken off.
 
     A job of one role is kept to what a node holds of it by `Job.where`; no number there stands for
@@ -75,9 +75,11 @@ class Beside:
             self._nodes.take(job.where, gpus // job.gpus_per_pod, self._taken)
 
 
-def start_together(board: Board, roles: Sequence[int], pipeline: Pipeline, beside: Beside) -> bool:
+def start_together(
+    board: Board, roles: Sequence[int], pipeline: Pipeline, resources: OtherResources
+) -> bool:
     """Start all `roles` (rows of `board.jobs`), each worker on its own GPU, or none of them."""
-    places = places_for([board.jobs[role] for role in roles], board, pipeline, beside)
+    places = places_for([board.jobs[role] for role in roles], board, pipeline, resources)
     if places is None:
         return False
     for role, rows in zip(roles, places, strict=True):
@@ -86,7 +88,7 @@ def start_together(board: Board, roles: Sequence[int], pipeline: Pipeline, besid
 
 
 def places_for(
-    jobs: Sequence[Job], board: Board, pipeline: Pipeline, beside: Beside
+    jobs: Sequence[Job], board: Board, pipeline: Pipeline, resources: OtherResources
 ) -> list[Ints] | None:
     """Return rows for each of the jobs, no GPU twice, or None where one of them finds no place.
 
@@ -95,7 +97,7 @@ def places_for(
     """
 
     def as_profile(job: Job) -> Ints | None:
-        # What is refused beside the other roles is refused to nobody else: it is not remembered.
+        # A refusal next to the other roles holds for no other job: it is not remembered.
         return Pipeline.choose(pipeline, job, board.gpus)
 
     def tightest(job: Job) -> Ints | None:
@@ -108,7 +110,7 @@ def places_for(
         return whole_pods(job, board.gpus.node, rows)
 
     for choose in (as_profile, tightest, first):
-        found = _one_by_one(jobs, board, choose, pipeline, beside)
+        found = _one_by_one(jobs, board, choose, pipeline, resources)
         if len(found) == len(jobs):
             return found
         if not found:
@@ -117,23 +119,23 @@ def places_for(
 
 
 def _one_by_one(
-    jobs: Sequence[Job], board: Board, choose: Choose, pipeline: Pipeline, beside: Beside
+    jobs: Sequence[Job], board: Board, choose: Choose, pipeline: Pipeline, resources: OtherResources
 ) -> list[Ints]:
     """Return the places of the jobs up to the first that finds none."""
     shares, count = board.columns["shares"], board.columns["jobs"]
     before, found = shares.copy(), list[Ints]()
-    beside.begin()
+    resources.begin()
     try:
         for at, job in enumerate(jobs):
-            if at and beside.most(at) is not None:
+            if at and resources.most(at) is not None:
                 allowed = np.flatnonzero(pipeline.allowed(job, board.gpus))
-                beyond = np.setdiff1d(allowed, beside.within(at, allowed))
+                beyond = np.setdiff1d(allowed, resources.within(at, allowed))
                 shares[beyond] = count[beyond]
             rows = choose(job)
             if rows is None:
                 break
             found.append(rows)
-            beside.take(at, rows)
+            resources.take(at, rows)
             shares[:] = before
             for taken in found:
                 shares[taken] = count[taken]  # they take no other job
@@ -143,21 +145,21 @@ def _one_by_one(
 
 
 def rows_for(
-    jobs: Sequence[Job], node: Ints, rows_of: Callable[[int], Ints], beside: Beside
+    jobs: Sequence[Job], node: Ints, rows_of: Callable[[int], Ints], resources: OtherResources
 ) -> Ints | None:
     """Return GPUs for all jobs, each of its own, from those in order of preference, or None.
 
     `rows_of` returns the rows that the job at a position may have, `node` (gpus,) is their nodes.
     """
     taken: Ints = np.zeros(0, dtype=np.int64)
-    beside.begin()
+    resources.begin()
     for position, job in enumerate(jobs):
         rows = rows_of(position)
         if len(taken):
-            rows = beside.within(position, rows[~np.isin(rows, taken)])
+            rows = resources.within(position, rows[~np.isin(rows, taken)])
         found = whole_pods(job, node, rows)
         if found is None:
             return None
-        beside.take(position, found)
+        resources.take(position, found)
         taken = np.concatenate((taken, found))
     return taken

@@ -5,8 +5,8 @@ state, fed by events; what it decides goes out as writes with resourceVersions. 
 point, another one goes on from what was written: a plan without open gates has its gates opened,
 open gates without a valid plan are planned again, a gang on its way out of its GPUs comes back.
 
-Only gangs whose picture has changed are looked at (`WorkQueue`); planning runs beside the event
-loop on frozen copies (`planning.py`), and what comes out of it is written gang by gang.
+Only gangs whose picture has changed are looked at (`WorkQueue`); planning runs in a thread on
+frozen copies (`planning.py`), and what comes out of it is written gang by gang.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class Controller:
         )
         every_s = chosen.queue.expected_start_every_s if chosen.forecasts else 0.0
         self._simulating = Simulating()
-        told = self.metrics.forecast
-        self._start_forecast = StartForecast(parts, every_s, told, self._simulating)
+        on_forecast = self.metrics.forecast
+        self._start_forecast = StartForecast(parts, every_s, on_forecast, self._simulating)
         self.what_if = WhatIf(
             lambda: self._start_forecast.latest,
             profile,
@@ -316,7 +316,7 @@ class Controller:
 
     @property
     def leads(self) -> bool:
-        """True while our pod holds the Lease and nobody else's acts can take effect any more."""
+        """True while our pod holds the Lease and no write of an earlier leader can succeed."""
         return self._leads_in != "" and self._leads_in == self._term()
 
     def look_again(self) -> None:
@@ -352,7 +352,7 @@ class Controller:
     async def _run_cycle(self) -> None:
         """Run one scheduling cycle, from top to bottom.
 
-        Each gang whose pods or GPUJob have changed is brought up to date beside this (`_step`).
+        Each gang whose pods or GPUJob have changed is brought up to date in its own task (`_step`).
         A part that fails ends alone (`_apart`): one bad request, pod or ConfigMap stops no other.
         """
         # 1. Look again at the gangs whose time has come, and ask for the slowdowns of new pairs.
@@ -466,7 +466,8 @@ class Controller:
         if (ends_s := lifecycle.ends_until_s(gang)) > now:
             self.work.later(gang.key, ends_s)
         elif known is not None and known.ends:
-            # A part of it stays: what was kept free beside it is anybody's again.
+            # A part of it stays: the GPUs that were kept free next to it are open to all jobs
+            # again.
             self.queue_state.competes = True
             self.rounds.forget_refusals()
         self.queue_state.put(gang, now, self.preempter.gives_way_s(gang))

@@ -59,15 +59,15 @@ from tandem.reasons.words import clause, in_full, sentence
 log = logging.getLogger(__name__)
 
 SUSPEND, EVICT = "suspend", "evict"
-#: An owner that has not stopped its pods for so long is not waited for: they are evicted.
+#: After this time, pods that their owner has not stopped are evicted.
 SUSPEND_WITHIN_S = 60.0
-#: A gang that holds its GPUs for so long after it was told to go is reported.
+#: A gang that still holds its GPUs this long after it was preempted is reported.
 OVERDUE_S = 300.0
 OVERDUE = Reason.PREEMPTION_OVERDUE
 #: Entries of pods that a closed GPUJob may keep: to write it again costs more.
 _LISTED = 100
 NOT_REPORTED = "its kubelet reports nothing"
-_PODS_TOLD = 8  # pods of one gang that get an event
+_PODS_WITH_EVENTS = 8  # pods of one gang that get an event
 _ENDED = ("Complete", "Completed", "Succeeded", "Failed")
 
 
@@ -192,13 +192,13 @@ def give_up_start(gang: Gang, late: Sequence[PodInfo], now_s: float) -> Effects:
     ).cut()
     log.info("never started gpujob=%s/%s pods=%d", *gang.key, len(late))
     said = sentence(why)
-    told = [WriteEvent(each, lifecycle.NEVER_STARTED, said) for each in late[:_PODS_TOLD]]
+    events = [WriteEvent(each, lifecycle.NEVER_STARTED, said) for each in late[:_PODS_WITH_EVENTS]]
     if record.status.phase is Phase.RUNNING:
         status = lifecycle.rests_in_part(record.status, why, now_s)
-        return (WriteStatus(status), *told, EvictPods(tuple(late)))
+        return (WriteStatus(status), *events, EvictPods(tuple(late)))
     method = method_of(record) or EVICT
     status = lifecycle.never_started(record.status, why, method, now_s)
-    return (WriteStatus(status, after="preempting-written"), *told)
+    return (WriteStatus(status, after="preempting-written"), *events)
 
 
 def ask(gang: Gang) -> Effects:
@@ -256,7 +256,7 @@ def report_overdue(gang: Gang, now_s: float) -> Effects:
         else Cause(Reason.NOT_RESUMED, workload=waits.called(record.spec.rests))
     )
     log.warning("preemption overdue gpujob=%s/%s held=%d", *gang.key, len(held))
-    events = [WriteEvent(pod, OVERDUE, sentence(cause)) for pod in held[:_PODS_TOLD]]
+    events = [WriteEvent(pod, OVERDUE, sentence(cause)) for pod in held[:_PODS_WITH_EVENTS]]
     status = lifecycle.with_reason(record.status, OVERDUE, (cause,), now_s)
     return (WriteStatus(status), *events)
 

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 #: An eviction that a disruption budget forbids is tried again after this: a neighbour may fail
 #: meanwhile. After another failure, the pause doubles with each attempt.
 RETRY_S, RETRY_MAX_S = 5.0, 40.0
-#: A pod that must leave may save its state for so long before its grace period is cut, and that is
-#: what is left of it then.
+#: How long a pod that must leave may save its state before its grace period is cut, and what is
+#: left of that period then.
 SAVES_S, LEFT_S = 30.0, 30
 #: What may become of a request, for the metric.
 OUTCOMES = ("evicted", "deleted", "shortened", "forbidden", "failed", "refused")
@@ -61,8 +61,10 @@ class Evictions:
     outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
     _nodes: dict[str, GpuNodeRecord] = field(default_factory=dict)
     _again_s: dict[_Key, float] = field(default_factory=dict)  # when a request is looked at next
-    _attempts: Counter[_Key] = field(default_factory=Counter)  # in vain
-    _told: set[_Key] = field(default_factory=set)  # whose owner and neighbours have been told
+    _attempts: Counter[_Key] = field(default_factory=Counter)  # that failed
+    _notified: set[_Key] = field(
+        default_factory=set
+    )  # whose owner and neighbours have been notified
 
     def node_changed(self, record: GpuNodeRecord) -> None:
         """Take in the report of a node's agent."""
@@ -86,7 +88,7 @@ class Evictions:
         }
         self._again_s = {key: at for key, at in self._again_s.items() if key in asked}
         self._attempts = Counter({key: n for key, n in self._attempts.items() if key in asked})
-        self._told &= asked.keys()
+        self._notified &= asked.keys()
         due = [key for key in asked if now >= self._again_s.get(key, 0.0)]
         await asyncio.gather(*(self._act(key, *asked[key]) for key in due))
 
@@ -173,7 +175,7 @@ class Evictions:
         await self._writer.say(pod, "MemoryOutgrown", note, "Warning")
 
     def _rest(self, key: _Key, pause_s: float) -> None:
-        """Put a request off after an attempt in vain."""
+        """Put a request off after an attempt that failed."""
         pause_s = min(pause_s * 2 ** min(self._attempts[key], 10), RETRY_MAX_S)
         self._attempts[key] += 1
         self._again_s[key] = self._clock() + pause_s
@@ -206,8 +208,8 @@ class Evictions:
     ) -> None:
         forbidden = _by_budget(error)
         self.outcomes["forbidden" if forbidden else "failed"] += 1
-        first = key not in self._told
-        self._told.add(key)
+        first = key not in self._notified
+        self._notified.add(key)
         if forbidden:
             self._again_s[key] = self._clock() + RETRY_S
         else:

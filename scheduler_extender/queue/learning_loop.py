@@ -169,7 +169,7 @@ class Learning:
             seen = self._sharing.observed(
                 gang,
                 before,
-                self._kinds_beside(gang),
+                self._kinds_of_neighbours(gang),
                 now,
                 partial(self._predicted, gang),
                 self._is_spread(gang, record),
@@ -198,7 +198,7 @@ class Learning:
         gpus = demand.gang_size * demand.gpus_per_pod
         return len(nodes) > -(-gpus // widest) if widest else None
 
-    def _kinds_beside(self, gang: Gang) -> dict[str, str]:
+    def _kinds_of_neighbours(self, gang: Gang) -> dict[str, str]:
         """Return the kinds of all pods that share a GPU with the gang, by uid."""
         others = {uid for each in self._sharing.watched(gang) for uid in each.others}
         return {uid: self._kind(uid) for uid in others}
@@ -278,14 +278,14 @@ class Learning:
                 if acts and slowdown > self._bound:
                     others = [r.key for r in residents[at] if r.key != sufferer.key]
                     self._part(sufferer.key, others, others, slowdown, sufferer.measured, now)
-            said[at] = told_of_obstacles(why)
+            said[at] = obstacles_sentence(why)
             if self._said.get(at) != said[at]:
                 self.outcomes[KEPT] += 1
                 log.warning("neighbours not parted node=%s gpu=%s why=%s", *at, said[at])
                 for resident in residents[at]:
-                    told = told_of_obstacles(why, resident.key)
+                    kept_by = obstacles_sentence(why, resident.key)
                     gpu = self._state.gpu_name(*at)
-                    note = f"runs slower on {gpu}, where no other job is placed now; {told}"
+                    note = f"runs slower on {gpu}, where no other job is placed now; {kept_by}"
                     self._decide(resident.key, KEPT, note, now)
         for move in self.looked.moves:
             gang = self._gangs.by_key.get(move.key)
@@ -301,10 +301,10 @@ class Learning:
                     self._decide(move.key, WOULD_MOVE, words, now)
                 continue
             self._adjuster.made(move, now)
-            here = [key for key in (move.key, *move.beside) if key != move.sufferer]
+            here = [key for key in (move.key, *move.neighbours) if key != move.sufferer]
             others = here if move.sufferer == move.key else [move.key]
             self._part(move.sufferer, here, others, move.slowdown, move.measured, now)
-            for key in move.beside:
+            for key in move.neighbours:
                 self._anti_affinity.apart(move.key, key, now)
             self._work.do(move.key, self.move(gang, cause))
         self._said = said
@@ -329,7 +329,7 @@ class Learning:
         gang = self._gangs.by_key.get(own)
         if gang is None or gang.record is None or not here:
             return
-        answers = blamed([self._predicted_beside(gang, key) for key in here], slowdown)
+        answers = blamed([self._predicted_next_to(gang, key) for key in here], slowdown)
         for key, part in zip(here, answers, strict=True):
             other = self._gangs.by_key.get(key)
             if part > 0 and key in others and other is not None and other.record is not None:
@@ -340,9 +340,9 @@ class Learning:
     def _predicted(self, gang: Gang, uid: str) -> float:
         """Return how much a gang is expected to be slowed down next to a pod of another."""
         other = self._gangs.gang_of(uid)
-        return float("inf") if other is None else self._predicted_beside(gang, other.key)
+        return float("inf") if other is None else self._predicted_next_to(gang, other.key)
 
-    def _predicted_beside(self, gang: Gang, key: Key) -> float:
+    def _predicted_next_to(self, gang: Gang, key: Key) -> float:
         other = self._gangs.by_key.get(key)
         if gang.record is None or other is None or other.record is None:
             return float("inf")
@@ -383,14 +383,14 @@ def cause_of_move(move: Move, gpu: str) -> Cause:
     return Cause(
         Reason.SLOWED_DOWN if suffers else Reason.SLOWS_DOWN,
         gpu=gpu,
-        job=named(move.beside if suffers else [move.sufferer], move.key),
+        job=named(move.neighbours if suffers else [move.sufferer], move.key),
         value=move.slowdown,
         detail="measured" if move.measured else "reported by its pods",
     ).cut()
 
 
-def told_of_obstacles(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:
-    """Say why nobody leaves a GPU, what keeps each; to an operator where no `reader` is given."""
+def obstacles_sentence(obstacles: Sequence[Obstacle], reader: Key | None = None) -> str:
+    """Say why no job leaves a GPU, what keeps each; to an operator where no `reader` is given."""
     return "; ".join(
         each.why if each.key is None else f"{_named(each.key, reader)} stays: {each.why}"
         for each in obstacles

@@ -40,9 +40,9 @@ REST_S, LONGEST_REST_S = 60.0, 3600.0
 #: The same where other pods of the gang run: what they show of the gang counts for more.
 LONGEST_REST_RUNNING_S = 300.0
 NEVER_STARTED = Reason.NEVER_STARTED
-#: A pod that is being deleted is expected to end within so long, whatever its grace period is.
+#: A pod that is being deleted is expected to end within this time, whatever its grace period is.
 LEAVES_WITHIN_S = 300.0
-#: The pods of a gang that has done its work end within so long of the first.
+#: The pods of a gang that has done its work end within this time of the first.
 _ENDS_WITHIN_S = 3.0
 
 
@@ -122,7 +122,7 @@ def too_many_roles(pods: Sequence[PodInfo]) -> Cause | None:
 
     Each role is looked for a place by itself.
     """
-    # Only counted: anybody may have thousands of pods that all declare different things.
+    # Only counted: any user may have thousands of pods that all declare different things.
     if len(pods) <= MAX_ROLES or (roles := len(set(map(ask_of, pods)))) <= MAX_ROLES:
         return None
     return Cause(Reason.TOO_MANY_ROLES, value=roles, bound=MAX_ROLES)
@@ -412,7 +412,7 @@ def rests(status: GPUJobStatus, rest_s: float) -> GPUJobStatus:
 
 
 def preempting(status: GPUJobStatus, by: Cause, method: str, now_s: float) -> GPUJobStatus:
-    """Return the status of a gang that is told to give up its GPUs; written before it is told."""
+    """Return the status of a gang that is asked to give up its GPUs; written before it is asked."""
     now, by = rfc3339(now_s), by.cut()
     return with_reason(
         status,
@@ -559,14 +559,14 @@ def with_reason(
     message, counts = shortened(in_full(causes), LONGEST_TEXT), first_of(causes)
     found = counts.reason.value if counts is not None else reason.value
     conditions = with_condition(status.conditions, SCHEDULED, scheduled, found, message, now_s)
-    told: dict[str, object] = {
+    reasons: dict[str, object] = {
         "reason": reason.value,
         "message": message,
         "causes": causes,
         "found_at": rfc3339(now_s),
         "conditions": conditions,
     }
-    return status.model_copy(update=changes | told)
+    return status.model_copy(update=changes | reasons)
 
 
 def with_condition(

@@ -88,7 +88,7 @@ class LoadPrediction:
         if kind is not None:
             load = prediction.load.model_copy(update={"gpu_model": kind.model})
             prediction = prediction.model_copy(update={"load": load})
-        # What it does to others is asked before it is planned beside them.
+        # Its effect on others is asked before it is planned next to them.
         known_by = kind_of_model(spec, prediction.load)
         job = policy_job("/".join(gang.key), spec.demand, prediction.load, kind=known_by)
         self._state.beliefs.of(job, prediction.load)
@@ -96,7 +96,7 @@ class LoadPrediction:
         return prediction
 
     async def _price(self, gang: Gang, load: Load, parts: list[SubBatch]) -> None:
-        """Ask what sub-batches do to others, too, before the job is planned beside them."""
+        """Ask what sub-batches do to others, too, before the job is planned next to them."""
         if not parts or gang.record is None:
             return
         spec = gang.record.spec

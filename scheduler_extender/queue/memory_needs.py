@@ -178,7 +178,7 @@ class OutOfMemories:
     """Each of them is taken once. Runs on the event loop.
 
     A node says it of pods that are bound there and were given that GPU, and of no others: what it
-    says of others is passed over. A pod that is not known yet is told of again: each report of ten
+    says of others is passed over. A pod that is not known yet comes again: each report of ten
     minutes has the entry.
     """
 

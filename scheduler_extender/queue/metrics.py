@@ -27,7 +27,7 @@ class QueueMetrics:
         self._registry = registry or CollectorRegistry()
         self.planning = Histogram(
             "tandem_queue_cycle_duration_seconds",
-            "Time to plan one cycle of admission, beside the event loop.",
+            "Time to plan one cycle of admission, in a thread of its own.",
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
@@ -108,12 +108,12 @@ class _OfQueue(Collector):
         )
         yield CounterMetricFamily(
             "tandem_queue_preemptions",
-            "Running jobs that were told to give up their GPUs for others.",
+            "Running jobs that were asked to give up their GPUs for others.",
             value=controller.preempter.preemptions,
         )
         yield GaugeMetricFamily(
             "tandem_queue_preemptions_overdue",
-            "Jobs that were told to give up their GPUs over five minutes ago and still hold them,"
+            "Jobs that were asked to give up their GPUs over five minutes ago and still hold them,"
             " or could not be put back in the queue.",
             value=controller.preempter.overdue(controller.gangs.by_key.values()),
         )
@@ -156,7 +156,7 @@ class _OfQueue(Collector):
         learning = controller.learning
         outcomes = CounterMetricFamily(
             "tandem_learning_adjustments",
-            "What became of bad neighbours: one moved, kept where nobody could be, would be moved.",
+            "What became of bad neighbours: one moved, kept where no job could, would be moved.",
             labels=["outcome"],
         )
         for outcome, count in learning.outcomes.items():
@@ -174,7 +174,7 @@ class _OfQueue(Collector):
         )
         yield GaugeMetricFamily(
             "tandem_learning_kinds",
-            "Kinds of jobs whose interference is told apart, at most 921; others are priced by"
+            "Kinds of jobs whose interference is learned, at most 921; others are priced by"
             " their utilisation.",
             value=controller.beliefs.kinds,
         )

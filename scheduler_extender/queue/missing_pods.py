@@ -21,13 +21,13 @@ from tandem.reasons.causes import Cause, Reason
 
 #: A controller makes its pods one after another: of a number that has just changed nothing is said.
 SETTLE_S = 5.0
-#: A gang is read again after so long, doubled up to the longest; the gangs of a namespace take
-#: turns of so long, since an API server looks at all events of a namespace to find a few.
+#: A gang is read again after this time, doubled up to the longest; the gangs of a namespace take
+#: turns of the third time, since an API server looks at all events of a namespace to find a few.
 _AGAIN_S, _LONGEST_S, _TURN_S = 10.0, 300.0, 1.0
 _LAST_TURN_S = 120.0  # whose turn would come later is not read: its owner is named
 _OWNERS = 3  # controllers of the pods of one gang that are asked about
 _EVENTS = 50
-_FRESH_S = 1800.0  # an event that was repeated within so long: controllers pause for minutes
+_FRESH_S = 1800.0  # the age of an event's last repetition: controllers pause for minutes
 _LONGEST = 500  # characters of what a controller says
 _STOPPED = ("ReplicaFailure", "Suspended", "FailureTarget")
 

@@ -26,7 +26,7 @@ _SHAPES = 500  # what pods ask of a node, in so many ways, before those of no us
 
 
 class PendingJobs:
-    """The starts of each gang that waits; `changed` is told when there are new ones.
+    """The starts of each gang that waits; `changed` is called when there are new ones.
 
     What pods ask of a node apart from GPUs is their shape, and has a number: `Job.where`. Pods that
     start together, of which a node may not hold as many as it has GPUs for, have another one.

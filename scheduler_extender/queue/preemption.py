@@ -1,6 +1,6 @@
 """Preemption: a running gang gives up its GPUs as a whole, and is resumed later.
 
-First the intention is written (phase Preempting), then the owner is told, then the pods' end is
+First the intention is written (phase Preempting), then the owner is asked, then the pods' end is
 awaited, then the gang is back in the queue (phase Suspended). Each step follows from what the API
 server shows, so that whoever finds a gang in the middle of it goes on.
 """
@@ -55,10 +55,10 @@ class Preempter:
     def gives_way_s(self, gang: Gang) -> float:
         """Return from when on a gang may be preempted (Unix time), infinite where it may not be.
 
-        It must run, save its state when told to go, and have had its run; so often an hour at most.
-        One that holds GPUs and has not started yet counts as running from its first Binding on.
-        A pod that is being deleted may end the run by itself: it is waited for, but not for longer
-        than `LEAVES_WITHIN_S`, whatever its grace period is.
+        It must run, save its state when asked to go, and have had its run; so often an hour at
+        most. One that holds GPUs and has not started yet counts as running from its first Binding
+        on. A pod that is being deleted may end the run by itself: it is waited for, but not for
+        longer than `LEAVES_WITHIN_S`, whatever its grace period is.
         """
         record, never = gang.record, float("inf")
         if record is None or record.status.phase not in (Phase.RUNNING, Phase.ADMITTED):
@@ -88,11 +88,11 @@ class Preempter:
         until_s, _ = self._spared.get(key, (0.0, None))
         return self._clock() < until_s
 
-    def told_of_spared(self) -> Callable[[Key], tuple[Cause, ...]]:
+    def spared_causes(self) -> Callable[[Key], tuple[Cause, ...]]:
         """Return what says to the owner of a gang why others are left alone; () where none is.
 
         Of other namespaces it names neither budgets nor jobs. Also of those that were left alone
-        until a moment ago. May be called beside the event loop.
+        until a moment ago. May be called from another thread.
         """
         now = self._clock()
         spared = [
@@ -101,12 +101,12 @@ class Preempter:
             if now < until_s + _AGAIN_S
         ]
 
-        def told(reader: Key) -> tuple[Cause, ...]:
+        def causes_for(reader: Key) -> tuple[Cause, ...]:
             own = {why for namespace, why in spared if namespace == reader[0]}
             foreign = any(namespace != reader[0] for namespace, _ in spared)
             return (*sorted(own, key=sentence), *([_FOREIGN_BUDGETS] if foreign else []))
 
-        return told
+        return causes_for
 
     def expire(self) -> bool:
         """Say whether somebody's time of being spared has just ended: once each."""

@@ -45,7 +45,7 @@ Chooser = Callable[[WaitingStarts, Explain], dict[Key, Why]]
 Spared = Callable[[Key], tuple[Cause, ...]]
 
 
-class _Told(NamedTuple):
+class _Known(NamedTuple):
     at_s: float  # when the GPUJob was written
     message: str
     summary: str
@@ -103,13 +103,13 @@ class ReasonWriter:
     def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
         self._executor = executor
         self._clock = clock
-        self._told: dict[Key, _Told] = {}
+        self._known: dict[Key, _Known] = {}
         self._allowance = _Bucket(PER_SECOND, BURST, clock())
         self._events = EventBudget(clock)
 
     def forget(self, key: Key) -> None:
         """Forget a gang that is gone."""
-        self._told.pop(key, None)
+        self._known.pop(key, None)
 
     def chooser(self, spared: Spared) -> Chooser:
         """Return a function that chooses the gangs to write about now; new ones come first.
@@ -119,11 +119,11 @@ class ReasonWriter:
         ones, namespaces take turns.
         """
         now = self._clock()
-        most, told = max(0, int(self._allowance.fill(now))), self._told
+        most, known = max(0, int(self._allowance.fill(now))), self._known
 
         def choose(waiting: WaitingStarts, explain: Explain) -> dict[Key, Why]:
             gangs = [start.gpujob for start in waiting.starts]
-            keys = _to_look_at(gangs, told, now, most)
+            keys = _to_look_at(gangs, known, now, most)
             starts: dict[Key, list[Waiting]] = {key: [] for key in keys}
             for position, key in enumerate(gangs):
                 if key in starts:
@@ -132,9 +132,9 @@ class ReasonWriter:
             for key in keys:
                 first = starts[key][0]
                 what = Why(starts[key], explain(first))
-                said = told.get(key)
+                said = known.get(key)
                 if said is not None:
-                    told[key] = said._replace(looked_s=now)
+                    known[key] = said._replace(looked_s=now)
                 causes = _in_full(what, spared(key))
                 message, summary = in_full(causes), in_general(causes)
                 if (
@@ -157,26 +157,26 @@ class ReasonWriter:
         self._allowance.tokens -= 1.0
         causes = _in_full(what, spared)
         message, summary = in_full(causes), in_general(causes)
-        known = self._told.get(gang.key)
+        known = self._known.get(gang.key)
         if known is None or _is_news(known, position, message, summary, now):
             summary = summary or (known.summary if known is not None else "")
-            before = known or _Told(now, message, summary, position, now)
+            before = known or _Known(now, message, summary, position, now)
             known = before._replace(
                 at_s=now, message=message, summary=summary, position=position, looked_s=now
             )
-            self._told[gang.key] = known
+            self._known[gang.key] = known
             status = lifecycle.waiting(gang.record.status, Reason.WAITING, causes, position, now)
             written = WriteStatus(status.model_copy(update={"queue": queue}))
             await self._executor.carry_out(gang, (written,))
         if _is_event(known, summary, now):
             events, owed = self._events_now(gang, what, known, summary)
             await self._executor.carry_out(gang, events)
-            self._told[gang.key] = owed
+            self._known[gang.key] = owed
 
     def _events_now(
-        self, gang: Gang, what: Why, known: _Told, summary: str
-    ) -> tuple[list[WriteEvent], _Told]:
-        """Return the events that may be written now, and what is told of the gang with them."""
+        self, gang: Gang, what: Why, known: _Known, summary: str
+    ) -> tuple[list[WriteEvent], _Known]:
+        """Return the events that may be written now, and what the gang's owner knows with them."""
         pods: list[PodInfo] = [pod for each in what.waiting for pod in each.start.all_pods][:_PODS]
         if not known.owed or known.event != summary:
             uids = tuple(pod.uid for pod in pods)
@@ -189,7 +189,7 @@ class ReasonWriter:
 
 
 def _to_look_at(
-    gangs: Iterable[Key], told: Mapping[Key, _Told], now_s: float, most: int
+    gangs: Iterable[Key], known: Mapping[Key, _Known], now_s: float, most: int
 ) -> list[Key]:
     """Return `most` of the gangs: new ones in turns of their namespaces, then who waits longest."""
     new: list[tuple[int, Key]] = []
@@ -197,7 +197,7 @@ def _to_look_at(
     looked_s: list[float] = []
     turns: dict[str, int] = {}
     each_once = {key: None for key in gangs}  # noqa: C420 - lets other threads have their turn
-    for key, said in zip(each_once, map(told.get, each_once), strict=True):
+    for key, said in zip(each_once, map(known.get, each_once), strict=True):
         if said is None:
             turn = turns.get(key[0], 0)
             if turn < most:  # of one namespace no more can have their turn now
@@ -218,14 +218,14 @@ def _in_full(what: Why, spared: tuple[Cause, ...]) -> tuple[Cause, ...]:
     return what.causes if known else (*what.causes, *spared)
 
 
-def _is_news(said: _Told, position: int, message: str, summary: str, now_s: float) -> bool:
+def _is_news(said: _Known, position: int, message: str, summary: str, now_s: float) -> bool:
     """Say whether a GPUJob is written: for another reason or place, at times for other figures."""
     moved = abs(position - said.position) > _PLACES * said.position
     other = bool(summary) and summary != said.summary
     return moved or other or (message != said.message and now_s - said.at_s >= REFRESH_S)
 
 
-def _is_event(said: _Told, summary: str, now_s: float) -> bool:
+def _is_event(said: _Known, summary: str, now_s: float) -> bool:
     """Say whether events are due: for another reason, again before they expire, or still owed."""
     if not summary:
         return False

@@ -43,8 +43,8 @@ from tandem.contracts.resources import GPUJobSpec, Phase, Role, WorkloadRef
 from tandem.kube.errors import Conflict, Forbidden, NotFound, Unavailable
 from tandem.reasons.causes import Cause, Reason
 
-#: The service of running gangs is written this often: what a crash may cost those that end while
-#: nobody counts. Where many run, it is written less often: so many a second in the long run.
+#: The service of running gangs is written this often: what a crash may cost those that end while no
+#: replica counts. Where many run, it is written less often: so many a second in the long run.
 COUNT_EVERY_S = 60.0
 COUNTS_PER_S = 40.0
 #: The same for gangs that give up their GPUs. Their pods soon vanish, and who begins anew after a
@@ -106,7 +106,7 @@ class Reconciler:
     def step(self, gang: Gang) -> Awaitable[None] | ExternalWork | None:
         """Return what is to be done about one gang, if anything; only decides, does not wait.
 
-        Where time alone will make something due, `later` is told when to ask again.
+        Where time alone will make something due, `later` is called with the time to ask again.
         """
         match stage_of(gang):
             case Stage.NEW:

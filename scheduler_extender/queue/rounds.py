@@ -101,13 +101,13 @@ class Rounds:
         self._ripe_s = np.inf  # when the next gang has had its minimum run
         # Plans that are being written: no snapshot shows them yet.
         self._promised: dict[Key, _Promise] = {}
-        # What was refused beside starts that came to nothing was refused for no reason.
+        # Refusals next to planned starts that failed had no reason.
         self._forgets = False
         # Gangs that were asked to give way, until what they hold shows it.
         self._asked: set[Key] = set()
 
     def forget_refusals(self) -> None:
-        """Try everybody anew in the next round, though nobody has left."""
+        """Try every job anew in the next round, though none has left."""
         self._forgets = True
 
     def due(self) -> bool:
@@ -117,8 +117,8 @@ class Rounds:
 
     async def plan(self, frozen: Callable[[], Question]) -> Planned:
         """Plan all starts on one snapshot, in a thread."""
-        tell = self._reason_writer.chooser(self._preempter.told_of_spared())
-        self._work.hold()  # what is being planned stands still, what is being written goes on
+        tell = self._reason_writer.chooser(self._preempter.spared_causes())
+        self._work.hold()  # the picture does not change while it is planned, and writes go on
         now, began = self._clock(), time.perf_counter()
         # The thread's own frame holds what it returns until the thread has its next turn, which
         # is after ours: nothing of the plan is to outlive the cycle.
@@ -140,7 +140,7 @@ class Rounds:
         now_s: float,
         promised: Mapping[Key, int],
     ) -> Planned:
-        """Plan, and choose about which jobs to write; in a thread, on what stands still."""
+        """Plan, and choose about which jobs to write; in a thread, on a copy."""
         question = frozen()
         turn = self._accounts.turn(promised)
         answer = plan_within(question, turn, self._planner.plan)
@@ -163,7 +163,7 @@ class Rounds:
     def freeze(self) -> Callable[[], Question]:
         """Copy what changes while we plan; return what makes a question of it, for the thread.
 
-        The queue state and the starts stand still while the thread plans.
+        The queue state and the starts do not change while the thread plans.
         """
         now = self._clock()
         if self._forgets:
@@ -355,10 +355,11 @@ class Rounds:
             self._work.do(key, self._executor.carry_out(gang, (WriteStatus(status),)))
 
     def _tell(self, to_tell: dict[Key, Why]) -> None:
-        spared = self._preempter.told_of_spared()
+        spared = self._preempter.spared_causes()
         for key, what in to_tell.items():
             gang = self._gangs.by_key.get(key)
             if gang is not None and gang.record is not None and not self._work.busy(key):
                 queue = self._queue_state.queue_of(key, self._clock())
-                # It waits on meanwhile: nobody behind it is to have its place because it is told.
+                # It goes on waiting meanwhile: while its reason is written, no job behind it takes
+                # its place.
                 self._work.do(key, self._reason_writer.tell(gang, what, queue, spared(key)))

@@ -55,7 +55,7 @@ class StartForecast:
         self,
         parts: Parts,
         every_s: float,
-        told: Callable[[float | None], None],
+        on_forecast: Callable[[float | None], None],
         simulating: Simulating,
     ) -> None:
         self._state = parts.state
@@ -68,7 +68,7 @@ class StartForecast:
         self._every_s = every_s
         self._preemption_cost_s = parts.settings.preemption_cost_s
         self._clock = parts.clock
-        self._told = told  # how long one took, None where it failed
+        self._on_forecast = on_forecast  # how long one took, None where it failed
         self._simulating = simulating
         self._most = MOST
         self._next_s = parts.clock() + every_s
@@ -161,9 +161,9 @@ class StartForecast:
             except Exception as error:
                 log.warning("starts not forecast error=%s", error)
                 self._most = max(LEAST, self._most // 2)
-                self._told(None)
+                self._on_forecast(None)
             else:
-                self._told(time.perf_counter() - began)
+                self._on_forecast(time.perf_counter() - began)
                 self._most = min(MOST, 2 * self._most)
                 self._expected, self._made_s = found, self._clock()
             rest_s = _REST * (time.perf_counter() - began)

@@ -34,7 +34,7 @@ _LEAST_S = 1
 @dataclass(slots=True)
 class _Going:
     pod: PodInfo
-    told: bool = False
+    reported: bool = False
     next_s: float = 0.0
     wait_s: float = _AGAIN_S
 
@@ -74,7 +74,7 @@ class Terminations:
         now = self._clock()
         due = [each for each in self._going.values() if now >= each.next_s]
         long = [each for each in due if each.pod.grace_s > self._max_grace_s]
-        overdue = [each for each in due if not each.told and _is_overdue(each.pod, now)]
+        overdue = [each for each in due if not each.reported and _is_overdue(each.pod, now)]
         await asyncio.gather(
             *(self._shorten(each, now) for each in long[:_AT_ONCE]),
             *(self._report(each, now) for each in overdue[:_AT_ONCE]),
@@ -109,7 +109,7 @@ class Terminations:
 
     async def _report(self, going: _Going, now: float) -> None:
         pod = going.pod
-        going.told = True
+        going.reported = True
         passed_s = now - deletion_asked_s(pod)
         note = (
             f"was deleted {passed_s:.0f} s ago and still holds {counted(pod.gpus, 'GPU')} of"

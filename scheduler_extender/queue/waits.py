@@ -16,7 +16,7 @@ ENDED = Reason.PODS_ENDED  # all its pods have ended, and its workload has not
 STARTING = (
     Reason.STARTING
 )  # its pods have places, and their containers have not started for a while
-#: Most containers start within so long of the Binding: of others it is said what they wait for.
+#: Most containers start within this time of the Binding: of others it is said what they wait for.
 STARTS_WITHIN_S = 30.0
 _HELD = (Cause(Reason.HELD),)
 HELD = clause(_HELD[0])

@@ -1,4 +1,4 @@
-"""What is to be done about gangs: one thing at a time for each, a few beside one another."""
+"""What is to be done about gangs: one thing at a time for each, a few gangs at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AT_ONCE_AFTER = 2
 
 
 class RefusedError(Exception):
-    """What is due cannot be done until the object changes; its owner has been told."""
+    """What is due cannot be done until the object changes; its owner has been notified."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _Failures:
     """Failures in a row: the last error, and until when the key rests whatever happens."""
 
     count: int = 0
-    told: str = ""
+    notified: str = ""
     rests_until_s: float = 0.0
 
 
@@ -177,7 +177,7 @@ class WorkQueue:
             heapq.heappush(self._timers, (at_s, key))
 
     def do(self, key: Key, work: Awaitable[object]) -> None:
-        """Do this about a key now, beside the `parallel` others; it must not be busy."""
+        """Do this about a key now, in addition to the `parallel` others; it must not be busy."""
         self._tasks[key] = asyncio.ensure_future(self._guard(key, work, planned=True))
 
     def hold(self) -> None:
@@ -297,10 +297,10 @@ class WorkQueue:
 
     async def _tell_refused(self, key: Key, error: KubeError) -> None:
         failed = self._failed[key]
-        if self._refused is None or failed.told == str(error):
+        if self._refused is None or failed.notified == str(error):
             return
-        failed.told = str(error)
+        failed.notified = str(error)
         try:
             await self._refused(key, error)
         except KubeError as other:
-            log.warning("refusal not told key=%s error=%r", key, str(other))
+            log.warning("refusal not reported key=%s error=%r", key, str(other))

@@ -19,8 +19,8 @@ class Quota(Section):
 
     `gpus`: its share; its jobs within the share go before all those beyond theirs, and take back
     what others have borrowed. `gpu_seconds`: its share of a window; when it is used up, `gpus`
-    counts as 0. `borrow`: it may go beyond its share with what nobody within theirs needs.
-    `max_gpus`: never more than this. `endless_gpus`: the most for pods that do not end by
+    counts as 0. `borrow`: it may go beyond its share with GPUs that no namespace within its share
+    needs. `max_gpus`: never more than this. `endless_gpus`: the most for pods that do not end by
     themselves (Deployments, StatefulSets, notebooks), which are never preempted.
     """
 

@@ -32,7 +32,7 @@ class Turn:
 
     `used_gpu_s` is what each namespace has had in the window. `others` are gangs outside the queue
     that still hold GPUs, such as those of a deleted Job whose pods have not ended. Without quotas
-    nothing is asked of anybody, and the order stays as it is.
+    nothing is asked of any job, and the order stays as it is.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Turn:
         return stake.held if stake else 0
 
     def coming(self) -> int:
-        """Return the GPUs that are being given up by anybody."""
+        """Return the GPUs that jobs are giving up."""
         return sum(self._leaving.values())
 
     def reclaims(self, key: Key, victim: Key) -> bool:

@@ -88,7 +88,7 @@ class _QuotaRound:
         return admitted, withheld
 
     def _keep(self, answer: Answer) -> None:
-        """Let nobody through who came by a place that was another's."""
+        """Withhold starts whose place another job was granted."""
         account, kept = self._turn.copy(), []
         for verdict in answer.placed:
             key, gpus = verdict.start.gpujob, verdict.start.gpus

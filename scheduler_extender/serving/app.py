@@ -113,9 +113,9 @@ async def serve(config: ExtenderConfig) -> None:
         tasks: list[asyncio.Task[None]] = []
         served: Callable[[], bool] = lambda: True  # noqa: E731 - one process serves it all
         if isinstance(service.api, MemoryCluster):
-            told = service.metrics.certificate.set
+            on_certificate = service.metrics.certificate.set
             public = await stack.enter_async_context(
-                tls_of_files(config.public, config.certificate.look_s, told)
+                tls_of_files(config.public, config.certificate.look_s, on_certificate)
             )
             servers.append(_server(public_app(service), config.public, public))
         else:

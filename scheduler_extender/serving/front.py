@@ -3,7 +3,7 @@
 It serves the webhook, judges reviews by itself, and hands reads on to the extender over a socket of
 the file system. It shares neither event loop nor interpreter with the extender, so that nothing a
 client sends delays a verb. The extender starts it, hears from it twice a second (`Line`), and
-starts another one where it ends or stands still. It ends with the extender.
+starts another one where it ends or does not answer. It ends with the extender.
 
 Its probe port has connections and a thread of its own: a kubelet is answered however busy the
 public port is.
@@ -65,7 +65,7 @@ from tandem.log import configure_log
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-#: The extender answers each beat at once; without an answer for so long it hangs.
+#: The extender answers each beat at once; without an answer for this time it hangs.
 HANGS_AFTER_S = 3.0
 #: An API server has up to 200 changes under way, and as many connections to a webhook.
 PUBLIC_LIMITS = Limits(per_address=256, total=512, rate=100.0, burst=300.0)
@@ -452,7 +452,7 @@ async def _bound(listen: Listen) -> socket.socket:
 async def _tls(config: FrontConfig, api: KubeClient, line: Line) -> AsyncIterator[Tls]:
     """Give the public port its certificate; the API server trusts it once we can answer."""
 
-    def told(ends_s: float) -> None:
+    def note_end(ends_s: float) -> None:
         line.certificate_ends_s = ends_s
 
     async def ready() -> None:
@@ -460,11 +460,11 @@ async def _tls(config: FrontConfig, api: KubeClient, line: Line) -> AsyncIterato
             await asyncio.sleep(0.1)
 
     public = config.public
-    async with tls_of_files(public, config.certificate.look_s, told) as tls:
+    async with tls_of_files(public, config.certificate.look_s, note_end) as tls:
         if tls is not None:
             yield tls
             return
-    tls = Tls(on_change=told)
+    tls = Tls(on_change=note_end)
     keeper = Keeper(api, config.namespace, public.service_names, config.certificate)
     tls.use(await asyncio.to_thread(keeper.begin))
     async with tls.follow(keeper.look, config.certificate.look_s, ready):

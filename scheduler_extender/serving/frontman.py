@@ -55,7 +55,7 @@ class FrontProcess:
             await self._end()
 
     async def _one(self) -> None:
-        """Run one until it ends, or is ended because it stands still."""
+        """Run one until it ends, or is ended because it does not answer."""
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "scheduler_extender.serving.front",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -78,7 +78,7 @@ class FrontProcess:
                     break
                 within_s = _SILENT_S
                 if not self._heard(json.loads(beat)):
-                    log.error("the process in front stands still, another one follows")
+                    log.error("the process in front does not answer, another one follows")
                     break
                 process.stdin.write(json.dumps(self._tell()).encode() + b"\n")
         await self._end(at_once=True)

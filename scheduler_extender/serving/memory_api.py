@@ -1,7 +1,7 @@
 """The in-memory API server over HTTP, on Kubernetes' own paths: for the demo, never for a cluster.
 
-Mounted only where the configuration says `api: memory`. Nobody is asked who they are, and there
-are no watches: readers list.
+Mounted only where the configuration says `api: memory`. It authenticates no client and has no
+watches: readers list.
 """
 
 from __future__ import annotations

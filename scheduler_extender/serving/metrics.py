@@ -35,7 +35,7 @@ _VERB_BUCKETS_S = (
 )  # fmt: skip
 _SLICE_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # no types published; a second series for each, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call] # no types published; a second series for each, which has no reader
 
 
 class Metrics:
@@ -178,7 +178,7 @@ class _OfState(Collector):
     def _of_reflectors(self) -> Iterable[Metric]:
         age = GaugeMetricFamily(
             "tandem_extender_watch_silence_seconds",
-            "Time since the API server last told anything of a resource.",
+            "Time since the API server last sent anything of a resource.",
             labels=["resource"],
         )
         lists = CounterMetricFamily(

@@ -38,7 +38,7 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class _Slots:
-    """So many at once of one kind, and so many in all; more are refused and told to come again."""
+    """So many at once of one kind, and so many in all; clients of others try again later."""
 
     def __init__(self, each: int, total: int) -> None:
         self._each, self._total = each, total

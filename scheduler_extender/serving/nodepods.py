@@ -16,10 +16,10 @@ from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.nodepods import EndedContainer, NodePod, NodePodList
 from tandem.contracts.resources import Source
 
-#: Pods of ours that have ended are told for their containers' exit codes: the last ones.
-ENDED_TOLD = 64
+#: Pods of ours that have ended are listed for their containers' exit codes: the last ones.
+ENDED_LISTED = 64
 #: More pods than kubelet runs on a node.
-PODS_TOLD = 1024
+PODS_LISTED = 1024
 
 
 class NodePods:
@@ -46,15 +46,15 @@ class NodePods:
         """Return what the agent of a node needs of its pods."""
         records = self._nodes.get(node, {}).values()
         ended = heapq.nlargest(
-            ENDED_TOLD,
+            ENDED_LISTED,
             (each for each in records if each.pod.finished),
             key=lambda each: each.pod.finished_at,
         )
-        running = [each for each in records if not each.pod.finished][:PODS_TOLD]
-        told = sorted((*running, *ended), key=lambda one: one.key)
-        return NodePodList(pods=[self._told(each) for each in told])
+        running = [each for each in records if not each.pod.finished][:PODS_LISTED]
+        listed = sorted((*running, *ended), key=lambda one: one.key)
+        return NodePodList(pods=[self._listed(each) for each in listed])
 
-    def _told(self, record: PodRecord) -> NodePod:
+    def _listed(self, record: PodRecord) -> NodePod:
         pod = record.pod
         if not record.ours:
             return NodePod(namespace=pod.namespace, name=pod.name, uid=pod.uid)

@@ -73,7 +73,7 @@ def own_pod(raw: Object) -> OwnPod:
 
 
 class OwnPods:
-    """Follows our pods, on the event loop. `changed` is told of nodes whose agents may differ."""
+    """Follows our pods, on the event loop. `changed` gets nodes whose agents may differ."""
 
     def __init__(
         self, clock: Callable[[], float], changed: Callable[[str], None] = lambda _: None

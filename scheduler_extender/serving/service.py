@@ -170,13 +170,13 @@ async def running(
     )
     heartbeat = Heartbeat("predictor", predictor.answers, metrics.registry)
 
-    def nobody_leads() -> bool:
-        return not config.leader.always and lease.nobody_leads()
+    def without_leader() -> bool:
+        return not config.leader.always and lease.without_leader()
 
-    metrics.leads.set_function(lambda: 0 if nobody_leads() else 1)
+    metrics.leads.set_function(lambda: 0 if without_leader() else 1)
 
     def silent() -> Silent:
-        return _silent(heartbeat, own_pods, nobody_leads=nobody_leads())
+        return _silent(heartbeat, own_pods, without_leader=without_leader())
 
     recorder = EventRecorder(api, COMPONENT, hostname)
 
@@ -245,12 +245,12 @@ async def running(
         api.close()
 
 
-def _silent(heartbeat: Heartbeat, own_pods: OwnPods, *, nobody_leads: bool) -> Silent:
+def _silent(heartbeat: Heartbeat, own_pods: OwnPods, *, without_leader: bool) -> Silent:
     """Return which services do not answer, for the status page."""
     found: Silent = {}
     if heartbeat.silent:
         found["predictor"] = []
-    if nobody_leads:
+    if without_leader:
         found["scheduler"] = []
     if pods := own_pods.silent("predictor", "scheduler"):
         found["replica"] = list(map(str, pods))

@@ -27,8 +27,8 @@ class Tls:
     """What a port is served with: TLS 1.2 or later, and a certificate that `use` exchanges.
 
     Connections that are open go on with the certificate that they began with. With `client_ca`
-    (a PEM file), callers must show a certificate of one of its authorities. `on_change` is told
-    when the new certificate ends (Unix time).
+    (a PEM file), callers must show a certificate of one of its authorities. `on_change` is called
+    with the end of the new certificate (Unix time).
     """
 
     def __init__(

@@ -302,7 +302,7 @@ class Binder:
             return None
 
     def _take(self, raw: Mapping[str, Any]) -> PodRecord:
-        """Take over the pod as just read; what the watch has told since is newer still."""
+        """Take over the pod as just read; what the watch has sent since is newer still."""
         record = parse_pod(raw)
         self._state.apply("pods", record)
         return record

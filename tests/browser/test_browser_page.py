@@ -66,7 +66,7 @@ def past() -> dict[str, Any]:
                 uid=f"u{number}", namespace="vision", name=f"job-{number}", user=NASTY,
                 model=NASTY, gpu_type="NVIDIA A100", gpus=2, queued_s=now_s - 9000,
                 started_s=now_s - 7200, until_s=now_s - 60 - number, held_gpu_s=14_000.0,
-                parts=Parts(used=0.4, beside=0.4, lost=0.1), waits={NASTY[:60]: 1800.0},
+                parts=Parts(used=0.4, neighbours=0.4, lost=0.1), waits={NASTY[:60]: 1800.0},
                 phase="Completed", slowdown=0.2, neighbours=((NASTY, 0.2),),
             )
         )  # fmt: skip

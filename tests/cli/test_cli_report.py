@@ -26,7 +26,7 @@ def account(uid: str, **more: Any) -> Account:
         "uid": uid, "namespace": "team-a", "name": f"job-{uid}", "user": "ada", "model": "bert",
         "gpu_type": "NVIDIA A100-SXM4-80GB", "gpus": 2, "queued_s": NOW_S - 9000,
         "started_s": NOW_S - 7200, "until_s": NOW_S - 3600, "held_gpu_s": 7200.0,
-        "parts": Parts(used=0.5, used_measured=True, beside=0.5, lost=0.2), "slowdown": 0.25,
+        "parts": Parts(used=0.5, used_measured=True, neighbours=0.5, lost=0.2), "slowdown": 0.25,
         "waits": {"PlacesTaken": 1800.0}, "phase": "Completed", "neighbours": (("gpt2@8", 0.25),),
     }  # fmt: skip
     return Account(**(known | more))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from controlplane import wait_until
-from node_agent.progress import Told, pace_of
+from node_agent.progress import Steps, pace_of
 from tandem.contracts import crds
 from tandem.contracts.resources import GPU, GPUNodeStatus, PodUse
 from tandem.errors import TandemError
@@ -156,7 +156,7 @@ def test_an_api_server_reads_every_report_that_progress_can_cause_and_no_infinit
             active_seconds=pace.activity[0] if pace.activity else None,
         )
         for number, pace in enumerate(
-            pace_of(Told(iterations=iterations, seconds=seconds, **most))
+            pace_of(Steps(iterations=iterations, seconds=seconds, **most))
             for iterations in (0.0, 5e-324, 1e9)
             for seconds in (1e-3, 86_400.0)
         )

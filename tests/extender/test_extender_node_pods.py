@@ -166,8 +166,8 @@ def test_what_is_told_of_a_pod_of_ours(client: TestClient, state: ClusterState) 
 def test_pods_that_have_ended_are_told_for_their_exit_codes_within_bounds(
     client: TestClient, state: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodepods, "ENDED_TOLD", 2)
-    monkeypatch.setattr(nodepods, "PODS_TOLD", 3)
+    monkeypatch.setattr(nodepods, "ENDED_LISTED", 2)
+    monkeypatch.setattr(nodepods, "PODS_LISTED", 3)
     for number in range(5):
         raw = put(state, f"e{number}", phase="Failed")
         at = f"2026-01-02T03:04:0{number}Z"

@@ -168,15 +168,15 @@ def test_services_that_do_not_answer_need_attention(site: Site) -> None:
 def test_nobody_leads_once_no_scheduler_renews_the_lease() -> None:
     api, now = MemoryCluster(), [NOW]
     watch = LeaseWatch(api, "ns", "lease", "me", lambda: now[0])
-    assert not watch.nobody_leads(), "not known before the first look"
+    assert not watch.without_leader(), "not known before the first look"
     spec = {"holderIdentity": "other_1", "leaseDurationSeconds": 15, "leaseTransitions": 1,
             "renewTime": lifecycle.rfc3339(NOW)}  # fmt: skip
     api.create(LEASES, {"metadata": {"name": "lease", "namespace": "ns"}, "spec": spec})
     watch.look()
-    assert not watch.nobody_leads()
+    assert not watch.without_leader()
     assert not watch.active()
     now[0] += 16
-    assert watch.nobody_leads()
+    assert watch.without_leader()
 
 
 def test_nobody_leads_where_no_scheduler_could_ever_make_the_lease() -> None:
@@ -184,13 +184,13 @@ def test_nobody_leads_where_no_scheduler_could_ever_make_the_lease() -> None:
     now = [NOW]
     watch = LeaseWatch(MemoryCluster(), "ns", "lease", "me", lambda: now[0])
     watch.look()
-    assert not watch.nobody_leads(), "kube-scheduler may be starting"
+    assert not watch.without_leader(), "kube-scheduler may be starting"
     now[0] += 59
     watch.look()
-    assert not watch.nobody_leads()
+    assert not watch.without_leader()
     now[0] += 1
     watch.look()
-    assert watch.nobody_leads()
+    assert watch.without_leader()
 
 
 def test_a_prediction_of_the_predictor_is_an_answer() -> None:

@@ -38,7 +38,7 @@ DIFFERENCES = {
     "creation of pods",
     "Objects of Kubernetes' own kinds are validated by their schemas": "the double checks names, "
     "labels, sizes and our own definitions, and the gates and the node of a pod",
-    "The garbage collector deletes what an owner leaves": "the double deletes what it is told to",
+    "The garbage collector deletes what an owner leaves": "the double deletes only what a request names",
 }
 
 

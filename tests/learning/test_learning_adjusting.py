@@ -46,7 +46,7 @@ def test_the_cheapest_of_a_bad_pair_is_moved_within_a_minute() -> None:
     gpus = [gpu(resident("big", 0.1, cost_gib=30), resident("small", 0.6, cost_gib=4))]
     (move,) = looks(Adjuster(SETTINGS), gpus, times=6).moves
     assert move.key == ("ml", "small")
-    assert move.beside == (("ml", "big"),)
+    assert move.neighbours == (("ml", "big"),)
     assert move.slowdown == 0.6
 
 

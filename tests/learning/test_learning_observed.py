@@ -103,7 +103,7 @@ def test_a_neighbour_that_has_left_is_none_and_a_stranger_is_one() -> None:
 def test_seconds_beside_each_neighbour_are_counted_and_pods_that_go_are_forgotten() -> None:
     watch = alone_then_beside(percent=56)
     watch.take(report(140, 100, use("a", 56), use("b", 44)))
-    assert watched(watch, "a").beside == {"b": 10.0}
+    assert watched(watch, "a").seconds_with == {"b": 10.0}
     watch.take(report(150, 40, use("b", 40)))
     assert list(watch.pods) == [("b", AT)]
     watch.node_gone("n0")

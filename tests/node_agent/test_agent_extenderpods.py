@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from node_agent import extenderpods
-from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.deviceplugin import refuse_with_device_plugin
 from node_agent.extenderpods import AskError, Extender, ExtenderPods
 from node_agent.pods import ContainerEnd
 from tandem.errors import TandemError, UsageError
@@ -162,8 +162,8 @@ def test_an_extender_that_is_not_there_is_no_fault_of_the_agent(tmp_path):
 def test_each_resource_of_gpus_of_a_device_plugin_is_seen(capacity, shown):
     client = SimpleNamespace(get=lambda *_: {"status": {"capacity": capacity}})
     if not shown:
-        refuse_beside_device_plugin(client, "n0")
+        refuse_with_device_plugin(client, "n0")
         return
     with pytest.raises(TandemError) as refusal:
-        refuse_beside_device_plugin(client, "n0")
+        refuse_with_device_plugin(client, "n0")
     assert f"hands out {shown} through" in refusal.value.message

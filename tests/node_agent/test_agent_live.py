@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from controlplane import manifests, wait_until
-from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.deviceplugin import refuse_with_device_plugin
 from node_agent.extenderpods import ExtenderPods
 from node_agent.publish import WriteError, gpu_node
 from node_agent.stub import StubError, StubGpu, StubProcess, StubState, environment
@@ -142,8 +142,8 @@ def test_daemon_set_is_valid(control_plane, installed):
 
 
 def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed):
-    refuse_beside_device_plugin(client, "agent-a")
-    refuse_beside_device_plugin(client, "no-such-node")
+    refuse_with_device_plugin(client, "agent-a")
+    refuse_with_device_plugin(client, "no-such-node")
     node = ("patch", "node", "agent-b", "--subresource=status", "--type=merge", "-p")
 
     def offer(amounts):
@@ -158,11 +158,11 @@ def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed)
         offer({resource: amount, "nvidia.com/hostdev": "4"})
         shown = f"hands out {amount.replace('000', 'k')} {resource} through"
         with pytest.raises(TandemError, match=shown) as refusal:
-            refuse_beside_device_plugin(client, "agent-b")
+            refuse_with_device_plugin(client, "agent-b")
         assert "device-plugin=false" in refusal.value.hint
         # A plugin that has gone leaves zeros.
         offer({resource: "0"})
-        refuse_beside_device_plugin(client, "agent-b")
+        refuse_with_device_plugin(client, "agent-b")
     gone = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb")
     offer(dict.fromkeys((*gone, "nvidia.com/hostdev")))
 

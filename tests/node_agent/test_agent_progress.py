@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from node_agent import progress
 from node_agent.config import AgentSettings
-from node_agent.progress import Pace, Progress, Told
+from node_agent.progress import Pace, Progress, Steps
 from node_agent.publish import gpu_node
 from node_agent.server import AgentServer
 from node_agent.tenant import Tenant
@@ -46,7 +46,7 @@ def service():
 
 @pytest.fixture
 def served(service):
-    """What is told, empty at first, and the agent's URL."""
+    """The steps that are reported, empty at first, and the agent's URL."""
     service[0]._paces.clear()
     return service
 
@@ -61,32 +61,32 @@ def post(url, body, token="token-of-a", path="/v1/progress"):
         return error.code, json.loads(error.read())
 
 
-def told(iterations=50, seconds=10):
+def steps(iterations=50, seconds=10):
     return json.dumps({"iterations": iterations, "seconds": seconds}).encode()
 
 
 def test_rate_of_the_pod_that_tells_and_of_no_other(served):
     taken, url = served
-    assert post(url, told())[0] == 200
+    assert post(url, steps())[0] == 200
     assert taken.paces() == {"uid-a": Pace(5.0)}
-    assert post(url, told(10), token="token-of-b")[0] == 200
+    assert post(url, steps(10), token="token-of-b")[0] == 200
     assert taken.paces() == {"uid-a": Pace(5.0), "uid-b": Pace(1.0)}
 
 
 @pytest.mark.parametrize(
     ("body", "token", "path", "status"),
     [
-        (told(), "forged", "/v1/progress", 401),
-        (told(), "", "/v1/progress", 401),
-        (told(seconds=0), "token-of-a", "/v1/progress", 400),
-        (told(iterations=-1), "token-of-a", "/v1/progress", 400),
+        (steps(), "forged", "/v1/progress", 401),
+        (steps(), "", "/v1/progress", 401),
+        (steps(seconds=0), "token-of-a", "/v1/progress", 400),
+        (steps(iterations=-1), "token-of-a", "/v1/progress", 400),
         (b'{"iterations": NaN, "seconds": 1}', "token-of-a", "/v1/progress", 400),
-        (told(1e9, 5e-324), "token-of-a", "/v1/progress", 400),
+        (steps(1e9, 5e-324), "token-of-a", "/v1/progress", 400),
         (b'{"iterations": 1e999, "seconds": 1}', "token-of-a", "/v1/progress", 400),
         (b"\xff\x00", "token-of-a", "/v1/progress", 400),
         (b"[" * 4000, "token-of-a", "/v1/progress", 400),
         (b"x" * 5000, "token-of-a", "/v1/progress", 413),
-        (told(), "token-of-a", "/v2", 404),
+        (steps(), "token-of-a", "/v2", 404),
     ],
 )
 def test_bad_requests_are_answered_in_words(served, body, token, path, status):
@@ -128,13 +128,13 @@ def test_a_bad_figure_of_a_pod_costs_itself_and_not_the_report(figure):
 
 
 def test_nobody_is_believed_while_tokens_cannot_be_reviewed():
-    assert Progress(Away()).take("token-of-a", Told(iterations=1, seconds=1)) is False
-    assert Progress(None).take("token-of-a", Told(iterations=1, seconds=1)) is False
+    assert Progress(Away()).take("token-of-a", Steps(iterations=1, seconds=1)) is False
+    assert Progress(None).take("token-of-a", Steps(iterations=1, seconds=1)) is False
 
 
 def test_rate_that_is_old_is_forgotten(served, monkeypatch):
     taken, url = served
-    post(url, told())
+    post(url, steps())
     monkeypatch.setattr(progress, "FRESH_S", -1)
     assert taken.paces() == {}
 
@@ -166,9 +166,9 @@ def arrival(helper, served, monkeypatch, tmp_path):
         arrived = threading.Event()
         original = taken.take
 
-        def take(token, told, address):
-            done = original(token, told, address)
-            if awaited(told):
+        def take(token, steps, address):
+            done = original(token, steps, address)
+            if awaited(steps):
                 arrived.set()
             return done
 
@@ -179,7 +179,7 @@ def arrival(helper, served, monkeypatch, tmp_path):
 
 
 def test_step_reaches_the_agent(helper, served, arrival):
-    arrived = arrival(lambda told: told.iterations)
+    arrived = arrival(lambda steps: steps.iterations)
     for _ in range(100):
         helper.step()
     helper.step(20)
@@ -190,7 +190,7 @@ def test_step_reaches_the_agent(helper, served, arrival):
 def test_what_profile_records_reaches_the_agent_with_the_iterations(helper, served, arrival):
     seen = SimpleNamespace(iterations=0, active_s=0.0, idle_s=0.0)
     helper._profiles.append(seen)
-    arrived = arrival(lambda told: told.iterations_recorded)
+    arrived = arrival(lambda steps: steps.iterations_recorded)
     helper.step()
     seen.active_s, seen.idle_s, seen.iterations = 3.0, 1.0, 10
     assert arrived.wait(60)

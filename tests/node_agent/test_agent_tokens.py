@@ -8,7 +8,7 @@ import pytest
 
 from node_agent import tokens
 from node_agent.pods import PodInfo
-from node_agent.progress import Progress, Told
+from node_agent.progress import Progress, Steps
 from node_agent.tokens import TokenReviewer
 from tandem.contracts import names
 from tandem.kube.errors import Unavailable
@@ -176,7 +176,7 @@ def test_an_api_server_that_is_away_is_asked_once_a_second_for_each_pod():
 def test_the_pace_of_a_pod_is_taken_from_its_own_address_alone():
     site = Site("a", "b")
     progress = Progress(site.reviewer)
-    told = Told(iterations=10, seconds=1)
-    assert not progress.take(token("a"), told, "10.0.0.1")
-    assert progress.take(token("a"), told, "10.0.0.0")
+    steps = Steps(iterations=10, seconds=1)
+    assert not progress.take(token("a"), steps, "10.0.0.1")
+    assert progress.take(token("a"), steps, "10.0.0.0")
     assert progress.paces().keys() == {"a"}

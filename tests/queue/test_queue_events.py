@@ -137,7 +137,7 @@ def test_who_is_looked_at_are_new_gangs_in_turns_and_then_those_looked_at_longes
     for _ in range(50):
         gangs = [(f"team{n}", f"job-{i}") for i, n in enumerate(rng.integers(0, 3, 40))]
         told = {
-            key: reason_writer._Told(*at_s, looked_s=float(rng.integers(80, 101)))
+            key: reason_writer._Known(*at_s, looked_s=float(rng.integers(80, 101)))
             for key in gangs
             if rng.random() < 0.6
             for at_s in [(float(rng.integers(80, 101)), "", "", 0)]

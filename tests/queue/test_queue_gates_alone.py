@@ -618,7 +618,7 @@ def test_nobody_is_preempted_while_budgets_cannot_be_read(error: KubeError) -> N
     assert going.api.writes == []
     assert going.preempter.spared(going.gang.key)
     # The owner is told of it, and others of that namespace's budgets without a name.
-    told = going.preempter.told_of_spared()
+    told = going.preempter.spared_causes()
     assert str(error) in in_full(told(("default", "waits")))
     assert str(error) not in in_full(told(("other", "waits")))
     going.now += 60
@@ -652,7 +652,7 @@ def test_one_that_a_budget_protects_is_left_alone_for_a_while_and_then_looked_at
     assert not going.preempter.expire()
     going.now += 59.9
     assert going.preempter.spared(going.gang.key)
-    (why,) = going.preempter.told_of_spared()(("default", "waits"))
+    (why,) = going.preempter.spared_causes()(("default", "waits"))
     assert "disruption budget b allows 0 disruptions, 1 pod of" in sentence(why)
     assert not going.preempter.expire()
     going.now += 0.1
@@ -660,7 +660,7 @@ def test_one_that_a_budget_protects_is_left_alone_for_a_while_and_then_looked_at
     assert going.preempter.expire()
     assert not going.preempter.expire(), "said once"
     going.preempter.forget(going.gang.key)
-    assert going.preempter.told_of_spared()(("default", "waits")) == ()
+    assert going.preempter.spared_causes()(("default", "waits")) == ()
 
 
 def test_what_was_asked_for_without_effect_is_asked_for_again_after_a_while() -> None:

@@ -110,7 +110,7 @@ def test_the_figures_of_a_job() -> None:
     needs 1,600 alone, and has taken 1,000.
     """
     day = Day(int(START_S // DAY_S))
-    day.take(account("j", parts=Parts(used=0.4, used_measured=True, beside=0.5, lost=0.2)))
+    day.take(account("j", parts=Parts(used=0.4, used_measured=True, neighbours=0.5, lost=0.2)))
     found = total(day)
     assert found["askedGpuSeconds"] == 2 * 1100
     assert found["heldGpuSeconds"] == 2000
@@ -126,7 +126,7 @@ def test_the_figures_of_a_job() -> None:
 
 def test_what_is_predicted_is_apart_from_what_is_measured() -> None:
     day = Day(int(START_S // DAY_S))
-    day.take(account("j", parts=Parts(used=0.4, predicted_beside=0.5, predicted_lost=0.1)))
+    day.take(account("j", parts=Parts(used=0.4, predicted_neighbours=0.5, predicted_lost=0.1)))
     found = total(day)
     assert (found["usedGpuSeconds"], found["usedPredictedGpuSeconds"]) == (0, 800)
     assert (found["savedGpuSeconds"], found["savedPredictedGpuSeconds"]) == (0, 800)

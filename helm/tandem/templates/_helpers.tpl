@@ -129,7 +129,7 @@ affinity:
 {{- else }}
 {{- $files := dict "tls_cert" "/etc/tandem-verbs/tls.crt" "tls_key" "/etc/tandem-verbs/tls.key" "client_ca" "/etc/tandem-verbs/ca.crt" }}
 {{- $_ := set $ours "verbs" (merge (dict "host" "0.0.0.0") $files) }}
-{{- /* One replica acts, and no Lease of a scheduler beside it says so. */}}
+{{- /* One replica acts, and no Lease of a scheduler in its pod says so. */}}
 {{- $_ := set $ours "leader" (dict "always" true) }}
 {{- end }}
 {{- $config := mergeOverwrite (deepCopy .Values.scheduler.extender.config) $ours -}}

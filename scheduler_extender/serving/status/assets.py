@@ -76,11 +76,11 @@ def response(path: str, headers: Mapping[str, str]) -> Response:
     asset = files().get(path)
     if asset is None:
         raise HTTPException(404, "the page has no such file")
-    told = {**HEADERS, "ETag": asset.tag}
+    sent = {**HEADERS, "ETag": asset.tag}
     if headers.get("if-none-match") == asset.tag:
-        return Response(status_code=304, headers=told)
+        return Response(status_code=304, headers=sent)
     content = asset.content
     if "gzip" in headers.get("accept-encoding", ""):
         content = asset.packed
-        told["Content-Encoding"] = "gzip"
-    return Response(content, headers=told, media_type=asset.media_type)
+        sent["Content-Encoding"] = "gzip"
+    return Response(content, headers=sent, media_type=asset.media_type)

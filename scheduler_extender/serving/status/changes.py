@@ -26,7 +26,7 @@ from scheduler_extender.quotas.config import Quota
 from scheduler_extender.serving.status.objects import RUNS_KEPT_S, most_runs
 from tandem.contracts.base import Message
 
-#: A piece ends once it has taken so long; with the last part it holds the event loop for 0.5 ms.
+#: A piece ends once it has taken this time; with the last part it holds the event loop for 0.5 ms.
 PIECE_S = 0.0003
 #: The clock and bindings under way change the GPU table without an event; it is looked at so often.
 _LOOK_S = 0.5
@@ -252,8 +252,8 @@ class Changes:
             yield run + b"\n"
         quotas = [_quota(*each) for each in self._quotas()]
         holding = self._deleted()  # pods long after their deletion, by namespace
-        told = {"quotas": quotas, "deleted": holding, "silent": self._silent()}
-        yield _json({"kind": "quotas", **told}) + b"\n"
+        summary = {"quotas": quotas, "deleted": holding, "silent": self._silent()}
+        yield _json({"kind": "quotas", **summary}) + b"\n"
 
     def _node(self, report: GpuNodeRecord) -> Iterator[bytes]:
         state, name = self._state, report.name

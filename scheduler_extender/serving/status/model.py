@@ -129,10 +129,10 @@ class Cluster:
             case "run":
                 self._put_run(value)
             case "quotas":
-                told = value["quotas"], value["deleted"], value["silent"]
-                if (self.quotas, self.deleted, self.silent) == told:
+                summary = value["quotas"], value["deleted"], value["silent"]
+                if (self.quotas, self.deleted, self.silent) == summary:
                     return
-                self.quotas, self.deleted, self.silent = told
+                self.quotas, self.deleted, self.silent = summary
             case "end":
                 self.version = value["version"]
                 return

@@ -51,7 +51,7 @@ _CHUNK_BYTES = 2**20
 _WAITING = 16
 #: Without it, a verb that finds both processors busy waits until the kernel's time slice ends.
 _NICE = 10
-#: Without a reader for so long, what is known of the cluster is dropped.
+#: Without a reader for this time, what is known of the cluster is dropped.
 _IDLE_S = 600.0
 #: More than 5,000 nodes and 40,000 pods need; a bound on what a fault of ours can take.
 _MOST_BYTES = 256 * 2**20

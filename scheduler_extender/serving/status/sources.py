@@ -29,12 +29,13 @@ if TYPE_CHECKING:  # the process in front starts without what only the extender 
     from tandem.kube.memory import MemoryCluster
 
 _SHOWN = 50  # events of a job
-#: After so many pieces of changes, the event loop belongs to the verbs for so long. A request of a
-#: large cluster is read, answered and written in several turns of the loop, and would wait for a
-#: piece at each of them. The whole cluster, for the first page, takes seconds and rests less.
+#: After so many pieces of changes, the event loop belongs to the verbs for the first time here. A
+#: request of a large cluster is read, answered and written in several turns of the loop, and would
+#: wait for a piece at each of them. The whole cluster, for the first page, takes seconds and rests
+#: less.
 _REST_S, _PIECES = 0.002, 1
 _REST_OF_WHOLE_S, _PIECES_OF_WHOLE = 0.001, 3
-#: A piece lets the verbs under way go first, for so long at most: a verb may wait for its client.
+#: A piece lets the verbs under way go first, for this time at most: a verb may wait for its client.
 _BEHIND_VERBS_S, _BEHIND_VERBS_OF_WHOLE_S = 0.05, 0.005
 #: So much is sent at once: both processes take longer for the HTTP of a piece than for the piece.
 _SENT_BYTES = 64 * 2**10

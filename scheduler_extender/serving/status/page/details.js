@@ -64,7 +64,7 @@ function MemoryBar({ doc }) {
   </figure>`;
 }
 
-const beside = (predicted, measured) => html`<span class="beside"><span><span class="sr">predicted </span>${predicted}</span><span class="dim">/</span><b><span class="sr">measured </span>${measured}</b></span>`;
+const pair = (predicted, measured) => html`<span class="pair"><span><span class="sr">predicted </span>${predicted}</span><span class="dim">/</span><b><span class="sr">measured </span>${measured}</b></span>`;
 
 export function Gpu({ doc }) {
   useClock(2000);
@@ -95,11 +95,11 @@ export function Gpu({ doc }) {
       <${Table} label="Resident jobs" rows=${doc.residents} rowKey=${(each) => `${jobKey(each)}/${each.pod}`} empty="No job holds this GPU."
         columns=${[
           { name: "Job", show: (each) => html`<${Job} job=${each}/>${each.hold === "bound" ? "" : html` <span class="dim">(${each.hold})</span>`}` },
-          { name: "Memory base", show: (each) => beside(bytes(each.predicted.memoryBaseBytes), bytes(each.measured.memoryBaseBytes ?? each.measured.memoryBytes)) },
-          { name: "Memory peak", show: (each) => beside(bytes(each.predicted.memoryPeakBytes), bytes(each.measured.memoryPeakBytes)) },
-          { name: "In the peak", show: (each) => beside(percent(each.predicted.peakProbability * 100), each.measured.peakProbability == null ? NONE : percent(each.measured.peakProbability * 100)) },
-          { name: "Utilisation", show: (each) => beside(percent(each.predicted.utilisationPercent), percent(each.measured.utilisationPercent)) },
-          { name: "Speed", show: (each) => beside(speed(each.predicted.slowdown), speed(each.measured.slowdown)) },
+          { name: "Memory base", show: (each) => pair(bytes(each.predicted.memoryBaseBytes), bytes(each.measured.memoryBaseBytes ?? each.measured.memoryBytes)) },
+          { name: "Memory peak", show: (each) => pair(bytes(each.predicted.memoryPeakBytes), bytes(each.measured.memoryPeakBytes)) },
+          { name: "In the peak", show: (each) => pair(percent(each.predicted.peakProbability * 100), each.measured.peakProbability == null ? NONE : percent(each.measured.peakProbability * 100)) },
+          { name: "Utilisation", show: (each) => pair(percent(each.predicted.utilisationPercent), percent(each.measured.utilisationPercent)) },
+          { name: "Speed", show: (each) => pair(speed(each.predicted.slowdown), speed(each.measured.slowdown)) },
           { name: "Iterations", show: (each) => (each.measured.iterationsPerSecond == null ? NONE : `${each.measured.iterationsPerSecond.toFixed(2)} per s`) },
         ]}/>
       ${doc.residents.length ? html`<p class="note">Speed: as a part of the job's speed alone on a GPU.</p>` : ""}
@@ -155,7 +155,7 @@ export function JobView({ doc, parameters }) {
         ["Memory, upper bound", load.memorySource === "whole-gpu" ? WHOLE_GPU : `${bytes(load.memoryP95Bytes)} (95 % of runs below)`],
         ["Utilisation", beside(percent(load.utilisationPercent), percent(seen && (seen.soloUtilisationPercent ?? seen.utilisationPercent)))],
         ["Utilisation, upper bound", percent(load.utilisationP95Percent)],
-        ["Time in the peak", beside(percent(load.peakProbability * 100), percent(seen && seen.peakProbability != null ? seen.peakProbability * 100 : null))],
+        ["Time in the peak", pair(percent(load.peakProbability * 100), percent(seen && seen.peakProbability != null ? seen.peakProbability * 100 : null))],
         ["Memory from", SOURCES[load.memorySource] || load.memorySource],
         ["Utilisation from", SOURCES[load.utilisationSource] || load.utilisationSource],
         ["Is the model known?", load.outOfDistribution ? html`<${State} of="slowed" table=${{ slowed: ["triangle", "Unlike the models from which the prediction was learned", ""] }}/>` : load.modelVersion ? html`<span title=${load.modelVersion}>Yes</span>` : "No learned model was used"],

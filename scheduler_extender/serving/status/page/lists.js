@@ -143,7 +143,7 @@ export const QUEUE = {
   waited: { name: "Waited", show: (job) => between(job.queuedAt, job.startedAt) },
   ran: { name: "Ran", show: (job) => between(job.startedAt, job.finishedAt) },
   service: { name: "Service", show: (job) => (job.attainedGpuSeconds ? gpuTime(job.attainedGpuSeconds) : NONE) },
-  beside: {
+  neighbours: {
     name: "Shared with",
     show: (job) => (job.neighbours && job.neighbours.length ? job.neighbours.map((each) => `${each.model || (each.kind ? modelName(each.kind) : "a model of another namespace")} (${slowdown(each.slowdown)})`).join(", ") : NONE),
   },
@@ -163,7 +163,7 @@ export function Jobs({ doc, parameters, go }) {
   const waiting = parameters.phase === "Waiting" || parameters.phase === "Queued" || parameters.phase === "Suspended" || parameters.reason;
   const ended = parameters.phase === "Completed" || parameters.phase === "Failed";
   const columns = ended
-    ? [QUEUE.job, QUEUE.gpus, QUEUE.model, QUEUE.waited, QUEUE.ran, QUEUE.service, QUEUE.slow, QUEUE.beside, QUEUE.ended]
+    ? [QUEUE.job, QUEUE.gpus, QUEUE.model, QUEUE.waited, QUEUE.ran, QUEUE.service, QUEUE.slow, QUEUE.neighbours, QUEUE.ended]
     : waiting
     ? [QUEUE.position, QUEUE.job, QUEUE.gpus, QUEUE.model, QUEUE.waits, QUEUE.start, QUEUE.why]
     : [QUEUE.job, QUEUE.phase, QUEUE.gpus, QUEUE.model, QUEUE.time, QUEUE.slow, QUEUE.places, QUEUE.why];
