@@ -41,7 +41,7 @@ class Suite:
 
 
 E2E = "tests/e2e/test_e2e"
-_DELETIONS = "test_deletions_that_nobody_was_told_of_leak_nothing"
+_DELETIONS = "test_deletions_without_an_event_leak_nothing"
 SUITES = (
     Suite("binding", "the extender killed while it binds; the API server or the extender away",
           (f"{E2E}_chaos.py", "--deselect", f"{E2E}_chaos.py::{_DELETIONS}")),

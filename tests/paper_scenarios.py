@@ -78,7 +78,7 @@ class Slow:
 
     job: str
     slowdown: float
-    beside: str
+    neighbour: str
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Scenario:
         ]
         return InterferenceAnswer(pairs=pairs, source=Source.MODEL)
 
-    def _slowdown(self, one: Load, beside: Load) -> float:
-        return self.slowdown.get((one.feature_hash, beside.feature_hash), 0.05)
+    def _slowdown(self, one: Load, neighbour: Load) -> float:
+        return self.slowdown.get((one.feature_hash, neighbour.feature_hash), 0.05)
 
 
 def _both(slowdown: float, *pairs: tuple[str, str]) -> dict[tuple[str, str], float]:
@@ -197,7 +197,7 @@ _ONE_HAS_WAITED_LONGEST = (
 
 _OJPP: dict[str, Any] = {
     "gpus": 2,
-    # Of a GPU that is idle for a third of the time nobody says that it slows jobs down.
+    # No agent reports a slowdown on a GPU that is idle for a third of the time.
     "kinds": {
         "calm": Kind(25, 8, 4, 0.02), "peaky": Kind(44, 8, 40, 0.5), "light": Kind(25, 3),
         "burst": Kind(5, 8, 40, 0.5), "harsh": Kind(20, 8),

@@ -1,4 +1,4 @@
-"""Nobody forges a line of a service's log: a record is one line, and values are quoted in it."""
+"""No caller forges a line of a service's log: a record is one line, and values are quoted in it."""
 
 from __future__ import annotations
 

@@ -139,8 +139,8 @@ class Cluster:
         said = flat(self.run("why", "waits", "-n", TEAM).stdout)
         known = bool(self.status(TEAM, "waits").get("expectedStart"))
         shown = self.view(f"jobs/{TEAM}/job-waits")["expectedStart"] is not None
-        told = "willstartin" in said
-        return told == known == shown and told != ("willstartnotforecastyet" in said)
+        soon = "willstartin" in said
+        return soon == known == shown and soon != ("willstartnotforecastyet" in said)
 
     def failures(self) -> dict[str, str]:
         said = json.loads(self.run("doctor", "--json").stdout)["checks"]

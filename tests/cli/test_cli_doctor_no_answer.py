@@ -156,7 +156,7 @@ def status(code: int, message: str) -> Callable[[Api], None]:
     return lambda api: api.says(code, body)
 
 
-NOBODY = 'gpujobs is forbidden: User "system:anonymous" cannot list resource "gpujobs"'
+ANONYMOUS = 'gpujobs is forbidden: User "system:anonymous" cannot list resource "gpujobs"'
 PORTAL = b"<html><body>Please log in to the network</body></html>"
 
 
@@ -165,7 +165,7 @@ PORTAL = b"<html><body>Please log in to the network</body></html>"
     ("answer", "says", "do"),
     [
         (status(401, "Unauthorized"), "does not accept your credentials", "log in again"),
-        (status(403, NOBODY), "does not know who you are", "log in again"),
+        (status(403, ANONYMOUS), "does not know who you are", "log in again"),
         (status(500, "etcdserver: request timed out"), "does not answer", "network"),
         (lambda api: api.says(200, PORTAL), "the answer is no JSON", "HTTPS_PROXY"),
         (lambda api: api.says(200, []), "the answer is no object", "HTTPS_PROXY"),

@@ -147,7 +147,7 @@ def test_a_namespace_that_does_not_exist_is_an_error_and_no_empty_table(
     error = error_of(service.run(*command.split(), "-n", "taem-a"))
     assert "'taem-a'" in error.message
     assert service.run(*command.split(), "-n", "team-a").exit_code == 0
-    # Who may not read namespaces is not told whether there is one.
+    # A user who may not read namespaces does not learn whether there is one.
     monkeypatch.setattr("tandem.cli.reach.Reader.client", Namespaces(Forbidden(403, "no")))
     assert service.run(*command.split(), "-n", "taem-a").exit_code == 0
 

@@ -305,8 +305,8 @@ def test_the_proxy_proves_nothing(live: Live) -> None:
     for path in ("/v1/jobs", "/mutate", "/metrics", "/tunnel"):
         with pytest.raises(TandemError, match=r"Upgrade|unable to|426|rror"):
             live.plane.kubectl("get", "--raw", PROXY + path)
-    nobody = live.plane.kubeconfig("mallory", groups=["outsiders"])
-    answer = run(nobody, "jobs")
+    outsider = live.plane.kubeconfig("mallory", groups=["outsiders"])
+    answer = run(outsider, "jobs")
     assert isinstance(answer.exception, TandemError)
 
 

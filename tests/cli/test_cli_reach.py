@@ -215,7 +215,7 @@ def test_a_pod_may_be_named_without_its_namespace(service: Service) -> None:
     assert isinstance(service.run("explain", "a/b/c").exception, UsageError)
 
 
-def test_a_tenant_is_told_how_many_gpus_refuse_a_pod_and_why(service: Service) -> None:
+def test_a_tenant_sees_how_many_gpus_refuse_a_pod_and_why(service: Service) -> None:
     """Names of nodes are for those who may list them."""
     worker = {"gpus": 1, "exclusive": False, "memoryPeakGib": 8.0, "utilisationPercent": 50.0}
     reasons = [{"reason": "exclusive", "gpus": 12, "nodes": 3, "says": "a job does not share"},
@@ -248,7 +248,7 @@ def test_letters_of_all_languages_are_kept(text: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_200_rows_and_is_told_of_the_others(
+def test_a_terminal_gets_200_rows_and_the_number_of_the_others(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.say({"gpus": [{**GPU, "gpu": f"GPU-{index}"} for index in range(40_000)]})

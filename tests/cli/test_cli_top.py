@@ -183,7 +183,7 @@ def test_a_start_without_a_latest_time_is_that_or_later() -> None:
     assert starts_in({"earliest": "soon"}, NOW) == "-"
 
 
-def test_keys_are_told_apart() -> None:
+def test_keys_are_distinguished() -> None:
     assert list(keys(b"s\x1b[Bq")) == ["sort", "down", "quit"]
     assert list(keys(b"xyz\x1b[24~q")) == [], "keys that mean nothing here"
     assert list(keys(b"\x1b[5~\x1b[6~n\x03")) == ["page up", "page down", "namespace", "quit"]

@@ -123,7 +123,7 @@ def test_refused_with_field_value_and_what_is_allowed(name, value, allowed):
     assert len(str(error)) < 400, "a value of any length makes a readable message"
 
 
-def test_all_errors_are_told_at_once():
+def test_all_errors_are_reported_at_once():
     with pytest.raises(AnnotationError) as caught:
         parse_demand({names.MEMORY: "x", names.BATCH_SIZE: "y"}, 1)
     assert {error.value for error in caught.value.errors} == {"x", "y"}

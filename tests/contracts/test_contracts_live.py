@@ -146,7 +146,11 @@ def test_kubectl_explain_tells_what_a_field_is(definitions):
 
 def test_an_api_server_reads_every_report_that_progress_can_cause_and_no_infinity(definitions):
     """What a pod tells of itself is in the report of its node, the memory guard's requests too."""
-    node = {"apiVersion": "tandem.gpu/v1alpha1", "kind": "GPUNode", "metadata": {"name": "told"}}
+    node = {
+        "apiVersion": "tandem.gpu/v1alpha1",
+        "kind": "GPUNode",
+        "metadata": {"name": "reported"},
+    }
     definitions.apply(node)
     most = {"iterations_recorded": 1.0, "active_seconds": 86_400.0, "idle_seconds": 5e-324}
     uses = [
@@ -163,11 +167,11 @@ def test_an_api_server_reads_every_report_that_progress_can_cause_and_no_infinit
     ]
     gpu = GPU(uuid="GPU-1", index=0, model="A100", memory_bytes=1 << 36, pods=uses)
     report = GPUNodeStatus(observed_at=NOW, gpus=[gpu]).wire()
-    set_status(definitions, "gpunodes/told", report)
+    set_status(definitions, "gpunodes/reported", report)
     text = json.dumps({"status": report})
     for bad in ("Infinity", "NaN", "1e999"):
         answer = definitions.http.patch(
-            "/apis/tandem.gpu/v1alpha1/gpunodes/told/status",
+            "/apis/tandem.gpu/v1alpha1/gpunodes/reported/status",
             content=text.replace('"iterationsPerSecond": 0.0', f'"iterationsPerSecond": {bad}'),
             headers={"Content-Type": "application/merge-patch+json"},
         )

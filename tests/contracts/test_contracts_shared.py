@@ -38,7 +38,7 @@ def test_equal_demands_are_one_object_and_a_status_needs_no_load() -> None:
 
 
 @pytest.mark.parametrize("written", [{}, {"causes": [], "conditions": [], "preemptedAt": []}])
-def test_lists_without_entries_are_one_object_that_nobody_can_fill(written: dict) -> None:
+def test_lists_without_entries_are_one_object_that_cannot_be_filled(written: dict) -> None:
     status = GPUJobStatus.model_validate(written)
     lists = status.causes, status.conditions, status.preempted_at, status.decisions, status.waits
     assert all(each is NO_ENTRIES for each in lists)

@@ -74,8 +74,8 @@ def test_status_is_merged_and_lists_tell_namespaces_apart(http):
     assert http.get("/api/v1/namespaces/other/pods").json()["items"] == []
 
 
-def test_what_is_not_there_or_there_already_is_told_as_an_api_server_does(http):
-    missing = http.get(f"{PODS_PATH}/nobody")
+def test_what_is_not_there_or_there_already_is_answered_as_an_api_server_does(http):
+    missing = http.get(f"{PODS_PATH}/absent")
     assert (missing.status_code, missing.json()["reason"]) == (404, "NotFound")
     node = {"metadata": {"name": "node-a"}}
     assert http.post(NODES.path(), json=node).status_code == 201

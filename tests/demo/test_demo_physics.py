@@ -24,7 +24,7 @@ def test_a_job_alone_takes_its_own_time():
     assert advance(running, 0.2) == ["a"]
 
 
-def test_two_beside_each_other_are_slowed_down_by_horus_curve():
+def test_two_on_one_gpu_are_slowed_down_by_horus_curve():
     # f(110) = 1.16664 - 0.00302 * 110 + 4e-5 * 110^2 = 1.31844; f(60) = 1.15878, f(50) = 1.13232.
     assert slowdown(60, 110) == pytest.approx(1.31844 / 1.158784, rel=1e-5)
     running = {"a": Running(FIRST, "gpu", 10.0), "b": Running(SECOND, "gpu", 20.0)}

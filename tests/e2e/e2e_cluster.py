@@ -178,7 +178,7 @@ class TandemCluster:
             status = next((each.get("status") or {} for each in found), {})
             return status.get("message", "") if status.get("reason") == "Waiting" else ""
 
-        return wait_until(reason, f"{job} is told why it waits")
+        return wait_until(reason, f"{job} says why it waits")
 
     def holders(self) -> dict[str, list[str]]:
         """Count, from the API server alone, who holds which GPU."""

@@ -18,7 +18,7 @@ from e2e_tenant import ADDRESS, Attack, Object, Tenant, job, pod
 KWOK = "kwok.tandem.gpu"
 STOLEN = "n1"
 NODES = "/apis/tandem.gpu/v1alpha1/gpunodes"
-LEAKED = 599  # told as the status of an answer that named a node or a GPU of others
+LEAKED = 599  # counted as the status of an answer that named a node or a GPU of others
 EIB = 2**60
 _WORD = "torch."
 #: Ways to devices other than ours: fields of a pod's spec, of its container, and annotations.
@@ -340,9 +340,9 @@ def names_of_nodes(tenant: Tenant) -> None:
     for each in random.sample(waiting, min(4, len(waiting))):
         url = f"{tenant.public}/v1/explain/{tenant.namespace}/{each['metadata']['name']}"
         answer = tenant.open.get(url, headers={"authorization": f"Bearer {tenant.token}"})
-        told = answer.json() if answer.is_success else {}
+        body = answer.json() if answer.is_success else {}
         # The message and the decisions name GPUs that the job itself has or had.
-        leaked = told.get("nodes") or "GPU-n0" in json.dumps(told.get("reasons"))
+        leaked = body.get("nodes") or "GPU-n0" in json.dumps(body.get("reasons"))
         tenant.answered(me, LEAKED if leaked else answer.status_code)
 
 

@@ -94,7 +94,7 @@ class Pair:
 
 
 def stopped(process: Process) -> bool:
-    """Tell whether a process stands still (SIGSTOP)."""
+    """Tell whether a process is stopped (SIGSTOP)."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 

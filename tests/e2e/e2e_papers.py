@@ -147,7 +147,7 @@ class LiveCourse:
                     self._cluster.running(self.namespace, event.job)
                     self._physics.is_known_alone(self.namespace, event.job)
                 case Slow():
-                    self._physics.slowdown[event.job, event.beside] = event.slowdown
+                    self._physics.slowdown[event.job, event.neighbour] = event.slowdown
                 case Pass():
                     # Where another picture is to come, that is waited for.
                     if not isinstance(following, Look) or self.seen() == following.under(other):
@@ -183,8 +183,8 @@ class LiveCourse:
         try:
             wait_until(stays, "the picture is stable", timeout_s=_LOOK_TIMEOUT_S, poll_s=0.2)
         except TandemError as error:
-            told = f"expected {_words(expected)}, seen {_words(self.seen())}: {self._reasons()}"
-            raise AssertionError(told) from error
+            text = f"expected {_words(expected)}, seen {_words(self.seen())}: {self._reasons()}"
+            raise AssertionError(text) from error
 
     def _settled(self, expected: Seen) -> bool:
         running = {name for jobs in expected for name in jobs}

@@ -25,7 +25,7 @@ AGENT = {
 class Physics:
     """`nodes` with so many GPUs each; a job's name up to the dash says what it runs.
 
-    `slowdown` (own, beside) is how much longer an iteration takes; others are no trouble to each
+    `slowdown` (own, neighbour) is how much longer an iteration takes; others are no trouble to each
     other. `gib` is the memory of each kind, 8 GiB by default; `percent` what it takes of the GPU's
     time when alone, 90 by default.
     """

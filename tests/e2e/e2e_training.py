@@ -35,7 +35,7 @@ class Run:
 class Trainer:
     """Ends each Job's pod once it has trained for its duration, over all of its pods together.
 
-    A pod's training counts from when it is seen running until it is told to go: what it does in its
+    A pod's training counts from when it is seen running until its deletion: what it does in its
     grace period is saving, not training.
     """
 

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 STEPS = "TANDEM_ACCUMULATION_STEPS"
-#: Half the GPU for some minutes, as far as anybody knows.
+#: Half the GPU for some minutes, as far as is known.
 HOLDER = {"tandem.gpu/memory": "16Gi", "tandem.gpu/utilization": "30"}
 #: Three minutes of ResNet-50: 21 GiB at most with the batch as submitted, 11 GiB in two parts.
 SPLITS = {
@@ -45,7 +45,7 @@ def test_a_batch_that_does_not_fit_next_to_another_job_runs_in_parts(
     cluster.push(namespace, "resnet50")
     cluster.apply_job(namespace, job("whole", annotations=SPLITS))
     alone = cluster.running(namespace, "whole")
-    # On its own it runs as submitted, and is told so.
+    # On its own it runs as submitted, and its variable says so.
     assert resolved_environment(alone)["train"][STEPS] == "1"
     cluster.let_end(namespace, "whole")
 

@@ -117,7 +117,7 @@ class Host:
         return status["gpus"][0] | {"asks": status.get("evictionRequests", [])}
 
     def knows(self, *pods: Object) -> None:
-        """Wait until the agent has told of the pods by name."""
+        """Wait until the agent has reported the pods by name."""
         called = {pod["metadata"]["name"] for pod in pods}
         wait_until(
             lambda: called <= {use.get("pod") for use in self.report()["pods"]},
@@ -164,7 +164,7 @@ class Site:
         return pods
 
     def is_going(self, pod: Object) -> bool:
-        """Tell whether a pod has been told to go, or is gone."""
+        """Tell whether a pod is being deleted, or is gone."""
         pods = self.cluster.pods(pod["metadata"]["namespace"])
         now = {p["metadata"]["uid"]: p for p in pods}.get(pod["metadata"]["uid"])
         return now is None or "deletionTimestamp" in now["metadata"]
@@ -176,7 +176,7 @@ class Site:
         same = now["metadata"]["uid"] == pod["metadata"]["uid"]
         return same and now["status"]["phase"] == "Running" and not self.is_going(pod)
 
-    def was_told(self, pod: Object, reason: str) -> str:
+    def event_of(self, pod: Object, reason: str) -> str:
         """Return what an event of this reason says on a pod, once there is one."""
         namespace, uid = pod["metadata"]["namespace"], pod["metadata"]["uid"]
 
@@ -189,7 +189,7 @@ class Site:
             ]
             return said[0] if said else ""
 
-        return wait_until(note, f"{pod['metadata']['name']} is told {reason}")
+        return wait_until(note, f"{pod['metadata']['name']} gets an event {reason}")
 
     def waits(self, namespace: str, name: str, words: str) -> None:
         """Wait until a job waits for a reason with these words."""
@@ -242,8 +242,8 @@ def test_who_outgrew_its_prediction_is_evicted_and_its_next_run_asks_for_more(
     host.ends(greedy)
 
     assert site.still_runs(innocent)
-    assert "58.0 GiB" in site.was_told(greedy, "MemoryOutgrown")
-    assert f"{host.name}/0" in site.was_told(innocent, "NeighbourEvicted")
+    assert "58.0 GiB" in site.event_of(greedy, "MemoryOutgrown")
+    assert f"{host.name}/0" in site.event_of(innocent, "NeighbourEvicted")
     load = site.load(namespace, "greedy")
     assert load["memorySource"] == "observed"
     assert load["memoryP95Bytes"] > 58 * GIB
@@ -262,7 +262,7 @@ def test_a_budget_protects_no_pod_that_holds_more_than_it_was_placed_with(
     site: Site, namespace: str
 ) -> None:
     host, plane = site.hosts["a"], site.cluster.plane
-    greedy, innocent = site.pair(namespace, "a", "kept", "beside")
+    greedy, innocent = site.pair(namespace, "a", "kept", "neighbour")
     plane.apply(
         {
             "apiVersion": "policy/v1",
@@ -416,7 +416,7 @@ def test_agent_measures_on_while_the_api_server_is_away_and_tells_of_it_without_
     print(f"evicted {time.monotonic() - back:.1f} s after the return")
     host.ends(greedy)
     time.sleep(max(0.0, first + 10 - time.monotonic()))
-    # A heartbeat each 3 s fell due in vain all the while; none of them is made up for.
+    # A heartbeat each 3 s fell due and failed all the while; none of them is made up for.
     after = host.metric("tandem_agent_reports_total", outcome="written") - written
     elapsed = time.monotonic() - first
     print(f"{after:.0f} reports in the first {elapsed:.0f} s")

@@ -1,4 +1,4 @@
-"""What is away comes back: the API server, the extender, the deletions that nobody was told of."""
+"""What is away comes back: the API server, the extender, the deletions without an event."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EXTENDER_AWAY_S = times(10, 600)
 
 
 class Site:
-    """Tandem with the default scheduler beside it, and the extender's line to the API server."""
+    """Tandem with the default scheduler, and the extender's line to the API server."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
@@ -118,7 +118,8 @@ def namespace(site: Site) -> Iterator[str]:
 
 
 def test_api_server_away(site: Site, namespace: str) -> None:
-    """Nothing is bound meanwhile, what was queued runs soon after, and nobody lists in a storm."""
+    """Nothing is bound meanwhile, what was queued runs soon after, and no client lists in a
+    storm."""
     site.cluster.apply_job(namespace, job("before"))
     before = site.cluster.running(namespace, "before")["metadata"]["uid"]
     bound = site.metric("tandem_extender_bindings_total", outcome="bound")
@@ -151,7 +152,7 @@ def test_a_watch_that_goes_silent_is_noticed(site: Site, namespace: str) -> None
     """The connection stays open and tells nothing more. As in use only in `make chaos`: 75 s."""
     full = times(0, 1) > 0
     pace = Pace() if full else Pace(read_timeout_s=5.0)
-    told = threading.Event()
+    seen = threading.Event()
     account = site.cluster.installation._folder / "by-wire-admin.kubeconfig"
     document = yaml.safe_load(site.plane.kubeconfig().read_text())
     with Wire(int(site.plane.url.rpartition(":")[2])) as wire:
@@ -161,7 +162,7 @@ def test_a_watch_that_goes_silent_is_noticed(site: Site, namespace: str) -> None
         reflector = Reflector(
             client,
             CONFIG_MAPS,
-            lambda _, item: told.set() if item["metadata"]["name"] == "new" else None,
+            lambda _, item: seen.set() if item["metadata"]["name"] == "new" else None,
             namespace=namespace,
             pace=pace,
         )
@@ -172,7 +173,7 @@ def test_a_watch_that_goes_silent_is_noticed(site: Site, namespace: str) -> None
         wire.mute()
         began = time.monotonic()
         site.plane.kubectl("create", "configmap", "new", "-n", namespace)
-        assert told.wait(300)
+        assert seen.wait(300)
         noticed_s = time.monotonic() - began
         reflector.stop()
         client.close()
@@ -240,7 +241,7 @@ def test_killed_at_every_step_of_bind(site: Site, namespace: str) -> None:
     record("1", "extender killed while it binds", kills)
 
 
-def test_deletions_that_nobody_was_told_of_leak_nothing(site: Site, namespace: str) -> None:
+def test_deletions_without_an_event_leak_nothing(site: Site, namespace: str) -> None:
     """Waves of pods are placed and deleted while the extender hears nothing.
 
     The API server restarts meanwhile: it has forgotten the deletions when the extender asks.

@@ -180,7 +180,7 @@ def submit(cluster: TandemCluster, one: dict[str, Any]) -> None:
 
 
 def waits(cluster: TandemCluster, prefix: str, seconds: float) -> list[float]:
-    """Submit the honest stream for so long; return how long each job waited, in seconds."""
+    """Submit the honest stream for that time; return how long each job waited, in seconds."""
     draw = random.Random(f"{SEED}-honest")
     with Trainer(cluster.plane, "honest") as trainer:
         due, until = time.monotonic(), time.monotonic() + seconds

@@ -131,16 +131,16 @@ def test_bad_neighbours_are_parted_and_their_models_never_put_together_again(
     restored = time.monotonic() - began
     print(f"noticed after {noticed:.0f} s, moved after {moved:.0f} s, restored {restored:.0f} s")
 
-    # Others profit, by what the agents have measured: no pod has told anything of itself.
-    for name, asks, beside in (
+    # Others profit, by what the agents have measured: no pod has reported anything of itself.
+    for name, asks, neighbour in (
         ("inception-2", INCEPTION, "inception-1"),
         ("alexnet-2", ALEXNET, "alexnet-1"),
     ):
         started(cluster, other, name, asks)
-        assert gpu_of(cluster, other, name) == gpu_of(cluster, mine, beside)
+        assert gpu_of(cluster, other, name) == gpu_of(cluster, mine, neighbour)
 
 
-def test_who_forges_its_progress_moves_nobody_else(
+def test_who_forges_its_progress_moves_no_other_job(
     physics: tuple[TandemCluster, Physics], tenants: tuple[str, str]
 ) -> None:
     cluster, gpus = physics
@@ -160,7 +160,10 @@ def test_who_forges_its_progress_moves_nobody_else(
         return any("which moves no other job" in line for line in gpus.decisions(mine, "forger"))
 
     wait_until(
-        said, "the forger is told that its word moves no other job", timeout_s=LONG_S, poll_s=0.5
+        said,
+        "the forger's status says that its report moves no other job",
+        timeout_s=LONG_S,
+        poll_s=0.5,
     )
     assert uid_of(cluster, theirs, "honest") == before
     assert not any("Moved" in line for line in gpus.decisions(theirs, "honest"))
@@ -196,7 +199,7 @@ def test_who_declared_far_too_little_is_the_one_who_leaves(
     assert any("Moved" in line and "too slow next to" in line for line in said), said
 
 
-def test_who_floods_the_history_moves_nobody_elses_jobs(
+def test_who_floods_the_history_moves_no_jobs_of_others(
     physics: tuple[TandemCluster, Physics], tenants: tuple[str, str]
 ) -> None:
     """By their pods' word models are said to be bad neighbours, those of others among them."""
@@ -238,14 +241,14 @@ def test_who_floods_the_history_moves_nobody_elses_jobs(
     for name in seconds.values():
         cluster.running(mine, name)
 
-    def all_told() -> bool:
+    def all_known() -> bool:
         for teller in tellers:
             teller.tell(1.0)
         return all(gpus.slowdown_of(mine, teller.job) > 1 for teller in tellers)
 
-    wait_until(all_told, "what they tell is known", timeout_s=LONG_S, poll_s=0.5)
-    beside = gpu_of(cluster, mine, "second-0")
-    tellers.sort(key=lambda each: gpu_of(cluster, mine, each.job) == beside)
+    wait_until(all_known, "what they tell is known", timeout_s=LONG_S, poll_s=0.5)
+    neighbour = gpu_of(cluster, mine, "second-0")
+    tellers.sort(key=lambda each: gpu_of(cluster, mine, each.job) == neighbour)
     *others, last = tellers
     for teller in others:
         cluster.let_end(mine, teller.job)
@@ -255,7 +258,7 @@ def test_who_floods_the_history_moves_nobody_elses_jobs(
             f"the end of {teller.job} is remembered",
             timeout_s=LONG_S,
         )
-    last.tell(1.0)  # the agent believes what was told for a minute
+    last.tell(1.0)  # the agent believes a report for a minute
     cluster.let_end(mine, last.job)
     poison = [gpus.observed(theirs, name)["kind"] for name in ("calm", "even")]
 
@@ -269,7 +272,7 @@ def test_who_floods_the_history_moves_nobody_elses_jobs(
     for name in ("calm", "even"):
         assert not any("Moved" in line for line in gpus.decisions(theirs, name))
 
-    # The next run of the one is put beside the other as before.
+    # The next run of the one is placed next to the other as before.
     started(cluster, theirs, "whole-again", WHOLE)
     cluster.let_end(theirs, "even")
     cluster.apply_job(theirs, of_image("even:1", "even-again"))

@@ -59,7 +59,7 @@ class Site:
         self.fault.write_text(f"gate-nominated:1:{how}" if how == "stop" else "gate-nominated")
         self.cluster.apply_job(namespace, asking(name))
         if how == "stop":
-            wait_until(lambda: stopped(self.extender), "the extender stands still", timeout_s=60)
+            wait_until(lambda: stopped(self.extender), "the extender is stopped", timeout_s=60)
         else:
             wait_until(lambda: not self.extender.running, "the extender died", timeout_s=60)
         node = self.nominated(namespace, name)
@@ -192,7 +192,7 @@ def test_a_pod_whose_nominated_node_does_not_do_any_more_goes_to_another(
         assert not site.nominated(namespace, "train")
         if change is fill:
             filler = site.plane.get("pod", "-n", "default", "filler")
-            assert "deletionTimestamp" not in filler["metadata"], "nobody is preempted for it"
+            assert "deletionTimestamp" not in filler["metadata"], "no pod is preempted for it"
     finally:
         restore(site, node)
 

@@ -83,7 +83,7 @@ def test_pods_wait_for_a_group_that_is_created_after_them(cluster: TandemCluster
     namespace = cluster.namespace()
     cluster.apply_job(namespace, member("first", "late"))
 
-    def told() -> bool:
+    def said() -> bool:
         jobs = cluster.gpujobs(namespace)
         return any(
             cause["reason"] == "PodGroupMissing" and cause["workload"] == "PodGroup late"
@@ -91,7 +91,7 @@ def test_pods_wait_for_a_group_that_is_created_after_them(cluster: TandemCluster
             for cause in each.get("status", {}).get("causes", ())
         )
 
-    wait_until(told, "the pod is told that its group does not exist")
+    wait_until(said, "the pod's event says that its group does not exist")
     group(cluster, namespace, "late", {"gang": {"minCount": 2}})
     wait_until(
         lambda: sizes(cluster, namespace) == {"podgroup-late": 2},

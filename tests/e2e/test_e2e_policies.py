@@ -1,4 +1,5 @@
-"""What nobody may do, tried on a real API server without our webhook: the policies stand alone."""
+"""What no tenant may do, tried on a real API server without our webhook: the policies stand
+alone."""
 
 from __future__ import annotations
 
@@ -505,7 +506,7 @@ RIGHTFUL = [
     Attempt("a pod that asks for nothing of ours", "", "POST", PODS, plain(
         containers=[{"name": "web", "image": "web:1", "securityContext": {"privileged": True}}],
         nodeName="n0", volumes=[{"name": "dev", "hostPath": {"path": "/dev"}}])),
-    creates("zeros in a sidecar, and beside our GPUs", "", lambda p: (
+    creates("zeros in a sidecar, and next to our GPUs", "", lambda p: (
         asks(0, gpu="0", gpu_shared="0")(p),
         p["spec"]["containers"][1].update(resources={
             "limits": {names.RESOURCE: "0", "nvidia.com/gpu": "0"},
@@ -568,7 +569,7 @@ def callers(
         values = {} if request.param == "chart" else None
         installation = Installation(plane, folder, values=values)
         installation.apply_manifests()
-        # Nobody stands behind it here: the policies are to hold alone.
+        # No webhook is behind it here: the policies hold alone.
         plane.kubectl("delete", "mutatingwebhookconfiguration", "tandem", "--ignore-not-found")
         plane.kubectl("create", "namespace", "tenant")
         plane.apply(RIGHTS)

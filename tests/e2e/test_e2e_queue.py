@@ -1,4 +1,4 @@
-"""The queue on a real control plane: the discretised order, preemption, what people are told."""
+"""The queue on a real control plane: the discretised order, preemption, what people read."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ def test_a_long_job_gives_way_in_its_grace_and_resumes_with_its_service(
     in_second_queue(pod)
     cluster.apply_job(namespace, job("short", gpus=1, annotations=CHECKPOINT))
     phase_is(cluster, namespace, "long", "Preempting")
-    told = time.monotonic()
+    asked_s = time.monotonic()
     # Its GPUs are not free before its pod has ended, three seconds of saving later.
     while not cluster.pod_of(namespace, "short")["spec"].get("nodeName"):
         time.sleep(0.1)
-    assert time.monotonic() - told > 1.5
+    assert time.monotonic() - asked_s > 1.5
     cluster.running(namespace, "short")
     phase_is(cluster, namespace, "long", "Suspended")
     before = gpujob(cluster, namespace, "long")
@@ -160,7 +160,7 @@ def test_a_disruption_budget_is_respected_and_named(cluster: TandemCluster) -> N
             "disruption budget keep allows 0 disruptions"
             in gpujob(cluster, namespace, "short").get("message", "")
         ),
-        "the one that waits is told of the budget",
+        "the status of the one that waits names the budget",
     )
     assert cluster.running(namespace, "long")["metadata"]["uid"] == pod["metadata"]["uid"]
     cluster.remove(namespace)
@@ -179,7 +179,7 @@ def test_a_quota_holds_and_is_named(cluster: TandemCluster) -> None:
             == f"Namespace {CAPPED} would hold more GPUs than it may (1 held, 1 more asked for,"
             " 1 allowed). It starts when another job of the namespace ends."
         ),
-        "the one that waits is told of the quota alone",
+        "the status of the one that waits names the quota alone",
     )
     # The other GPU is for everybody else.
     elsewhere = cluster.namespace()

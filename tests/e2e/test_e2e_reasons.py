@@ -81,7 +81,7 @@ QUEUE: dict[str, Any] = {
         {"namespace": "reasons-share", "gpus": 1, "borrow": False},
     ],
 }
-#: A kind of the scenarios' own: nobody makes its pods but they.
+#: A kind of the scenarios' own: no controller makes its pods.
 KIND = {"group": "ml.example.com", "version": "v1", "kind": "Experiment", "plural": "experiments",
         "suspend": ["spec", "paused"]}  # fmt: skip
 #: As the coscheduling plugin has it; nothing of it is read but `minMember`.
@@ -1048,7 +1048,7 @@ def a_disruption_budget_protects_a_job(site: Site) -> None:
 
 @scenario(Reason.PREEMPTION_OVERDUE, profile="preempting")
 def a_pod_does_not_go(site: Site) -> None:
-    """The status is written back in time: nobody waits for five minutes."""
+    """The status is written back in time: no test waits for five minutes."""
     node = site.node(gpu(), gpu())
     body = placed(job("long", annotations={**WHOLE, "kwok.tandem.gpu/ignores-sigterm": "true"},
                       gpus=2), node)  # fmt: skip
@@ -1057,7 +1057,7 @@ def a_pod_does_not_go(site: Site) -> None:
     site.runs("long")
     site.job("short", node, annotations=ALONE)
     site.hears(Reason.PREEMPTING, "job-long")
-    wait_until(lambda: site.deleted("long"), "its pod is told to go")
+    wait_until(lambda: site.deleted("long"), "its pod is being deleted")
     site.patch(
         "/apis/tandem.gpu/v1alpha1/namespaces/gpujobs/job-long/status",
         {"status": {"preemption": {"requestedAt": LONG_AGO}}},

@@ -53,12 +53,12 @@ def test_one_of_two_pods_gets_the_only_device_and_the_other_hears_of_it(
     assert cluster.running(namespace, "first")["spec"]["nodeName"] == "n0"
     cluster.apply_job(namespace, asking("second", HCA, "1"))
 
-    def told() -> bool:
+    def said() -> bool:
         status = status_of(cluster, namespace, "second")
         assert not status.get("plan")
         return f"too little {HCA} is free for its pods (less than 1)" in status.get("message", "")
 
-    wait_until(told, "the second pod is told what it waits for")
+    wait_until(said, "the second pod's event says what it waits for")
     assert len(cluster.holders()) == 1
     cluster.let_end(namespace, "first")
     assert cluster.running(namespace, "second")["spec"]["nodeName"] == "n0"
@@ -69,7 +69,7 @@ def test_a_pod_that_no_node_has_room_for_holds_no_gpu(cluster: TandemCluster) ->
     namespace = cluster.namespace()
     cluster.apply_job(namespace, asking("large", "ephemeral-storage", "500Gi"))
 
-    def told() -> bool:
+    def said() -> bool:
         status = status_of(cluster, namespace, "large")
         assert not status.get("plan")
         assert not cluster.holders()
@@ -78,7 +78,7 @@ def test_a_pod_that_no_node_has_room_for_holds_no_gpu(cluster: TandemCluster) ->
             in status.get("message", "")
         )
 
-    wait_until(told, "the pod is told what it waits for")
+    wait_until(said, "the pod's event says what it waits for")
     pod = cluster.pod_of(namespace, "large")
     assert pod is not None
     assert pod["spec"]["schedulingGates"]
@@ -98,12 +98,12 @@ def test_a_gang_of_which_a_quota_refuses_a_pod_hears_of_the_quota(cluster: Tande
     gang["spec"] |= {"completionMode": "Indexed", "completions": 3, "parallelism": 3}
     cluster.apply_job(namespace, gang)
 
-    def told() -> str:
+    def said() -> str:
         status = status_of(cluster, namespace, "gang")
         return status["message"] if status.get("reason") == "PodsMissing" else ""
 
-    message = wait_until(told, "the gang is told which pod is missing")
+    message = wait_until(said, "the gang's status says which pod is missing")
     assert message.startswith("Not all of its pods exist (2 of 3 do).")
     assert "(Job gang" in message
-    wait_until(lambda: "exceeded quota: few" in told(), "the controller's words are told")
+    wait_until(lambda: "exceeded quota: few" in said(), "the controller's words are shown")
     cluster.remove(namespace)

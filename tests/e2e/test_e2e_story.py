@@ -132,7 +132,7 @@ def test_an_unreadable_annotation_is_refused_at_apply_and_nothing_is_half_create
     cluster.remove(namespace)
 
 
-def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_why(
+def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_learns_why(
     cluster: TandemCluster,
 ) -> None:
     """Pods that came past the webhook have no gate, and are bound in their turn all the same."""
@@ -143,7 +143,7 @@ def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_w
     scheduler = cluster.plane.processes["tandem-scheduler"]
     extender = cluster.plane.processes["extender"]
     with cluster.without_webhook():
-        # Both are in the scheduler's queue before it takes the first, and nobody has planned them.
+        # Both are in the scheduler's queue before it takes the first, and none is planned.
         scheduler.pause()
         extender.pause()
         for name in ("left", "right"):
@@ -160,12 +160,12 @@ def test_of_two_sent_to_the_same_last_share_one_is_bound_and_the_other_is_told_w
         bound = wait_until(one_runs, "one of the two runs")
         (other,) = {"left", "right"} - {bound}
 
-        def told() -> bool:
+        def said() -> bool:
             events = cluster.plane.get("events", "-n", namespace)["items"]
             of_other = [e["message"] for e in events if e["involvedObject"]["name"] == other]
             return any("a job runs that does not share its GPU" in message for message in of_other)
 
-        wait_until(told, f"{other} is told why it waits")
+        wait_until(said, f"{other} says why it waits")
         assert all(len(pods) == 1 for pods in cluster.holders().values())
 
     # It is still in the queue: what comes free is its.

@@ -122,7 +122,7 @@ class Arena:
         else:
             self._nothing_of(old, new, waiting, surely=how == "paused")
             if how == "paused":
-                # Told to end before it knows that it leads no more, it would release the Lease of
+                # Ended before it knows that it leads no more, it would release the Lease of
                 # the other: so it is started anew once it has ended by itself.
                 wait_until(
                     lambda: not old.scheduler.running, f"{old.name} has stepped down", timeout_s=60

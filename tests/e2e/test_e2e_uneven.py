@@ -56,11 +56,11 @@ def test_pods_of_different_sizes_start_together_within_the_quota(cluster: Tandem
         cluster.running(free, name)
     assert given(cluster, free) == 9
 
-    def told() -> bool:
+    def said() -> bool:
         assert given(cluster, capped) == 0
         return "(9 asked for, 2 allowed)" in str(status_of(cluster, capped).get("message"))
 
-    wait_until(told, "the gang in the capped namespace is told why it does not start")
+    wait_until(said, "the gang in the capped namespace says why it does not start")
     for namespace in (capped, free):
         cluster.remove(namespace)
 

@@ -206,7 +206,7 @@ def test_a_pod_without_gpus_whose_binding_fails_is_asked_about_again(
 
 
 @scenario
-async def test_two_pods_at_the_same_last_share_one_is_bound_the_other_told_why() -> None:
+async def test_two_pods_at_the_same_last_share_one_is_bound_the_other_learns_why() -> None:
     bench = Bench()
     bench.state.upsert("gpunodes", gpu_node("n0", "a"))
     assert await bench.bind(bench.create("there")) == ""
@@ -510,7 +510,7 @@ async def test_a_pod_that_may_not_start_now_is_not_bound_whatever_is_free() -> N
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_the_steps_of_accumulation_are_told_to_jobs_that_may_accumulate(asks: bool) -> None:
+def test_the_steps_of_accumulation_are_passed_to_jobs_that_may_accumulate(asks: bool) -> None:
     async def story() -> None:
         bench = Bench()
         bench.state.upsert("gpunodes", gpu_node("n0", "a"))

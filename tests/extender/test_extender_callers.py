@@ -1,4 +1,4 @@
-"""What callers may send, who may read, and what is told of those who were refused."""
+"""What callers may send, who may read, and what is answered about refused jobs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def in_front(state: ClusterState, api: Api, now: list[float]) -> FastAPI:
 @pytest.mark.parametrize(
     "token", ["", "Bearer", "Basic known", "Bearer unknown", "Bearer " + "x" * 20000]
 )
-def test_nobody_reads_without_a_token_that_the_api_server_knows(app, path, token) -> None:
+def test_no_client_reads_without_a_token_that_the_api_server_knows(app, path, token) -> None:
     (answer,) = ask(app, (path, token))
     assert answer.status_code == 401
     assert "token" in answer.json()["detail"]
@@ -126,7 +126,7 @@ def test_answers_are_kept_for_a_minute_and_no_longer(app, api, now) -> None:
     assert len(api.asked) == 4
 
 
-def test_an_api_server_that_does_not_say_lets_nobody_in(app, api) -> None:
+def test_an_api_server_that_does_not_say_lets_no_client_in(app, api) -> None:
     for error in (Forbidden(403, "no"), KubeError(0, "away")):
         api.error = error
         (answer,) = ask(app, ("/v1/gpus", "Bearer known"))
@@ -144,9 +144,9 @@ def test_what_nodes_and_gpus_are_called_is_for_those_who_may_list_them(api, now)
     app = in_front(state, api, now)
     api.may.add(("get", "gpujobs", "ml"))
     (answer,) = ask(app, ("/v1/explain/ml/new", "Bearer known"))
-    told = answer.json()
-    assert (told["nodes"], told["nodesNotShown"]) == ([], 3)
-    assert told["reasons"] == [
+    shown = answer.json()
+    assert (shown["nodes"], shown["nodesNotShown"]) == ([], 3)
+    assert shown["reasons"] == [
         {"reason": "exclusive", "gpus": 1, "nodes": 1,
          "says": "a job runs that does not share its GPU"},
         {"reason": "nodes", "gpus": 2, "nodes": 2,
@@ -160,7 +160,7 @@ def test_what_nodes_and_gpus_are_called_is_for_those_who_may_list_them(api, now)
     api.may.add(("list", "gpunodes", None))
     (answer,) = ask(app, ("/v1/explain/ml/new", "Bearer known"))
     assert [each["node"] for each in answer.json()["nodes"]] == ["n0", "n1", "n2"]
-    assert answer.json()["reasons"] == told["reasons"]
+    assert answer.json()["reasons"] == shown["reasons"]
 
 
 # --- bodies -----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_a_place_beyond_a_bound_shows_no_figures_that_speak_against_it() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "found", "told"),
+    ("said", "found", "expected"),
     [
         ((NEEDS, THEN), (NEEDS, NOW), (NEEDS, NOW)),
         ((NEEDS, THEN, PROTECTED), (NEEDS, NOW), (NEEDS, NOW, PROTECTED)),
@@ -42,9 +42,9 @@ def test_a_place_beyond_a_bound_shows_no_figures_that_speak_against_it() -> None
     ],
 )
 def test_what_is_seen_now_replaces_what_was_said_of_it(
-    said: tuple[Cause, ...], found: tuple[Cause, ...], told: tuple[Cause, ...]
+    said: tuple[Cause, ...], found: tuple[Cause, ...], expected: tuple[Cause, ...]
 ) -> None:
-    assert up_to_date(said, found) == told
+    assert up_to_date(said, found) == expected
 
 
 def test_an_explanation_has_the_reason_of_its_table_and_not_the_one_of_the_status() -> None:
@@ -63,8 +63,8 @@ def test_an_explanation_has_the_reason_of_its_table_and_not_the_one_of_the_statu
     state.upsert("pods", made)
     record = state.pod_named("ml", "new")
     assert record is not None
-    told = explanation(state, load_profile("tandem").pipeline(), record)
-    assert {each["reason"] for each in told["causes"]} == {"NeedsGPUs", "NodeUnsuitable"}
-    assert "places" not in told["message"]
-    assert "earlier cycle" not in told["message"]
-    assert told["foundAt"] == "2027-01-15T08:00:00.000000Z", "they are of now, and so is the time"
+    shown = explanation(state, load_profile("tandem").pipeline(), record)
+    assert {each["reason"] for each in shown["causes"]} == {"NeedsGPUs", "NodeUnsuitable"}
+    assert "places" not in shown["message"]
+    assert "earlier cycle" not in shown["message"]
+    assert shown["foundAt"] == "2027-01-15T08:00:00.000000Z", "they are of now, and so is the time"

@@ -126,7 +126,9 @@ def test_a_pod_that_took_the_name_of_a_listed_one_is_not_stamped() -> None:
 @pytest.mark.parametrize(
     "error", [Invalid(422, "no"), Forbidden(403, "no"), KubeError(413, "too large")]
 )
-def test_a_pod_that_takes_no_change_at_all_is_evicted_and_told_why(error: KubeError) -> None:
+def test_a_pod_that_takes_no_change_at_all_is_evicted_and_its_event_says_why(
+    error: KubeError,
+) -> None:
     takeover = Takeover()
     takeover.api.refuses = lambda verb, name, _: (
         error if (verb, name) == ("patch", "rigid") else None
@@ -142,7 +144,7 @@ def test_a_pod_that_takes_no_change_at_all_is_evicted_and_told_why(error: KubeEr
     assert str(error) in note
 
 
-def test_a_pod_that_can_be_neither_changed_nor_evicted_is_not_bound_and_blocks_nobody() -> None:
+def test_a_pod_that_can_be_neither_changed_nor_evicted_is_not_bound_and_blocks_no_other() -> None:
     takeover = Takeover()
     takeover.api.refuses = lambda _, name, __: Forbidden(403, "no") if name == "rigid" else None
     takeover.create("rigid")
@@ -158,7 +160,7 @@ def test_a_pod_that_can_be_neither_changed_nor_evicted_is_not_bound_and_blocks_n
     assert takeover.fence.open == {}
 
 
-def test_an_api_server_that_is_away_is_waited_for_and_evicts_nobody() -> None:
+def test_an_api_server_that_is_away_is_waited_for_and_no_pod_is_evicted() -> None:
     takeover = Takeover()
     takeover.create("p")
     takeover.api.refuses = lambda *_: unreachable("away", maybe_done=True)

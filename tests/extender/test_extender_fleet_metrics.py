@@ -1,4 +1,4 @@
-"""What Prometheus is told of the queue and the fleet."""
+"""What Prometheus reads of the queue and the fleet."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_gpus_by_jobs_and_what_is_promised_of_them() -> None:
     assert found["gpus_overcommitted[]"] == 0
 
 
-def test_a_gpu_held_by_too_many_or_beside_an_exclusive_job_is_counted() -> None:
+def test_a_gpu_held_by_too_many_or_with_an_exclusive_job_is_counted() -> None:
     three = [pod(name, node_name="n0", devices="GPU-a", phase="Running") for name in "pqr"]
     alone = [
         pod("x", node_name="n0", devices="GPU-b", phase="Running", exclusive=True),

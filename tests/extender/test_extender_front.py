@@ -80,7 +80,7 @@ async def site(folder: Path) -> AsyncIterator[Site]:
     serving = generate(["localhost", "127.0.0.1"], datetime.now(UTC))
     certificate, key = serving.write(folder / "tls")
     kubeconfig = folder / "kubeconfig"
-    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}  # nobody answers there
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}  # no server answers there
     context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
     kubeconfig.write_text(
         yaml.safe_dump(
@@ -129,17 +129,17 @@ async def site(folder: Path) -> AsyncIterator[Site]:
             await task
 
 
-def story(folder: Path, told: Callable[[Site], Any]) -> None:
+def story(folder: Path, script: Callable[[Site], Any]) -> None:
     async def run() -> None:
         async with site(folder) as found:
-            await told(found)
+            await script(found)
 
     asyncio.run(run())
 
 
 @pytest.mark.slow
 def test_reviews_probes_reads_and_metrics_are_answered(tmp_path: Path) -> None:
-    async def told(found: Site) -> None:
+    async def script(found: Site) -> None:
         for base in (found.public, found.probes):
             assert [await found.status(base + path) for path in ("/healthz", "/readyz")] == [
                 200
@@ -159,12 +159,12 @@ def test_reviews_probes_reads_and_metrics_are_answered(tmp_path: Path) -> None:
         for path in ("/filter", "/bind", "/prioritize", "/preempt"):
             assert await found.status(found.public + path) == 404
 
-    story(tmp_path, told)
+    story(tmp_path, script)
 
 
 @pytest.mark.slow
 def test_floods_take_bounded_memory_and_leave_the_probes_alone(tmp_path: Path) -> None:
-    async def told(found: Site) -> None:
+    async def script(found: Site) -> None:
         before = found.memory_mib()
         largest = before
         failed: list[int] = []
@@ -195,16 +195,16 @@ def test_floods_take_bounded_memory_and_leave_the_probes_alone(tmp_path: Path) -
             == 0.0
         )
 
-    story(tmp_path, told)
+    story(tmp_path, script)
 
 
 @pytest.mark.slow
-def test_it_is_replaced_where_it_ends_or_stands_still(
+def test_it_is_replaced_where_it_ends_or_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scheduler_extender.serving.frontman._SILENT_S", 5.0)
 
-    async def told(found: Site) -> None:
+    async def script(found: Site) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):
             pid = found.front.pid
             os.kill(pid, number)
@@ -212,12 +212,12 @@ def test_it_is_replaced_where_it_ends_or_stands_still(
                 await asyncio.sleep(0.05)
             await found.until(f"{found.public}/readyz", 200)
 
-    story(tmp_path, told)
+    story(tmp_path, script)
 
 
 @pytest.mark.slow
 def test_probes_fail_while_the_extender_hangs_and_only_then(tmp_path: Path) -> None:
-    async def told(found: Site) -> None:
+    async def script(found: Site) -> None:
         def ask() -> list[int]:
             """Hold this event loop, which is the extender's, and ask meanwhile."""
             said = []
@@ -228,17 +228,17 @@ def test_probes_fail_while_the_extender_hangs_and_only_then(tmp_path: Path) -> N
                 time.sleep(0.2)
             return said
 
-        said = ask()  # not awaited: the event loop stands still meanwhile
+        said = ask()  # not awaited: the event loop is blocked meanwhile
         assert said[0] == 200
         assert said[-1] == 503
         await found.until(f"{found.probes}/healthz", 200)
 
-    story(tmp_path, told)
+    story(tmp_path, script)
 
 
 @pytest.mark.slow
 def test_it_ends_with_the_extender_even_where_that_is_killed(tmp_path: Path) -> None:
-    async def told(found: Site) -> None:
+    async def script(found: Site) -> None:
         ports = {"port": free_port()}
         settings = found.front._config
         settings = settings.model_copy(
@@ -261,7 +261,7 @@ def test_it_ends_with_the_extender_even_where_that_is_killed(tmp_path: Path) -> 
         assert await asyncio.to_thread(process.wait, 60) == 0
         process.stdout.close()
 
-    story(tmp_path, told)
+    story(tmp_path, script)
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_it_ends_with_the_extender_even_where_that_is_killed(tmp_path: Path) -> 
     ids=["a head without end", "many heads", "requests without end", "no HTTP"],
 )
 def test_what_is_no_request_ends_its_connection(tmp_path: Path, sent: bytes) -> None:
-    async def told(found: Site) -> None:
+    async def script(found: Site) -> None:
         before = found.memory_mib()
 
         def send() -> bool:
@@ -296,7 +296,7 @@ def test_what_is_no_request_ends_its_connection(tmp_path: Path, sent: bytes) -> 
         assert found.memory_mib() - before < 30
         assert await found.status(f"{found.public}/healthz") == 200
 
-    story(tmp_path, told)
+    story(tmp_path, script)
 
 
 # --- what bounds it, one by one ------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_an_idle_connection_outlives_the_90_s_that_the_api_server_keeps_it() -> 
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def told() -> None:
+    async def script() -> None:
         settings = uvicorn.Config(answer, http="httptools", lifespan="off", log_config=None)
         settings.load()
         made: list[Guarded] = []
@@ -339,7 +339,7 @@ def test_an_idle_connection_outlives_the_90_s_that_the_api_server_keeps_it() -> 
             assert connection.entry.due_s - time.monotonic() > 90
         gate.close()
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def test_one_address_has_so_many_connections_and_waits_its_turn() -> None:
@@ -397,12 +397,12 @@ def test_addresses_without_connections_are_forgotten() -> None:
         (None, ""),
     ],
 )
-def test_clients_are_told_apart_by_address(peer: object, client: str) -> None:
+def test_clients_are_distinguished_by_address(peer: object, client: str) -> None:
     assert client_of(peer) == client
 
 
 def test_bytes_of_one_client_are_bounded_and_the_largest_gives_way() -> None:
-    async def told() -> None:
+    async def script() -> None:
         budget = Budget(per_client=10, in_all=20)
         given_up: list[str] = []
 
@@ -437,11 +437,11 @@ def test_bytes_of_one_client_are_bounded_and_the_largest_gives_way() -> None:
         await asyncio.gather(*tasks, small, larger)
         assert budget.held == 0
 
-    asyncio.run(asyncio.wait_for(told(), 30))
+    asyncio.run(asyncio.wait_for(script(), 30))
 
 
 def test_a_body_that_is_being_judged_is_not_given_up_for_a_smaller_one() -> None:
-    async def told() -> None:
+    async def script() -> None:
         budget = Budget(per_client=10, in_all=20)
         async with asyncio.timeout(60) as deadline:
             judged = budget.begin("a", deadline)
@@ -455,11 +455,11 @@ def test_a_body_that_is_being_judged_is_not_given_up_for_a_smaller_one() -> None
                 await waits
         assert budget.held == 3
 
-    asyncio.run(asyncio.wait_for(told(), 30))
+    asyncio.run(asyncio.wait_for(script(), 30))
 
 
 def test_the_client_that_has_used_least_goes_first() -> None:
-    async def told() -> None:
+    async def script() -> None:
         worker = FairWorker(waiting=3)
         gate, done = asyncio.Event(), []
         loop = asyncio.get_running_loop()
@@ -485,7 +485,7 @@ def test_the_client_that_has_used_least_goes_first() -> None:
         with pytest.raises(ZeroDivisionError):
             await worker.run("x", lambda: 1 / 0, 0)
 
-    asyncio.run(asyncio.wait_for(told(), 30))
+    asyncio.run(asyncio.wait_for(script(), 30))
 
 
 def test_the_kernel_prefers_the_other_threads_to_a_nice_worker() -> None:
@@ -494,19 +494,19 @@ def test_the_kernel_prefers_the_other_threads_to_a_nice_worker() -> None:
     def niceness() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    async def told() -> tuple[int, int]:
+    async def script() -> tuple[int, int]:
         worker, nice = FairWorker(waiting=1), FairWorker(waiting=1, nice=3)
         return await worker.run("x", niceness, 0), await nice.run("x", niceness, 0)
 
     ours = niceness()
-    assert asyncio.run(told()) == (ours, min(19, ours + 3))
+    assert asyncio.run(script()) == (ours, min(19, ours + 3))
     assert niceness() == ours
 
 
 def test_namespaces_of_one_client_take_turns() -> None:
     """The API server sends the reviews of all namespaces: three hundred pods delay no other one."""
 
-    async def told() -> None:
+    async def script() -> None:
         worker = FairWorker(waiting=400)
         gate, done = threading.Event(), []
 
@@ -522,7 +522,7 @@ def test_namespaces_of_one_client_take_turns() -> None:
         assert "honest" in done[:1]
         assert [i for i, namespace in enumerate(done) if namespace == "honest"][-1] < 10
 
-    asyncio.run(asyncio.wait_for(told(), 30))
+    asyncio.run(asyncio.wait_for(script(), 30))
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_namespace_of_a_review_is_that_of_its_head(body: bytes, namespace: str) 
 
 
 class _Process:
-    """A process in front that beats when the test says so, and ends when it is told to."""
+    """A process in front that beats when the test says so, and ends when the test says so."""
 
     pid = 1
 

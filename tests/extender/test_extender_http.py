@@ -112,7 +112,7 @@ async def test_before_the_cluster_has_been_read_the_verbs_answer_503() -> None:
 
 
 @story
-async def test_bad_input_is_told_by_its_path_and_never_a_traceback() -> None:
+async def test_bad_input_is_named_by_its_path_and_never_a_traceback() -> None:
     async with extender() as (service, _, client):
         await service.feed.wait_ready()
         for verb, body, status, said in (
@@ -167,9 +167,9 @@ async def test_people_see_gpus_jobs_and_why_a_pod_waits() -> None:
         assert [n["models"] for n in why["nodes"]] == [["NVIDIA A100-SXM4-80GB"]] * 2
         old = (await client.get("http://public/v1/explain/ml/old")).json()
         assert (old["node"], old["gpus"], old["held"]["why"]) == ("n0", ["GPU-n0"], "bound")
-        missing = await client.get("http://public/v1/explain/ml/nobody")
+        missing = await client.get("http://public/v1/explain/ml/absent")
         assert missing.status_code == 404
-        assert "no pod ml/nobody" in missing.json()["error"]
+        assert "no pod ml/absent" in missing.json()["error"]
 
 
 @pytest.mark.skipif(

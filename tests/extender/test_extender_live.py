@@ -79,9 +79,9 @@ def nodes(client: Faulty) -> Iterator[Callable[..., list[str]]]:
 async def extender(api: KubeClient) -> AsyncIterator[tuple[Service, httpx.AsyncClient]]:
     """The service, its own watches included; its queue controller never becomes the leader.
 
-    So that only what these tests ask for happens, the binder is told that it may act all the same.
+    So that only what these tests ask for happens, the binder may act all the same.
     """
-    config = ExtenderConfig.model_validate({"leader": {"hostname": "nobody-here"}})
+    config = ExtenderConfig.model_validate({"leader": {"hostname": "not-here"}})
     # The service closes the client that it is given; the test still needs its own.
     async with (
         running(config, api) as service,
@@ -234,7 +234,7 @@ def test_label_patches_of_a_pod_without_gpus_reach_neither_the_words_nor_the_loo
     assert searched == []
 
 
-def test_the_last_share_goes_to_one_and_the_other_is_told_why(client, nodes, namespace):
+def test_the_last_share_goes_to_one_and_the_other_learns_why(client, nodes, namespace):
     (where,) = nodes(1, gpus=1)
     pods = [create(client, namespace, f"p{i}") for i in range(3)]
 

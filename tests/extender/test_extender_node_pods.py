@@ -1,4 +1,4 @@
-"""What an agent is told of the pods of its node: by its token, of its own node, without more."""
+"""What an agent gets of the pods of its node: by its token, of its own node, without more."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def names_of(answer: httpx.Response) -> list[str]:
     return [each["name"] for each in answer.json()["pods"]]
 
 
-def test_an_agent_is_told_the_pods_of_its_own_node(
+def test_an_agent_gets_the_pods_of_its_own_node(
     client: TestClient, state: ClusterState, api: Api
 ) -> None:
     put(state, "a")
@@ -110,7 +110,7 @@ def test_an_agent_is_told_the_pods_of_its_own_node(
 @pytest.mark.parametrize(
     ("token", "status"), [("agent", 403), ("reader-n0", 403), ("stranger-n0", 401), ("", 401)]
 )
-def test_others_are_told_nothing(client: TestClient, token: str, status: int) -> None:
+def test_others_get_no_event(client: TestClient, token: str, status: int) -> None:
     assert ask(client, token).status_code == status
 
 
@@ -132,7 +132,7 @@ def test_neither_environment_nor_annotations_leave_the_extender(
 ENDED = {"exitCode": 1, "finishedAt": "2026-01-02T03:04:05Z", "reason": "Error"}
 
 
-def test_what_is_told_of_a_pod_of_ours(client: TestClient, state: ClusterState) -> None:
+def test_what_is_listed_of_a_pod_of_ours(client: TestClient, state: ClusterState) -> None:
     raw = put(state, "a", 2, devices="GPU-1,GPU-2")
     raw["metadata"]["resourceVersion"] = "1000000000"
     raw["status"] = {
@@ -145,12 +145,12 @@ def test_what_is_told_of_a_pod_of_ours(client: TestClient, state: ClusterState) 
         ],
     }
     state.upsert("pods", raw)
-    (told,) = ask(client).json()["pods"]
-    assert told["ours"]
-    assert told["job"] == "pod-a"
-    assert told["gpus"] == ["GPU-1", "GPU-2"]
-    assert told["addresses"] == ["10.0.0.1", "fd00::1"]
-    assert [(each["container"], each["exitCode"]) for each in told["ends"]] == [
+    (listed,) = ask(client).json()["pods"]
+    assert listed["ours"]
+    assert listed["job"] == "pod-a"
+    assert listed["gpus"] == ["GPU-1", "GPU-2"]
+    assert listed["addresses"] == ["10.0.0.1", "fd00::1"]
+    assert [(each["container"], each["exitCode"]) for each in listed["ends"]] == [
         ("main", 1), ("side", 0),
     ]  # fmt: skip
     raw["metadata"] |= {
@@ -159,11 +159,11 @@ def test_what_is_told_of_a_pod_of_ours(client: TestClient, state: ClusterState) 
     }
     raw["spec"]["hostNetwork"] = True
     state.upsert("pods", raw)
-    (told,) = ask(client).json()["pods"]
-    assert (told["ends"], told["addresses"]) == ([], []), "told to go, at the node's address"
+    (listed,) = ask(client).json()["pods"]
+    assert (listed["ends"], listed["addresses"]) == ([], []), "being deleted, at the node's address"
 
 
-def test_pods_that_have_ended_are_told_for_their_exit_codes_within_bounds(
+def test_pods_that_have_ended_are_listed_for_their_exit_codes_within_bounds(
     client: TestClient, state: ClusterState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodepods, "ENDED_LISTED", 2)
@@ -200,8 +200,8 @@ def test_blame_starts_from_what_the_pod_was_placed_with(
     note = {"gpuJob": "job-x", "memoryBaseBytes": 3, "memoryPeakExtraBytes": 4,
             "peakProbability": 0.5, "utilization": 40.0}  # fmt: skip
     put(state, "a", annotations={names.PLACED_WITH: json.dumps(note)})
-    (told,) = ask(client).json()["pods"]
-    assert told["memoryBytes"] == 7
+    (listed,) = ask(client).json()["pods"]
+    assert listed["memoryBytes"] == 7
 
 
 @pytest.mark.parametrize(("source", "expected"), [("formula", True), ("whole-gpu", False)])
@@ -218,5 +218,5 @@ def test_a_pod_that_an_earlier_version_bound_is_judged_by_its_job(
     }  # fmt: skip
     job.setdefault("status", {})["load"] = load
     state.upsert("gpujobs", job)
-    (told,) = ask(client).json()["pods"]
-    assert told.get("memoryBytes") == (9 if expected else None)
+    (listed,) = ask(client).json()["pods"]
+    assert listed.get("memoryBytes") == (9 if expected else None)

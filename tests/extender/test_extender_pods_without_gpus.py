@@ -86,7 +86,7 @@ class Mirror:
         self.feed = Feed(self.state, kinds=("pods",))
         self._trim = self.feed.trim("pods")
         self._kept: dict[tuple[str, str], Object] = {}
-        self.told = 0
+        self.events = 0
 
     def send(self, obj: Object) -> None:
         key = obj["metadata"]["namespace"], obj["metadata"]["name"]
@@ -95,7 +95,7 @@ class Mirror:
         if kept is known:
             return
         self._kept[key] = kept
-        self.told += 1
+        self.events += 1
         self.feed.take("pods", EventType.MODIFIED, kept)
 
 
@@ -117,11 +117,11 @@ async def test_label_patches_of_a_pod_without_gpus_stop_at_the_door(
         mirror.send(busy("cpu", version))
     await asyncio.sleep(0.05)
     assert calls.count == dict.fromkeys(COSTLY, 0)
-    assert mirror.told == 1
+    assert mirror.events == 1
     assert mirror.state.nodes.uses() == {"uid-ml-cpu": ("n0", 1.0, 0)}
     mirror.send(busy("cpu", 201, phase="Succeeded"))
     await asyncio.sleep(0.05)
-    assert mirror.told == 2
+    assert mirror.events == 2
     assert mirror.state.nodes.uses() == {}
     mirror.state.check()
 
@@ -253,7 +253,7 @@ async def test_a_million_pods_without_gpus() -> None:
         reading_s += read - decoded
     while mirror.feed.pending:
         mirror.feed._drain()
-    assert mirror.told == count, "a new label is no news"
+    assert mirror.events == count, "a new label is no news"
     assert len(mirror.state.nodes.uses()) == count
     record(
         "foreign",

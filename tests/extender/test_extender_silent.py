@@ -1,4 +1,4 @@
-"""A service that does not answer is told apart from one that knows nothing, and is shown soon."""
+"""A service that does not answer differs from one that knows nothing, and is shown soon."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_services_that_do_not_answer_need_attention(site: Site) -> None:
     silent |= {"predictor": [], "scheduler": []}
     before = site.cluster.revision
     site.follow()
-    assert site.cluster.revision > before, "pages that are open are told"
+    assert site.cluster.revision > before, "pages that are open are updated"
     kinds = [each["kind"] for each in view(site.cluster, "overview")["attention"]]
     assert kinds == ["predictorSilent", "schedulerSilent"]
     silent.clear()
@@ -165,7 +165,7 @@ def test_services_that_do_not_answer_need_attention(site: Site) -> None:
     assert view(site.cluster, "overview")["attention"] == []
 
 
-def test_nobody_leads_once_no_scheduler_renews_the_lease() -> None:
+def test_there_is_no_leader_once_no_scheduler_renews_the_lease() -> None:
     api, now = MemoryCluster(), [NOW]
     watch = LeaseWatch(api, "ns", "lease", "me", lambda: now[0])
     assert not watch.without_leader(), "not known before the first look"
@@ -179,7 +179,7 @@ def test_nobody_leads_once_no_scheduler_renews_the_lease() -> None:
     assert watch.without_leader()
 
 
-def test_nobody_leads_where_no_scheduler_could_ever_make_the_lease() -> None:
+def test_there_is_no_leader_where_no_scheduler_could_ever_make_the_lease() -> None:
     """As where RBAC refuses it: there is no renewal that could expire."""
     now = [NOW]
     watch = LeaseWatch(MemoryCluster(), "ns", "lease", "me", lambda: now[0])

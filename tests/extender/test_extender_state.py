@@ -1,4 +1,4 @@
-"""What the extender believes of the cluster, whatever order it is told in."""
+"""What the extender believes of the cluster, whatever the order of events."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_deletion_of_a_former_pod_spares_the_present_one_of_that_name() -> Non
     assert jobs(found) == [1]
 
 
-def test_a_predecessor_told_late_does_not_displace_its_successor() -> None:
+def test_a_late_event_of_a_predecessor_does_not_displace_its_successor() -> None:
     found = state(
         ("gpunodes", gpu_node("n0", "g0", "g1")),
         ("pods", pod("a", uid="new", node_name="n0", devices="g0", version=5)),
@@ -145,7 +145,7 @@ def test_a_reservation_goes_when_the_watch_shows_the_binding() -> None:
     found.upsert("pods", pod("a", uid="u", node_name="n0", devices="g0", version=2))
     assert found.ledger.held("u") == (Hold.BOUND, claim)
     assert found.ledger.claim("u", Hold.RESERVED) is None
-    assert found.table.generation == before, "nothing has changed for anybody else"
+    assert found.table.generation == before, "nothing has changed for any other node"
 
 
 def test_a_pod_that_failed_before_it_was_bound_holds_nothing_more() -> None:
@@ -175,7 +175,7 @@ def test_a_pod_that_is_being_deleted_before_it_was_bound_gives_up_its_plan() -> 
     assert jobs(found) == [0]
 
 
-def test_a_reservation_of_a_pod_that_was_never_told_goes_when_the_pod_is_gone() -> None:
+def test_a_reservation_of_a_pod_that_was_never_seen_goes_when_the_pod_is_gone() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")))
     found.reserve("u", Claim("n0", ("g0",), Job(id="ml/pod-a")))
     assert jobs(found) == [1]
@@ -245,7 +245,7 @@ def test_a_pod_that_a_new_plan_leaves_out_gives_up_its_place() -> None:
     found.check()
 
 
-def test_a_plan_that_has_ended_holds_nothing_even_when_it_is_told_late() -> None:
+def test_a_plan_that_has_ended_holds_nothing_even_when_its_event_is_late() -> None:
     found = state(("gpunodes", gpu_node("n0", "g0")))
     found.tick(NOW + 30)
     found.upsert("gpujobs", gpu_job("pod-a", plan=[("u", "n0", ["g0"])]))
@@ -296,7 +296,7 @@ def test_a_bound_pod_counts_as_its_gpujob_says_now_though_the_plan_is_over() -> 
     found.check()
 
 
-def test_the_members_of_a_gang_are_its_pods_by_name_and_nobody_else() -> None:
+def test_the_members_of_a_gang_are_its_pods_by_name_and_no_others() -> None:
     ours = {names.GANG: "g"}
     found = state(
         *[("pods", pod(name, annotations=ours)) for name in ("c", "a", "b")],
@@ -476,8 +476,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = NOW
         self.version = 0
         self.truth: dict[tuple[str, str], dict] = {}
-        self.sent: list[tuple[float, str, dict]] = []  # with the time of telling
-        self.gone: list[tuple[str, dict, float]] = []  # with when it was last told
+        self.sent: list[tuple[float, str, dict]] = []  # with the time of sending
+        self.gone: list[tuple[str, dict, float]] = []  # with when it was last sent
         self.births = Counter[str]()
 
     @initialize()
@@ -545,15 +545,15 @@ class AnyOrder(RuleBasedStateMachine):
             self.live.delete(kind, obj)
 
     @rule(choose=st.randoms(use_true_random=False))
-    def something_old_is_told_again(self, choose) -> None:
+    def something_old_comes_again(self, choose) -> None:
         # No answer of the API server takes longer than deleted objects are remembered.
-        late = [event for told_s, *event in self.sent if told_s >= self.now - GRAVES_S]
+        late = [event for sent_s, *event in self.sent if sent_s >= self.now - GRAVES_S]
         if late:
             self.live.upsert(*choose.choice(late))
         if self.gone:
             index = choose.randrange(len(self.gone))
-            kind, obj, told_s = self.gone[index]
-            if told_s < self.now - GRAVES_S:  # forgotten since, and now news again
+            kind, obj, sent_s = self.gone[index]
+            if sent_s < self.now - GRAVES_S:  # forgotten since, and now news again
                 self.gone[index] = (kind, obj, self.now)
             self.live.delete(kind, obj)
 
@@ -566,8 +566,8 @@ class AnyOrder(RuleBasedStateMachine):
     def it_equals_a_rebuild(self) -> None:
         self.live.check()
         rebuilt = ClusterState(now_s=self.now)
-        for kind, obj, told_s in self.gone:
-            if told_s >= self.now - GRAVES_S:
+        for kind, obj, sent_s in self.gone:
+            if sent_s >= self.now - GRAVES_S:
                 rebuilt.delete(kind, obj)
         for (kind, _), obj in sorted(self.truth.items(), key=lambda item: item[0]):
             rebuilt.upsert(kind, obj)
@@ -612,7 +612,7 @@ def test_a_job_past_its_shares_still_counts_in_the_sums() -> None:
     assert isinstance(found.worker(pod_info(pod("x"))), Job)
 
 
-def test_pods_that_are_told_before_their_nodes_are_all_counted() -> None:
+def test_pods_that_arrive_before_their_nodes_are_all_counted() -> None:
     """Pods and nodes are listed at the same time; a pod may come first, on any number of nodes."""
     state = ClusterState(now_s=NOW)
     for number in range(300):
@@ -625,7 +625,7 @@ def test_pods_that_are_told_before_their_nodes_are_all_counted() -> None:
 
 
 @pytest.mark.parametrize("shares", [1, 2, 3])
-def test_rows_beyond_the_first_buffers_take_nobody_until_their_node_says_so(shares: int) -> None:
+def test_rows_beyond_the_first_buffers_take_no_job_until_their_node_says_so(shares: int) -> None:
     many = [f"g{number:03}" for number in range(200)]
     nodes = [gpu_node(f"n{i}", *many[50 * i : 50 * (i + 1)]) for i in range(4)]
     nodes.append(gpu_node("n4", "a"))

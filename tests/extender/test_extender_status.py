@@ -234,11 +234,11 @@ lines = b"".join(site.changes.pieces(version))
 assert b'"node"' in lines and not b'"whole"' in lines
 print(sorted(set(sys.modules) - known))
 """
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", script],
         cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert told.stdout.strip() == "[]"
+    assert shown.stdout.strip() == "[]"
 
 
 def test_no_list_of_all_objects_is_made_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,14 +277,14 @@ def test_the_event_loop_turns_for_others_between_two_pieces(
             turns += 1
             await asyncio.sleep(0)
 
-    async def told() -> None:
+    async def script() -> None:
         task = asyncio.create_task(other())
         async for _ in local_changes(site.changes)(version, 0.0):
             pass
         task.cancel()
 
     pieces = len(list(site.changes.pieces(version)))
-    asyncio.run(told())
+    asyncio.run(script())
     assert turns > 2 * pieces > 10
 
 
@@ -299,7 +299,7 @@ def test_verbs_go_first_after_each_piece(site: Site, monkeypatch: pytest.MonkeyP
             assert 0 < within_s < 1, "a verb whose client hangs must not hold the page for long"
             paused += 1
 
-    async def told(version: str) -> bytes:
+    async def script(version: str) -> bytes:
         return b"".join([part async for part in local_changes(site.changes, Watched())(version, 0)])
 
     version = site.changes.version
@@ -308,12 +308,12 @@ def test_verbs_go_first_after_each_piece(site: Site, monkeypatch: pytest.MonkeyP
     for since in (version, ""):  # changes; the whole cluster
         pieces, paused = list(site.changes.pieces(since)), 0
         assert len(pieces) > 5
-        assert asyncio.run(told(since)) == b"".join(pieces)
+        assert asyncio.run(script(since)) == b"".join(pieces)
         assert paused == len(pieces)
 
 
 def test_a_pause_ends_with_the_last_verb() -> None:
-    async def told() -> None:
+    async def script() -> None:
         traffic = Traffic()
         with traffic.verb():
             with traffic.verb():
@@ -327,7 +327,7 @@ def test_a_pause_ends_with_the_last_verb() -> None:
         with traffic.verb():
             await asyncio.wait_for(traffic.pause(0.001), 10)
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def test_a_model_that_follows_equals_one_that_is_built_anew(seed: int) -> None:
@@ -450,7 +450,7 @@ def test_ended_runs_are_bounded_in_number_and_age(site: Site) -> None:
 
 
 def test_a_question_for_changes_is_answered_once_there_is_one(site: Site) -> None:
-    async def told() -> None:
+    async def script() -> None:
         site.follow()
         waiting = asyncio.create_task(site.changes.wait(site.cluster.version, 60.0))
         await asyncio.sleep(0.05)
@@ -460,7 +460,7 @@ def test_a_question_for_changes_is_answered_once_there_is_one(site: Site) -> Non
         site.follow()
         await asyncio.wait_for(site.changes.wait(site.cluster.version, 0.01), 5.0)
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 # --- views ------------------------------------------------------------------------------------
@@ -819,7 +819,7 @@ def test_no_byte_of_a_tenant_s_answers_depends_on_other_tenants(
         own_jobs(each)
     with_other_tenants(site)
 
-    async def told(each: Site, path: str, accept: str) -> tuple[int, dict[str, str], bytes]:
+    async def script(each: Site, path: str, accept: str) -> tuple[int, dict[str, str], bytes]:
         app = app_of(each, Readers(Api()).check, stream_s=0.1)  # type: ignore[arg-type]
         headers = {"authorization": "Bearer tenant", "accept": accept}
         transport = httpx.ASGITransport(app)
@@ -835,7 +835,7 @@ def test_no_byte_of_a_tenant_s_answers_depends_on_other_tenants(
     for path in paths:
         path += ("&" if "?" in path else "?") + "namespace=ml"
         for accept in ("application/json", _EVENTS):
-            both = [asyncio.run(told(each, path, accept)) for each in (site, alone)]
+            both = [asyncio.run(script(each, path, accept)) for each in (site, alone)]
             assert both[0] == both[1], (path, accept)
             assert both[0][0] in (200, 404), path
 
@@ -848,7 +848,7 @@ JOBS = query_of("jobs", (), ())
 
 
 def test_fifty_readers_of_a_view_cost_what_one_costs(site: Site) -> None:
-    async def told() -> None:
+    async def script() -> None:
         shared = publisher(site)
         async with contexts(shared, 50) as readers:
             first = [await each(1.0) for each in readers]
@@ -862,7 +862,7 @@ def test_fifty_readers_of_a_view_cost_what_one_costs(site: Site) -> None:
         assert shared.readers == 0
         await shared.close()
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def contexts(shared: Publisher, count: int) -> Any:
@@ -879,10 +879,10 @@ def contexts(shared: Publisher, count: int) -> Any:
     return entered()
 
 
-def test_a_reader_that_does_not_read_misses_what_came_between_and_holds_up_nobody(
+def test_a_reader_that_does_not_read_misses_what_came_between_and_holds_up_no_other(
     site: Site,
 ) -> None:
-    async def told() -> None:
+    async def script() -> None:
         shared = publisher(site)
         async with contexts(shared, 2) as (slow, quick):
             await slow(1.0)
@@ -897,7 +897,7 @@ def test_a_reader_that_does_not_read_misses_what_came_between_and_holds_up_nobod
             assert await slow(0.05) is None
         await shared.close()
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def test_nothing_is_asked_of_the_extender_while_no_page_is_open(site: Site) -> None:
@@ -909,7 +909,7 @@ def test_nothing_is_asked_of_the_extender_while_no_page_is_open(site: Site) -> N
         async for piece in local_changes(site.changes)(since, wait_s):
             yield piece
 
-    async def told() -> None:
+    async def script() -> None:
         shared = Publisher(source, every_s=0.01)
         async with shared.follow("c", OPERATOR, JOBS):
             await asyncio.sleep(0.1)
@@ -920,7 +920,7 @@ def test_nothing_is_asked_of_the_extender_while_no_page_is_open(site: Site) -> N
         assert asked == before
         await shared.close()
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def test_an_extender_that_is_away_for_a_while_leaves_readers_what_they_have(site: Site) -> None:
@@ -932,7 +932,7 @@ def test_an_extender_that_is_away_for_a_while_leaves_readers_what_they_have(site
             if away and number == 0:
                 raise AwayError("gone")
 
-    async def told() -> None:
+    async def script() -> None:
         nonlocal away
         shared = Publisher(source, every_s=0.01)
         async with shared.follow("c", OPERATOR, JOBS) as following:
@@ -947,7 +947,7 @@ def test_an_extender_that_is_away_for_a_while_leaves_readers_what_they_have(site
             assert b"job-later" in answer.content
         await shared.close()
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 # --- HTTP -------------------------------------------------------------------------------------
@@ -999,7 +999,7 @@ def test_a_reader_sees_the_scope_that_the_api_server_allows(site: Site, path: st
     app = app_of(site, Readers(Api()).check)
     url = f"/v1/status/{path}"
 
-    async def told() -> None:
+    async def script() -> None:
         for token in ("", "unknown"):
             assert (await ask(app, url, token)).status_code == 401
         assert (await ask(app, url, "operator")).status_code == 200
@@ -1013,7 +1013,7 @@ def test_a_reader_sees_the_scope_that_the_api_server_allows(site: Site, path: st
         assert answer.status_code == 200
         assert SECRET not in answer.text
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 class ApiOfEvents(Api):
@@ -1063,7 +1063,7 @@ def test_events_are_shown_to_every_token_of_a_caller_that_may_list_them(site: Si
     app.include_router(status_router(publisher(site), readers.check, events, None))
     url = "/v1/status/jobs/ml/job-own/events"
 
-    async def told() -> None:
+    async def script() -> None:
         for token in ("tenant", minted("tenant")):
             answer = await ask(app, url, token)
             assert answer.status_code == 200, answer.text
@@ -1079,7 +1079,7 @@ def test_events_are_shown_to_every_token_of_a_caller_that_may_list_them(site: Si
         assert (await ask(app, url, minted("stranger"))).status_code == 403
         assert len(api.paths) == before
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def test_objects_of_other_tenants_are_not_there_for_a_tenant(site: Site) -> None:
@@ -1087,20 +1087,20 @@ def test_objects_of_other_tenants_are_not_there_for_a_tenant(site: Site) -> None
     with_other_tenants(site)
     app = app_of(site, Readers(Api()).check)
 
-    async def told() -> None:
+    async def script() -> None:
         for path in (f"jobs/{SECRET}/job-{SECRET}0", f"models/{SECRET}/{SECRET}-model"):
             answer = await ask(app, f"/v1/status/{path}?namespace=ml", "tenant")
             assert answer.status_code == 403
         answer = await ask(app, "/v1/status/gpus/n1/c?namespace=ml", "tenant")
         assert answer.status_code == 404
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 def test_a_stream_sends_the_view_and_then_its_changes_and_ends_in_time(site: Site) -> None:
     app = app_of(site, stream_s=1.0)
 
-    async def told() -> bytes:
+    async def script() -> bytes:
         async def change() -> None:
             await asyncio.sleep(0.3)
             site.state.upsert("gpujobs", gpu_job("job-late"))
@@ -1113,7 +1113,7 @@ def test_a_stream_sends_the_view_and_then_its_changes_and_ends_in_time(site: Sit
         assert answer.headers["content-type"].startswith("text/event-stream")
         return answer.content
 
-    text = asyncio.run(told()).decode()
+    text = asyncio.run(script()).decode()
     views = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
     assert [each["view"]["total"] for each in views] == [0, 1]
     assert "event: view" in text
@@ -1125,7 +1125,7 @@ def test_more_streams_than_are_allowed_are_refused_and_ended_ones_are_not_counte
     monkeypatch.setattr(routes, "_STREAMS_OF_ADDRESS", 2)
     app = app_of(site, stream_s=0.3)
 
-    async def told() -> list[int]:
+    async def script() -> list[int]:
         transport = httpx.ASGITransport(app)
         headers = {"accept": "text/event-stream"}
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
@@ -1136,7 +1136,7 @@ def test_more_streams_than_are_allowed_are_refused_and_ended_ones_are_not_counte
             together = await asyncio.gather(*(open_one() for _ in range(3)))
             return [*sorted(together), await open_one()]
 
-    assert asyncio.run(told()) == [200, 200, 503, 200]
+    assert asyncio.run(script()) == [200, 200, 503, 200]
 
 
 def test_what_a_tenant_writes_stays_data(site: Site) -> None:
@@ -1149,13 +1149,13 @@ def test_what_a_tenant_writes_stays_data(site: Site) -> None:
     site.state.upsert("gpujobs", made)
     app = app_of(site, stream_s=0.2)
 
-    async def told() -> str:
+    async def script() -> str:
         transport = httpx.ASGITransport(app)
         headers = {"accept": "text/event-stream"}
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return (await client.get("/v1/status/jobs", headers=headers)).text
 
-    text = asyncio.run(told())
+    text = asyncio.run(script())
     assert text.isascii()
     events = [part for part in text.split("\n\n") if "event:" in part]
     assert len(events) == 1
@@ -1187,7 +1187,7 @@ def test_a_reader_that_never_reads_is_cut_off_and_the_others_get_their_updates(
                             seen.append(len(seen))
                             change(len(seen))
 
-    async def told() -> None:
+    async def script() -> None:
         change(0)
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
@@ -1226,7 +1226,7 @@ def test_a_reader_that_never_reads_is_cut_off_and_the_others_get_their_updates(
                 reading.cancel()
         opened.close()
 
-    asyncio.run(told())
+    asyncio.run(script())
 
 
 _EVENTS = "text/event-stream"

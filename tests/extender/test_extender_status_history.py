@@ -52,7 +52,7 @@ def site() -> Site:
     ],
 )
 def test_an_ended_job_says_how_it_went(site: Site, scope: Scope, neighbour: dict) -> None:
-    """A tenant is not told which model of another namespace was next to its job."""
+    """A tenant does not see which model of another namespace was next to its job."""
     found = view(site.cluster, "jobs", scope=scope, phase="Completed")
     (row,) = found["rows"]
     assert row["name"] == "job-done"

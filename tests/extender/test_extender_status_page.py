@@ -22,7 +22,7 @@ VENDORED = json.loads((Path(__file__).parents[2] / "deploy/page/vendor.json").re
 
 
 def ask(path: str, method: str = "GET", **headers: str) -> httpx.Response:
-    async def told() -> httpx.Response:
+    async def script() -> httpx.Response:
         async def nothing(*_: object) -> None:
             return None
 
@@ -33,7 +33,7 @@ def ask(path: str, method: str = "GET", **headers: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.request(method, path, headers=headers)
 
-    return asyncio.run(told())
+    return asyncio.run(script())
 
 
 def test_the_page_takes_less_than_300_kilobytes() -> None:

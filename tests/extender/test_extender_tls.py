@@ -113,7 +113,7 @@ def test_files_that_change_are_served_and_open_connections_go_on(
 
 
 @pytest.mark.slow
-def test_verbs_that_demand_a_certificate_hear_nobody_without(
+def test_verbs_that_demand_a_certificate_refuse_clients_without(
     ports: tuple[int, int, Serving], tmp_path: Path
 ) -> None:
     verbs, _, serving = ports

@@ -263,7 +263,7 @@ def test_a_named_account_is_asked_for_instead_of_the_callers_own_token(site: Sit
     assert any("/namespaces/team-a/serviceaccounts/ci/token" in head for head in site.heads)
 
 
-def test_who_may_make_no_token_is_told_what_to_do(site: Site) -> None:
+def test_who_may_make_no_token_learns_what_to_do(site: Site) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/tandem-reader/token"
     status = {"kind": "Status", "code": 403, "message": "cannot create resource"}
     site.answers[path] = 403, json.dumps(status).encode()

@@ -66,8 +66,8 @@ def test_names_that_filter_let_through_are_known_again_as_bytes() -> None:
     assert passed["NodeNames"] == ["n3", "n0", "n1"]
     body = question(asks, ["n3", "n0", "n1"])
     assert verbs.read(body) == FILTER.validate_json(body)
-    told = [line["Host"] for line in json.loads(verbs.prioritize(verbs.read(body)))]
-    assert told == ["n3", "n0", "n1"]
+    shown = [line["Host"] for line in json.loads(verbs.prioritize(verbs.read(body)))]
+    assert shown == ["n3", "n0", "n1"]
     other = {"labels": {"NodeNames": '"NodeNames":["n3","n0","n1"]}'}}
     asks["metadata"] |= other
     for nodes in (["n3", "n0", "n1"], ["n0", "n3", "n1"], ["n1"], []):

@@ -77,7 +77,7 @@ class Batch:
             faults=sum(f.count for f in self._faults.values()),
             **dict(self.outcomes.most_common()),
         )
-        assert not self._faults, self._told()
+        assert not self._faults, self._summary()
 
     def _note(self, index: int, error: Exception) -> None:
         self.outcomes["fault"] += 1
@@ -90,13 +90,13 @@ class Batch:
             self._faults[where] = _Fault(index, text[-4000:])
             print(f"progress: {self.what}: fault in case {index}: {error!r:.200}", flush=True)
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         shown = list(self._faults.values())[:_SHOWN]
-        told = "\n".join(
+        lines = "\n".join(
             f"--- {f.count} times, first: TANDEM_SEED={SEED} TANDEM_FUZZ_CASE={f.index}\n{f.text}"
             for f in shown
         )
-        return f"{self.what}: {len(self._faults)} kinds of faults\n{told}"
+        return f"{self.what}: {len(self._faults)} kinds of faults\n{lines}"
 
 
 class Loud(logging.Handler):

@@ -168,7 +168,7 @@ _PATHS = (
     "/v1/gpus",
     "/v1/jobs",
     "/v1/explain/ml/p",
-    "/v1/explain/ml/nobody",
+    "/v1/explain/ml/absent",
     "/api/v1/pods",
     "/api/v1/namespaces/ml/pods",
     "/api/v1/namespaces/ml/pods/p",

@@ -218,13 +218,13 @@ def test_whatever_a_gpu_answers_the_others_are_reported_as_they_are(
         parse_gpu_node(raw)
         found = {gpu.uuid: gpu.wire() for gpu in status.gpus}
         for name in others:
-            assert found.get(name) == sound[name], f"{name} is told otherwise"
+            assert found.get(name) == sound[name], f"{name} is reported otherwise"
         assert all(request.gpu not in others for request in status.eviction_requests)
         bad = found.get(GPUS[BAD].uuid)
         if bad is None:
             return "not listed"
         if bad == sound[GPUS[BAD].uuid]:
             return "as it is"
-        return "in quarantine" if bad["health"] != "Healthy" else "told as it can be read"
+        return "in quarantine" if bad["health"] != "Healthy" else "reported as it can be read"
 
     Batch("values and errors of NVML", 60).run(case)

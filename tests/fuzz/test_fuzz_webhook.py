@@ -303,7 +303,7 @@ def amounts(rng: random.Random) -> dict[str, Any]:
 
 
 def a_pod(rng: random.Random) -> dict[str, Any]:
-    """A pod as people write them, often with something in it that nobody should write."""
+    """A pod as people write them, often with something in it that no user should write."""
     annotations = some(rng, SOUND, 5)
     if rng.random() < 0.25:
         annotations |= some(rng, ANNOTATIONS, 2)
@@ -388,8 +388,8 @@ def check_admitted(
 ) -> str:
     """Compare a pod that was let in with what the scheduler makes of it."""
     annotations = after["metadata"].get("annotations") or {}
-    told = before["metadata"].get("annotations") or {}
-    for name, value in told.items():
+    given = before["metadata"].get("annotations") or {}
+    for name, value in given.items():
         if name not in names.OWN_ANNOTATIONS:
             assert annotations[name] == value, "an annotation of the user was changed"
     wanted = gpus_in(before["spec"], names.RESOURCE)
@@ -400,11 +400,11 @@ def check_admitted(
         wanted += more
     info = pod_info(after)
     if not wanted and info.gpus == 1:
-        # What it asks of another system is put into our words, and its author is told.
+        # What it asks of another system is put into our words, and its author is warned.
         assert adopt
         assert any("read as" in each for each in warnings), warnings
         check_demand(annotations, 1)
-        check_translated(told, annotations)
+        check_translated(given, annotations)
         return "put into our words"
     assert info.gpus == wanted, (info.gpus, wanted)
     if not wanted:
@@ -413,13 +413,13 @@ def check_admitted(
     assert {"name": names.SCHEDULING_GATE} in spec["schedulingGates"]
     assert spec["schedulerName"] == names.SCHEDULER_NAME
     assert not any(gpus_in({"containers": [c]}, names.NVIDIA_RESOURCE) for c in spec["containers"])
-    unknown = {name for name in told if name.startswith("tandem.gpu/")} - {
+    unknown = {name for name in given if name.startswith("tandem.gpu/")} - {
         *names.USER_ANNOTATIONS,
         names.GPU_JOB,
     }
     assert not unknown, "an annotation without a meaning was let in"
     check_demand(annotations, info.gpus)
-    check_translated(told, annotations)
+    check_translated(given, annotations)
     for index, container_before in enumerate(before["spec"]["containers"]):
         check_limits(container_before, spec["containers"][index], annotations)
     return "changed"
@@ -441,10 +441,10 @@ def check_limits(
         assert added == wanted, (added, wanted)
 
 
-def check_translated(told: dict[str, str], annotations: dict[str, str]) -> None:
+def check_translated(given: dict[str, str], annotations: dict[str, str]) -> None:
     """Check the memory that is asked for in the words of another system, in MiB."""
-    if names.MEMORY in annotations and names.MEMORY not in told and "gpu-memory" in told:
-        assert value_of(annotations[names.MEMORY]) == number_of(told["gpu-memory"]) * 2**20
+    if names.MEMORY in annotations and names.MEMORY not in given and "gpu-memory" in given:
+        assert value_of(annotations[names.MEMORY]) == number_of(given["gpu-memory"]) * 2**20
 
 
 def number_of(text: str) -> int:

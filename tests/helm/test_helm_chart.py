@@ -105,7 +105,7 @@ def test_a_wrong_value_is_refused_with_its_path(
         "api",
     ],
 )
-def test_what_follows_from_the_chart_cannot_be_set_beside_it(helm: Helm, key: str) -> None:
+def test_what_follows_from_the_chart_cannot_be_set_as_well(helm: Helm, key: str) -> None:
     answer = helm("template", "tandem", str(CHART), "--set", f"scheduler.extender.config.{key}=x")
     assert f"additional properties '{key}' not allowed" in answer.stderr
 
@@ -277,7 +277,7 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
     roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole")]
     rules = [rule for role in roles for rule in role["rules"]]
     assert not [rule for rule in rules if "secrets" in rule["resources"]]
-    # Readers and agents know the extender by the authority in it; nobody writes it.
+    # Readers and agents know the extender by the authority in it; no component writes it.
     assert [r["verbs"] for r in rules if "mutatingwebhookconfigurations" in r["resources"]] == [
         ["get"],
         ["get"],

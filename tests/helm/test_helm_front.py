@@ -83,7 +83,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(plane, tmp_path_factory.mktemp("front"))
 
 
-def test_the_scheduler_of_the_pod_places_jobs_and_nobody_else_reaches_the_verbs(site: Site) -> None:
+def test_the_scheduler_of_the_pod_places_jobs_and_no_other_client_reaches_the_verbs(
+    site: Site,
+) -> None:
     team = site.cluster.team()
     site.cluster.submit(team, "ours")
     pod = site.cluster.await_run(team, "ours")
@@ -120,9 +122,9 @@ def test_floods_of_the_public_port_fail_neither_probe_nor_webhook_nor_scheduler(
     assert len(pids) == 2
     # A pod has an address of its own; requests are counted by address, the API server's too.
     found = flood.measure(site.installation.public_url, health, pids, source="127.0.0.2")
-    told = os.environ.get("TANDEM_FLOOD_REPORT")
-    if told:
-        Path(told).write_text(yaml.safe_dump(found))
+    report = os.environ.get("TANDEM_FLOOD_REPORT")
+    if report:
+        Path(report).write_text(yaml.safe_dump(found))
     assert [each["failed_health"] for each in found.values()] == [0, 0, 0]
     sizes = [a["bytes"] for each in found.values() for a in each["answers"] if "bytes" in a]
     assert max(sizes) < 16_000

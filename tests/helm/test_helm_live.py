@@ -207,13 +207,13 @@ def test_retraining_runs_by_its_own_command_with_its_own_account(
         namespace=team, model="net", batch_size=8, gpu_model="Tesla T4", memory_base_bytes=1 << 30,
         memory_peak_bytes=2 << 30, utilisation_percent=40.0,
     )  # fmt: skip
-    told = httpx.post(
+    answer = httpx.post(
         f"{url}/v1/feedback",
         json=seen.wire(),
         headers={"authorization": f"Bearer {token}"},
         trust_env=False,
     )
-    told.raise_for_status()
+    answer.raise_for_status()
     done = subprocess.run(
         [tandem, *(a.replace("/artifacts", str(tmp_path / "artifacts")) for a in arguments)],
         env={**os.environ, "KUBECONFIG": str(account)},

@@ -50,7 +50,7 @@ def uninstall(cluster: ChartCluster) -> None:
     cluster.installation.helm("uninstall", RELEASE, "--ignore-not-found")
     for name in ("agent-n0", names.SCHEDULER_NAME, "extender", "predictor"):
         cluster.plane.processes[name].terminate()
-    # With the agent ends its pod, which bound its token; nobody has to play its grace period.
+    # With the agent ends its pod, which bound its token; no grace period has to be played.
     cluster.plane.kubectl(
         "delete", "pods", "--all", "-n", names.AGENT_NAMESPACE, "--grace-period=0", "--force",
         "--ignore-not-found",

@@ -1,7 +1,7 @@
 """From the services of an earlier commit to ours and back, under a stream of jobs.
 
 A pair of scheduler and extender is replaced as a rolling update does it: the new one comes first
-and stands by, then the old one is told to end. Chart, predictor and agent are replaced as well.
+and stands by, then the old one is deleted. Chart, predictor and agent are replaced as well.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_a_token_for_the_service_is_asked_about_with_its_audience(
 
 
 @pytest.mark.parametrize("confirmed", [[], ["other"]])
-def test_a_token_whose_audience_is_not_confirmed_is_nobody_s(
+def test_a_token_whose_audience_is_not_confirmed_is_of_no_pod(
     server: Server, confirmed: list[str]
 ) -> None:
     server.audiences = confirmed
@@ -183,7 +183,7 @@ def test_a_namespace_that_cannot_exist_is_not_asked_about(server: Server) -> Non
     assert len(server.asked) == 1
 
 
-def test_an_api_server_that_is_away_answers_for_nobody_and_is_asked_again(server: Server) -> None:
+def test_an_api_server_that_is_away_confirms_no_token_and_is_asked_again(server: Server) -> None:
     made = reviews(server)
     server.away = True
     for question in ("ada", LIST):

@@ -132,7 +132,7 @@ def test_events_that_cannot_be_written_stop_nothing(serve, caplog):
 
 
 @pytest.mark.parametrize("text", ["", "not: a kubeconfig", "contexts: {"])
-def test_an_unusable_kubeconfig_is_told_in_words(tmp_path, text):
+def test_an_unusable_kubeconfig_is_explained_in_words(tmp_path, text):
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(TandemError, match="credentials"):
@@ -141,7 +141,7 @@ def test_an_unusable_kubeconfig_is_told_in_words(tmp_path, text):
         KubeClient.load(tmp_path / "absent")
 
 
-def test_a_patch_with_another_uid_is_told_from_an_invalid_one(serve):
+def test_a_patch_with_another_uid_differs_from_an_invalid_one(serve):
     """The API server answers 422 in both cases; the body is the one of Kubernetes 1.34."""
 
     def refused(field):

@@ -38,7 +38,8 @@ DIFFERENCES = {
     "creation of pods",
     "Objects of Kubernetes' own kinds are validated by their schemas": "the double checks names, "
     "labels, sizes and our own definitions, and the gates and the node of a pod",
-    "The garbage collector deletes what an owner leaves": "the double deletes only what a request names",
+    "The garbage collector deletes what an owner leaves": "the double deletes only what a request "
+    "names",
 }
 
 

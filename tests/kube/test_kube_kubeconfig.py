@@ -188,7 +188,7 @@ def test_a_file_with_a_token_is_read_again(tmp_path: Path, monkeypatch: pytest.M
         ({"auth-provider": {"name": "gcp", "config": {}}}, "no token that lasts"),
     ],
 )
-def test_a_login_that_fails_is_said_and_nobody_goes_on_without_one(
+def test_a_login_that_fails_is_said_and_no_command_goes_on_without_one(
     tmp_path: Path, user: Document, says: str
 ) -> None:
     """The official client goes on as system:anonymous where a program fails."""
@@ -317,8 +317,8 @@ def test_a_client_certificate_is_shown_from_data_files_and_programs(
         path = written(tmp_path, document(user, cluster))
         assert caller(path) == {"caller": ["alice"], "said": None}
         assert ApiClient(theirs(path)).rest_client.request("GET", f"{address}/").status == 200
-    nobody = written(tmp_path, document({"token": "t"}, trusts))
-    assert caller(nobody) == {"caller": [], "said": "Bearer t"}
+    outsider = written(tmp_path, document({"token": "t"}, trusts))
+    assert caller(outsider) == {"caller": [], "said": "Bearer t"}
     assert not [each for each in tmp_path.rglob("*") if each.name.startswith("tmp")]
 
 
@@ -405,14 +405,14 @@ def test_of_several_files_the_first_that_has_a_name_wins(
     second["contexts"].append({"name": "y", "context": {"cluster": "c", "user": "v"}})
     second["current-context"] = "y"
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "token").write_text("beside-its-file")
+    (tmp_path / "other" / "token").write_text("of-the-same-folder")
     paths = [written(tmp_path, first), tmp_path / "absent", written(tmp_path / "other", second)]
     monkeypatch.setenv("KUBECONFIG", ":".join(map(str, paths)))
     ours = Kubeconfig(None, None)
     # As kubectl; the official client takes the last file's current context.
     assert (ours.host, ours.authorization()) == (SERVER, "Bearer first")
     assert Files(None).names() == ["x", "y"]
-    assert Kubeconfig(None, "y").authorization() == "Bearer beside-its-file"
+    assert Kubeconfig(None, "y").authorization() == "Bearer of-the-same-folder"
     assert (context_namespace(), context_namespace(context="y")) == ("one", "default")
 
 

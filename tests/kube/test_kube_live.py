@@ -67,14 +67,14 @@ def test_a_list_is_read_in_pages(admin, namespace):
     assert len({page.resource_version for page in pages}) == 1, "one moment"
 
 
-def test_whoever_has_no_right_is_told_so(control_plane, namespace):
-    nobody = KubeClient.with_token(
+def test_a_user_without_the_right_learns_so(control_plane, namespace):
+    outsider = KubeClient.with_token(
         control_plane.url,
         control_plane.service_account_token(namespace, "default"),
         control_plane.ca_file,
     )
     with pytest.raises(errors.Forbidden, match="cannot list"):
-        nobody.list(PODS, namespace)
+        outsider.list(PODS, namespace)
 
 
 def test_a_binding_carries_the_annotation_in_the_same_update_as_the_node(

@@ -30,7 +30,7 @@ class Mirror:
     """Collects what a reflector tells, and lets a test wait for it."""
 
     def __init__(self, host, pace=QUICK, **options):
-        self.told = []
+        self.received = []
         self.changed = threading.Condition()
         self.reflector = Reflector(
             KubeClient.with_token(host, "secret"), PODS, self._take, pace=pace, **options
@@ -38,14 +38,14 @@ class Mirror:
 
     def _take(self, kind, item):
         with self.changed:
-            self.told.append((kind.value, item["metadata"]["name"], item["metadata"]["uid"]))
+            self.received.append((kind.value, item["metadata"]["name"], item["metadata"]["uid"]))
             self.changed.notify_all()
 
     def wait_for(self, *expected):
         with self.changed:
-            arrived = self.changed.wait_for(lambda: len(self.told) >= len(expected), 60)
-        assert arrived, f"told only {self.told}"
-        assert [entry[:2] for entry in self.told] == list(expected)
+            arrived = self.changed.wait_for(lambda: len(self.received) >= len(expected), 60)
+        assert arrived, f"received only {self.received}"
+        assert [entry[:2] for entry in self.received] == list(expected)
 
     def __enter__(self):
         self.reflector.start()
@@ -122,12 +122,12 @@ class Named(Identified):
         self.uid, self.resource_version = metadata["uid"], metadata["resourceVersion"]
 
 
-def test_objects_that_say_who_they_are_are_told_like_others(serve):
+def test_objects_that_say_who_they_are_are_reported_like_others(serve):
     api = serve(
         script(
             pod_list(10, pod("a", 1), pod("b", 2)),
             then=Watch(
-                event("MODIFIED", pod("a", 1)),  # as it is known: not told
+                event("MODIFIED", pod("a", 1)),  # as it is known: not reported
                 event("MODIFIED", pod("a", 11)),
                 event("ADDED", pod("a", 12, uid="another")),
                 event("DELETED", pod("b", 13)),
@@ -136,20 +136,20 @@ def test_objects_that_say_who_they_are_are_told_like_others(serve):
             ),
         )
     )
-    told, all_told = [], threading.Event()
+    received, all_received = [], threading.Event()
 
     def take(kind, item):
-        told.append((kind.value, item.key[1], item.uid, item.resource_version))
+        received.append((kind.value, item.key[1], item.uid, item.resource_version))
         if kind == "DELETED" and item.key[1] == "b":
-            all_told.set()
+            all_received.set()
 
     client = KubeClient.with_token(api.host, "t")
     reflector = Reflector(client, PODS, take, pace=QUICK, trim=lambda item, _: Named(item))
     reflector.start()
-    assert all_told.wait(60)
+    assert all_received.wait(60)
     reflector.stop()
     first, second = (pod(name, 1)["metadata"]["uid"] for name in "ab")
-    assert told == [
+    assert received == [
         ("ADDED", "a", first, "1"),
         ("ADDED", "b", second, "2"),
         ("MODIFIED", "a", first, "11"),
@@ -198,7 +198,7 @@ def test_gone_lists_again_and_tells_the_differences(serve, how):
             ("ADDED", "new"),
             ("DELETED", "goes"),
         )
-        assert [entry[2] for entry in mirror.told[5:7]] == ["uid-reborn", "second"]
+        assert [entry[2] for entry in mirror.received[5:7]] == ["uid-reborn", "second"]
 
 
 def test_silent_watch_is_noticed_and_resumed_without_a_list(serve):
@@ -245,7 +245,7 @@ def test_errors_of_the_server_neither_stop_nor_empty_the_mirror(serve):
         status(500),
         status(503),
         Watch(event("ERROR", status(500, "InternalError")[1])),
-        Watch(),  # closed at once, nothing told
+        Watch(),  # closed at once, nothing reported
         Watch(event("MODIFIED", pod("a", 6)), silent=True),
     ]
     api = serve(script(*answers, then=SILENCE))
@@ -302,18 +302,18 @@ def test_unreadable_events_lead_to_a_new_list(serve):
 
 def test_a_bug_in_the_receiver_does_not_blind_it_to_other_objects(serve):
     api = serve(script(pod_list(5, pod("strange", 1), pod("fine", 2)), then=SILENCE))
-    told = []
+    received = []
 
     def take(kind, item):
         if item["metadata"]["name"] == "strange":
             raise LookupError("bug")
-        told.append((kind, item["metadata"]["name"]))
+        received.append((kind, item["metadata"]["name"]))
 
     reflector = Reflector(KubeClient.with_token(api.host, "t"), PODS, take)
     reflector.start()
     assert reflector.synced.wait(60)
     reflector.stop()
-    assert told == [(EventType.ADDED, "fine")]
+    assert received == [(EventType.ADDED, "fine")]
     assert reflector.failures == 1
 
 

@@ -57,7 +57,7 @@ def test_who_uses_more_than_was_said_goes_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_spike_shorter_than_the_memory_moves_nobody(seed: int) -> None:
+def test_a_spike_shorter_than_the_memory_moves_no_job(seed: int) -> None:
     """However high; the rest of the time the pair is as good as predicted, with noise."""
     rng = np.random.default_rng(seed)
     adjuster = Adjuster(SETTINGS)
@@ -77,7 +77,7 @@ def test_a_spike_shorter_than_the_memory_moves_nobody(seed: int) -> None:
 
 
 @pytest.mark.parametrize("other", ["aa", "zz"])
-def test_what_a_tenant_says_of_itself_moves_nobody_else(other: str) -> None:
+def test_what_a_tenant_says_of_itself_moves_no_other_job(other: str) -> None:
     """Whatever the namespaces are called: of each who stays it is said why."""
     gpus = [gpu(resident("teller", 5.0, "mine", measured=False, stays="it saves no checkpoint"),
                 resident("other", 0.0, other))]  # fmt: skip
@@ -116,9 +116,9 @@ def test_moves_that_a_namespace_asks_of_itself_leave_some_for_the_others() -> No
     shared = gpu(resident("x", 0.0, "theirs"), resident("y", 0.0, "theirs"), name="quiet")
     moved = 0
     for number in range(2 * SETTINGS.max_moves_per_hour):
-        told = [resident(f"{name}{number}", 5.0, "mine", measured=False) for name in "ab"]
+        reported = [resident(f"{name}{number}", 5.0, "mine", measured=False) for name in "ab"]
         start_s = NOW + 50 * number
-        for move in looks(adjuster, [gpu(*told), shared], start_s=start_s).moves:
+        for move in looks(adjuster, [gpu(*reported), shared], start_s=start_s).moves:
             adjuster.made(move, start_s)
             moved += 1
     assert moved == SETTINGS.max_moves_per_hour // 2
@@ -128,7 +128,7 @@ def test_moves_that_a_namespace_asks_of_itself_leave_some_for_the_others() -> No
     assert move.key == ("theirs", "c")
 
 
-def test_who_may_not_be_moved_stays_and_nobody_joins() -> None:
+def test_who_may_not_be_moved_stays_and_no_job_joins() -> None:
     gpus = [gpu(resident("a", 0.6, stays="it saves no checkpoint"),
                 resident("b", 0.6, stays="it saves no checkpoint"))]  # fmt: skip
     looked = looks(Adjuster(SETTINGS), gpus)
@@ -188,7 +188,7 @@ def test_between_two_moves_of_a_job_lies_a_rest() -> None:
     assert [m.key for m in rested.moves] == [("ml", "a")]
 
 
-def test_while_something_is_done_about_one_of_them_nobody_is_chosen() -> None:
+def test_while_something_is_done_about_one_of_them_no_other_is_chosen() -> None:
     adjuster = Adjuster(SETTINGS)
     pair = (resident("liar", 0.0, outgrew=True, busy=True), resident("honest", 0.6))
     assert looks(adjuster, [gpu(*pair)]).moves == []
@@ -216,13 +216,13 @@ def test_of_several_neighbours_those_answer_who_are_expected_to_do_the_most() ->
 
 def test_what_is_measured_next_to_two_is_shared_out_over_their_kinds() -> None:
     at = ("n0", "GPU-0")
-    beside = Watched("a", at, "A100", PodUse(uid="a"), others=frozenset({"b", "c"}))
+    sharing_three = Watched("a", at, "A100", PodUse(uid="a"), others=frozenset({"b", "c"}))
     measured = ObservedSlowdown(value=0.8, means=Means.UTILISATION, reference=Reference.SOLO)
     expected = {"b": 0.1, "c": 0.3}
     kinds = {"b": "kb", "c": "kc"}
-    neighbours = sharing._neighbours_of(beside, kinds, expected.__getitem__)
+    neighbours = sharing._neighbours_of(sharing_three, kinds, expected.__getitem__)
     seen = sharing._with([], neighbours, measured)
     assert {n.kind: n.slowdown for n in seen} == {"kb": 0.2, "kc": 0.6}
-    known = sharing._neighbours_of(beside, {"b": "kb"}, expected.__getitem__)
+    known = sharing._neighbours_of(sharing_three, {"b": "kb"}, expected.__getitem__)
     alone = sharing._with([], known, measured)
     assert {n.kind: n.slowdown for n in alone} == {"kb": 0.8}

@@ -1,4 +1,5 @@
-"""What is learned of pairs decides where a job may go; nobody's word goes beyond his own jobs."""
+"""What is learned of pairs decides where a job may go; no report goes beyond its own namespace's
+jobs."""
 
 import numpy as np
 from learning_builders import NOW
@@ -17,7 +18,7 @@ def job(kind: str, namespace: str = "ml", name: str = "j") -> Job:
 def allowed(
     pairs: PairSlowdowns, newcomer: Job, there: Job, beliefs: Beliefs | None = None
 ) -> bool:
-    """Whether `newcomer` may go beside `there`."""
+    """Whether `newcomer` may go next to `there`."""
     beliefs = beliefs or Beliefs(pairs)
     for each in (newcomer, there):
         beliefs.of(each)
@@ -60,7 +61,7 @@ def test_one_namespace_has_one_voice_among_others() -> None:
     assert not allowed(pairs, job("bert", "liar"), job("resnet", "somebody"))
 
 
-def test_a_flood_drowns_nobody_elses_memory() -> None:
+def test_a_flood_displaces_no_other_namespaces_memory() -> None:
     pairs = PairSlowdowns(8)
     pairs.part("bert", "resnet", "ml", 0.6, NOW, measured=True)
     for number in range(300):

@@ -125,9 +125,9 @@ def test_a_namespace_forgets_its_own_and_a_restart_forgets_nothing() -> None:
 
 def test_feedback_needs_a_model_and_a_time_alone() -> None:
     demand = Demand(gpus_per_pod=1, model="bert", batch_size=32)
-    told = feedback("ml", demand, seen(20))
-    assert told is not None
-    assert (told.memory_peak_bytes, told.utilisation_percent) == (20 * GIB, 70.0)
+    reported = feedback("ml", demand, seen(20))
+    assert reported is not None
+    assert (reported.memory_peak_bytes, reported.utilisation_percent) == (20 * GIB, 70.0)
     assert feedback("ml", Demand(gpus_per_pod=1), seen(20)) is None
     assert feedback("ml", demand, seen(20, solo_utilisation_percent=None)) is None
     assert feedback("ml", demand, seen(20, seconds=10.0)) is None
@@ -175,7 +175,7 @@ def test_running_out_of_memory_raises_the_way_that_ran_and_all_others() -> None:
         assert more.memory_source is Source.OBSERVED
 
 
-def test_runs_in_steps_are_remembered_and_told_apart_from_whole_ones() -> None:
+def test_runs_in_steps_are_remembered_separately_from_whole_ones() -> None:
     memory = RunHistory()
     memory.enter("ml", seen(20, kind="h@64", solo_iterations_per_second=2.0), NOW)
     memory.enter(
@@ -183,13 +183,13 @@ def test_runs_in_steps_are_remembered_and_told_apart_from_whole_ones() -> None:
     )
     assert memory.alone("ml", "h@64", A100)[Means.PROGRESS] == 2.0
     assert memory.alone("ml", in_steps_kind("h@64", 2), A100)[Means.PROGRESS] == 1.6
-    told = feedback(
+    reported = feedback(
         "ml",
         Demand(gpus_per_pod=1, model="bert", batch_size=64),
         seen(9, accumulation_steps=2),
     )
-    assert told is not None
-    assert (told.batch_size, told.accumulation_steps) == (64, 2)
+    assert reported is not None
+    assert (reported.batch_size, reported.accumulation_steps) == (64, 2)
 
 
 def test_only_a_utilisation_that_runs_have_shown_is_compared_with() -> None:

@@ -36,7 +36,7 @@ def test_active_to_idle_ratio(period_s, share, level):
         assert activity.active_s + activity.idle_s == pytest.approx(period_s, rel=0.05)
 
 
-def test_what_cannot_be_told_is_said():
+def test_what_cannot_be_known_is_said():
     """Windows in step with the period cut all phases at the same place: any level is possible."""
     times, percents = course(0.5, 0.3, 60, window_s=0.5 / 3, seed=2)
     activity = fit_activity(times, percents)

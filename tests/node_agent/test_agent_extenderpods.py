@@ -52,7 +52,7 @@ def pods(said):
     return found
 
 
-def test_what_is_told_of_pods(pods):
+def test_what_is_listed_of_pods(pods):
     info = pods.find("u")
     assert (info.namespace, info.name, info.job, info.ours) == (
         "team", "train-0-x", "job-train", True,
@@ -78,7 +78,7 @@ def test_pod_belongs_on_the_gpus_that_it_was_given(pods, said):
 @pytest.mark.parametrize(
     "body", [None, b"", b"no", b"[]", b'{"pods": [{}]}', b'{"pods": [{"uid": 1}]}', b"[" * 9000]
 )
-def test_what_was_told_last_goes_on_counting(pods, said, body, caplog):
+def test_the_latest_answer_goes_on_counting(pods, said, body, caplog):
     said.pods, said.body = None, body
     assert not pods.refresh()
     assert pods.find("u").name == "train-0-x"

@@ -126,7 +126,7 @@ def test_memory_that_the_driver_reserves_is_not_there_for_pods(on, driver, reser
 
 
 def test_where_more_was_predicted_than_the_gpu_has_the_pod_that_holds_least_goes(on):
-    """The GPU has room for one peak, and two have met: nobody has outgrown its prediction."""
+    """The GPU has room for one peak, and two have met: no pod has outgrown its prediction."""
     _, one = on((1, 45, 50), (2, 33, 50))
     (request,) = one.run(1).eviction_requests
     assert (request.pod, request.memory_bytes) == ("pod-2", None)
@@ -301,7 +301,7 @@ def ended(at_s, code=1, reason=""):
     [(998.9, False), (999.1, True), (1000.0, True), (1011.0, True), (1011.1, False)],
 )
 def test_a_container_ran_out_where_it_failed_while_its_gpu_was_full_or_soon_after(at_s, found):
-    # The GPU was full from 1000 to 1001; ends are told in whole seconds, cut off.
+    # The GPU was full from 1000 to 1001; ends are reported in whole seconds, cut off.
     assert bool(full((1000.0, 1001.0)).cause(uid(2), ended(at_s))) is found
 
 
@@ -343,19 +343,23 @@ def test_the_pod_that_outgrew_is_blamed_for_the_failure_of_its_neighbour():
         uid(3): None,
     }
     log.look(AT_S, "GPU-a", full((1000.0, 1001.0)), pods)
-    (told,) = log.latest(AT_S)
-    assert (told.namespace, told.pod, told.memory_bytes) == ("b", "innocent", 20 * GIB)
-    assert (told.blamed.namespace, told.blamed.pod, told.blamed.uid) == ("a", "greedy", uid(1))
-    assert (told.blamed.memory_bytes, told.blamed.predicted_bytes) == (50 * GIB, 30 * GIB)
+    (failure,) = log.latest(AT_S)
+    assert (failure.namespace, failure.pod, failure.memory_bytes) == ("b", "innocent", 20 * GIB)
+    assert (failure.blamed.namespace, failure.blamed.pod, failure.blamed.uid) == (
+        "a",
+        "greedy",
+        uid(1),
+    )
+    assert (failure.blamed.memory_bytes, failure.blamed.predicted_bytes) == (50 * GIB, 30 * GIB)
     assert log.counts == {"outgrown": 1}
     log.look(AT_S + 1, "GPU-a", full((1000.0, 1001.0)), pods)
-    assert len(log.latest(AT_S + 1)) == 1, "told once"
+    assert len(log.latest(AT_S + 1)) == 1, "reported once"
     pods[uid(2)] = PodInfo("b", "innocent", ends=(ended(AT_S + 2),))
     log.look(AT_S + 2, "GPU-a", full((1000.0, AT_S + 1)), pods)
     assert log.counts == {"outgrown": 2}
 
 
-def test_a_failure_is_told_for_a_while_and_then_no_more():
+def test_a_failure_is_reported_for_a_while_and_then_no_more():
     log = OutOfMemoryLog()
     pods = {uid(2): PodInfo("b", "innocent", ends=(ended(AT_S),))}
     log.look(AT_S, "GPU-a", full((1000.0, 1001.0)), pods)

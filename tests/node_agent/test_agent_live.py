@@ -141,7 +141,7 @@ def test_daemon_set_is_valid(control_plane, installed):
     control_plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(agent))
 
 
-def test_refuses_to_run_beside_a_device_plugin(control_plane, client, installed):
+def test_refuses_to_run_next_to_a_device_plugin(control_plane, client, installed):
     refuse_with_device_plugin(client, "agent-a")
     refuse_with_device_plugin(client, "no-such-node")
     node = ("patch", "node", "agent-b", "--subresource=status", "--type=merge", "-p")
@@ -250,8 +250,8 @@ def test_token_of_a_pod_says_which_pod_it_is(control_plane, namespace, client):
         }
     )
     uid = control_plane.get("pod", "train", "-n", namespace)["metadata"]["uid"]
-    told = NodePod(namespace=namespace, name="train", uid=uid, ours=True)
-    pods = ExtenderPods(lambda: NodePodList(pods=[told]).model_dump_json().encode())
+    listed = NodePod(namespace=namespace, name="train", uid=uid, ours=True)
+    pods = ExtenderPods(lambda: NodePodList(pods=[listed]).model_dump_json().encode())
     pods.refresh()
     create = ("create", "token", "default", "-n", namespace, "--bound-object-kind=Pod")
     bound = (*create, "--bound-object-name=train", f"--bound-object-uid={uid}")
@@ -332,4 +332,4 @@ def test_api_server_that_comes_back_sees_what_is_now_and_no_burst(control_plane,
         "what the agent saw last is written",
     )
     writes = control_plane.events_since(path, version)
-    assert len(writes) <= 4, "a few attempts may have been under way, 24 changes are not told"
+    assert len(writes) <= 4, "a few attempts may have been under way, 24 changes are not reported"

@@ -30,7 +30,7 @@ class Pods(dict):
 
 @pytest.fixture
 def registry(driver, proc):
-    """Two pods of one job and one pod of nobody's job on a GPU that had an Xid."""
+    """Two pods of one job and one pod of no job on a GPU that had an Xid."""
     driver.state.gpus = [StubGpu("GPU-a", gpm=0.5, ecc=3), StubGpu("GPU-b", ecc=0)]
     driver.state.processes = [StubProcess(0, 10 + i, (i + 1) * GIB, sm=10) for i in range(3)]
     uids = [f"00000000-1111-2222-3333-{i:012x}" for i in range(3)]

@@ -15,7 +15,7 @@ from node_agent.stub import StubError, StubGpu, StubProcess, StubXid, Wave
 from tandem.contracts.nodepods import NodePod
 
 
-def test_a_pod_and_a_process_of_nobody(node, driver, proc):
+def test_a_pod_and_a_process_of_no_pod(node, driver, proc):
     driver.state.processes = [StubProcess(0, 7, 4 * GIB, sm=50), StubProcess(1, 8, 2 * GIB, sm=10)]
     proc.add(7, uid(1))
     proc.add(8, None)
@@ -100,7 +100,9 @@ def test_hidden_memory_is_absent_not_zero(node, driver, proc):
     assert gpu.pods[0].memory_peak_bytes is None
 
 
-def test_process_that_just_ended_is_nobodys_yet_but_one_that_stays_hidden_is_foreign(node, driver):
+def test_process_that_just_ended_is_of_no_pod_yet_but_one_that_stays_hidden_is_foreign(
+    node, driver
+):
     driver.state.processes = [StubProcess(0, 7, 4 * GIB)]
     one = node()
     assert one.run(2).gpus[0].pods == []
@@ -220,7 +222,7 @@ def test_activity_of_a_pod_that_is_alone(node, driver, proc):
     assert use.iteration_seconds == pytest.approx(2, rel=0.05)
 
 
-def test_activity_beside_another_pod_comes_from_the_process(node, driver, proc):
+def test_activity_next_to_another_pod_comes_from_the_process(node, driver, proc):
     driver.state.processes = [StubProcess(0, 7, GIB, sm=70), StubProcess(0, 8, GIB, sm=20)]
     proc.add(7, uid(1))
     proc.add(8, uid(2))
@@ -292,7 +294,7 @@ def test_a_reading_between_two_windows_of_the_driver_does_not_count_as_idle(
     assert all(use.utilisation_percent < 1 for use in watched.run(10).gpus[0].pods)
 
 
-def test_the_load_of_a_gpu_is_not_that_of_a_pod_next_to_a_process_of_nobody(node, driver, proc):
+def test_the_load_of_a_gpu_is_not_that_of_a_pod_next_to_a_process_of_no_pod(node, driver, proc):
     driver.state.processes = [StubProcess(0, 7, GIB, sm=30), StubProcess(0, 8, GIB, sm=50)]
     proc.add(7, uid(1))
     proc.add(8, None)
@@ -395,7 +397,7 @@ def test_memory_repair(node, driver, trouble):
 
 
 @pytest.mark.parametrize("errors", [None, 0, 2])
-def test_ecc_errors_are_told_where_the_board_counts_them(node, driver, errors):
+def test_ecc_errors_are_reported_where_the_board_counts_them(node, driver, errors):
     driver.state.gpus = [StubGpu("GPU-a", ecc=errors)]
     assert node().run(2).gpus[0].ecc_uncorrected_errors == errors
 
@@ -498,7 +500,7 @@ def test_guard_that_may_not_ask(node, crowded, mode):
     assert one.monitor.nearly_full["outgrown"] == (mode == "warn")
 
 
-def test_guard_blames_nobody_without_a_prediction(node, crowded):
+def test_guard_blames_no_pod_without_a_prediction(node, crowded):
     crowded[uid(1)] = PodInfo("a", "greedy")
     one = node(crowded, guard={"mode": "evict"})
     assert one.run(1).eviction_requests == []
@@ -527,28 +529,33 @@ def test_failure_on_a_full_gpu_is_put_down_to_who_outgrew(node, driver, crowded)
     driver.state.processes = driver.state.processes[:1]
     one.run(2)
     fails(driver, crowded, died)
-    (told,) = one.run(2).out_of_memory
-    assert (told.pod, told.uid, told.container, told.exit_code) == ("innocent", died, "main", 1)
-    assert (told.inferred, told.memory_bytes, told.gpu) == (True, 28 * GIB, "GPU-a")
-    assert (told.blamed.pod, told.blamed.memory_bytes) == ("greedy", 51 * GIB)
-    assert told.blamed.predicted_bytes == 30 * GIB
-    assert one.run(300).out_of_memory == [told], "told once, and kept"
+    (failure,) = one.run(2).out_of_memory
+    assert (failure.pod, failure.uid, failure.container, failure.exit_code) == (
+        "innocent",
+        died,
+        "main",
+        1,
+    )
+    assert (failure.inferred, failure.memory_bytes, failure.gpu) == (True, 28 * GIB, "GPU-a")
+    assert (failure.blamed.pod, failure.blamed.memory_bytes) == ("greedy", 51 * GIB)
+    assert failure.blamed.predicted_bytes == 30 * GIB
+    assert one.run(300).out_of_memory == [failure], "reported once, and kept"
     assert one.monitor.out_of_memory.counts == {"outgrown": 1}
     again = node(crowded)
     again.monitor.remember(one.report(), driver.now_s)
-    assert again.run(1).out_of_memory == [told], "an agent that starts anew does not forget"
+    assert again.run(1).out_of_memory == [failure], "an agent that starts anew does not forget"
     assert one.run(300).out_of_memory == []
 
 
-def test_failure_where_nobody_outgrew_blames_nobody(node, driver, crowded):
+def test_failure_where_no_pod_outgrew_blames_none(node, driver, crowded):
     pods = [replace(info, predicted_memory=60 * GIB) for info in crowded.values()]
     crowded.update(zip(crowded, pods, strict=True))
     driver.state.processes[0] = StubProcess(0, 7, 51 * GIB)
     one = node(crowded)
     one.run(3)
     fails(driver, crowded, uid(1))
-    (told,) = one.run(2).out_of_memory
-    assert told.blamed is None
+    (failure,) = one.run(2).out_of_memory
+    assert failure.blamed is None
 
 
 @pytest.mark.parametrize(
@@ -571,7 +578,7 @@ def test_other_ends_are_not_taken_for_it(node, driver, crowded, end):
     assert one.run(5).out_of_memory == []
 
 
-def test_failure_beside_memory_that_is_free_is_not_taken_for_it(node, driver, crowded):
+def test_failure_with_memory_that_is_free_is_not_taken_for_it(node, driver, crowded):
     driver.state.processes[0] = StubProcess(0, 7, 48 * GIB)
     one = node(crowded)
     one.run(10)
@@ -601,7 +608,7 @@ CODES = [*range(1, 31), 999]
 
 
 def check_absent_not_zero(status, driver):
-    """Whatever is told is the truth; what cannot be read is not told."""
+    """Whatever is reported is the truth; what cannot be read is not reported."""
     for gpu in status.gpus:
         if gpu.memory_used_bytes is not None:
             assert gpu.memory_used_bytes in (4 * GIB, 4 * GIB + (600 << 20))

@@ -240,7 +240,7 @@ def test_session_that_ended_is_gone_but_one_odd_call_is_not(driver, nvml):
     assert nvml.open()[0].memory() is not None
 
 
-def test_xids_are_told_once_for_their_gpu(driver, nvml):
+def test_xids_are_reported_once_for_their_gpu(driver, nvml):
     driver.state.gpus = [StubGpu("GPU-a"), StubGpu("GPU-b")]
     driver.apply()
     nvml.open()

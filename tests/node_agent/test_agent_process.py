@@ -1,4 +1,4 @@
-"""The agent as a process: on simulated GPUs, reporting to a URL, until it is told to stop."""
+"""The agent as a process: on simulated GPUs, reporting to a URL, until a signal stops it."""
 
 import json
 import os

@@ -127,7 +127,7 @@ def test_a_bad_figure_of_a_pod_costs_itself_and_not_the_report(figure):
     assert PodUse.model_validate(raw) == PodUse(uid="a", memory_bytes=7)
 
 
-def test_nobody_is_believed_while_tokens_cannot_be_reviewed():
+def test_no_pod_is_believed_while_tokens_cannot_be_reviewed():
     assert Progress(Away()).take("token-of-a", Steps(iterations=1, seconds=1)) is False
     assert Progress(None).take("token-of-a", Steps(iterations=1, seconds=1)) is False
 

@@ -86,7 +86,7 @@ def test_restless_node_sends_every_ten_seconds():
     assert len(times) > 20
 
 
-def test_loss_of_a_gpu_is_told_within_a_second_or_two():
+def test_loss_of_a_gpu_is_reported_within_a_second_or_two():
     times = sent(
         Rhythm(INTERVAL_S, random.Random(1)),
         lambda now: status(health=Health.QUARANTINED if now >= 3 else Health.HEALTHY),

@@ -47,13 +47,13 @@ def test_the_prose_of_a_page_has_the_figures_of_its_tables(name: str) -> None:
     page = (FOLDER / f"{name}.md").read_text()
     tables = list(tables_of(page))
     said = words(*(tables[at] for at in used))
-    told = set[str]()
+    shown = set[str]()
     for paragraph in template.split("\n\n"):
         fields = {field for _, field, _, _ in string.Formatter().parse(paragraph) if field}
         if fields and fields <= said.keys():
-            told |= fields
+            shown |= fields
             assert " ".join(paragraph.format(**said).split()) in " ".join(page.split())
-    assert told == said.keys()
+    assert shown == said.keys()
 
 
 def test_what_is_said_of_first_predictions_follows_from_their_tables() -> None:

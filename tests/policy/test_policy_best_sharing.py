@@ -23,14 +23,14 @@ def job(
     name: str, seconds: float, *, pods: int = 1, memory: float = 5.0, kind: int = 2,
     sub_batches: tuple[SubBatch, ...] = (), slowdown: dict[int, float] | None = None,
 ) -> Job:  # fmt: skip
-    """A job of class `kind`, slowed down beside class k by slowdown[k] (0.4), and slowing so."""
-    beside = np.full(5, 0.4)
-    beside[0] = 0.0
+    """A job of class `kind`, slowed down next to class k by slowdown[k] (0.4), and slowing so."""
+    by_class = np.full(5, 0.4)
+    by_class[0] = 0.0
     for other, value in (slowdown or {}).items():
-        beside[other] = value
+        by_class[other] = value
     return Job(
         id=name, pods=pods, memory_base_gib=memory, remaining_s=seconds, sub_batches=sub_batches,
-        interference_class=kind, own_slowdown=beside, caused_slowdown=beside,
+        interference_class=kind, own_slowdown=by_class, caused_slowdown=by_class,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_of_two_partners_the_one_with_the_least_mean_completion_time() -> None:
     assert places(board)["c"] == [1]
 
 
-def test_the_batch_is_halved_until_it_fits_beside_the_partners_peak() -> None:
+def test_the_batch_is_halved_until_it_fits_next_to_the_partners_peak() -> None:
     board = round_of(
         "sjf-bsbf", [(job("a", 100, memory=7.5), 0)], [job("b", 4, sub_batches=HALF)], 1
     )
@@ -98,7 +98,7 @@ def test_no_sub_batch_fits_so_it_waits_and_keeps_its_batch() -> None:
 
 
 def test_the_stretch_of_accumulation_can_make_waiting_better() -> None:
-    # 10 beside 10 at 1.4: mean 14 instead of 15. In four steps the second needs 19: mean 18.5.
+    # 10 next to 10 at 1.4: mean 14 instead of 15. In four steps the second needs 19: mean 18.5.
     queue = [job("b", 10, sub_batches=HALF)]
     assert "b" in places(round_of("sjf-bsbf", [(job("a", 10), 0)], queue, 1))
     assert "b" not in places(round_of("sjf-bsbf", [(job("a", 10, memory=8.5), 0)], queue, 1))
@@ -111,7 +111,7 @@ def test_a_gang_takes_shared_gpus_first_and_free_ones_on_top_with_one_sub_batch(
     assert board.jobs[2].accumulation_steps == 2
 
 
-def test_who_waits_blocks_nobody_and_decisions_do_not_flap() -> None:
+def test_who_waits_blocks_no_other_and_decisions_do_not_flap() -> None:
     queue = [job("large", 1, pods=9), job("small", 4)]
     board = round_of("sjf-bsbf", [(job("a", 100), 0)], queue, 1)
     assert places(board)["small"] == [0]

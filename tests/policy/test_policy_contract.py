@@ -250,7 +250,7 @@ def test_a_profile_decides_once_and_does_not_flap(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_a_profile_starts_nobody_where_there_are_no_gpus_and_nothing_without_jobs(
+def test_a_profile_starts_no_job_where_there_are_no_gpus_and_nothing_without_jobs(
     name: str,
 ) -> None:
     profile = load_profile(name)
@@ -259,8 +259,8 @@ def test_a_profile_starts_nobody_where_there_are_no_gpus_and_nothing_without_job
     profile.dispatch(on, np.arange(len(JOBS)), profile.pipeline(), profile.order.blocks)
     assert on.take_actions() == []
     busy = board()
-    nobody = np.zeros(0, dtype=np.int64)
-    profile.dispatch(busy, nobody, profile.pipeline(), profile.order.blocks)
+    no_rows = np.zeros(0, dtype=np.int64)
+    profile.dispatch(busy, no_rows, profile.pipeline(), profile.order.blocks)
     assert busy.take_actions() == []
 
 

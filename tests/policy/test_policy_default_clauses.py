@@ -16,13 +16,13 @@ from tandem.policy.cluster import GpuArrays
 from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
 
-A, B = 2, 3  # classes of interference after nobody and unknown
+A, B = 2, 3  # classes of interference after empty slot and unknown
 
 
 def a_job(
     name: str, kind: int = A, *, own: float = 0.1, caused: float = 0.1, **more: object
 ) -> Job:
-    """A job that is slowed down by `own` beside any other, and slows each down by `caused`."""
+    """A job that is slowed down by `own` next to any other, and slows each down by `caused`."""
     return Job(
         id=name, interference_class=kind, checkpointable=True,
         own_slowdown=np.array([0.0, np.inf, own, own]),
@@ -74,7 +74,7 @@ def test_of_empty_gpus_the_one_that_costs_least_is_taken_as_the_verbs_score_it()
     assert np.argmax(score) == 1
 
 
-def test_beside_partners_of_equal_worth_the_busier_gpu_is_left_alone() -> None:
+def test_next_to_partners_of_equal_worth_the_busier_gpu_is_left_alone() -> None:
     jobs = [
         a_job("busy", gpu_utilisation=90.0),
         a_job("idle", gpu_utilisation=20.0),

@@ -21,7 +21,7 @@ def job(name: str, memory: float, busy: float, **more: float) -> Job:
     return Job(id=name, memory_base_gib=memory, gpu_utilisation=busy, **more)  # type: ignore[arg-type]
 
 
-def beside(profile: str, running: list[Job], new: Job) -> list[int]:
+def joined(profile: str, running: list[Job], new: Job) -> list[int]:
     """Return the GPUs that `new` gets, one of `running` on each."""
     chosen = load_profile(profile)
     gpus = gpu_arrays([Nodes(1, len(running), "RTX2080", 8.0)])
@@ -38,12 +38,12 @@ BUSY_BUT_SMALL = [job("busy", 1, 95), job("large", 2, 20)]
 
 @pytest.mark.parametrize(("profile", "row"), [("horus", 1), ("horus-f", 1), ("obp", 0)])
 def test_horus_looks_at_utilisation_and_obp_at_memory_alone(profile: str, row: int) -> None:
-    assert beside(profile, BUSY_BUT_SMALL, job("new", 3, 60)) == [row]
+    assert joined(profile, BUSY_BUT_SMALL, job("new", 3, 60)) == [row]
 
 
 @pytest.mark.parametrize("profile", ["horus", "horus-f", "obp", "pab"])
 def test_memory_that_is_not_there_is_not_given(profile: str) -> None:
-    assert beside(profile, [job("a", 6, 10), job("b", 7, 10)], job("new", 3, 10)) == []
+    assert joined(profile, [job("a", 6, 10), job("b", 7, 10)], job("new", 3, 10)) == []
 
 
 def test_two_queues_give_a_batch_in_proportion_to_length_and_wait() -> None:
@@ -131,10 +131,10 @@ def test_memory_is_summed_with_all_peaks_and_not_with_one(profile: str) -> None:
     # Eq. (5) on 8 GiB: 3 + 2 and 2 + 2 sum to 9. OJPP's Eq. (3) needs 3 + 2 + 2 = 7 only.
     running = job("a", 3, 10, memory_peak_extra_gib=2, peak_probability=0.2)
     new = job("b", 2, 10, memory_peak_extra_gib=2, peak_probability=0.2)
-    assert beside(profile, [running], new) == []
-    assert beside("best-fit", [running], new) == [0]
+    assert joined(profile, [running], new) == []
+    assert joined("best-fit", [running], new) == [0]
     smaller = job("c", 2, 10, memory_peak_extra_gib=1, peak_probability=0.2)
-    assert beside(profile, [running], smaller) == [0]
+    assert joined(profile, [running], smaller) == [0]
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from tandem.policy.job import Job
 from tandem.policy.jobs import JobArrays
 from tandem.policy.units import Floats
 
-ONE, OTHER = 2, 3  # classes; 0 is nobody, 1 unknown
+ONE, OTHER = 2, 3  # classes; 0 is an empty slot, 1 unknown
 PIPELINE = load_profile("tandem").pipeline()
 EXACT = Learn(weight_of_past=0.0)
 
 
 def predicted(slowdown: float) -> Floats:
-    """Slowdown of each class beside each, in both directions."""
+    """Slowdown of each class next to each, in both directions."""
     table = np.full((4, 4), slowdown)
     table[:, 0] = table[0, :] = 0.0
     return table
@@ -71,7 +71,7 @@ def test_a_job_that_has_yet_to_begin_shows_nothing() -> None:
 
 def test_what_being_spread_costs_a_gang_is_not_blamed_on_its_neighbour() -> None:
     table = predicted(0.2)
-    # Two workers on two nodes: half as fast for that, and slowed down by 0.6 beside the other.
+    # Two workers on two nodes: half as fast for that, and slowed down by 0.6 next to the other.
     speeds = {0: 1 / (2 * 1.6), 1: 1 / 1.2}
     board = board_of(table, {0: [0, 2], 1: [0]}, speeds, spread=1.0)
     EXACT(board, PIPELINE)

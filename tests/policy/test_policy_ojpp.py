@@ -18,12 +18,12 @@ from tandem.policy.job import Job, Placing
 from tandem.policy.jobs import JobArrays
 
 DEVICE_GIB = 10.0
-A, B, C = 2, 3, 4  # classes of interference after nobody and unknown
+A, B, C = 2, 3, 4  # classes of interference after empty slot and unknown
 QUIET = {(A, A): 0.05, (A, B): 0.1, (B, A): 0.1, (B, B): 0.15, (C, C): 0.05}
 
 
 def matrix(pairs: dict[tuple[int, int], float], other: float = 0.5) -> np.ndarray:
-    """(5, 5) slowdown of row beside column; nobody harms nobody, the unknown is infinite."""
+    """(5, 5) slowdown of row next to column; 0 with an empty slot, infinite with the unknown."""
     table = np.full((5, 5), other)
     table[1, :], table[:, 1] = np.inf, np.inf
     table[0, :], table[:, 0] = 0.0, 0.0
@@ -98,13 +98,13 @@ def test_i_greedy_opens_a_gpu_rather_than_pass_the_bound_on_interference() -> No
 def test_b_greedy_does_not_slow_down_one_worker_of_a_job_alone() -> None:
     jobs = [job("pair", C, workers=2), job("new", A)]
     assert run("b-greedy", board_of(jobs, 3, pair=[0, 1])) == {"new": [2]}
-    # A job of one worker has nobody to differ from, so it may be slowed down.
+    # A job of one worker has no other to differ from, so it may be slowed down.
     jobs = [job("one", C), job("new", A)]
     assert run("b-greedy", board_of(jobs, 2, one=[0])) == {"new": [0]}
 
 
 def test_c_greedy_opens_a_gpu_rather_than_risk_a_collision() -> None:
-    # One peak fits in 10 GiB beside both bases, and both peaks do not.
+    # One peak fits in 10 GiB with both bases, and both peaks do not.
     peaks = {"peak_probability": 0.5, "memory_peak_extra_gib": 5.0}
     jobs = [job("there", **peaks), job("new", **peaks)]
     assert run("c-greedy", board_of(jobs, 2, there=[0])) == {"new": [1]}
@@ -144,7 +144,7 @@ def test_an_exclusive_gang_does_not_even_share_with_itself() -> None:
 
 
 def disturbed(**more: object) -> Board:
-    """A and B share GPU 0 and slow each other down by half; A's on GPU 1 has room beside it."""
+    """A and B share GPU 0 and slow each other down by half; A's on GPU 1 has room next to it."""
     jobs = [job("a", A, memory_base_gib=2.0, **more), job("b", B, **more), job("free", A)]
     board = board_of(jobs, 3, a=[0], b=[0], free=[1])
     board.arrays.speed[:] = [1 / 1.5, 1 / 1.5, 1.0]
@@ -168,7 +168,7 @@ def test_ojpap_moves_the_cheapest_worker_off_the_worst_gpu_and_then_rests() -> N
     assert [look(board) for _ in range(5)] == [[]] * 5
 
 
-def test_a_short_disturbance_moves_nobody() -> None:
+def test_a_short_disturbance_moves_no_job() -> None:
     board = disturbed()
     assert look(board, weight_of_past=0.7) == []  # 0.3 x 0.5 = 0.15
     board.arrays.speed[:] = 1.0
@@ -248,7 +248,7 @@ def test_ojpp_never_passes_any_of_its_bounds(
     jobs = drawn(rows, values)
     board = board_of(jobs, sum(j.gpus for j in jobs))
     run("ojpp", board)
-    assert len(board.rows_of) == len(jobs), "an empty GPU for each worker: nobody need wait"
+    assert len(board.rows_of) == len(jobs), "an empty GPU for each worker: no job need wait"
     found = slowdowns(board)
     for workers in found.values():
         own = [slowdown for _, slowdown in workers]

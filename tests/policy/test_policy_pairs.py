@@ -33,7 +33,7 @@ def test_the_best_partner_is_passed_over_where_both_peaks_do_not_fit() -> None:
     assert gpus == [["head", "next"]] * 2
 
 
-def test_a_job_that_is_never_idle_is_nobodys_partner_so_the_head_runs_alone() -> None:
+def test_a_job_that_is_never_idle_is_no_partner_so_the_head_runs_alone() -> None:
     _, gpus = round_of("xonar", [job("head", 60), job("busy", 100)])
     assert gpus == [["head"]] * 2
 

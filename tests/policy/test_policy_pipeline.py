@@ -40,7 +40,7 @@ def job(name: str, base: float = 10, extra: float = 2, p: float = 0.2, **more: o
     )
 
 
-def test_a_job_that_fits_beside_another_shares_its_gpu() -> None:
+def test_a_job_that_fits_next_to_another_shares_its_gpu() -> None:
     decision = PIPELINE.place(
         job("new"), cluster(("n0", "a", 80, [job("old")]), ("n0", "b", 80, []))
     )
@@ -160,7 +160,7 @@ def test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision(profile:
               gpu_utilisation=10)  # fmt: skip
     collision = next(c for c in load_profile(profile).constraints if c.kind == "memory_collision")
     assert collision(one, gpus.with_job(one, [0]))[0]
-    # 30 + 20 beside 20 + 20: one peak fits into 80 GiB, two do not.
+    # 30 + 20 next to 20 + 20: one peak fits into 80 GiB, two do not.
     large = replace(one, memory_base_gib=30, memory_peak_extra_gib=20)
     second = replace(one, memory_base_gib=20, memory_peak_extra_gib=20)
     tight = gpus.with_job(large, [0])
@@ -179,7 +179,8 @@ def test_a_pair_whose_peaks_fit_together_is_not_refused_for_a_collision(profile:
 def test_one_peak_suffices_where_peaks_are_measured_and_an_eviction_costs_little(
     measured: bool, resident_measured: bool, saves: bool, guarded: bool, allowed: bool
 ) -> None:
-    # 30 + 20 beside 20 + 20 on 80 GiB: 70 with one peak, 90 with both; p = 0.2 each, 0.04 together.
+    # 30 + 20 next to 20 + 20 on 80 GiB: 70 with one peak, 90 with both; p = 0.2 each, 0.04
+    # together.
     gpus = GpuArrays.empty(np.array([0]), np.array([80.0]))
     gpus = replace(gpus, guarded=np.array([guarded]))
     first = Job(id="a", memory_base_gib=30, memory_peak_extra_gib=20, peak_probability=0.2,
@@ -206,7 +207,7 @@ def test_the_constraint_that_refuses_most_is_named_first(first: int, second: int
     assert [(each.reason, each.gpus) for each in found] == expected
 
 
-def test_a_quarantined_gpu_takes_nobody_and_its_refusal_says_why() -> None:
+def test_a_quarantined_gpu_takes_no_job_and_its_refusal_says_why() -> None:
     empty = cluster(("n0", "a", 80, []))
     ill = replace(empty, gpus=replace(empty.gpus, healthy=np.array([False])))
     assert isinstance(PIPELINE.place(job("new"), ill), Waits)

@@ -108,8 +108,8 @@ def test_offers_agree_with_one_job_on_one_gpu_at_a_time(seed: int, shares: int) 
             assert offers.speed[i, at] == pytest.approx(1 / (1 + slowdown(board, job, row, there)))
             loss = slowed = 0.0
             for other in there:
-                beside = 1 / (1 + slowdown(board, other, row, [*there, job]))
-                lost = max(speed(board, other) - beside, 0.0)
+                theirs = 1 / (1 + slowdown(board, other, row, [*there, job]))
+                lost = max(speed(board, other) - theirs, 0.0)
                 size = board.jobs[other].gpus
                 slowed += lost
                 loss += float(board.rate[other]) * lost * size / min(size, board.jobs[job].gpus)
@@ -157,7 +157,7 @@ def test_a_start_renews_what_it_changes_and_nothing_else(
 def filled_one_by_one(board: Board, equal_worth: float) -> list[tuple[int, tuple[int, ...]]]:
     """Start jobs, queue by queue, greatest gain per GPU first, places worked out anew each time.
 
-    It ends where nobody else gains anything, though a start may have changed that.
+    It ends where no other job gains anything, though a start may have changed that.
     """
     done: list[tuple[int, tuple[int, ...]]] = []
     valuation = a_valuation(board)

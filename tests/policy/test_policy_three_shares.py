@@ -21,7 +21,7 @@ KNOWN = 2  # classes before the first model
 
 
 def table(pairs: dict[tuple[int, int], float], models: int) -> Floats:
-    """Slowdown of each model beside each, 0.05 where `pairs` says nothing."""
+    """Slowdown of each model next to each, 0.05 where `pairs` says nothing."""
     found = np.full((models + KNOWN, models + KNOWN), np.inf)
     found[KNOWN:, KNOWN:] = 0.05
     found[:, 0] = found[0, :] = 0.0

@@ -94,7 +94,7 @@ def test_where_all_jobs_are_alike_one_that_has_run_is_worth_more_than_a_new_one(
 
 
 def test_a_new_job_is_tried_for_a_short_time_though_all_jobs_before_were_long() -> None:
-    """Without that, short jobs that come after long ones wait, and nobody learns how short."""
+    """Without that, short jobs that come after long ones wait, and how short is never learned."""
     long = np.linspace(60_000.0, 80_000.0, 200)
     known, tried = (rates([0.0, 1000.0, 30_000.0], long, novel=novel) for novel in (0.0, 1 / 32))
     assert known[0] < known[2]

@@ -1,4 +1,4 @@
-"""Profiles that nobody measured, for tests of training; each says so in its origin."""
+"""Profiles that were not measured, for tests of training; each says so in its origin."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_a_token_for_the_predictor_alone_is_known(client, api):
     assert ask(client, "list all", token_for("another")).status_code == 401
 
 
-def test_answers_are_kept_for_a_minute_and_many_strangers_push_out_nobody(client, api, now):
+def test_answers_are_kept_for_a_minute_and_many_strangers_push_out_none(client, api, now):
     for _ in range(3):
         assert ask(client, "list", "viewer").status_code == 200
     assert api.asked == ["tokenreviews", "subjectaccessreviews"]
@@ -204,7 +204,7 @@ def test_answers_are_kept_for_a_minute_and_many_strangers_push_out_nobody(client
     assert ask(client, "list", "viewer").status_code == 200
 
 
-def test_an_api_server_that_is_away_is_said_to_be_and_lets_nobody_in(client, api):
+def test_an_api_server_that_is_away_is_said_to_be_and_lets_no_client_in(client, api):
     api.away = True
     answer = ask(client, "list", "viewer")
     assert answer.status_code == 503

@@ -49,7 +49,7 @@ def test_a_fused_transformer_layer_counts_as_its_parts():
     assert found.activation_bytes == 4 * SEQUENCE * WIDTH * (4 + 2 * 4)
 
 
-def test_embedding_rotary_and_heads_beside_packed_weights():
+def test_embedding_rotary_and_heads_with_packed_weights():
     nodes = [
         helper.make_node(
             "EmbedLayerNormalization", ["ids", "", "words", "places", "", "g", "b"], ["x"], **MS
@@ -82,7 +82,7 @@ def test_a_fused_activation_changes_no_count(op_type):
     assert found.flops * found.graph_batch == 2 * 8 * WIDTH * 10
 
 
-def test_an_operator_that_nobody_knows_leaves_its_shape_unknown():
+def test_an_unknown_operator_leaves_its_shape_unknown():
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Relu", ["a"], ["r"]),

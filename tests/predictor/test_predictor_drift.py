@@ -1,4 +1,4 @@
-"""Runs that are fed back, beside what was predicted for them."""
+"""Runs that are fed back, and what was predicted for them."""
 
 from __future__ import annotations
 

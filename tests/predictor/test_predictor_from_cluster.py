@@ -45,7 +45,7 @@ def test_what_was_seen_of_another_graph_of_that_name_is_left_out() -> None:
     assert list(observed_profiles([item("ml", "bert", "g2", seen("g1", 32))])) == []
 
 
-def test_nobody_is_louder_by_repetition_or_by_number() -> None:
+def test_no_namespace_weighs_more_by_repetition_or_by_number() -> None:
     twice = [item("a", "bert", "g1", seen("g1", 32)), item("b", "bert", "g1", seen("g1", 32))]
     assert [p.name for p in observed_profiles(twice)] == ["a/bert"]
     flood = [

@@ -50,14 +50,14 @@ def heavy(side: int) -> bytes:
     """A small graph with much weight, half of it inside a Constant node."""
     values = bytes(4 * side * side)
     inside = helper.make_tensor("c", FLOAT, [side, side], values, raw=True)
-    beside = helper.make_tensor("w", FLOAT, [side, side], values, raw=True)
+    weights = helper.make_tensor("w", FLOAT, [side, side], values, raw=True)
     nodes = [
         helper.make_node("Constant", [], ["c"], value=inside),
         helper.make_node("MatMul", ["x", "c"], ["h"]),
         helper.make_node("MatMul", ["h", "w"], ["y"]),
     ]
     result = helper.make_tensor_value_info("y", FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [tensor_input("x", "batch", side)], [result], [beside])
+    graph = helper.make_graph(nodes, "g", [tensor_input("x", "batch", side)], [result], [weights])
     return helper.make_model(graph).SerializeToString()
 
 
@@ -237,7 +237,7 @@ def test_hostile_graph_is_refused_with_its_reason(case, sandbox):
     assert caught.value.refusal is refusal
 
 
-def test_weights_beside_the_model_count_by_their_shapes_and_are_never_read(sandbox):
+def test_weights_next_to_the_model_count_by_their_shapes_and_are_never_read(sandbox):
     assert sandbox.parse_file([_external("weights.bin")]).features.parameters == 16
 
 

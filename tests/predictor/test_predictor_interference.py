@@ -123,9 +123,9 @@ def test_time_sharing_worked():
 
 
 def test_the_job_with_the_longer_step_gets_more_of_the_time():
-    """Kernels take turns: at speed 0.6 each, a step of 1 s beside one of 0.1 s, worked by hand."""
+    """Kernels take turns: at speed 0.6 each, a step of 1 s next to one of 0.1 s, worked by hand."""
     assert taken_turns(0.6, 1.0, 0.1) == pytest.approx([0.736, 0.464], abs=0.001)
-    # Nobody runs faster than alone: what one cannot use the other gets.
+    # No job runs faster than alone: what one cannot use the other gets.
     assert taken_turns(0.9, 1e6, 1e-6) == pytest.approx([1.0, 0.8])
     short, long = (load(80).model_copy(update={"iteration_s": s}) for s in (0.1, 1.0))
     ((own, partner),) = TimeSharing().speeds(long, [short], None)
@@ -143,8 +143,8 @@ def test_what_was_measured_takes_the_place_of_the_busy_share_of_pairs():
         update={"iteration_s": 0.2, "compute_share": 0.4, "bandwidth_share": 0.3}
     )
     assert load_features([own]).tolist() == load_features([alike]).tolist()
-    beside = TimeSharing().speeds(load(80), [own, alike], None)
-    assert beside[0].tolist() == beside[1].tolist()
+    neighbour = TimeSharing().speeds(load(80), [own, alike], None)
+    assert neighbour[0].tolist() == neighbour[1].tolist()
     measured = own.model_copy(update={"utilisation_source": Source.OBSERVED})
     assert load_features([measured])[0, 0] == 30
 
@@ -252,8 +252,8 @@ def test_what_a_type_of_gpu_has_shown_shifts_its_estimates_and_no_others():
     for index in range(24):
         experience.add("team-a", f"m{index}", "NVIDIA L4", 80.0, [])
     for index in range(1, 24):
-        beside = Neighbour(kind=f"m{index - 1}", slowdown=1.4, means=Means.UTILISATION)
-        experience.add("team-a", f"m{index}", "NVIDIA L4", 80.0, [beside])
+        neighbour = Neighbour(kind=f"m{index - 1}", slowdown=1.4, means=Means.UTILISATION)
+        experience.add("team-a", f"m{index}", "NVIDIA L4", 80.0, [neighbour])
     shown = pricing.answer(request).pairs[0].job_slowdown
     assert before == pytest.approx(0.615, abs=0.001)
     assert 1.1 < shown < 1.4
@@ -265,8 +265,8 @@ def shown(speeds: list[float], utilisation: float = 80.0) -> Experience:
     experience = Experience()
     experience.add("team-a", "other", "NVIDIA L4", utilisation, [])
     for index, speed in enumerate(speeds):
-        beside = Neighbour(kind="other", slowdown=1 / speed - 1, means=Means.UTILISATION)
-        experience.add("team-a", f"m{index}", "NVIDIA L4", utilisation, [beside])
+        neighbour = Neighbour(kind="other", slowdown=1 / speed - 1, means=Means.UTILISATION)
+        experience.add("team-a", f"m{index}", "NVIDIA L4", utilisation, [neighbour])
     return experience
 
 
@@ -298,16 +298,16 @@ def of_model(name: str, step_s: float | None = None) -> Load:
     return observed(80).model_copy(update={"feature_hash": name, "iteration_s": step_s})
 
 
-def run_beside_one_another(experience, team, speeds, step_s=None) -> None:
+def run_together(experience, team, speeds, step_s=None) -> None:
     """Every two models of `speeds`: each runs at its own speed, whatever is next to it."""
     for each in speeds:
         experience.add(team, f"{each}@32", "NVIDIA L4", 80.0, [], (step_s or {}).get(each))
     for job, speed in speeds.items():
         for other in speeds:
             if other != job:
-                beside = Neighbour(kind=f"{other}@32", slowdown=1 / speed - 1,
+                neighbour = Neighbour(kind=f"{other}@32", slowdown=1 / speed - 1,
                                    means=Means.UTILISATION)  # fmt: skip
-                experience.add(team, f"{job}@32", "NVIDIA L4", 80.0, [beside],
+                experience.add(team, f"{job}@32", "NVIDIA L4", 80.0, [neighbour],
                                (step_s or {}).get(job))  # fmt: skip
 
 
@@ -316,9 +316,9 @@ def speeds_of(experience, job, partner, gpu="NVIDIA L4") -> tuple[float, float]:
     return own, other
 
 
-def test_a_model_that_suffered_beside_others_is_expected_to_suffer_beside_one_it_never_met():
+def test_a_model_that_suffered_next_to_others_is_expected_to_suffer_next_to_one_it_never_met():
     experience = Experience()
-    run_beside_one_another(experience, "team-a", {"soft": 0.35, "b": 0.75, "c": 0.75, "d": 0.75})
+    run_together(experience, "team-a", {"soft": 0.35, "b": 0.75, "c": 0.75, "d": 0.75})
     soft, stranger = of_model("soft"), of_model("stranger")
     own, other = speeds_of(experience, soft, stranger)
     b, _ = speeds_of(experience, of_model("b"), stranger)
@@ -348,20 +348,20 @@ def test_what_turns_explain_is_no_effect_of_a_model():
         experience.add("team-a", f"{name}@32", "NVIDIA L4", 80.0, [], step)
     for job, other in (("long", "b"), ("b", "long"), ("long", "c"), ("c", "long")):
         speed = float(taken_turns([equal], [step_s[job]], [step_s[other]])[0, 0])
-        beside = Neighbour(kind=f"{other}@32", slowdown=1 / speed - 1, means=Means.UTILISATION)
-        experience.add("team-a", f"{job}@32", "NVIDIA L4", 80.0, [beside], step_s[job])
+        neighbour = Neighbour(kind=f"{other}@32", slowdown=1 / speed - 1, means=Means.UTILISATION)
+        experience.add("team-a", f"{job}@32", "NVIDIA L4", 80.0, [neighbour], step_s[job])
     assert experience.effect("NVIDIA L4", "long").own == pytest.approx(0.0, abs=0.06)
 
 
 def test_the_effects_of_a_model_are_those_of_most_namespaces_and_bounded():
     experience = Experience()
     for team in ("a", "b", "c"):
-        run_beside_one_another(experience, team, {"m": 0.6, "n": 0.6, "o": 0.6})
+        run_together(experience, team, {"m": 0.6, "n": 0.6, "o": 0.6})
     honest = experience.effect("NVIDIA L4", "m")
-    run_beside_one_another(experience, "evil", {"m": 0.001, "x": 0.9, "y": 0.9})
+    run_together(experience, "evil", {"m": 0.001, "x": 0.9, "y": 0.9})
     assert experience.effect("NVIDIA L4", "m") == pytest.approx(honest, abs=0.02)
     alone = Experience()
-    run_beside_one_another(alone, "evil", {"m": 0.001, "x": 0.9, "y": 0.9})
+    run_together(alone, "evil", {"m": 0.001, "x": 0.9, "y": 0.9})
     assert abs(alone.effect("NVIDIA L4", "m").own) <= 0.7
 
 
@@ -371,13 +371,13 @@ def test_a_namespace_cannot_poison_what_a_type_of_gpu_is_believed_to_do(means):
     for team in ("a", "b", "c"):
         for index in range(20):
             experience.add(team, f"{team}{index}", "NVIDIA L4", 80.0, [])
-            beside = Neighbour(kind=f"{team}0", slowdown=0.65, means=Means.UTILISATION)
-            experience.add(team, f"{team}{index}", "NVIDIA L4", 80.0, [beside])
+            neighbour = Neighbour(kind=f"{team}0", slowdown=0.65, means=Means.UTILISATION)
+            experience.add(team, f"{team}{index}", "NVIDIA L4", 80.0, [neighbour])
     honest = experience.shift("NVIDIA L4")
     for index in range(500):
         experience.add("evil", f"e{index}", "NVIDIA L4", 80.0, [])
-        beside = Neighbour(kind="a0", slowdown=999.0, means=means)
-        experience.add("evil", f"e{index}", "NVIDIA L4", 80.0, [beside])
+        neighbour = Neighbour(kind="a0", slowdown=999.0, means=means)
+        experience.add("evil", f"e{index}", "NVIDIA L4", 80.0, [neighbour])
     assert experience.shift("NVIDIA L4") == pytest.approx(honest, abs=0.01)
 
 
@@ -393,8 +393,8 @@ def test_a_namespace_cannot_change_how_busy_the_models_of_others_are_alone(monke
             experience.add("evil", "public@32", "NVIDIA L4", 1.0, [])
             experience.add("evil", f"e{index}", "NVIDIA L4", 1.0, [])
         for team in ("a", "b", "c"):
-            beside = Neighbour(kind="public@32", slowdown=0.65, means=Means.UTILISATION)
-            experience.add(team, f"{team}@1", "NVIDIA L4", 80.0, [beside])
+            neighbour = Neighbour(kind="public@32", slowdown=0.65, means=Means.UTILISATION)
+            experience.add(team, f"{team}@1", "NVIDIA L4", 80.0, [neighbour])
         return experience.shift("NVIDIA L4")
 
     assert shift_after(0) != 0.0
@@ -446,9 +446,9 @@ def test_the_job_and_its_partner_are_not_confused(trained):
     light, heavy = load(95, 0.2), load(95, 0.9)
     one, other = (
         pricing.answer(
-            InterferenceRequest(job=job, candidates=[beside], gpu_model="Tesla V100")
+            InterferenceRequest(job=job, candidates=[neighbour], gpu_model="Tesla V100")
         ).pairs[0]
-        for job, beside in ((light, heavy), (heavy, light))
+        for job, neighbour in ((light, heavy), (heavy, light))
     )
     assert one.job_slowdown == pytest.approx(other.partner_slowdown)
     assert one.partner_slowdown == pytest.approx(other.job_slowdown)

@@ -35,7 +35,7 @@ def test_a_kill_while_it_learns_leaves_no_trace(tmp_path):
     """`tandem train` is killed when XGBoost, the last of the candidates, has begun to learn."""
     rng, count = random.Random(SEED), times(2, 10)
     profiles = tmp_path / "profiles.jsonl"
-    # For the test alone they pass as measured: the command refuses what nobody measured.
+    # For the test alone they pass as measured: the command refuses what was not measured.
     given = [p.model_copy(update={"origin": Origin.MEASURED}) for p in synthetic_profiles()]
     profiles.write_text("".join(json.dumps(p.wire()) + "\n" for p in given))
     artifacts = publish_old(tmp_path / "artifacts")

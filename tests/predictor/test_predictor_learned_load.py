@@ -162,7 +162,7 @@ def test_what_is_published_says_what_it_is(trained):
     ("profiles", "words"),
     [
         (synthetic_profiles(families=2), "too few"),
-        (synthetic_profiles(), "nobody measured"),
+        (synthetic_profiles(), "no GPU has shown"),
     ],
 )
 def test_too_little_and_invented_data_are_refused(tmp_path, profiles, words):
@@ -192,7 +192,7 @@ def test_what_is_no_better_than_the_formula_is_not_published(tmp_path, only_xgbo
 def test_a_worse_model_does_not_replace_the_one_that_serves(tmp_path, only_xgboost):
     artifacts = Artifacts(tmp_path)
     serving = train_load(synthetic_profiles(), artifacts, allow_synthetic=True)
-    # The same law, but told by noisy figures of other families.
+    # The same law, but shown by noisy figures of other families.
     worse = synthetic_profiles(seed=5, first_family=50, noise=0.25)
     with pytest.raises(TandemError, match="The model in use"):
         train_load(worse, artifacts, allow_synthetic=True)
@@ -433,7 +433,7 @@ def write_profiles(file: Path, profiles) -> Path:
 
 @pytest.mark.slow
 def test_train_and_rollback_on_the_command_line(tmp_path, only_xgboost):
-    # For the test alone they pass as measured: the command refuses what nobody measured.
+    # For the test alone they pass as measured: the command refuses what was not measured.
     given = [p.model_copy(update={"origin": Origin.MEASURED}) for p in synthetic_profiles()]
     files = [
         str(write_profiles(tmp_path / f"{name}.jsonl", part))

@@ -178,7 +178,7 @@ def test_a_tenant_has_its_own_models_and_no_others(accounts, service, namespace)
     assert push(edits, "default") == 403
     assert [predict(t, namespace) for t in (edits, views, scheduler)] == [200, 200, 200]
     assert [predict(t, "default") for t in (edits, views, scheduler)] == [403, 403, 200]
-    # What runs used is said by the scheduler alone; its token is for nobody else's ears.
+    # What runs used is said by the scheduler alone; its token goes to no other service.
     assert [feed_back(t) for t in (edits, views, others, scheduler)] == [403, 403, 401, 200]
     everywhere = [asked(service, "GET", "/v1/models", t) for t in (edits, scheduler)]
     assert everywhere == [403, 200]

@@ -251,7 +251,7 @@ def test_bad_input_gets_a_reason(client, method, path, content, status, words):
         ("/v1/predict", False, 413),
         ("/v1/predict", True, 413),
         ("/nothing", False, 413),
-        ("/nothing", True, 404),  # nobody reads it
+        ("/nothing", True, 404),  # its body is not read
     ],
 )
 def test_bodies_over_the_limit_are_refused(client, path, streamed, status):
@@ -521,7 +521,7 @@ def test_a_batch_in_steps_is_predicted_as_a_micro_batch(client):
     assert ask_whole(client, accumulationSteps=4).load.memory_source is Source.OBSERVED
 
 
-def test_observations_from_before_steps_were_told_are_of_the_whole_batch(client, cluster):
+def test_observations_from_before_steps_were_reported_are_of_the_whole_batch(client, cluster):
     push(client, "resnet50")
     assert client.post("/v1/feedback", json=SPLIT | {"accumulationSteps": 1}).status_code == 200
     item = cluster.get(MODEL_PROFILES, "resnet50", "default")

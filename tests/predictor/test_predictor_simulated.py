@@ -1,4 +1,4 @@
-"""The simulator with what the shipped predictor says: who is told what, and what is true."""
+"""The simulator with what the shipped predictor says: what is believed, and what is true."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def work() -> simulated.Workload:
 def test_policies_read_what_is_predicted_and_nothing_that_is_true(
     work: simulated.Workload,
 ) -> None:
-    told = simulated.world(work, TRACE, predicted=True, seed=1)
-    for job in told.believed:
+    world = simulated.world(work, TRACE, predicted=True, seed=1)
+    for job in world.believed:
         kind = next(each for each in work.kinds if each.name == job.model)
         assert job.gpu_utilisation == kind.load.utilisation_percent != kind.utilisation
         assert job.memory_peak_gib == pytest.approx(kind.load.memory_p95_bytes / 2**30)
@@ -35,24 +35,24 @@ def test_policies_read_what_is_predicted_and_nothing_that_is_true(
         assert not job.peak_measured
 
 
-def test_told_the_truth_policies_know_what_runs(work: simulated.Workload) -> None:
-    told = simulated.world(work, TRACE, predicted=False, seed=1)
-    for index, job in enumerate(told.believed):
-        assert job.gpu_utilisation == told.truth.gpu_utilisation[index]
-        assert job.memory_peak_gib == told.truth.memory[index].peak_gib
-        own = told.truth.slowdown[told.truth.job_class[index]]
+def test_with_the_truth_policies_know_what_runs(work: simulated.Workload) -> None:
+    world = simulated.world(work, TRACE, predicted=False, seed=1)
+    for index, job in enumerate(world.believed):
+        assert job.gpu_utilisation == world.truth.gpu_utilisation[index]
+        assert job.memory_peak_gib == world.truth.memory[index].peak_gib
+        own = world.truth.slowdown[world.truth.job_class[index]]
         assert job.own_slowdown is not None
         assert job.own_slowdown[2:].tolist() == own[2:].tolist()
     same = simulated.world(work, TRACE, predicted=True, seed=1)
-    assert np.array_equal(same.truth.job_class, told.truth.job_class)
+    assert np.array_equal(same.truth.job_class, world.truth.job_class)
 
 
-def test_a_job_whose_step_is_predicted_twice_as_long_is_told_twice_the_time(
+def test_a_job_whose_step_is_predicted_twice_as_long_gets_twice_the_time(
     work: simulated.Workload,
 ) -> None:
     slow = replace(work, kinds=tuple(replace(kind, step_ratio=2.0) for kind in work.kinds))
-    told = simulated.world(slow, TRACE, predicted=True, seed=0)
-    assert {job.remaining_s for job in told.believed} == {7200.0}
+    world = simulated.world(slow, TRACE, predicted=True, seed=0)
+    assert {job.remaining_s for job in world.believed} == {7200.0}
 
 
 @pytest.mark.parametrize("system", [simulated.BASE, *simulated.SYSTEMS])

@@ -98,7 +98,7 @@ class World:
     def kill_all(self) -> None:
         self.replicas = [Replica(self), Replica(self)]
 
-    def nobody_else_knows(self, *others: Replica) -> bool:
+    def no_other_knows(self, *others: Replica) -> bool:
         """Say whether the leader has seen what is neither stored nor known to `others`."""
         ends = {(job.uid, job.status.finished_at and seconds(job.status.finished_at))
                 for job in self.jobs.values()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Demands that no cluster can meet are told so, and keep nobody else from being planned."""
+"""Demands that no cluster can meet say so, and keep no other from being planned."""
 
 import pytest
 from queue_builders import raw_pod
@@ -28,7 +28,7 @@ HUGE = str(10**18)
 )
 @pytest.mark.parametrize("profile", ["tandem", "tiresias-l"])
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # of NumPy: a number that does not fit
-def test_a_demand_beyond_all_measure_stops_nobody(
+def test_a_demand_beyond_all_measure_stops_no_other_job(
     gpus: object, annotations: dict, profile: str
 ) -> None:
     settings = QueueConfig(

@@ -154,7 +154,7 @@ def test_a_quota_that_others_have_changed_is_left_to_the_next_look(
     assert len(server.written) == len(of)
 
 
-def test_an_api_server_that_refuses_is_told_of() -> None:
+def test_an_api_server_that_refuses_is_reported() -> None:
     with pytest.raises(Forbidden):
         keep_once(Server(quota(), error=Forbidden(403, "no")))  # type: ignore[arg-type]
 

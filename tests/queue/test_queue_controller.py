@@ -1,4 +1,4 @@
-"""The queue controller on the API server in memory, with the live state beside it."""
+"""The queue controller on the API server in memory, with the live state."""
 
 import asyncio
 import itertools
@@ -260,7 +260,7 @@ def test_a_plan_that_was_not_bound_in_time_is_made_anew_and_the_pod_is_woken(
     run(scenario)
 
 
-def test_annotations_that_came_past_the_webhook_are_told_and_hold_nobody_up(
+def test_annotations_that_came_past_the_webhook_are_reported_and_hold_no_pod_up(
     cluster: Cluster,
 ) -> None:
     async def scenario() -> None:

@@ -13,7 +13,7 @@ from tandem.kube.resource import PODS
 
 
 async def writes_in_s(cluster: Cluster, seconds: int) -> int:
-    """Return how many statuses are written while a job runs for so long."""
+    """Return how many statuses are written while a job runs for that time."""
     cluster.add_node("n0")
     cluster.api.create(PODS, raw_pod("p"))
     await cluster.cycle()

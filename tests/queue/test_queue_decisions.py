@@ -132,7 +132,7 @@ def test_without_a_workload_that_can_be_read_only_pods_that_ended_close_a_gang()
     assert written(decisions.end(of(), NOW)) == [(Phase.QUEUED, "PodsGone")], "it may make others"
 
 
-def test_a_pod_that_becomes_the_reason_of_a_wait_is_told_once() -> None:
+def test_a_pod_that_becomes_the_reason_of_a_wait_gets_one_event() -> None:
     gates = [{"name": "tandem.gpu/queue"}, {"name": "other/gate"}]
     blocked = pod("p0", gated=False, schedulingGates=gates)
     waits = gang(blocked)
@@ -142,8 +142,8 @@ def test_a_pod_that_becomes_the_reason_of_a_wait_is_told_once() -> None:
     _, event = decisions.write(waits, status)
     said = sentence(blocked.blocked)
     assert event == WriteEvent(blocked, Reason.BLOCKED, said)
-    told = gang(blocked, reason="Blocked", message=said)
-    assert decisions.write(told, status) == (WriteStatus(status),)
+    reported = gang(blocked, reason="Blocked", message=said)
+    assert decisions.write(reported, status) == (WriteStatus(status),)
 
 
 def test_a_gpujob_whose_workload_has_pods_again_is_queued_and_keeps_its_service() -> None:

@@ -1,4 +1,4 @@
-"""Pods that are being deleted: what they hold counts, and nobody is kept from GPUs by them."""
+"""Pods that are being deleted: what they hold counts, and they keep no job from other GPUs."""
 
 from __future__ import annotations
 
@@ -176,13 +176,13 @@ def test_a_pod_that_holds_gpus_long_after_its_deletion_is_reported_once() -> Non
     cluster.add_node("n0")
     running(cluster, "first", grace_s=3600)
     deleted(cluster, "first")
-    told = []
+    reported = []
     for after_s in (0, LEAVES_WITHIN_S - 1, LEAVES_WITHIN_S, LEAVES_WITHIN_S + 60):
         cluster.now = NOW + after_s
         run(cluster.cycle)
         notes = [note for _, reason, note in cluster.said if reason == "DeletionOverdue"]
-        told.append((len(notes), cluster.controller.terminations.overdue()))
-    assert told == [(0, {}), (0, {}), (1, {"default": 1}), (1, {"default": 1})]
+        reported.append((len(notes), cluster.controller.terminations.overdue()))
+    assert reported == [(0, {}), (0, {}), (1, {"default": 1}), (1, {"default": 1})]
     assert "was deleted 300 s ago and still holds 1 GPU of n0" in notes[0]
     cluster.api.patch(PODS, "first", {"metadata": {"finalizers": None}}, "default")
     assert cluster.controller.terminations.overdue() == {}

@@ -34,12 +34,12 @@ class Picture:
 
 
 def carry_out(api: MemoryCluster, some: Gang, *effects: Effect) -> list[tuple[Any, ...]]:
-    """Return the events that were told."""
-    told: list[tuple[Any, ...]] = []
-    writer = Writer(api, Picture(), lambda *words: told.append(words), lambda: NOW)
+    """Return the events that were written."""
+    written: list[tuple[Any, ...]] = []
+    writer = Writer(api, Picture(), lambda *words: written.append(words), lambda: NOW)
     executor = Executor(writer, lambda: NOW)
     asyncio.run(executor.carry_out(some, effects))
-    return told
+    return written
 
 
 def stored(api: MemoryCluster, record: GpuJobRecord) -> dict[str, Any]:

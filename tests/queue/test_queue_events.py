@@ -136,7 +136,7 @@ def test_who_is_looked_at_are_new_gangs_in_turns_and_then_those_looked_at_longes
     rng = np.random.default_rng(seed)
     for _ in range(50):
         gangs = [(f"team{n}", f"job-{i}") for i, n in enumerate(rng.integers(0, 3, 40))]
-        told = {
+        known = {
             key: reason_writer._Known(*at_s, looked_s=float(rng.integers(80, 101)))
             for key in gangs
             if rng.random() < 0.6
@@ -146,19 +146,19 @@ def test_who_is_looked_at_are_new_gangs_in_turns_and_then_those_looked_at_longes
         turns = Counter[str]()
         new: list[tuple[int, tuple[str, str]]] = []
         for key in gangs:
-            if key not in told:
+            if key not in known:
                 new.append((turns[key[0]], key))
                 turns[key[0]] += 1
         due = [
             key
             for key in gangs
-            if key in told
-            and 100 - max(told[key].at_s, told[key].looked_s) >= reason_writer.CHANGED_S
+            if key in known
+            and 100 - max(known[key].at_s, known[key].looked_s) >= reason_writer.CHANGED_S
         ]
-        due.sort(key=lambda key: told[key].looked_s)
+        due.sort(key=lambda key: known[key].looked_s)
         expected = [*(key for _, key in sorted(new, key=lambda each: each[0])), *due][:most]
         twice = [*gangs, *gangs]  # several starts of a gang
-        assert reason_writer._to_look_at(twice, told, 100.0, most) == expected
+        assert reason_writer._to_look_at(twice, known, 100.0, most) == expected
 
 
 def test_the_starts_that_wait_are_read_with_what_is_said_of_each() -> None:

@@ -65,7 +65,7 @@ def exists(cluster: Cluster, pod: str) -> bool:
     return True
 
 
-def test_pod_that_outgrew_goes_and_both_are_told(cluster: Cluster) -> None:
+def test_pod_that_outgrew_goes_and_both_get_an_event(cluster: Cluster) -> None:
     ask(cluster)
     run(cluster.cycle)
     assert not exists(cluster, "greedy")
@@ -148,7 +148,9 @@ def test_request_that_is_withdrawn_is_forgotten(cluster: Cluster) -> None:
     assert exists(cluster, "greedy")
 
 
-def test_disruption_budget_is_respected_told_and_tried_again(cluster: Cluster, monkeypatch) -> None:
+def test_disruption_budget_is_respected_reported_and_tried_again(
+    cluster: Cluster, monkeypatch
+) -> None:
     tried = []
 
     def evict(namespace, pod, *, uid):
@@ -167,7 +169,7 @@ def test_disruption_budget_is_respected_told_and_tried_again(cluster: Cluster, m
     assert "the budget allows no disruption" in notes[0]
 
 
-def test_no_one_else_is_put_beside_a_pod_that_may_not_be_evicted(
+def test_no_job_is_placed_next_to_a_pod_that_may_not_be_evicted(
     cluster: Cluster, monkeypatch
 ) -> None:
     def evict(namespace, pod, *, uid):
@@ -183,7 +185,7 @@ def test_no_one_else_is_put_beside_a_pod_that_may_not_be_evicted(
     assert cluster.gated("late"), "75 GiB and 10 GiB do not fit into 80 GiB"
 
 
-def test_nobody_joins_a_gpu_until_what_is_asked_of_it_is_done(
+def test_no_job_joins_a_gpu_until_what_is_asked_of_it_is_done(
     cluster: Cluster, monkeypatch
 ) -> None:
     """Though memory and shares would suffice by what is predicted."""
@@ -204,7 +206,7 @@ def test_nobody_joins_a_gpu_until_what_is_asked_of_it_is_done(
     assert not cluster.gated("late")
 
 
-def test_neighbour_in_a_budgets_way_is_told_and_what_became_of_it_is_counted(
+def test_neighbour_in_a_budgets_way_gets_an_event_and_the_outcome_is_counted(
     cluster: Cluster, monkeypatch
 ) -> None:
     answers = [BUDGET, Unavailable(500, "more than one budget")]
@@ -271,7 +273,7 @@ def test_the_request_of_a_node_that_is_gone_is_not_carried_out(cluster: Cluster)
 
 
 @pytest.mark.parametrize(("namespace", "said"), [("default", "default/p"), ("other", "A pod of")])
-def test_a_pod_of_another_namespace_is_told_without_its_name(namespace: str, said: str) -> None:
+def test_a_pod_of_another_namespace_is_reported_without_its_name(namespace: str, said: str) -> None:
     reader = replace(pod("q"), namespace=namespace)
     assert _named(pod("p"), reader).startswith(said)
 

@@ -151,7 +151,7 @@ def test_a_gang_is_expected_in_the_rack_that_it_requires(
     assert [found[row][0] for row, each in enumerate(jobs) if each.pods == 2] == [start_s]
 
 
-def test_nobody_is_expected_behind_what_does_not_end() -> None:
+def test_no_start_is_expected_behind_what_does_not_end() -> None:
     assert not expected(
         load_profile("fifo"), 1, [job("notebook")], [job("b")], endless=("default/notebook",)
     )
@@ -261,7 +261,7 @@ class Waiting(Cluster):
         return self.controller.metrics._forecast_failures._value.get()
 
 
-def test_who_waits_is_told_when_it_is_expected_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_learns_when_it_is_expected_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Waiting()
     monkeypatch.setattr(start_forecast, "LIMIT_S", 250.0)
 

@@ -325,7 +325,9 @@ def test_an_open_pod_is_woken_for_its_plan_and_its_gates_are_not_touched() -> No
 
 
 @pytest.mark.parametrize("error", [Invalid(422, "no"), Forbidden(403, "no")])
-def test_a_pod_whose_gate_may_not_be_removed_is_told_and_ends_no_cycle(error: KubeError) -> None:
+def test_a_pod_whose_gate_may_not_be_removed_gets_an_event_and_ends_no_cycle(
+    error: KubeError,
+) -> None:
     gate = Gate()
     said: list[tuple[str, str]] = []
     gate.writer._tell = lambda _, reason, note, kind: said.append((reason, note))
@@ -599,7 +601,7 @@ def test_an_answer_that_comes_after_the_gpujob_was_deleted_decides_nothing(
     assert len(decided) == 1
 
 
-def test_the_intention_is_written_before_the_owner_is_told_and_both_at_once() -> None:
+def test_the_intention_is_written_before_the_owner_is_asked_and_both_at_once() -> None:
     going = Going()
     assert going.leave()
     assert going.api.writes == ["replace gpujobs", "patch jobs"]
@@ -611,16 +613,16 @@ def test_the_intention_is_written_before_the_owner_is_told_and_both_at_once() ->
 @pytest.mark.parametrize(
     "error", [Forbidden(403, "no"), NotFound(404, "no such resource"), Invalid(422, "no")]
 )
-def test_nobody_is_preempted_while_budgets_cannot_be_read(error: KubeError) -> None:
+def test_no_job_is_preempted_while_budgets_cannot_be_read(error: KubeError) -> None:
     going = Going()
     going.api.refuses = error
     assert not going.leave()
     assert going.api.writes == []
     assert going.preempter.spared(going.gang.key)
-    # The owner is told of it, and others of that namespace's budgets without a name.
-    told = going.preempter.spared_causes()
-    assert str(error) in in_full(told(("default", "waits")))
-    assert str(error) not in in_full(told(("other", "waits")))
+    # The owner's status names it, and others of that namespace's budgets without a name.
+    reported = going.preempter.spared_causes()
+    assert str(error) in in_full(reported(("default", "waits")))
+    assert str(error) not in in_full(reported(("other", "waits")))
     going.now += 60
     assert not going.preempter.spared(going.gang.key)
 
@@ -734,7 +736,7 @@ def test_an_owner_that_cannot_rest_has_its_pods_evicted() -> None:
     assert not going.suspended()
 
 
-def test_a_pod_that_a_budget_keeps_from_eviction_is_told_and_the_others_go() -> None:
+def test_a_pod_that_a_budget_keeps_from_eviction_gets_an_event_and_the_others_go() -> None:
     going = Going(kind="LeaderWorkerSet")
 
     def refuse(*_: Any, **__: Any) -> None:

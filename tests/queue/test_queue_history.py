@@ -352,8 +352,8 @@ def test_json_of_another_shape_is_begun_anew_and_ends_nothing(key: str, text: st
     """Without that, every later save of the leader failed, and nothing was learned any more."""
     api = MemoryCluster()
     api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {key: text}}, "tandem-system")
-    beside = {"pairs": PairSlowdowns(), "placements": PlacementHistory(), "runs": RunHistory()}
-    learned, usage = HistoryStore("tandem-system", 10, beside), Usage("tandem-system", 3600.0)
+    extras = {"pairs": PairSlowdowns(), "placements": PlacementHistory(), "runs": RunHistory()}
+    learned, usage = HistoryStore("tandem-system", 10, extras), Usage("tandem-system", 3600.0)
     learned.take(finished("a", 5))
     writer = Writer(api, None, lambda *_: None, lambda: 0)  # type: ignore[arg-type] # as above
     for now_s in (100, 200, 300):
@@ -364,7 +364,7 @@ def test_json_of_another_shape_is_begun_anew_and_ends_nothing(key: str, text: st
     data = api.get(CONFIG_MAPS, NAME, "tandem-system")["data"]
     assert json.loads(data["serviceGpuSeconds"]) == {"a": 5}
     assert next(iter(json.loads(data["quotaGpuSeconds"]).values()))["ns"] > 0
-    assert all(json.loads(data[name]) == [] for name in beside)
+    assert all(json.loads(data[name]) == [] for name in extras)
 
 
 @pytest.mark.controlplane

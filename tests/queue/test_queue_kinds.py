@@ -117,7 +117,7 @@ def test_jobs_end_though_another_group_has_jobs_without_an_end(endless_jobs: Non
     assert not is_endless(pod("p", owner=("Job", "j")))
 
 
-# --- a kind that nobody foresaw ------------------------------------------------------------------
+# --- a kind that Tandem does not know ------------------------------------------------------------
 
 
 def test_an_invented_kind_starts_whole_gives_way_by_its_own_field_and_goes_on(

@@ -32,7 +32,7 @@ class Sharing(Training):
     def __init__(self, profile: str = "tandem") -> None:
         super().__init__(profile=load_profile(profile))
         self.percent: dict[str, float] = {}  # by job, next to others
-        self.told: dict[str, float] = {}
+        self.rates: dict[str, float] = {}
         self.peak: dict[str, int] = {}
         self.held: dict[str, int] = {}
         self.out_of_memory: list[dict] = []
@@ -75,8 +75,8 @@ class Sharing(Training):
                     if alone
                     else self.percent.get(pod["job"], self.alone_percent),
                 }
-                if pod["job"] in self.told:
-                    use["iterationsPerSecond"] = 2.0 if alone else self.told[pod["job"]]
+                if pod["job"] in self.rates:
+                    use["iterationsPerSecond"] = 2.0 if alone else self.rates[pod["job"]]
                 uses.append(use)
             gpus.append({"uuid": uuid, "index": index, "model": "NVIDIA A100", "shares": 2,
                          "memoryBytes": 80 * GIB, "utilisationPercent": 100.0 if uses else 0.0,
@@ -122,7 +122,7 @@ class Sharing(Training):
 
 
 async def paired(cluster: Sharing, **annotations: dict) -> None:
-    """`a` alone for two minutes, then `b` beside it; the other GPU is taken by `c` meanwhile."""
+    """`a` alone for two minutes, then `b` next to it; the other GPU is taken by `c` meanwhile."""
     cluster.submit("c", annotations=annotations.get("c", {"tandem.gpu/exclusive": "true"}))
     await cluster.live(10)
     cluster.submit("a", annotations=annotations.get("a"))
@@ -138,7 +138,7 @@ def test_a_bad_pair_is_parted_and_never_put_together_again() -> None:
 
     async def scenario() -> None:
         await paired(cluster)
-        # There is no better place as long as the other GPU is taken: nobody moves.
+        # There is no better place as long as the other GPU is taken: no job moves.
         await cluster.live(60)
         assert cluster.gpu_of("a") == cluster.gpu_of("b")
         seen = cluster.status("a")["observed"]["slowdown"]
@@ -249,10 +249,10 @@ def test_a_node_raises_the_need_of_its_own_pods_alone_and_to_the_memory_of_its_g
     run(scenario)
 
 
-def test_what_a_pod_tells_moves_itself_and_nobody_elses_word_is_needed() -> None:
+def test_what_a_pod_reports_moves_itself_and_needs_no_other_report() -> None:
     cluster = Sharing()
     cluster.percent = {"a": 90.0, "b": 90.0}
-    cluster.told = {"a": 0.2}
+    cluster.rates = {"a": 0.2}
 
     async def scenario() -> None:
         await paired(cluster)
@@ -263,7 +263,7 @@ def test_what_a_pod_tells_moves_itself_and_nobody_elses_word_is_needed() -> None
     run(scenario)
 
 
-def test_who_saves_no_checkpoint_stays_and_nobody_joins() -> None:
+def test_who_saves_no_checkpoint_stays_and_no_job_joins() -> None:
     cluster = Sharing()
     cluster.percent = {"a": 56.25, "b": 80.0}
 
@@ -287,7 +287,7 @@ def test_who_saves_no_checkpoint_stays_and_nobody_joins() -> None:
 def test_the_pair_that_was_observed_last_is_kept_whichever_job_is_closed_last(first: str) -> None:
     """A GPUJob is closed when its Job is read as complete, which is seconds after its pods' end."""
     cluster = Sharing()
-    cluster.told = {"a": 0.2, "c": 0.2}
+    cluster.rates = {"a": 0.2, "c": 0.2}
     cluster.learned.pairs._per_namespace = 1
     last = {"a": "c", "c": "a"}[first]
 
@@ -318,7 +318,7 @@ def test_the_pair_that_was_observed_last_is_kept_whichever_job_is_closed_last(fi
     run(scenario)
 
 
-def test_memory_that_is_measured_counts_while_it_runs_and_its_end_is_told_once() -> None:
+def test_memory_that_is_measured_counts_while_it_runs_and_its_end_is_reported_once() -> None:
     cluster = Sharing()
     cluster.peak = {"a": 60 * GIB}
 
@@ -332,9 +332,9 @@ def test_memory_that_is_measured_counts_while_it_runs_and_its_end_is_told_once()
         assert cluster.state.gpus.memory_peak_extra_gib[row] == 50
         cluster.ends("a")
         await cluster.live(20)
-        (told,) = cluster.feedback
-        assert (told.model, told.batch_size, told.memory_peak_bytes) == ("a", 32, 60 * GIB)
-        assert told.utilisation_percent == 90.0
+        (shown,) = cluster.feedback
+        assert (shown.model, shown.batch_size, shown.memory_peak_bytes) == ("a", 32, 60 * GIB)
+        assert shown.utilisation_percent == 90.0
         assert cluster.status("a")["observed"]["remembered"]
 
     run(scenario)
@@ -352,10 +352,10 @@ def test_who_outgrew_its_prediction_answers_for_a_failure_for_want_of_memory() -
         after = cluster.status("b")["load"]
         assert after["memoryP95Bytes"] == 66 * GIB  # what it held, and a tenth
         assert after["memorySource"] == "observed"
-        (told,) = [d for d in cluster.status("b")["decisions"] if d["what"] == "OutOfMemory"]
-        assert on_the_page(re.sub(r" n\d/\d ", " n0/0 ", told["why"]))
-        assert told["why"].startswith("ran out of GPU memory on ")
-        assert told["why"].endswith(
+        (shown,) = [d for d in cluster.status("b")["decisions"] if d["what"] == "OutOfMemory"]
+        assert on_the_page(re.sub(r" n\d/\d ", " n0/0 ", shown["why"]))
+        assert shown["why"].startswith("ran out of GPU memory on ")
+        assert shown["why"].endswith(
             "(inferred by the node agent): it held 60.0 GiB; its next run is placed with 66.0 GiB"
         )
         assert all(d["what"] != "OutOfMemory" for d in cluster.status("a")["decisions"])
@@ -363,7 +363,7 @@ def test_who_outgrew_its_prediction_answers_for_a_failure_for_want_of_memory() -
     run(scenario)
 
 
-def test_where_nobody_outgrew_the_one_that_failed_asks_for_more_once() -> None:
+def test_where_no_job_outgrew_the_one_that_failed_asks_for_more_once() -> None:
     cluster = Sharing()
 
     async def scenario() -> None:
@@ -372,8 +372,8 @@ def test_where_nobody_outgrew_the_one_that_failed_asks_for_more_once() -> None:
         await cluster.live(60)  # the agent tells of it again and again
         load = cluster.status("a")["load"]
         assert load["memoryP95Bytes"] == 80 * GIB  # no more than the GPU has
-        told = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
-        assert len(told) == 1
+        shown = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
+        assert len(shown) == 1
 
     run(scenario)
 
@@ -415,19 +415,19 @@ def test_a_container_that_says_that_gpu_memory_ran_out_asks_for_what_was_there(
         )
         await cluster.live(45)
         load = cluster.status("a")["load"]
-        told = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
+        shown = [d for d in cluster.status("a")["decisions"] if d["what"] == "OutOfMemory"]
         if asks_gib is None:
             assert load["memoryP95Bytes"] == before
-            assert not told
+            assert not shown
             return
         assert load["memoryP95Bytes"] / GIB == pytest.approx(asks_gib)
-        assert len(told) == 1
-        assert "reported by its container" in told[0]["why"]
+        assert len(shown) == 1
+        assert "reported by its container" in shown[0]["why"]
 
     run(scenario)
 
 
-def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> None:
+def test_a_job_says_why_it_is_where_it_is_and_what_was_measured_since() -> None:
     cluster = Sharing()
     cluster.percent = {"a": 56.25, "b": 80.0}
 
@@ -437,8 +437,8 @@ def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> No
         (pod,) = cluster.pods_of("a")
         record = cluster.state.pod_named("default", pod["metadata"]["name"])
         assert record is not None
-        told = explanation(cluster.state, load_profile("tandem").pipeline(), record)
-        (here,) = told["here"]
+        shown = explanation(cluster.state, load_profile("tandem").pipeline(), record)
+        (here,) = shown["here"]
         assert here["gpu"] == cluster.gpu_of("a")
         says = {each["constraint"]: (each["allows"], each["says"]) for each in here["constraints"]}
         assert says["memory_capacity"][0]
@@ -446,10 +446,10 @@ def test_a_job_is_told_why_it_is_where_it_is_and_what_was_measured_since() -> No
         assert says["memory_collision"][0]
         assert "5% allowed" in says["memory_collision"][1]
         assert set(here["scores"]) == {"horus_cost", "in_use_first"}
-        assert told["prediction"]["memorySource"] == "formula"
-        assert told["observed"]["slowdown"]["value"] == 0.6
-        assert told["observed"]["slowdown"]["reference"] == "solo"
-        kept, placed = told["decisions"][0], told["decisions"][-1]
+        assert shown["prediction"]["memorySource"] == "formula"
+        assert shown["observed"]["slowdown"]["value"] == 0.6
+        assert shown["observed"]["slowdown"]["reference"] == "solo"
+        kept, placed = shown["decisions"][0], shown["decisions"][-1]
         assert (kept["what"], placed["what"]) == ("Kept", "Placed")
         assert "saves no checkpoint" in kept["why"]
         assert re.search(r"n0/\d: places 0 of 2; memory \d+\.\d GiB needed", placed["why"])

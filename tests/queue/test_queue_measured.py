@@ -1,6 +1,6 @@
 """What agents measure decides the next runs: from a node's report to a place, over the predictor.
 
-Jobs name a model. The predictor here is the real one over what it was told: without the graph it
+Jobs name a model. The predictor here is the real one over what was sent to it: without the graph it
 says of a kind what the scenario says, and of a kind that has run what was observed of it.
 """
 

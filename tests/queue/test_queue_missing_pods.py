@@ -86,7 +86,7 @@ def says(exist: str, made_by: str) -> str:
     return f"{missing} {made_by}"
 
 
-def test_a_pod_that_a_quota_refused_is_counted_and_the_controllers_words_are_told(
+def test_a_pod_that_a_quota_refused_is_counted_and_the_controllers_words_are_shown(
     cluster: Cluster,
 ) -> None:
     for index in range(3):
@@ -121,14 +121,14 @@ def test_an_ordered_statefulset_hears_that_it_has_to_be_parallel(cluster: Cluste
     )
 
 
-def test_a_statefulset_that_a_quota_stops_is_not_told_about_its_order(cluster: Cluster) -> None:
+def test_a_statefulset_that_a_quota_stops_hears_nothing_of_its_order(cluster: Cluster) -> None:
     member(cluster, "web-0", owner=("StatefulSet", "web"))
     fails(cluster, "StatefulSet", "web")
     assert "exceeded quota" in look(cluster, SETTLE_S)["message"]
 
 
 @pytest.mark.parametrize(
-    ("owner", "told"),
+    ("owner", "reported"),
     [
         ({"spec": {"suspend": True}}, "Its workload is suspended (Job j)."),
         (
@@ -139,12 +139,12 @@ def test_a_statefulset_that_a_quota_stops_is_not_told_about_its_order(cluster: C
         ({}, NOT_MADE),
     ],
 )  # fmt: skip
-def test_what_the_owner_says_of_itself_is_told(
-    cluster: Cluster, owner: dict[str, Any], told: str
+def test_what_the_owner_says_of_itself_is_shown(
+    cluster: Cluster, owner: dict[str, Any], reported: str
 ) -> None:
     cluster.api.create(JOBS, {"metadata": {"name": "j"}, **owner}, "default")
     member(cluster, "j-0", size=2)
-    assert look(cluster, SETTLE_S)["message"].startswith(says("1 of 2", told))
+    assert look(cluster, SETTLE_S)["message"].startswith(says("1 of 2", reported))
 
 
 def test_an_event_of_long_ago_and_one_of_another_object_tell_nothing(cluster: Cluster) -> None:

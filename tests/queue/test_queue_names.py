@@ -79,7 +79,7 @@ def test_each_step_of_a_workflow_is_placed_as_it_declares_itself() -> None:
             await cluster.cycle()
             if name == "first":
                 cluster.bind_as_planned(name)
-        assert cluster.gated("second"), "it shares with nobody"
+        assert cluster.gated("second"), "it shares with no other"
         assert cluster.gpujob("pod-second")["spec"]["demand"]["exclusive"] is True
         assert cluster.gpujob("pod-second")["spec"]["workload"]["kind"] == "Pod"
 

@@ -126,7 +126,7 @@ class Course(Training):
                 kind = self.scenario.kinds[self.asks[job].kind]
                 slow = self.slow.get(job)
                 here = {meta["ownerReferences"][0]["name"] for meta in placed[uuid]}
-                slower = 1 + slow.slowdown if slow is not None and slow.beside in here else 1.0
+                slower = 1 + slow.slowdown if slow is not None and slow.neighbour in here else 1.0
                 uses.append({
                     "uid": meta["uid"], "memoryBytes": GIB,
                     "utilisationPercent": kind.percent / slower, "iterationsPerSecond": 1 / slower,

@@ -166,8 +166,8 @@ def test_a_round_of_the_controller_is_a_round_of_the_simulator(name: str, most: 
         moved = stops & starts.keys()
         assert now.keys() | later == starts.keys() - moved, (seed, starts, stops, now, later)
         assert {job: starts[job] for job in now} == now, seed
-        # An exchange may leave out a job that was in nobody's way but its neighbour's. A cluster
-        # stops nobody on whose GPUs nobody starts.
+        # An exchange may leave out a job that was only in its neighbour's way. A cluster stops no
+        # job on whose GPUs none starts.
         taken = {row for job in starts.keys() - moved for row in starts[job]}
         idle = {job for job in stops - gone if taken.isdisjoint(exchange.rows_of(job))}
         assert gone == stops - idle, (seed, gone, stops)

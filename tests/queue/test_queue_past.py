@@ -85,19 +85,39 @@ MEASURED = ObservedSlowdown(value=0.25, means="utilisation", reference="solo")
 @pytest.mark.parametrize(
     ("seen", "slowdown", "expected"),
     [
-        (watched(), None, {"used": 4.0}),
-        (watched("q"), MEASURED, {"used": 4.0, "beside": 5.0, "lost": 2.0}),
-        (watched("q"), None, {"used": 4.0, "predicted_beside": 5.0, "predicted_lost": 5.0}),
-        (watched("q", busy=50.0), None, {"used": 4.0, "beside": 5.0}),
-        (watched("q", "", "r"), MEASURED, {"used": 4.0, "beside": 6.667, "lost": 2.0}),
-        (watched("q", uses=None), MEASURED, {"measured": 0.0, "beside": 5.0, "lost": 2.0}),
+        (watched(), None, {"used_gpu_seconds": 4.0}),
+        (
+            watched("q"),
+            MEASURED,
+            {"used_gpu_seconds": 4.0, "beside_gpu_seconds": 5.0, "lost_gpu_seconds": 2.0},
+        ),
+        (
+            watched("q"),
+            None,
+            {
+                "used_gpu_seconds": 4.0,
+                "predicted_beside_gpu_seconds": 5.0,
+                "predicted_lost_gpu_seconds": 5.0,
+            },
+        ),
+        (watched("q", busy=50.0), None, {"used_gpu_seconds": 4.0, "beside_gpu_seconds": 5.0}),
+        (
+            watched("q", "", "r"),
+            MEASURED,
+            {"used_gpu_seconds": 4.0, "beside_gpu_seconds": 6.667, "lost_gpu_seconds": 2.0},
+        ),
+        (
+            watched("q", uses=None),
+            MEASURED,
+            {"measured_gpu_seconds": 0.0, "beside_gpu_seconds": 5.0, "lost_gpu_seconds": 2.0},
+        ),
     ],
     ids=["alone", "measured", "predicted", "idle", "two", "not-measured"],
 )
 def test_ten_seconds_on_a_gpu(seen: Watched, slowdown: object, expected: dict) -> None:
     found = accrued_after(Accrued(), [seen], slowdown, lambda _: 1.0, 10.0)  # type: ignore[arg-type] # or None
-    known = {"seen": 10.0, "measured": 10.0} | expected
-    assert found == Accrued(**{f"{name}_gpu_seconds": value for name, value in known.items()})
+    known = {"seen_gpu_seconds": 10.0, "measured_gpu_seconds": 10.0} | expected
+    assert found == Accrued(**known)
 
 
 # --- sums of a day ----------------------------------------------------------------------------
@@ -290,9 +310,9 @@ def test_the_sums_are_the_pods_own_times_whoever_is_killed_when(seed: int) -> No
                 world.save()
             case "fail":
                 world.save(random.choice(("before", "after")))
-            case "kill" if not world.nobody_else_knows(world.replicas[1]):
+            case "kill" if not world.no_other_knows(world.replicas[1]):
                 world.kill_the_leader()
-            case "all" if not world.nobody_else_knows():
+            case "all" if not world.no_other_knows():
                 world.kill_all()
             case "midnight":
                 world.now = (world.now // DAY_S + 1) * DAY_S + random.random() * 30
@@ -319,7 +339,7 @@ def test_a_thousand_jobs_over_days_of_kills_takeovers_and_failed_writes() -> Non
             _live(world, random, random.choice(open_jobs), open_jobs)
         world.now += random.choice((5, 40, 200, 600))
         chance = random.random()
-        if chance < 0.015 and not world.nobody_else_knows(world.replicas[1]):
+        if chance < 0.015 and not world.no_other_knows(world.replicas[1]):
             world.kill_the_leader()
             takeovers += 1
         elif chance < 0.04:

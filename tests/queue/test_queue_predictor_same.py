@@ -89,11 +89,11 @@ def test_a_model_that_is_not_known_is_asked_about_again_at_once(service: Service
     asyncio.run(scenario())
 
 
-def test_after_what_was_told_of_a_run_it_is_asked_anew(service: Service) -> None:
+def test_after_feedback_of_a_run_it_is_asked_anew(service: Service) -> None:
     async def scenario() -> None:
         await service.predict()
-        told = Feedback.model_construct(namespace="default", model="m")
-        await service.client.tell(told)
+        reported = Feedback.model_construct(namespace="default", model="m")
+        await service.client.tell(reported)
         await service.predict()
         assert service.asked == 2
 

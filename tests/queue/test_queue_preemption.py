@@ -200,7 +200,7 @@ def test_who_does_not_save_its_state_and_who_has_just_begun_are_left_alone() -> 
         assert not cluster.suspended("young")  # in the second queue, but not for 300 s yet
         await cluster.pass_s(150)
         await cluster.pass_s(1)
-        # It alone would not make room for two: nobody has to go for nothing.
+        # It alone would not make room for two: no job has to go for nothing.
         assert not cluster.suspended("young")
         assert not cluster.suspended("stays")
         cluster.submit("small")
@@ -212,7 +212,7 @@ def test_who_does_not_save_its_state_and_who_has_just_begun_are_left_alone() -> 
     run(scenario)
 
 
-def test_a_disruption_budget_is_respected_and_those_who_wait_are_told() -> None:
+def test_a_disruption_budget_is_respected_and_waiting_jobs_say_so() -> None:
     cluster = Training()
     budget = {
         "metadata": {"name": "keep"},
@@ -344,7 +344,8 @@ def test_a_gang_that_got_only_a_part_of_its_places_is_released_whole() -> None:
 
 
 def test_the_preempt_verb_says_what_the_plan_says() -> None:
-    """Whoever the plan makes give way frees a GPU for the pod by the verb as well, nobody else."""
+    """Whoever the plan makes give way frees a GPU for the pod by the verb as well, no other
+    does."""
     cluster = Training()
     cluster.add_node("n1", gpus=2)
 
@@ -384,8 +385,8 @@ class RefusesOnePlan(MemoryCluster):
         return super().replace(resource, body, *args, **kwargs)
 
 
-def test_a_plan_that_comes_to_nothing_keeps_nobody_of_the_same_demand_out() -> None:
-    """What has no room beside it is refused; as it is not there after all, that is forgotten."""
+def test_a_plan_that_comes_to_nothing_keeps_no_job_of_the_same_demand_out() -> None:
+    """What has no room next to it is refused; as it is not there after all, that is forgotten."""
     cluster = Cluster(profile=tiresias(), settings=EAGER, api=RefusesOnePlan())
     cluster.add_node("n0")
 
@@ -492,7 +493,7 @@ def test_demoted_jobs_keep_their_places_in_the_queue_after_a_change_of_leader() 
         return [key[1] for key in queue_state.rank(queue_state.arrays(now, history), now, history)]
 
     async def has_its_run(name: str) -> None:
-        """Let a job run beyond the threshold, and then be told to make room for good."""
+        """Let a job run beyond the threshold, and then be preempted for good."""
         cluster.api.patch(GPU_JOBS, f"job-{name}", {"spec": {"hold": False}}, "default")
         await cluster.pass_s(1)
         assert cluster.status(name)["phase"] == "Running"

@@ -64,7 +64,7 @@ def test_who_must_start_together(annotations: dict, spec: dict, size: int) -> No
     assert gang_size(pod("p", annotations=annotations), workload) == size
 
 
-def test_a_pod_is_kept_without_what_nobody_reads() -> None:
+def test_a_pod_is_kept_without_what_is_never_read() -> None:
     raw = raw_pod("p", gpus=2, owner=("Job", "j"), nodeSelector={"a": "b"})
     raw["metadata"] |= {"uid": "u", "resourceVersion": "7", "managedFields": [{"x": 1}]}
     raw["metadata"]["annotations"] = {"tandem.gpu/gang": "g", "a": "secret"}
@@ -203,7 +203,7 @@ def test_a_gang_runs_once_as_many_pods_run_as_must_start_together() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED, Phase.PREEMPTING])
-def test_pods_that_run_change_nothing_of_a_gang_that_has_ended_or_is_told_to_go(
+def test_pods_that_run_change_nothing_of_a_gang_that_has_ended_or_is_preempted(
     phase: Phase,
 ) -> None:
     runs = replace(pod("p", gated=False), node_name="n0", phase="Running")
@@ -226,21 +226,21 @@ def test_a_preemption_gives_up_the_plan_and_is_remembered_with_those_before() ->
     before = [rfc3339(n) for n in range(100)]
     status = gang(pod("p"), phase=Phase.RUNNING, plan=plan, preempted_at=before).record.status
     why = Cause(Reason.NEEDED, job="default/new")
-    told = lifecycle.preempting(status, why, "suspend", 500)
-    assert (told.phase, told.plan) == (Phase.PREEMPTING, None)
-    assert told.preempted_at == [*before[1:], rfc3339(500)]
-    assert told.preemption.by == "Another job goes before it (default/new)."
-    assert told.preemption.causes == [why]
-    assert told.preemption.requested_at == rfc3339(500)
-    back = lifecycle.suspended(told, 520)
+    written = lifecycle.preempting(status, why, "suspend", 500)
+    assert (written.phase, written.plan) == (Phase.PREEMPTING, None)
+    assert written.preempted_at == [*before[1:], rfc3339(500)]
+    assert written.preemption.by == "Another job goes before it (default/new)."
+    assert written.preemption.causes == [why]
+    assert written.preemption.requested_at == rfc3339(500)
+    back = lifecycle.suspended(written, 520)
     assert (back.phase, back.preemption, back.waiting_since) == (
         Phase.SUSPENDED, None, rfc3339(520),
     )  # fmt: skip
-    assert back.preempted_at == told.preempted_at
+    assert back.preempted_at == written.preempted_at
 
 
 @pytest.mark.parametrize("held", [{"hold": True}, {}])
-def test_a_gang_on_hold_or_told_to_go_starts_nothing(held: dict) -> None:
+def test_a_gang_on_hold_or_preempted_starts_nothing(held: dict) -> None:
     group = gang(pod("p"), phase=Phase.QUEUED if held else Phase.PREEMPTING)
     spec = group.record.spec.model_copy(update=held)
     group = Gang(group.key, replace(group.record, spec=spec), group.pods)

@@ -19,7 +19,7 @@ from tandem.contracts.resources import Phase, Plan, PodPlan
 from tandem.policy.job import Job
 
 
-def standing(**changes: Any) -> Any:
+def changed_state(**changes: Any) -> Any:
     values = {"holders": (), "leaving": (), "placed": False, "job": Job(id="j", gpus_per_pod=2)}
     return SimpleNamespace(**values | changes)
 
@@ -31,7 +31,7 @@ def planned(*uids: str) -> dict[str, Any]:
 
 def stake(of: Gang, **changes: Any) -> tuple[int, int, int]:
     assert of.record is not None
-    found = _stake(of, of.record, standing(**changes))
+    found = _stake(of, of.record, changed_state(**changes))
     assert found.wants == 2
     return found.held, found.leaving, int(found.endless)
 
@@ -78,7 +78,8 @@ def test_services_are_known_by_their_kind(kind: str, endless: int) -> None:
 def test_a_plan_of_a_namespace_that_has_had_its_gpu_seconds_exceeds_its_quota(
     seconds: float, *, exceeds: bool
 ) -> None:
-    """Two GPUs that another gang of the namespace has held so long; 100 GPU-seconds are its own."""
+    """Two GPUs that another gang of the namespace has held for that time; 100 GPU-seconds are its
+    own."""
     quota = Quota(namespace="default", gpus=2, gpu_seconds=100, borrow=False)
     made = gang(pod("p", gpus=2), phase=Phase.QUEUED, **planned("uid-p"))
     now = [1_800_000_000.0]

@@ -131,7 +131,7 @@ def test_who_keeps_within_a_share_is_placed_before_who_would_borrow() -> None:
     assert list(made.waiting) == ["a/3"]
 
 
-def test_who_is_over_a_cap_is_not_offered_and_is_told_why() -> None:
+def test_who_is_over_a_cap_is_not_offered_and_its_status_says_why() -> None:
     capped = Quota(namespace="a", max_gpus=2)
     made = Round(("a/1", 2), ("a/2", 1), ("b/1", 1), gpus=4, quotas=(capped,))
     assert made.placed == ["a/1", "b/1"]
@@ -180,7 +180,7 @@ def test_one_that_was_asked_to_go_already_is_not_asked_again() -> None:
     assert made.gives_way == [("a/4", "a/4"), ("a/3", "b/1")]
 
 
-def test_nobody_gives_way_to_one_that_would_not_fit_then() -> None:
+def test_no_job_gives_way_to_one_that_would_not_fit_then() -> None:
     runs = {"a/1": 0.0, "a/2": 0.0, "a/3": 0.0}
     gangs = [(name, 1) for name in runs]
     # The claim is covered by the one that borrows, but the GPUs would be too few.
@@ -189,7 +189,7 @@ def test_nobody_gives_way_to_one_that_would_not_fit_then() -> None:
     assert large.waiting == {"b/1": ""}
 
 
-def test_within_a_share_nobody_gives_way_and_who_borrows_takes_nothing_back() -> None:
+def test_within_a_share_no_job_gives_way_and_who_borrows_takes_nothing_back() -> None:
     runs = {"a/1": 0.0, "a/2": 0.0}
     gangs = [(name, 1) for name in runs]
     assert Round(*gangs, ("b/1", 1), gpus=2, runs=runs, quotas=(A, B)).gives_way == []
@@ -227,7 +227,7 @@ def test_over_a_cap_one_that_is_before_in_the_order_does_not_give_way() -> None:
     assert made.gives_way == []
 
 
-def test_nobody_gives_way_where_that_does_not_make_room_under_the_cap() -> None:
+def test_no_job_gives_way_where_that_does_not_make_room_under_the_cap() -> None:
     """One is before the claim in the order, so that only the other could go."""
     capped = Quota(namespace="a", max_gpus=3)
     runs = {"a/first": 9999.0, "a/last": 9999.0}

@@ -30,14 +30,14 @@ def stake(held: int = 0, wants: int = 1, *, endless: bool = False, leaving: int 
     return Stake(held, wants, endless, leaving)
 
 
-def told(cause: Cause | None) -> str:
+def shown(cause: Cause | None) -> str:
     return "" if cause is None else clause(cause)
 
 
 # --- the rules --------------------------------------------------------------------------------
 
 
-def test_without_quotas_the_order_stays_and_nobody_is_refused() -> None:
+def test_without_quotas_the_order_stays_and_no_job_is_refused() -> None:
     turn = Turn()
     keys = [("a", "1"), ("b", "2")]
     assert turn.ranked(keys) == keys
@@ -91,7 +91,7 @@ def test_a_namespace_without_a_share_only_borrows_and_the_star_is_for_it() -> No
 def test_every_limit_is_kept_and_named(quota: Quota, said: str) -> None:
     stakes = {("a", "has"): stake(held=3, endless=True), ("a", "wants"): stake(endless=True)}
     turn = Turn([quota], stakes, {"a": 60.0})
-    assert said in told(turn.refusal(("a", "wants"), 1))
+    assert said in shown(turn.refusal(("a", "wants"), 1))
     assert Turn([quota], {}, {}).refusal(("a", "wants"), 1) is None
 
 
@@ -126,16 +126,16 @@ def test_a_cap_for_services_counts_services_alone(most: int) -> None:
     }
     turn = Turn([Quota(namespace="a", endless_gpus=most)], stakes)
     assert turn.refusal(("a", "serve"), 1) is None
-    assert ("services and notebooks" in told(turn.refusal(("a", "serve"), 2))) is (most > 1)
+    assert ("services and notebooks" in shown(turn.refusal(("a", "serve"), 2))) is (most > 1)
     assert turn.refusal(("a", "train"), 5) is None
     turn.take(("a", "serve"), 1)
-    assert "services and notebooks" in told(turn.refusal(("a", "serve"), 1))
+    assert "services and notebooks" in shown(turn.refusal(("a", "serve"), 1))
 
 
 def test_a_share_that_may_not_be_exceeded_is_filled_to_the_last_gpu() -> None:
     turn = Turn([Quota(namespace="a", gpus=3, borrow=False)], {("a", "x"): stake(held=1)})
     assert turn.refusal(("a", "y"), 2) is None
-    assert "1 held, 3 more asked for, a share of 3" in told(turn.refusal(("a", "y"), 3))
+    assert "1 held, 3 more asked for, a share of 3" in shown(turn.refusal(("a", "y"), 3))
 
 
 @pytest.mark.parametrize(("used", "spent"), [(99.0, False), (100.0, True), (101.0, True)])
@@ -154,9 +154,9 @@ def test_who_keeps_within_a_share_is_lent_to_only_while_others_borrow() -> None:
     assert not turn.lends_to(("a", "has"))
     assert not turn.lends_to(("b", "unknown"))
     fair = {("a", "has"): stake(held=2), ("b", "wants"): stake()}
-    nobody = Turn([A, B], fair)
-    nobody.ranked(list(fair))
-    assert not nobody.lends_to(("b", "wants"))
+    turn = Turn([A, B], fair)
+    turn.ranked(list(fair))
+    assert not turn.lends_to(("b", "wants"))
 
 
 def test_a_copy_of_an_account_does_not_change_it() -> None:
@@ -200,7 +200,7 @@ def test_usage_is_counted_forgotten_after_the_window_and_not_made_up_for_a_gap()
     assert usage.used(1300) == {}
 
 
-def test_usage_outlives_the_leader_beside_what_was_learned() -> None:
+def test_usage_outlives_the_leader_with_what_was_learned() -> None:
     api = MemoryCluster()
     api.create(CONFIG_MAPS, {"metadata": {"name": NAME}, "data": {"other": "1"}}, "tandem-system")
 
@@ -376,7 +376,7 @@ class Teams(Cluster):
         self.api.delete(PODS, f"{name}-pod", team)
 
 
-def test_what_nobody_needs_is_lent_and_taken_back_from_who_may_be_preempted() -> None:
+def test_what_no_namespace_needs_is_lent_and_taken_back_from_who_may_be_preempted() -> None:
     cluster = Teams(A, B)
 
     async def scenario() -> None:
@@ -394,7 +394,7 @@ def test_what_nobody_needs_is_lent_and_taken_back_from_who_may_be_preempted() ->
     run(scenario)
 
 
-def test_a_cap_refuses_with_its_reason_and_stands_in_nobody_elses_way() -> None:
+def test_a_cap_refuses_with_its_reason_and_blocks_no_other_namespace() -> None:
     cluster = Teams(Quota(namespace="a", max_gpus=1))
 
     async def scenario() -> None:
@@ -489,7 +489,7 @@ def test_the_time_of_all_running_jobs_of_a_namespace_is_counted() -> None:
     run(scenario)
 
 
-def test_what_named_namespaces_hold_and_may_have_is_told_to_prometheus() -> None:
+def test_what_named_namespaces_hold_and_may_have_is_a_metric() -> None:
     cluster = Teams(Quota(namespace="a", gpus=2, max_gpus=3), Quota(namespace="*", gpus=1))
     registry = CollectorRegistry()
     QueueMetrics(registry).watch(cluster.controller)
@@ -501,14 +501,14 @@ def test_what_named_namespaces_hold_and_may_have_is_told_to_prometheus() -> None
         await cluster.comes("e1", "Running")
 
     run(scenario)
-    told = {
+    shown = {
         metric.name.removeprefix("tandem_queue_quota_"): [
             (sample.labels["namespace"], sample.value) for sample in metric.samples
         ]
         for metric in registry.collect()
         if metric.name.startswith("tandem_queue_quota_")
     }
-    assert told == {
+    assert shown == {
         "held_gpus": [("a", 2.0)], "gpus": [("a", 2.0)], "max_gpus": [("a", 3.0)],
         "used_gpu_seconds": [], "gpu_seconds": [],
     }  # fmt: skip

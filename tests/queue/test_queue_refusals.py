@@ -42,7 +42,7 @@ class Failing:
         self.errors = list(errors)
         self.now = 0.0
         self.attempts: list[float] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def step(self, key: tuple[str, str]) -> object:
         async def work() -> None:
@@ -54,7 +54,7 @@ class Failing:
         return work()
 
     async def refused(self, key: tuple[str, str], error: Exception) -> None:
-        self.told.append(str(error))
+        self.reported.append(str(error))
 
     async def run(self, seconds: int, *, changes: bool = False) -> None:
         queue = WorkQueue(self.step, lambda: self.now, 4, self.refused)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def failing(*errors: Exception | None, seconds: int = HOUR_S, changes: bool = Fa
     return found
 
 
-@pytest.mark.parametrize("error", [INVALID, RefusedError("told already")])
+@pytest.mark.parametrize("error", [INVALID, RefusedError("reported already")])
 def test_a_refusal_that_cannot_change_is_final(error: Exception) -> None:
     assert failing(error).attempts == [0.0]
 
@@ -111,10 +111,10 @@ def test_a_success_forgets_the_failures() -> None:
     assert found.attempts[5] == 16.0, "a second after a success, as ever"
 
 
-def test_the_owner_is_told_once_of_the_same_refusal() -> None:
+def test_the_owner_gets_one_event_of_the_same_refusal() -> None:
     found = failing(INVALID, changes=True)
-    assert found.told == [str(INVALID)]
-    assert failing(Unavailable(503, "away"), seconds=60).told == []
+    assert found.reported == [str(INVALID)]
+    assert failing(Unavailable(503, "away"), seconds=60).reported == []
 
 
 class Refuses(MemoryCluster):
@@ -160,8 +160,8 @@ def test_a_gpujob_that_is_invalid_is_tried_once_for_each_change_and_its_owner_re
         await cluster.cycle()
         await minutes(cluster, 10)
         assert 1 <= len(cluster.api.refused) <= 3  # type: ignore[attr-defined]
-        told = [note for _, reason, note in cluster.said if reason == "Refused"]
-        assert told == [f"The API server refuses a GPUJob gang-g for it: {INVALID}"]
+        reported = [note for _, reason, note in cluster.said if reason == "Refused"]
+        assert reported == [f"The API server refuses a GPUJob gang-g for it: {INVALID}"]
         cluster.api._refuses = lambda verb, obj: None  # type: ignore[attr-defined]
         cluster.api.patch(PODS, "p0", {"metadata": {"labels": {"x": "y"}}}, "default")
         await minutes(cluster, 1)

@@ -25,7 +25,7 @@ class Adjusted(Sharing):
     def __init__(self, profile: Profile, **base: float) -> None:
         self.base = base
         Training.__init__(self, EAGER, profile)
-        self.percent, self.told, self.peak, self.held = {}, {}, {}, {}
+        self.percent, self.rates, self.peak, self.held = {}, {}, {}, {}
         self.jobs, self.out_of_memory = [], []
 
     async def predict(self, namespace, demand, gpu) -> Prediction:
@@ -77,7 +77,7 @@ def test_ojpap_moves_the_cheapest_worker_to_the_gpu_in_use_that_has_most_room() 
 def test_pab_sends_a_slow_newcomer_back_to_wait_for_a_gpu_of_its_own() -> None:
     """[Horus] PAB: after 60 s, a newcomer at less than half of its speed is queued again."""
     cluster = Adjusted(load_profile("pab"))
-    cluster.told = {"b": 0.8}  # iterations per second, of 2 when it is alone
+    cluster.rates = {"b": 0.8}  # iterations per second, of 2 when it is alone
 
     async def scenario() -> None:
         cluster.submit("c", annotations={"tandem.gpu/exclusive": "true"})
@@ -109,7 +109,7 @@ def test_pab_sends_a_slow_newcomer_back_to_wait_for_a_gpu_of_its_own() -> None:
 def test_a_newcomer_that_saves_no_checkpoint_stays() -> None:
     """Ours: a job that would lose its work is not stopped, whatever the profile."""
     cluster = Adjusted(load_profile("pab"))
-    cluster.told = {"b": 0.8}
+    cluster.rates = {"b": 0.8}
 
     async def scenario() -> None:
         cluster.submit("c", annotations={"tandem.gpu/exclusive": "true"})

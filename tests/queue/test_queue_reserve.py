@@ -1,4 +1,4 @@
-"""GPUs are reserved for a job that has waited too long, whatever other jobs wait in vain."""
+"""GPUs are reserved for a job that has waited too long, whatever other jobs wait."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ def test_a_job_that_asks_for_more_cpu_than_any_node_has_does_not_keep_others_bac
     run(scenario)
 
 
-def test_gpus_are_not_reserved_beside_a_service_that_never_ends() -> None:
+def test_gpus_are_not_reserved_next_to_a_service_that_never_ends() -> None:
     """Two whole GPUs are never free again: those behind must not lose the other for nothing."""
     cluster = Training(RESERVES, load_profile("tandem"))
 
@@ -149,7 +149,8 @@ def test_of_those_that_have_waited_too_long_alike_the_first_in_order_starts() ->
 
 
 def test_who_has_gpus_reserved_keeps_those_though_others_fall_free_sooner_by_now() -> None:
-    """Or the jobs on the GPUs that were kept free would have gone without a successor in vain."""
+    """Or the jobs on the GPUs that were kept free would have gone without a successor for
+    nothing."""
     now, small = 10_000.0, Job(id="", memory_base_gib=4.0, gpu_utilisation=10.0)
     whole = Job(id="ml/large", exclusive=True)
     residents = [replace(small, id=f"ml/on-{gpu}") for gpu in "ab"]
@@ -159,7 +160,7 @@ def test_who_has_gpus_reserved_keeps_those_though_others_fall_free_sooner_by_now
     arrays = JobArrays.of([*residents, whole, newcomer])
 
     def gpus_of_the_newcomer(planner: Planner, left_on_a_s: float, left_on_b_s: float) -> list[int]:
-        """Return the rows that it gets in a cycle in which the residents have so long to run."""
+        """Return the rows that it gets in a cycle in which the residents have that time to run."""
         unknown = np.nan
         columns = replace(
             arrays,

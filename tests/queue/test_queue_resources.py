@@ -109,9 +109,9 @@ def test_the_filter_and_the_explanation_name_what_the_plan_misses(cluster: Mixed
     assert answer["FailedNodes"] == {"n0": f"too little {HCA} is free for its pods (less than 1)"}
     record = cluster.state.pod_named("default", "a")
     assert record is not None
-    told = explanation(cluster.state, pipeline, record)
-    assert told["nodes"][0]["reason"] == f"too little {HCA} is free for its pods (less than 1)"
-    assert not told["nodes"][0]["fits"]
+    shown = explanation(cluster.state, pipeline, record)
+    assert shown["nodes"][0]["reason"] == f"too little {HCA} is free for its pods (less than 1)"
+    assert not shown["nodes"][0]["fits"]
 
 
 def test_a_planned_pod_fits_where_it_is_planned(cluster: Mixed) -> None:
@@ -232,7 +232,7 @@ def test_roles_that_do_not_fit_on_one_node_together_start_on_two(
 
 
 @pytest.mark.parametrize("reserve_after_s", [86_400.0, 1.0])
-def test_roles_that_no_nodes_hold_together_keep_gpus_from_nobody(reserve_after_s: float) -> None:
+def test_roles_that_no_nodes_hold_together_keep_gpus_from_no_job(reserve_after_s: float) -> None:
     cluster = Mixed(settings=QueueConfig(reserve_after_s=reserve_after_s))
     cluster.node("n0", gpus=2)
     for number in (1, 2):

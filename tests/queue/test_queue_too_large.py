@@ -23,7 +23,7 @@ IN_VAIN = ("comes free", "when a job there ends", "has come free", "tried again 
 WHOLE = {**SHARED, names.EXCLUSIVE: "true"}
 
 
-def told(cluster: Cluster, job: str) -> tuple[list[Cause], str]:
+def shown(cluster: Cluster, job: str) -> tuple[list[Cause], str]:
     status = cluster.gpujob(job)["status"]
     causes = [Cause(**{**each, "reason": Reason(each["reason"])}) for each in status["causes"]]
     return causes, status["message"]
@@ -48,7 +48,7 @@ def test_more_gpus_on_one_node_than_any_node_has(taken: bool) -> None:
             cluster.bind_as_planned(name)
     cluster.create("large", gpus=3)
     cluster.cycles()
-    causes, message = told(cluster, "pod-large")
+    causes, message = shown(cluster, "pod-large")
     assert causes[0].reason is Reason.NEEDS_GPUS
     assert causes[1:] == [Cause(Reason.NODES_TOO_SMALL, value=3, bound=2)]
     assert NEVER in message
@@ -64,7 +64,7 @@ def test_more_pods_than_there_are_gpus() -> None:
     cluster.add_node("n0", gpus=2)
     gang(cluster, [1, 1, 1])
     run(cluster.cycle)
-    causes, message = told(cluster, "gang-g")
+    causes, message = shown(cluster, "gang-g")
     assert causes[1:] == [Cause(Reason.CLUSTER_TOO_SMALL, value=3, bound=2)]
     assert "(3 needed, 2 there)" in message
 
@@ -86,7 +86,7 @@ def test_roles_for_which_there_are_too_few(
         cluster.add_node(f"n{number}", gpus=gpus)
     gang(cluster, sizes)
     run(cluster.cycle)
-    causes, message = told(cluster, "gang-g")
+    causes, message = shown(cluster, "gang-g")
     assert NEVER in message
     assert not [words for words in IN_VAIN if words in message]
     if cause is not None:
@@ -105,7 +105,7 @@ def test_a_large_job_that_an_empty_cluster_would_hold_waits_for_others() -> None
     cluster.bind_as_planned("a")
     cluster.create("large", gpus=2)
     cluster.cycles()
-    causes, message = told(cluster, "pod-large")
+    causes, message = shown(cluster, "pod-large")
     assert Reason.NODES_TOO_SMALL not in {each.reason for each in causes}
     assert NEVER not in message
 
@@ -116,7 +116,7 @@ def test_gpus_of_nodes_that_do_not_suit_count_for_nothing() -> None:
     cluster.node("n1", gpus=4, cpu="1")
     cluster.create("large", gpus=3, cpu="2")
     cluster.cycles()
-    causes, _ = told(cluster, "pod-large")
+    causes, _ = shown(cluster, "pod-large")
     assert causes[1] == Cause(Reason.NODES_TOO_SMALL, value=3, bound=2)
     assert Cause(Reason.NODE_TOO_SMALL, nodes=1, resource="cpu", amount="2") in causes
 
@@ -127,7 +127,7 @@ def test_a_job_that_needs_more_memory_than_any_gpu_has() -> None:
     notes = {names.MEMORY: "500Gi", names.UTILIZATION: "10"}
     cluster.api.create(PODS, raw_pod("large", annotations=notes))
     run(cluster.cycle)
-    causes, message = told(cluster, "pod-large")
+    causes, message = shown(cluster, "pod-large")
     assert [each.reason for each in causes] == [Reason.NEEDS_GPUS, Reason.MEMORY_ALONE]
     assert "ends" not in message
 

@@ -217,7 +217,7 @@ def test_more_nodes_are_in_the_rack_of_the_node_that_they_are_like() -> None:
 
 
 def test_both_answers_have_the_same_chances() -> None:
-    """A change that changes nothing changes nothing, though nobody knows how long jobs run."""
+    """A change that changes nothing changes nothing, though running times are unknown."""
     finished = np.sort(np.exp(np.random.default_rng(1).normal(7, 1, 500)))
     picture, jobs, _ = pictured(
         load_profile("fifo"), 1, [job("a", attained=100.0)], [job("b")], finished=finished

@@ -34,8 +34,8 @@ def test_after_a_thousand_seconds_at_a_slowdown_of_1_6_there_are_375_seconds_lef
 
 
 def test_what_the_pods_tell_of_iterations_counts_before_the_time_that_has_passed() -> None:
-    told = status(iterations_done=400.0, solo_iterations_per_second=0.5, slowdown=SLOW)
-    left, speed = progress_of(DEMAND, told, ran_s=1000.0)
+    shown = status(iterations_done=400.0, solo_iterations_per_second=0.5, slowdown=SLOW)
+    left, speed = progress_of(DEMAND, shown, ran_s=1000.0)
     assert left == 600 * 2.0  # the time of an iteration is as measured, not as predicted
     assert speed == 1 / 1.6
 
@@ -68,7 +68,7 @@ def test_a_job_next_to_another_has_the_work_left_that_it_has_not_done(tells: boo
     cluster = Timed()
     cluster.percent = {"a": 56.25, "b": 80.0}
     if tells:
-        cluster.told = {"a": 2 / 1.6}  # iterations per second; 2 when it is alone
+        cluster.rates = {"a": 2 / 1.6}  # iterations per second; 2 when it is alone
 
     async def scenario() -> None:
         takes = {"tandem.gpu/iterations": "2000"}

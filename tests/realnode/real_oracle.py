@@ -75,7 +75,7 @@ class Oracle:
         try:
             while not self._over.wait(_EVERY_S):
                 self.look()
-        except Exception as error:  # told at the end of the block
+        except Exception as error:  # reported at the end of the block
             self._error = error
 
     def look(self) -> None:

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 README = (ROOT / "README.md").read_text()
-#: What a machine says of its proxies and certificates; nobody types it.
+#: What a machine says of its proxies and certificates; no user types it.
 _OF_THE_MACHINE = re.compile(r"(?i).*(_proxy|cert|_ca|ca_).*|GOPROXY|GOFLAGS|PIP_.*|UV_.*")
 IMAGE = "registry.example.com/train:1"
 

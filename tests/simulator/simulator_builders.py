@@ -72,7 +72,7 @@ def run_shared(
         profile = load_profile(profile)
     gpus = gpu_arrays([parse_cluster(cluster)], shares=profile.max_jobs_per_gpu)
     true = memory or [(1.0, 0.0, 0.0)] * len(jobs)
-    told = believed_memory or true
+    memory = believed_memory or true
     matrix = np.array(slowdown)
     thought = matrix if believed_slowdown is None else np.array(believed_slowdown)
     beliefs = with_reserved_classes(np.where(np.isinf(thought), 1.0, thought), unknown=np.inf)
@@ -87,8 +87,8 @@ def run_shared(
     believed = [
         Job(
             id=job.id, pods=job.gpus, queued_at_s=job.submit_s, remaining_s=job.duration_s,
-            gpu_utilisation=50.0, memory_base_gib=told[i][0], memory_peak_extra_gib=told[i][1],
-            peak_probability=told[i][2], checkpointable=True, interference_class=classes[i] + 2,
+            gpu_utilisation=50.0, memory_base_gib=memory[i][0], memory_peak_extra_gib=memory[i][1],
+            peak_probability=memory[i][2], checkpointable=True, interference_class=classes[i] + 2,
             own_slowdown=beliefs[classes[i] + 2], caused_slowdown=beliefs[:, classes[i] + 2],
         )
         for i, job in enumerate(jobs)

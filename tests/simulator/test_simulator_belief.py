@@ -1,4 +1,4 @@
-"""What is true of pairs, and what the policies are told of it."""
+"""What is true of pairs, and what the policies believe of it."""
 
 import json
 from pathlib import Path
@@ -50,8 +50,8 @@ def test_a_pair_is_predicted_without_having_been_seen() -> None:
 def test_noise_has_the_error_that_was_asked_for() -> None:
     rng = np.random.default_rng(0)
     truth = rng.uniform(0.5, 2, size=(60, 60))
-    told = noisy(truth, 0.1, rng).slowdown
-    assert np.abs((1 + told) / (1 + truth) - 1).mean() == pytest.approx(0.1, rel=0.1)
+    believed = noisy(truth, 0.1, rng).slowdown
+    assert np.abs((1 + believed) / (1 + truth) - 1).mean() == pytest.approx(0.1, rel=0.1)
 
 
 @needs_data

@@ -95,7 +95,7 @@ def test_a_value_is_set_and_json_goes_to_stdout(tandem: Callable[..., Done], tra
         (["--format", "heli"], 2, "helios"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(
+def test_a_mistake_is_reported_in_a_sentence(
     tandem: Callable[..., Done], trace: Path, arguments: list[str], code: int, says: str
 ) -> None:
     cluster = [] if "--cluster" in arguments else ["--cluster", "1x2"]

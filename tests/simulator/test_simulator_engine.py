@@ -14,7 +14,7 @@ from tandem.simulator.engine import Engine, RunOptions
 from tandem.simulator.events import Events, Kind
 from tandem.simulator.world import plain_world
 
-HALF = [[1.0]]  # beside its like, a job runs at half speed
+HALF = [[1.0]]  # next to its like, a job runs at half speed
 PAIRS = load_profile("xonar-fifo-pairs")
 
 
@@ -76,7 +76,7 @@ def test_where_memory_is_guarded_the_one_that_outgrew_most_goes(
     assert outcome.ooms.tolist() == ooms
 
 
-def test_where_nobody_outgrew_its_memory_the_newcomer_goes() -> None:
+def test_where_no_job_outgrew_its_memory_the_newcomer_goes() -> None:
     outcome = run_shared(
         trace((0, 1, 10), (5, 1, 10)), "1x1", PAIRS, [[0.0]], [0, 0],
         memory=[(11.0, 0.0, 0.0), (6.0, 0.0, 0.0)], guarded=True,
@@ -115,8 +115,8 @@ def test_a_pair_out_of_memory_in_the_matrix_cannot_run_together() -> None:
     assert outcome.ooms.sum() == 1
 
 
-def test_peaks_that_fit_never_kill_anybody() -> None:
-    # Tandem is told of the memory, and keeps the two apart.
+def test_peaks_that_fit_never_kill_a_job() -> None:
+    # Tandem knows of the memory, and keeps the two apart.
     peaky = [(1.0, 10.0, 0.9), (1.0, 10.0, 0.9)]
     outcome = run_shared(
         trace((0, 1, 5000), (0, 1, 5000)), "1x1", "tandem", [[0.0]], [0, 0], memory=peaky
@@ -178,7 +178,7 @@ def test_guarded_keeps_the_promised_speed_with_three_shares(seed: int) -> None:
 
 
 def test_the_worst_pair_is_taken_apart_when_a_gpu_falls_free() -> None:
-    # Two share beside a third; when that ends, one of the two moves to its GPU.
+    # Two share next to a third; when that ends, one of the two moves to its GPU.
     jobs = trace((0, 1, 20_000), (0, 1, 4000), (0, 1, 20_000))
     outcome = run_shared(jobs, "1x2", "tandem", [[0.6]], [0, 0, 0], preemption_cost_s=60)
     assert outcome.migrations.sum() == 1
@@ -245,7 +245,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert (runs[0] == runs[1]).all()
 
 
-def test_a_profile_that_allows_a_job_nowhere_is_told_with_its_jobs() -> None:
+def test_a_profile_that_allows_a_job_nowhere_is_named_with_its_jobs() -> None:
     values = load_profile("fifo").model_dump()
     values["constraints"] = [
         {"kind": "shares"},

@@ -41,10 +41,10 @@ def test_a_pair_that_gets_along_badly_is_not_made_again() -> None:
 def test_guarded_parts_a_pair_that_is_measured_to_be_slower_than_promised() -> None:
     wrong = {"slowdown": [[0.0, 1.0], [0.2, 0.0]], "believed_slowdown": [[0.0, 0.2], [0.2, 0.0]]}
     jobs = trace((0, 1, 1000), (0, 1, 3000))
-    told = run_shared(jobs, "1x1", "tandem-guarded", classes=[0, 1], learner=LEARN, **wrong)
+    off = run_shared(jobs, "1x1", "tandem-guarded", classes=[0, 1], learner=LEARN, **wrong)
     # Half as fast for the 60 s until it is measured, then alone once the other has ended.
-    assert (told.duration_s / told.run_s)[0] == pytest.approx(1000 / 1030)
-    assert told.preemptions.tolist() == [1, 0]
+    assert (off.duration_s / off.run_s)[0] == pytest.approx(1000 / 1030)
+    assert off.preemptions.tolist() == [1, 0]
     plain = run_shared(jobs, "1x1", "tandem", classes=[0, 1], learner=LEARN, **wrong)
     assert plain.preemptions.sum() == 0  # no promise: together they are faster than in turn
 
@@ -62,10 +62,10 @@ def test_who_learns_is_who_learns_in_a_cluster() -> None:
 
 
 @needs_data
-def test_runs_of_a_trace_learn_unless_told_not_to() -> None:
+def test_runs_of_a_trace_learn_unless_switched_off() -> None:
     jobs = read_trace(SHARED / "traces" / "philly-ed69ec.csv", "csv", strict=False).jobs[:80]
     matrix = SHARED / "colocation" / "gavel-oracle-v100-p100.json"
     setup = Setup(jobs, (parse_cluster("1x8"),), matrix, belief_error=0.5)
     learned = run_profile(setup, load_profile("tandem")).report
-    told = run_profile(replace(setup, learns=False), load_profile("tandem")).report
-    assert learned.mean_speed > told.mean_speed
+    off = run_profile(replace(setup, learns=False), load_profile("tandem")).report
+    assert learned.mean_speed > off.mean_speed

@@ -16,7 +16,7 @@ def test_two_jobs_that_never_idle_halve_each_other() -> None:
     assert xonar.cycle_times_s((1.0, 1.0), (1e-6, 1e-6)) == pytest.approx((2.0, 2.0), rel=1e-3)
 
 
-def test_a_job_that_hardly_computes_disturbs_nobody() -> None:
+def test_a_job_that_hardly_computes_disturbs_no_other() -> None:
     busy, idle = xonar.cycle_times_s((1.0, 0.001), (0.5, 1.0))
     assert busy == pytest.approx(1.5, rel=0.01)
     assert idle == pytest.approx(1.001, rel=0.01)

@@ -1,4 +1,4 @@
-"""What kube-scheduler was told is what the simulator decides: one recorded exchange, two paths."""
+"""The answer to kube-scheduler is what the simulator decides: one recorded exchange, two paths."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def record(seed: int) -> str:
         job = state.worker(read_pod(FILTER.validate_json(body)["Pod"]))
         line["job"] = {k: v for k, v in asdict(job).items() if k not in _ARRAYS}
         if passed:
-            told = json.loads(verbs.prioritize(FILTER.validate_json(body)))
-            line["scores"] = {host["Host"]: host["Score"] for host in told}
+            scored = json.loads(verbs.prioritize(FILTER.validate_json(body)))
+            line["scores"] = {host["Host"]: host["Score"] for host in scored}
             best = max(passed, key=lambda name: (line["scores"][name], -list(NODES).index(name)))
             rows = best_rows(
                 pipeline.evaluate(job, state.gpus), state.table.rows(best), values["gpus"]

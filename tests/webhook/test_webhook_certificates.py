@@ -267,7 +267,7 @@ def test_a_replica_that_begins_without_a_secret_leaves_the_others_trusted():
     world.look()
 
 
-def test_one_that_has_ended_while_nobody_ran_is_replaced_at_once():
+def test_one_that_has_ended_while_no_replica_ran_is_replaced_at_once():
     world = World()
     world.now += timedelta(days=SETTINGS.valid_days + 1)
     world.replicas = [world.replica()]
@@ -301,8 +301,8 @@ def test_a_certificate_of_an_earlier_version_is_served_and_replaced_like_any():
 
 def test_a_port_changes_its_certificate_and_open_connections_go_on():
     first, second = generate(NAMES, NOW), generate(NAMES, NOW)
-    told = []
-    tls = Tls(on_change=told.append)
+    changes = []
+    tls = Tls(on_change=changes.append)
     tls.use(first)
     old = Talk(tls.context, first.ca)
     tls.use(second)
@@ -311,7 +311,7 @@ def test_a_port_changes_its_certificate_and_open_connections_go_on():
     with pytest.raises(ssl.SSLCertVerificationError):
         Talk(tls.context, first.ca)
     tls.use(second)
-    assert len(told) == 2
+    assert len(changes) == 2
 
 
 def test_a_pair_that_does_not_fit_is_refused_and_the_one_before_goes_on():

@@ -189,7 +189,7 @@ def test_fractions_of_kai_and_run_ai_are_refused_with_what_to_write(annotations,
 
 
 def test_a_container_that_is_not_there_is_refused():
-    named = {"gpu-memory": "2000", "gpu-fraction-container-name": "nobody"}
+    named = {"gpu-memory": "2000", "gpu-fraction-container-name": "no-container"}
     at_pod = ask(kai(named), adopt=True)
     assert fields(at_pod) == ["metadata.annotations[gpu-fraction-container-name]"]
     assert ask(kai(named, container(gpus="1"))).errors == [], "Tandem's resource says which"

@@ -70,7 +70,7 @@ def extender(installed):
 
 @pytest.fixture(scope="module")
 def webhook(installed, extender, tmp_path_factory):
-    """The webhook served over TLS on loopback, and the API server told to call it."""
+    """The webhook served over TLS on loopback, and the API server configured to call it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         hosts = [f"tandem-webhook.{names.NAMESPACE}.svc", "127.0.0.1"]
@@ -214,7 +214,9 @@ def test_other_workloads_do_not_depend_on_us(control_plane, team, webhook):
 
 
 @pytest.mark.parametrize("adopt", [False, True])
-def test_containers_that_render_zeros_stay_beside_the_one_with_the_gpus(control_plane, team, adopt):
+def test_containers_that_render_zeros_stay_next_to_the_one_with_the_gpus(
+    control_plane, team, adopt
+):
     if adopt:
         control_plane.kubectl("label", "namespace", team, "tandem.gpu/adopt=true")
     zeros = {"limits": {names.RESOURCE: 0, names.NVIDIA_RESOURCE: "0"}}
@@ -320,7 +322,7 @@ def test_devices_by_claims_or_annotations_are_refused_at_apply(control_plane, te
     assert "spec.template.metadata.annotations[devices.nri.io/container.main]" in message
 
 
-def test_a_cron_job_and_a_deployment_are_told_as_well(control_plane, team):
+def test_a_cron_job_and_a_deployment_get_the_answer_as_well(control_plane, team):
     template = training_job("x", container(gpus="1"), annotations={names.BATCH_SIZE: "many"})
     cron = {
         "apiVersion": "batch/v1",

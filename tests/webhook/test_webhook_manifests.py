@@ -144,7 +144,7 @@ def closed(schema):
     return schema
 
 
-def test_kinds_whose_templates_are_read_are_told_apart_on_the_page():
+def test_kinds_whose_templates_are_read_are_marked_on_the_page():
     read = {(m.body["apiVersion"].rpartition("/")[0], m.body["kind"]) for m in manifests()
             if is_known(m.body)}  # fmt: skip
     assert ("batch", "Job") in read

@@ -166,7 +166,7 @@ def test_a_template_is_refused_what_a_pod_is_refused(body, field):
     assert fields(ask(job(body))) == [f"spec.template.{field}"]
 
 
-def test_a_template_that_asks_for_no_gpu_is_nobody_s_business():
+def test_a_template_that_asks_for_no_gpu_is_left_alone():
     body = job(pod(container(), annotations={"tandem.gpu/nonsense": ""}))
     assert ask(body).errors == []
 

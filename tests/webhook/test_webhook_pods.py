@@ -80,7 +80,7 @@ def test_a_pod_of_ours_is_gated_and_given_to_our_scheduler():
     assert "runtimeClassName" not in spec
 
 
-def test_every_container_is_told_what_it_may_see():
+def test_every_container_gets_the_variable_of_what_it_may_see():
     spec = admit(
         pod(
             container("sidecar", env=[{"name": "A", "value": "1"}]),
@@ -147,7 +147,7 @@ def test_priority_class_can_be_left_to_others():
     assert spec["priority"] == 0
 
 
-def test_another_priority_class_gives_way_and_its_owner_is_told():
+def test_another_priority_class_gives_way_and_its_owner_is_warned():
     body = pod(priorityClassName="urgent", priority=1000000)
     assert admit(body)["spec"]["priorityClassName"] == "tandem-training"
     (warning,) = ask(body).warnings
@@ -226,8 +226,8 @@ def test_a_limit_of_memory_is_named_before_the_variable_that_refers_to_it():
 )
 def test_no_limit_of_memory_where_the_job_is_alone_or_limits_are_switched_off(annotations, config):
     spec = admit(pod(annotations=annotations), config=AdmissionConfig(**config))["spec"]
-    told = {each["name"] for each in spec["containers"][0]["env"]}
-    assert not told & {"TANDEM_MEMORY_FRACTION", *JAX_LIMITS, *PYTORCH_LIMITS}
+    warned = {each["name"] for each in spec["containers"][0]["env"]}
+    assert not warned & {"TANDEM_MEMORY_FRACTION", *JAX_LIMITS, *PYTORCH_LIMITS}
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_a_limit_of_the_user_s_own_is_kept_with_a_warning(name, value):
     (warning,) = ask(body).warnings
     assert warning.startswith(f"spec.containers[0].env[0]: {name}={value} takes the place")
     assert ("import tandem.progress" in warning) is (name in PYTORCH_LIMITS)
-    (told,) = ask(job(body)).warnings
-    assert told.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
+    (warned,) = ask(job(body)).warnings
+    assert warned.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
     assert not ask(body, config=AdmissionConfig(memory_limits=False)).warnings
     alone = pod(container(gpus="1", env=[own]), annotations={names.EXCLUSIVE: "true"})
     assert not ask(alone).warnings
@@ -280,8 +280,8 @@ def test_a_value_of_the_user_s_own_takes_precedence_and_causes_a_warning(value):
     assert SHARING[1] in env
     (warning,) = ask(body).warnings
     assert warning.startswith("spec.containers[0].env[0]: XLA_PYTHON_CLIENT_PREALLOCATE=")
-    (told,) = ask(job(body)).warnings
-    assert told.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
+    (warned,) = ask(job(body)).warnings
+    assert warned.startswith("spec.template.spec.containers[0].env[0]: "), "at apply, on the Job"
 
 
 @pytest.mark.parametrize(
@@ -624,7 +624,7 @@ def test_an_amount_without_a_value_asks_for_nothing():
 
 
 @pytest.mark.parametrize("ours", [names.RESOURCE, names.NVIDIA_RESOURCE])
-def test_a_count_of_0_beside_the_other_resource_of_the_same_container(ours):
+def test_a_count_of_0_with_the_other_resource_of_the_same_container(ours):
     (other,) = {names.RESOURCE, names.NVIDIA_RESOURCE} - {ours}
     amounts = {ours: "2", other: "0"}
     body = pod(container(resources={"limits": dict(amounts), "requests": dict(amounts)}))
@@ -857,7 +857,7 @@ def test_the_name_of_the_gpujob_follows_what_later_webhooks_change():
     assert admit(body)["metadata"]["annotations"][names.GPU_JOB] == "leaderworkerset-serve-3"
 
 
-def test_nobody_chooses_the_gpujob_of_a_pod():
+def test_no_tenant_chooses_the_gpujob_of_a_pod():
     chosen = {names.GPU_JOB: "job-theirs"}
     body = in_job(annotations=chosen, ownerReferences=[OWNER])
     assert admit(body)["metadata"]["annotations"][names.GPU_JOB] == "job-train"
