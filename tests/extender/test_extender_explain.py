@@ -25,10 +25,10 @@ def test_a_place_beyond_a_bound_shows_no_figures_that_speak_against_it() -> None
     pipeline = load_profile("tandem").pipeline()
     job = Job(id="j", memory_base_gib=10, memory_peak_extra_gib=5, peak_probability=0.5)
     gpus = Snapshot.from_rows([("n0", "a", 80)]).gpus.with_job(job, [0])
-    told = {each["topic"]: each for each in constraints(pipeline, job, gpus, 0)}
-    assert told["Two peaks at once"]["allows"]
-    assert told["Two peaks at once"]["says"] == ""
-    assert told["Memory peaks"]["says"] == "30.0 GiB needed, 80.0 GiB there"
+    shown = {each["topic"]: each for each in constraints(pipeline, job, gpus, 0)}
+    assert shown["Two peaks at once"]["allows"]
+    assert shown["Two peaks at once"]["says"] == ""
+    assert shown["Memory peaks"]["says"] == "30.0 GiB needed, 80.0 GiB there"
 
 
 @pytest.mark.parametrize(
