@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from node_agent.deviceplugin import refuse_beside_device_plugin
+from node_agent.deviceplugin import refuse_with_device_plugin
 from node_agent.dra import cdi
 from node_agent.dra.driver import Driver
 from node_agent.dra.places import Places
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.node:
             raise UsageError("The driver does not know its node.", "Pass --node or set NODE_NAME.")
         client = KubeClient.load(options.kubeconfig)
-        refuse_beside_device_plugin(client, options.node)
+        refuse_with_device_plugin(client, options.node)
     except TandemError as error:
         print(f"error: {error.message}\n  {error.hint}".rstrip(), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
