@@ -150,10 +150,10 @@ export function JobView({ doc, parameters }) {
     <//>` : ""}
     <${Card} title="Load: predicted and measured" wide>
       ${load ? html`<${Facts} rows=${[
-        ["Memory base", beside(predicted(load.memoryBaseBytes), bytes(seen && seen.memoryBaseBytes))],
-        ["Memory peak", beside(predicted(load.memoryBaseBytes + load.memoryPeakExtraBytes), bytes(seen && seen.memoryPeakBytes))],
+        ["Memory base", pair(predicted(load.memoryBaseBytes), bytes(seen && seen.memoryBaseBytes))],
+        ["Memory peak", pair(predicted(load.memoryBaseBytes + load.memoryPeakExtraBytes), bytes(seen && seen.memoryPeakBytes))],
         ["Memory, upper bound", load.memorySource === "whole-gpu" ? WHOLE_GPU : `${bytes(load.memoryP95Bytes)} (95 % of runs below)`],
-        ["Utilisation", beside(percent(load.utilisationPercent), percent(seen && (seen.soloUtilisationPercent ?? seen.utilisationPercent)))],
+        ["Utilisation", pair(percent(load.utilisationPercent), percent(seen && (seen.soloUtilisationPercent ?? seen.utilisationPercent)))],
         ["Utilisation, upper bound", percent(load.utilisationP95Percent)],
         ["Time in the peak", pair(percent(load.peakProbability * 100), percent(seen && seen.peakProbability != null ? seen.peakProbability * 100 : null))],
         ["Memory from", SOURCES[load.memorySource] || load.memorySource],
@@ -242,8 +242,8 @@ export function Model({ doc }) {
       columns=${[
         { name: "Job", show: (job) => html`<${Job} job=${job}/>` }, { name: "Phase", show: (job) => html`<${Phase} of=${job.phase}/>` },
         { name: "Batch", right: true, show: (job) => number(job.batchSize) }, { name: "GPU type", show: (job) => gpuModel(job.gpuModel) || NONE },
-        { name: "Memory", show: (job) => beside(job.source === "whole-gpu" ? WHOLE_GPU : bytes(job.predictedMemoryBytes), bytes(job.measuredMemoryBytes)) },
-        { name: "Utilisation", show: (job) => beside(percent(job.predictedUtilisationPercent), percent(job.measuredUtilisationPercent)) },
+        { name: "Memory", show: (job) => pair(job.source === "whole-gpu" ? WHOLE_GPU : bytes(job.predictedMemoryBytes), bytes(job.measuredMemoryBytes)) },
+        { name: "Utilisation", show: (job) => pair(percent(job.predictedUtilisationPercent), percent(job.measuredUtilisationPercent)) },
         { name: "From", show: (job) => SOURCES[job.source] || NONE }, { name: "Slowdown", show: (job) => slowdown(job.slowdown) },
       ]}/><p class="note">Predicted / <b>measured</b></p><//>
     ${value && value.observed && value.observed.length ? html`<${Card} title="What its runs used" wide><${Table} label="Observations" rows=${value.observed} rowKey=${(each) => each.gpuModel + each.batchSize + each.accumulationSteps} empty=""
