@@ -28,6 +28,9 @@ from tandem.local.waiting import wait_until
 
 _MANIFESTS = "manifests"
 _DEFINITION = "CustomResourceDefinition"
+#: Where controller-runtime looks for a certificate that no setting names, below the folder for
+#: temporary files.
+_CERTIFICATES = "k8s-webhook-server/serving-certs"
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class Operator:
     """One operator: its program, and how it is started.
 
     `manifests` are patterns of files in its module that hold custom resources and webhooks,
-    `settings` is its configuration file, where it has one, `arguments` are its flags. `namespace`
-    has to be there. It says at `ready`, by HTTP, that it is at work; at `port`, if it is one that
-    the program has chosen.
+    `settings` is its configuration file, where it has one, `arguments` are its flags. `namespace`,
+    `objects` and `file`, which it does not read, have to be there when it starts. It says at
+    `ready`, by HTTP, that it is at work; at `port`, if it is one that the program has chosen.
     """
 
     program: Program
@@ -56,6 +59,8 @@ class Operator:
     namespace: str = ""
     ready: str = "/readyz"
     port: int | None = None
+    objects: tuple[Manifest, ...] = ()
+    file: str = ""
 
     @property
     def name(self) -> str:
@@ -99,6 +104,43 @@ def _kuberay(place: Place) -> Sequence[str]:
     )
 
 
+def _trainer(place: Place) -> Manifest:
+    settings = dict(_configuration("trainer.kubeflow.org")(place))
+    del settings["internalCertManagement"]
+    webhook = {"host": "127.0.0.1", "port": place.webhooks}
+    return {**settings, "webhook": webhook, "certManagement": {"enable": False}}
+
+
+def _training_operator(place: Place) -> Sequence[str]:
+    # Not its MPIJob of version v1, whose definition has the name of the MPI operator's.
+    kinds = ("pytorchjob", "tfjob", "xgboostjob", "paddlejob", "jaxjob")
+    return (
+        "--metrics-bind-address=0",
+        f"--health-probe-bind-address=127.0.0.1:{place.health}",
+        f"--webhook-server-port={place.webhooks}",
+        "--kube-api-qps=500",
+        "--kube-api-burst=500",
+        *(f"--enable-scheme={kind}" for kind in kinds),
+    )
+
+
+#: The training operator rotates a certificate in a Secret, which no program mounts here, and writes
+#: its CA into webhooks of this name, of which there are none.
+_OF_ITS_ROTATION: tuple[Manifest, ...] = (
+    {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "training-operator-webhook-cert", "namespace": "kubeflow"},
+    },
+    {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "validator.training-operator.kubeflow.org"},
+        "webhooks": [],
+    },
+)
+
+
 OPERATORS: tuple[Operator, ...] = (
     Operator(
         _program("jobset", "sigs.k8s.io/jobset"),
@@ -122,6 +164,21 @@ OPERATORS: tuple[Operator, ...] = (
         namespace="mpi-operator",
         ready="/healthz",
         port=8080,
+    ),
+    Operator(
+        _program(
+            "training-operator", "github.com/kubeflow/training-operator", "cmd/training-operator.v1"
+        ),
+        ("manifests/base/crds/kubeflow.org_[!m]*.yaml", "manifests/base/webhook/manifests.yaml"),
+        arguments=_training_operator,
+        namespace="kubeflow",
+        objects=_OF_ITS_ROTATION,
+        file="/tmp/k8s-webhook-server/serving-certs/tls.crt",  # noqa: S108 - its own choice
+    ),
+    Operator(
+        _program("trainer", "github.com/kubeflow/trainer/v2", "cmd/trainer-controller-manager"),
+        ("manifests/base/crds/trainer*.yaml", "manifests/base/webhook/manifests.yaml"),
+        _trainer,
     ),
 )
 
@@ -210,10 +267,15 @@ def _start_one(plane: ControlPlane, operator: Operator) -> None:
     if operator.namespace:
         namespace = {"kind": "Namespace", "metadata": {"name": operator.namespace}}
         plane.apply({"apiVersion": "v1", **namespace})
-    port = operator.port or free_port()
-    place = Place(port, free_port(), plane.folder / f"{operator.name}-certificate")
+    if operator.objects:
+        plane.apply(operator.objects)
+    if operator.file:
+        Path(operator.file).parent.mkdir(parents=True, exist_ok=True)
+        Path(operator.file).touch()
+    scratch = plane.folder / f"{operator.name}-tmp"
+    place = Place(operator.port or free_port(), free_port(), scratch / _CERTIFICATES)
     plane.write_serving_certificate(place.certificates)
-    environment = {"KUBECONFIG": str(plane.kubeconfig())}
+    environment = {"KUBECONFIG": str(plane.kubeconfig()), "TMPDIR": str(scratch)}
     process = plane.run(operator.name, _command(plane, operator, place), env=environment)
     _await_ready(process, operator, place)
     webhooks = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]

@@ -39,6 +39,9 @@ KUBERNETES_TOOLS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler
 NODE_TOOLS = ("kubelet", "kube-proxy")
 #: The one that is made for the version of Kubernetes that is pinned.
 CONTROLLER_RUNTIME = "v0.25.2"
+#: Operators that are built with the libraries of their release. KubeRay 1.6.0 does not compile with
+#: the control plane's: controller-runtime has another way to make a webhook there.
+OWN_LIBRARIES = ("kuberay", "training-operator", "trainer")
 CONTAINERD = "github.com/containerd/containerd/v2"
 CNI_PLUGINS = "github.com/containernetworking/plugins/plugins"
 CONTAINERD_TOOLS = (
@@ -111,9 +114,9 @@ def required(folder: Path) -> dict[str, str]:
 def write_operator(program: Program, version: str) -> None:
     """Write the wrapper of an operator, with the control plane's versions of what they share.
 
-    Most of what it is built of is built for the control plane already then, and building it takes
-    a fraction of the time. `go mod tidy` would also ask for what its dependencies are tested with,
-    which may not be there.
+    Those of `OWN_LIBRARIES` keep their own. Of the others, most of what they are built of is built
+    for the control plane already, and building them takes a fraction of the time. `go mod tidy`
+    would also ask for what their dependencies are tested with, which may not be there.
     """
     folder = HERE / program.wrapper
     shutil.rmtree(folder, ignore_errors=True)
@@ -124,13 +127,19 @@ def write_operator(program: Program, version: str) -> None:
     (folder / "go.mod").write_text("\n".join(lines))
     command = ["go", "get", "-tool", f"{program.package}@{version}"]
     subprocess.run(command, cwd=folder, check=True)
+    if program.name not in OWN_LIBRARIES:
+        share_libraries(folder)
+    subprocess.run(["go", "list", "-mod=mod", "-deps", program.package], cwd=folder, check=True)
+
+
+def share_libraries(folder: Path) -> None:
+    """Require the control plane's versions of what a wrapper shares with it."""
     plane = required(HERE / "kubernetes")
     library_version = "v0." + plane["k8s.io/kubernetes"].removeprefix("v1.")
     plane |= {name: library_version for name, found in plane.items() if found == "v0.0.0"}
     plane["sigs.k8s.io/controller-runtime"] = CONTROLLER_RUNTIME
     shared = [f"-require={name}@{plane[name]}" for name in required(folder) if name in plane]
     subprocess.run(["go", "mod", "edit", *shared], cwd=folder, check=True)
-    subprocess.run(["go", "list", "-mod=mod", "-deps", program.package], cwd=folder, check=True)
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ class Example:
     `operators` are those that run for it, else `controller` is what makes its pods. `suspend` is
     the owner's own field. `without` says why a cell of the table does not apply.
     `fails` has the labels of the pods of which one fails, for its controller to make it anew (none:
-    those with GPUs). `renewed`: resumed, it makes what owns its pods anew, by another name. `last`
-    has the labels of the pods that end for it to end, with exit status `exit_status` (none: all
-    pods end), and `end` is the phase of its GPUJob then.
+    those with GPUs), with `failure_status`. `renewed`: resumed, it makes what owns its pods anew,
+    by another name. `last` has the labels of the pods that end for it to end, with exit status
+    `exit_status` (none: all pods end), and `end` is the phase of its GPUJob then.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Example:
     gang: int = 3
     suspend: tuple[str, ...] = ()
     fails: Mapping[str, str] = field(default_factory=dict)
+    failure_status: int = 1
     renewed: bool = False
     last: Mapping[str, str] = field(default_factory=dict)
     exit_status: int = 0
@@ -76,6 +77,12 @@ CELLS = (CHECKED, GANG, WAITS, TOGETHER, GIVES_WAY, RETRIED, ENDS, QUOTA, NO_GPU
 
 ONE_ROLE = "it has one role"
 _LAUNCHER = {"training.kubeflow.org/job-role": "launcher"}
+_FIRST_WORKER = {
+    "training.kubeflow.org/replica-type": "worker",
+    "training.kubeflow.org/replica-index": "0",
+}
+#: With `restartPolicy: ExitCode`, a status below 128 is a failure of the program, which stays.
+_RETRYABLE = 137
 EXAMPLES: tuple[Example, ...] = (
     Example(
         "Job",
@@ -127,6 +134,31 @@ EXAMPLES: tuple[Example, ...] = (
         suspend=("spec", "runPolicy", "suspend"),
         fails=_LAUNCHER,
         last=_LAUNCHER,
+    ),
+    Example(
+        "PyTorchJob",
+        "pytorchjobs",
+        "pytorchjob.yaml",
+        operators=("training-operator",),
+        suspend=("spec", "runPolicy", "suspend"),
+        failure_status=_RETRYABLE,
+        without={NO_GPUS: "both of its roles train"},
+    ),
+    Example(
+        "TFJob",
+        "tfjobs",
+        "tfjob.yaml",
+        operators=("training-operator",),
+        suspend=("spec", "runPolicy", "suspend"),
+        failure_status=_RETRYABLE,
+        last=_FIRST_WORKER,
+    ),
+    Example(
+        "TrainJob",
+        "trainjobs",
+        "trainjob.yaml",
+        operators=("jobset", "trainer"),
+        suspend=("spec", "suspend"),
     ),
 )
 

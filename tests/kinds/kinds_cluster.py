@@ -73,8 +73,25 @@ class KindsCluster:
         self._teams.clear()
 
     def apply(self, namespace: str, objects: Iterable[Object]) -> None:
-        """Apply objects as a user of the namespace would."""
-        self.plane.apply(_placed(namespace, objects))
+        """Apply objects as a user of the namespace would.
+
+        An operator may refuse the last one until it has seen those before.
+        """
+        *before, last = _placed(namespace, objects)
+        if not before:
+            self.plane.apply(last)
+            return
+        self.plane.apply(before)
+        wait_until(lambda: self._takes(last), f"{last['kind']} is taken", timeout_s=60)
+
+    def _takes(self, manifest: Object) -> bool:
+        try:
+            self.plane.apply(manifest)
+        except TandemError as error:
+            if "denied the request" in error.message:
+                return False
+            raise
+        return True
 
     def refusal(self, namespace: str, objects: Iterable[Object]) -> str:
         """Return why objects would be refused, '' where they would be taken."""

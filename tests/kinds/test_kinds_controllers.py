@@ -170,7 +170,7 @@ def test_after_a_failure_its_controller_makes_pods_that_start_again(
         return run_with(cluster, team, example.fails) if example.fails else cluster.running(team)
 
     failed = wait_until(like, "the pod that is to fail runs", timeout_s=240)[-1]
-    cluster.let_end([failed], status=1)
+    cluster.let_end([failed], example.failure_status)
 
     def replaced() -> bool:
         uids = {pod["metadata"]["uid"] for pod in like()}
