@@ -23,7 +23,7 @@ from tandem.contracts.resources import GPU, Health, MemorySource, PodUse, Slice
 #: Raises ProcessLookupError when the process is gone.
 Owner = Callable[[int], str | None]
 
-#: What was observed of a pod that left is told for this long, so that its end is not missed.
+#: What was observed of a pod that left is reported for this long, so that its end is not missed.
 KEEP_LEFT_S = 60.0
 #: A process that the driver lists and /proc does not is gone, or of another PID namespace; after
 #: this time it is the latter, and foreign.
@@ -78,12 +78,12 @@ class Board:
         self.full = FullTimes()
         self._settings = settings
         self._utilisation = Ewma(self._settings.utilisation_half_life_s)
-        #: None until the driver has told.
+        #: None until the driver has answered.
         self._foreign: list[Process] | None = None
-        #: Since when a process is of nobody that is known, by its PID, and the memory of them all.
+        #: Since when a process is of no known pod, by its PID, and the memory of them all.
         self._unresolved: dict[int, float] = {}
         self._unresolved_bytes = 0
-        #: Memory of others that no listed process holds; None where that cannot be told.
+        #: Memory of others that no listed process holds; None where that cannot be known.
         self.unlisted_bytes: int | None = None
         self._unlisted = Unlisted()
         self._pids: dict[str, list[int]] = {}
@@ -341,7 +341,8 @@ class Board:
             self._settings.shares,
             why,
             self.sensors,
-            # Pods with claims are not told from others yet, and their shares are counted already.
+            # Pods with claims are not distinguished from others yet, and their shares are counted
+            # already.
             0 if by_dra else owners,
             unlisted_bytes=0 if by_dra else unlisted,
             whole=_WHOLE[self.memory_source] if self.memory_source else "",

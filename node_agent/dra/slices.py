@@ -35,7 +35,7 @@ _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 30.0
 
 
 class SlicePublisher:
-    """Keeps the slice of one node; `take_report` and `take_slice` are told of every change.
+    """Keeps the slice of one node; `take_report` and `take_slice` are called with every change.
 
     `places` returns where the GPUs are in their machine, by UUID.
     """

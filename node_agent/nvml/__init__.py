@@ -1,8 +1,8 @@
 """GPUs through NVIDIA's binding: nothing else in the project knows `pynvml`.
 
-Three things can go wrong, and each is told apart: one call fails (that reading is absent, and the
-failure is counted); one GPU is lost (`GpuLostError` concerns it alone); NVML as a whole is gone,
-library, driver or session (`NvmlGoneError`).
+Three things can go wrong, and each is reported differently: one call fails (that reading is absent,
+and the failure is counted); one GPU is lost (`GpuLostError` concerns it alone); NVML as a whole is
+gone, library, driver or session (`NvmlGoneError`).
 """
 
 from node_agent.nvml.gpu import Gpu

@@ -109,7 +109,7 @@ class Nvml:
         return named or gpus
 
     def _identify(self, index: int) -> list[Gpu]:
-        """Return the GPU at `index` or its slices, none where they cannot be told.
+        """Return the GPU at `index` or its slices, none where they cannot be read.
 
         `unreadable` says why.
         """
