@@ -87,6 +87,8 @@ class Board:
         self.unlisted_bytes: int | None = None
         self._unlisted = Unlisted()
         self._pids: dict[str, list[int]] = {}
+        #: When the driver last had samples of the GPU's utilisation.
+        self._samples_s = float("-inf")
         #: When the driver last had rows of utilisation by process.
         self._rows_s = float("-inf")
         #: When memory was last read, and when the processes were last listed.
@@ -185,10 +187,17 @@ class Board:
         if first and before is not None and before.source == "gpm" and self.load is not None:
             # GPM measures between two snapshots, and a new session has one of them.
             self.load = replace(before, samples=self.load.samples)
+        if self.load is not None and self.load.samples:
+            self._samples_s = now_s
+        lately = now_s - self._samples_s < ROWS_WITHIN_S
+        by_rates = self.load is not None and self.load.source == "rates"
+        if lately and by_rates and before is not None and before.source == "samples":
+            # None of the driver's windows has ended since its last samples, which still hold.
+            self.load = replace(before, samples=())
         # Sources measure different things: an average over two of them would be neither.
         if self.load is None or before is None or before.source != self.load.source:
             self._utilisation = Ewma(self._settings.utilisation_half_life_s)
-        if self.load is not None:
+        if self.load is not None and (self.load.samples or self.load.source != "samples"):
             self._utilisation.update(now_s, self.load.percent)
         self.sensors = self.gpu.sensors()
         self.quarantine.sensors(now_s, self.sensors)

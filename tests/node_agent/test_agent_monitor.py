@@ -274,6 +274,18 @@ def test_the_utilisation_by_process_is_read_where_jobs_share(node, driver, proc,
     assert bool(asked) == (jobs > 1)
 
 
+def test_the_average_of_a_gpu_is_kept_where_no_new_sample_has_come(node, driver, proc):
+    """It began anew, from one window, whenever the agent had read between two windows."""
+    driver.state.gpus[0] = replace(driver.state.gpus[0], window_us=300_000)
+    wave = Wave(period_us=1_200_000, high_us=600_000)
+    driver.state.processes = [StubProcess(0, 7, GIB, sm=100, active=wave)]
+    proc.add(7, uid(7))
+    watched = node(interval_s=0.25, memory_interval_s=0.05, utilisation_half_life_s=10.0)
+    watched.run(30)
+    for _ in range(40):
+        assert watched.run(0.25).gpus[0].utilisation_percent == pytest.approx(50, abs=10)
+
+
 @pytest.mark.parametrize("pods", [1, 2])
 def test_a_reading_between_two_windows_of_the_driver_does_not_count_as_idle(
     node, driver, proc, pods
