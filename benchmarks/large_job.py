@@ -18,7 +18,7 @@ from typing import Any
 
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.records import PARSERS
+from scheduler_extender.cluster.parsing import PARSERS
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.predictions import without_predictor
 from scheduler_extender.queue.controller import Connection, Controller

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.records import PARSERS, PodRecord
+from scheduler_extender.cluster.parsing import PARSERS
+from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.predictions import without_predictor

@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 
 from scheduler_extender.cluster.jobs import seconds
+from scheduler_extender.cluster.parsing import PARSERS, parse_pod
 from scheduler_extender.cluster.pods import gpus_wanted
-from scheduler_extender.cluster.records import PARSERS, Record, parse_pod
+from scheduler_extender.cluster.records import Record
 from tandem.contracts import names
 from tandem.kube.api import ClusterApi
 from tandem.kube.client import KubeClient

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler_extender.cluster.records import KINDS, PARSERS, Record, parse_pod
+from scheduler_extender.cluster.objects import KINDS
+from scheduler_extender.cluster.parsing import PARSERS, parse_pod
+from scheduler_extender.cluster.records import Record
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.values import MAX_GPUS, MAX_USES
 from tandem.kube.client import Object

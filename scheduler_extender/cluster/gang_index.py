@@ -11,14 +11,8 @@ from collections.abc import Callable, Mapping, Set
 from itertools import islice
 
 from scheduler_extender.cluster.gangs import NO_ENTRIES, Gang
-from scheduler_extender.cluster.records import (
-    GpuJobRecord,
-    Key,
-    PodRecord,
-    Record,
-    share_key,
-    share_owner,
-)
+from scheduler_extender.cluster.parsing import share_key, share_owner
+from scheduler_extender.cluster.records import GpuJobRecord, Key, PodRecord, Record
 from tandem.contracts.resources import WorkloadRef
 
 #: Pods of one gang that are looked through when its GPUJob comes after them: most have one.

@@ -16,14 +16,8 @@ from typing import Any, TypeVar
 
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.pods import PodInfo, Shape
-from scheduler_extender.cluster.records import (
-    Declared,
-    GpuJobRecord,
-    Key,
-    declared_of,
-    demand_of,
-    figures_of,
-)
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.cluster.workers import Declared, declared_of, demand_of, figures_of
 from scheduler_extender.cluster.workloads import has_no_end, is_endless
 from tandem.contracts import names
 from tandem.contracts.resources import GPUJobStatus, PodService

@@ -18,28 +18,28 @@ from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.jobs import in_steps
 from scheduler_extender.cluster.ledger import Claim, Hold, Ledger, Plans
 from scheduler_extender.cluster.nodes import NodeBook, NodesPicture
+from scheduler_extender.cluster.objects import Objects
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
+from scheduler_extender.cluster.parsing import PARSERS, as_known, with_unwritten
 from scheduler_extender.cluster.pods import PodInfo, Use
 from scheduler_extender.cluster.records import (
-    PARSERS,
     GpuJobRecord,
     GpuNodeRecord,
     Key,
     NodeRecord,
-    Objects,
     PodRecord,
     Record,
+)
+from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
+from scheduler_extender.cluster.workers import (
     accumulates,
-    as_known,
     declared_of,
     has_own_figures,
     not_less,
     placed_with,
-    with_unwritten,
     worker_by_annotations,
     worker_of,
 )
-from scheduler_extender.cluster.table import GpuKind, GpuTable, LiveSnapshot
 from scheduler_extender.cluster.workloads import gpujob_name, role_of
 from tandem.contracts import names
 from tandem.contracts.limits import parse_memory_fraction

@@ -11,8 +11,9 @@ from scheduler_extender import faults
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.ledger import Hold
+from scheduler_extender.cluster.parsing import parse_gpu_job, parse_pod
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.waited import with_waits
 from tandem.contracts.placement import PlacedWith

@@ -17,9 +17,10 @@ from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import seconds
 from scheduler_extender.cluster.kinds import Ended
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import GpuJobRecord, declared_of, demand_of
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.roles import at
 from scheduler_extender.cluster.selectors import selects
+from scheduler_extender.cluster.workers import declared_of, demand_of
 from scheduler_extender.cluster.workloads import Kind, gang_size, has_no_end, kind_of, role_of
 from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.effects import (

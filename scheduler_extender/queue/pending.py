@@ -8,14 +8,8 @@ from dataclasses import replace
 from scheduler_extender.cluster.gangs import Ask, Gang, ask_of, by_role
 from scheduler_extender.cluster.jobs import in_steps, job_of
 from scheduler_extender.cluster.pods import PodInfo, Shape
-from scheduler_extender.cluster.records import (
-    GpuJobRecord,
-    Key,
-    accumulates,
-    declared_of,
-    has_own_figures,
-    worker_of,
-)
+from scheduler_extender.cluster.records import GpuJobRecord, Key
+from scheduler_extender.cluster.workers import accumulates, declared_of, has_own_figures, worker_of
 from scheduler_extender.cluster.workloads import role_of
 from scheduler_extender.planning.questions import Part, Start
 from scheduler_extender.queue import lifecycle

@@ -20,8 +20,9 @@ import numpy as np
 
 from scheduler_extender import faults
 from scheduler_extender.cluster.ledger import Claim, Hold
+from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.pods import PodInfo
-from scheduler_extender.cluster.records import PodRecord, parse_pod
+from scheduler_extender.cluster.records import PodRecord
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.verbs.verbs import node_reason
 from scheduler_extender.verbs.wire import ExtenderBindingArgs

@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scheduler_extender.cluster.gangs import NO_ENTRIES, Gang
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.records import declared_of, figures_of, parse_pod
+from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.workers import declared_of, figures_of
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.queue_state import QueueState
 from scheduler_extender.queue.quota_accounts import Accounts

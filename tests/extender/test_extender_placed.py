@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from extender_builders import GIB, NOW, gpu_job, gpu_node, load, pod
 
-from scheduler_extender.cluster.records import parse_pod
+from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.cluster.workloads import above, gpujob_name, role_of, workload_of
 from scheduler_extender.queue.pending import PendingJobs

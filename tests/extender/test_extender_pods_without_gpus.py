@@ -19,7 +19,8 @@ from repeated_faults import record, times
 from controlplane.usage import resident_mib
 from scheduler_extender.cluster import pods
 from scheduler_extender.cluster.feed import Feed
-from scheduler_extender.cluster.records import GRAVES_S, Objects, parse_pod
+from scheduler_extender.cluster.objects import GRAVES_S, Objects
+from scheduler_extender.cluster.parsing import parse_pod
 from scheduler_extender.cluster.state import ClusterState
 from tandem.kube.reflector import EventType
 from tandem.progress import says_out_of_memory

@@ -8,7 +8,7 @@ from typing import Any
 
 from extender_builders import NOW, gpu, gpu_node
 
-from scheduler_extender.cluster import records
+from scheduler_extender.cluster import parsing
 from scheduler_extender.cluster.feed import Feed
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts.inventory import changes
@@ -23,13 +23,13 @@ class Reports:
         self.known: dict[str, Any] = {}
         self.state = ClusterState(now_s=NOW)
         self.feed = Feed(self.state, clock=lambda: self.now)
-        parse = records.PARSERS["gpunodes"]
+        parse = parsing.PARSERS["gpunodes"]
 
         def counting(raw: Any) -> Any:
             self.read += 1
             return parse(raw)
 
-        monkeypatch.setitem(records.PARSERS, "gpunodes", counting)
+        monkeypatch.setitem(parsing.PARSERS, "gpunodes", counting)
 
     def take(self, node: str, *gpus: Any, uid: str = "", event: Any = EventType.MODIFIED) -> int:
         """Take a report; return how many reports that reads."""
@@ -92,7 +92,7 @@ def test_a_node_that_comes_back_is_read_at_once(monkeypatch: Any) -> None:
 
 def test_of_made_up_gpus_without_end_64_are_read_and_none_holds_the_loop() -> None:
     many = [gpu(f"GPU-{number}", pods=USES * 100) for number in range(14_000)]
-    record = records.parse_gpu_node(gpu_node("stolen", *many))
+    record = parsing.parse_gpu_node(gpu_node("stolen", *many))
     assert len(record.gpus) == len(record.status.gpus) == 64
     assert {len(each.pods) for each in record.status.gpus} == {64}
 
@@ -102,7 +102,7 @@ def test_a_gpu_without_a_size_has_a_share_and_one_without_room_has_none() -> Non
     reserved = {**gpu("b"), "memoryReservedBytes": gpu("b")["memoryBytes"]}
     taken = {**gpu("c"), "memoryForeignBytes": gpu("c")["memoryBytes"]}
     empty = {**gpu("d"), "memoryBytes": 0}
-    record = records.parse_gpu_node(gpu_node("n", unsized, reserved, taken, empty))
+    record = parsing.parse_gpu_node(gpu_node("n", unsized, reserved, taken, empty))
     assert [(each.capacity_gib, each.shares) for each in record.gpus] == [
         (0, 1),
         (0, 0),
@@ -114,7 +114,7 @@ def test_a_gpu_without_a_size_has_a_share_and_one_without_room_has_none() -> Non
 def test_what_a_pod_holds_of_a_gpu_without_a_size_counts() -> None:
     use = {"uid": "u", "memoryBytes": 3 << 30}
     unsized = {**gpu("a"), "memoryBytes": 0, "memorySource": "Unknown", "pods": [use]}
-    record = records.parse_gpu_node(gpu_node("n", unsized))
+    record = parsing.parse_gpu_node(gpu_node("n", unsized))
     assert record.status.gpus[0].pods[0].memory_bytes == 3 << 30
 
 
@@ -128,7 +128,7 @@ def test_a_report_that_is_kept_as_json_is_the_same_and_does_not_grow_back() -> N
     state = ClusterState(now_s=NOW)
     used = gpu("a", pods=[{"uid": "u", "memoryBytes": 2**30, "utilisationPercent": 12.5}])
     raw = gpu_node("n0", used, gpu("b", health="Quarantined"))
-    said = records.parse_gpu_node(raw).status
+    said = parsing.parse_gpu_node(raw).status
     state.upsert("gpunodes", raw)
     record = state.gpu_nodes()["", "n0"]
     assert record.status == said

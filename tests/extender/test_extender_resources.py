@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_extender.cluster.nodes import NodeBook
+from scheduler_extender.cluster.parsing import parse_node
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import parse_node
 from scheduler_extender.cluster.state import ClusterState
 
 HCA, FPGA = "rdma/hca", "example.com/fpga"

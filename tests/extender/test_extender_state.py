@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler_extender.cluster.ledger import Claim, Hold
+from scheduler_extender.cluster.objects import GRAVES_S, Objects
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import GRAVES_S, Objects
 from scheduler_extender.cluster.state import ClusterState
 from tandem.contracts import names
 from tandem.policy.job import Job

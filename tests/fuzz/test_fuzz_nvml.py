@@ -26,7 +26,7 @@ from node_agent.nvml import binding
 from node_agent.pods import PodInfo
 from node_agent.publish import gpu_node
 from node_agent.stub import STATE_VARIABLE, FakeProc, StubGpu, StubProcess, StubState, build
-from scheduler_extender.cluster.records import parse_gpu_node
+from scheduler_extender.cluster.parsing import parse_gpu_node
 from tandem.contracts.resources import GPUNodeStatus
 from tandem.kube.resource import GPU_NODES
 from tandem.kube.schema import schema_errors

@@ -25,8 +25,8 @@ from quantities import value_of
 
 from scheduler_extender.cluster.jobs import job_of
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
+from scheduler_extender.cluster.parsing import parse_gpu_job, parse_gpu_node, parse_node
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import parse_gpu_job, parse_gpu_node, parse_node
 from scheduler_extender.cluster.state import ClusterState
 from scheduler_extender.leader import LeaseWatch
 from scheduler_extender.learning.history_store import HistoryStore

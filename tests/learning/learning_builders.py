@@ -1,6 +1,7 @@
 """Reports of agents and residents of GPUs in one line."""
 
-from scheduler_extender.cluster.records import GpuNodeRecord, parse_gpu_node
+from scheduler_extender.cluster.parsing import parse_gpu_node
+from scheduler_extender.cluster.records import GpuNodeRecord
 from scheduler_extender.learning.adjusting import Resident, SharedGpu
 
 GIB = 1 << 30

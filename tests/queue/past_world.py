@@ -14,7 +14,8 @@ from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
-from scheduler_extender.cluster.records import GpuJobRecord, PodRecord, parse_gpu_job
+from scheduler_extender.cluster.parsing import parse_gpu_job
+from scheduler_extender.cluster.records import GpuJobRecord, PodRecord
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.queue import lifecycle
 from tandem.contracts.resources import Demand, GPUJobSpec, GPUJobStatus, Phase, WorkloadRef

@@ -4,8 +4,9 @@ import asyncio
 from pathlib import Path
 
 from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.cluster.pods import PodInfo, pod_info
-from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.queue.controller import Controller
 from scheduler_extender.queue.phases import TRANSITIONS
 from scheduler_extender.queue.work import WorkQueue

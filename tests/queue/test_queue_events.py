@@ -13,7 +13,8 @@ from queue_builders import pod
 from test_queue_controller import NOW
 
 from scheduler_extender.cluster.gangs import Gang
-from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.cluster.parsing import parse_gpu_job
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.planning.questions import Answer, Start, WaitingStarts
 from scheduler_extender.queue import reason_writer
 from scheduler_extender.queue.collector import collector_paused

@@ -14,8 +14,9 @@ from queue_builders import gang, pod, raw_pod
 from scheduler_extender.cluster.gang_index import Gangs
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.parsing import parse_gpu_job, parse_pod
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job, parse_pod
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.workloads import ENDLESS
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.config import QueueConfig

@@ -11,7 +11,8 @@ import pytest
 from queue_builders import gang
 
 from scheduler_extender.cluster.pair_slowdowns import PairSlowdowns, PlacementHistory
-from scheduler_extender.cluster.records import GpuJobRecord, parse_gpu_job
+from scheduler_extender.cluster.parsing import parse_gpu_job
+from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.writes import Writer
 from scheduler_extender.learning.history_store import HistoryStore
 from scheduler_extender.learning.run_history import RunHistory

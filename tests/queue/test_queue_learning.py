@@ -13,7 +13,7 @@ from test_queue_controller import run
 from test_queue_preemption import Training
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.records import parse_gpu_node
+from scheduler_extender.cluster.parsing import parse_gpu_node
 from scheduler_extender.queue import memory_needs, rounds
 from scheduler_extender.serving.api import explanation
 from tandem.kube.errors import AlreadyExists

@@ -14,8 +14,8 @@ from test_queue_controller import NOW, Cluster
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import rfc3339
+from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import parse_gpu_job
 from scheduler_extender.queue import lifecycle, waits
 from scheduler_extender.queue.missing_pods import SETTLE_S
 from tandem.contracts import names

@@ -9,8 +9,8 @@ from queue_builders import pod, raw_pod
 from test_queue_controller import KINDS as WATCHED
 from test_queue_controller import Cluster, run
 
+from scheduler_extender.cluster.parsing import as_known, parse_pod
 from scheduler_extender.cluster.pods import pod_info
-from scheduler_extender.cluster.records import as_known, parse_pod
 from scheduler_extender.cluster.workloads import KINDS, above, gpujob_name, workload_of
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.decisions import EVICT, SUSPEND, method_of

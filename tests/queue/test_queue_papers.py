@@ -22,7 +22,7 @@ from test_queue_controller import Cluster
 from test_queue_preemption import Training
 
 from scheduler_extender.cluster.jobs import rfc3339
-from scheduler_extender.cluster.records import parse_gpu_job
+from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.config import QueueConfig
 from tandem.contracts.prediction import InterferenceAnswer, Prediction
 from tandem.contracts.resources import Phase
