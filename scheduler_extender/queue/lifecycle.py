@@ -522,7 +522,7 @@ def ended(gang: Gang, failed: bool, now_s: float) -> GPUJobStatus:
     """Return the final status of a gang whose workload has ended, its service counted."""
     status = with_service(gang.job.status, gang, now_s)
     phase = Phase.FAILED if failed else Phase.COMPLETED
-    workload = gang.job.spec.workload
+    workload = gang.job.spec.rests  # what a RayJob has made may be gone
     cause = Cause(Reason(phase.value), workload=f"{workload.kind} {workload.name}")
     return with_reason(
         status,

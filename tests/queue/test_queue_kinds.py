@@ -757,7 +757,10 @@ def test_a_ray_job_that_deletes_its_cluster_to_rest_keeps_its_service(restarted:
     run(scenario)
 
 
-def test_the_gpujob_of_a_ray_job_that_has_ended_is_closed_when_its_cluster_is_gone() -> None:
+@pytest.mark.parametrize(("said", "phase"), [("Complete", "Completed"), ("Failed", "Failed")])
+def test_the_gpujob_of_a_ray_job_that_has_ended_is_closed_when_its_cluster_is_gone(
+    said: str, phase: str
+) -> None:
     cluster = site(2)
 
     async def scenario() -> None:
@@ -769,10 +772,12 @@ def test_the_gpujob_of_a_ray_job_that_has_ended_is_closed_when_its_cluster_is_go
             cluster.api.delete(PODS, f"p{index}", "default")
         await wait(cluster)
         assert cluster.gpujob(job)["status"]["phase"] == "Queued", "it may make another"
-        done = {"status": {"jobDeploymentStatus": "Complete"}}
+        done = {"status": {"jobDeploymentStatus": said}}
         cluster.api.patch(resource_of("RayJob"), "r", done, "default")
         await wait(cluster, 90)
-        assert cluster.gpujob(job)["status"]["phase"] == "Completed"
+        status = cluster.gpujob(job)["status"]
+        assert status["phase"] == phase
+        assert "RayJob r" in status["message"], "its cluster is gone"
 
     run(scenario)
 
