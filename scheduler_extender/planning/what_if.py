@@ -38,6 +38,7 @@ from tandem.policy.catalog import Profile
 from tandem.policy.job import Job
 from tandem.policy.topology import Topology
 from tandem.policy.units import Floats
+from tandem.reasons.counting import counted
 
 #: An answer that takes longer is not waited for: the process ends.
 _CPU_S = 30
@@ -160,6 +161,29 @@ def changed(
     if change.nodes:
         picture = with_nodes(picture, change.nodes, change.like)
     return picture, [*jobs[:row], new, *jobs[row + 1 :]]
+
+
+def never_fits(picture: Picture, job: Job) -> str:
+    """Return why a job has no place even when no other job runs; "" where it may have one.
+
+    Only what is certain: GPUs of a pod, of all pods, and memory, on the nodes where its pods may
+    run.
+    """
+    gpus, may = picture.gpus, picture.nodes.get(job.where)
+    rows = np.arange(len(gpus)) if may is None else np.flatnonzero(may[gpus.node])
+    counts = np.bincount(gpus.node[rows])
+    most = int(counts.max(initial=0))
+    if job.gpus_per_pod > most:
+        return (
+            f"a pod asks for {counted(job.gpus_per_pod, 'GPU')}, and no node has more than {most}"
+        )
+    room = int((counts // job.gpus_per_pod).sum())
+    if job.pods > room:
+        return f"{counted(job.pods, 'pod')} of {job.gpus_per_pod}: nodes have room for {room}"
+    largest = float(gpus.memory_capacity_gib[rows].max())
+    if job.memory_peak_gib > largest:
+        return f"it needs {job.memory_peak_gib:.1f} GiB, and no GPU has more than {largest:.1f} GiB"
+    return ""
 
 
 def with_nodes(picture: Picture, count: int, like: int) -> Picture:

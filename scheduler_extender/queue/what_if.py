@@ -23,7 +23,8 @@ from scheduler_extender.planning.what_if import (
     OtherLoad,
     Span,
     asked,
-    changed_job,
+    changed,
+    never_fits,
 )
 from scheduler_extender.queue.simulating import Simulating, SimulationError
 from tandem.policy.catalog import Profile
@@ -121,18 +122,21 @@ class WhatIf:
         rows = [row for row, name in enumerate(keys) if name == key and row not in picture.rows_of]
         if not rows:
             raise NotAskedError("its pods ask for different things: nothing is forecast of it")
-        new = changed_job(jobs[rows[0]], change)
+        then, with_change = changed(picture, jobs, rows[0], change)
+        now_s, row = found.question.now_s, rows[0]
+        cases = {"now": (picture, jobs[row]), "then": (then, with_change[row])}
         content = b"".join(asked(picture, jobs, rows[0], change))
         try:
             said = self._simulating.says(_MODULE, content, max(0.0, until_s - time.monotonic()))
         except SimulationError as error:
             raise NotAskedError(str(error)) from error
-        now_s, cases = found.question.now_s, {"now": jobs[rows[0]], "then": new}
+        loads = _loads(change, *(job for _, job in cases.values()))
         return {"asOf": rfc3339(now_s)} | {
-            case: _line(_spans(said[case]), now_s) | {"gpus": job.gpus} | load
-            for (case, job), load in zip(
-                cases.items(), _loads(change, *cases.values()), strict=True
-            )
+            case: _line(_spans(said[case]), now_s)
+            | {"gpus": job.gpus}
+            | ({"never": why} if (why := never_fits(there, job)) else {})
+            | load
+            for (case, (there, job)), load in zip(cases.items(), loads, strict=True)
         }
 
 

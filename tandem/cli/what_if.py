@@ -103,20 +103,24 @@ def what_if(
         print_json(found | {"namespace": view["namespace"], "name": view["name"]})
         return
     at = str(found["asOf"])
+    cases = {"now": "as it is", "then": "with the change"}
     cells = [
         (
             words,
             found[case]["gpus"],
             *_load(found[case]),
-            *(_in(found[case][what], at) for what in ("start", "end")),
+            *(_in(found[case], what, at) for what in ("start", "end")),
         )
-        for case, words in (("now", "as it is"), ("then", "with the change"))
+        for case, words in cases.items()
     ]
     loads = _LOADS if batch_size is not None else ()
     heads = ("", "GPUs", *loads, "starts in", "ends in")
     print_table(f"{view['namespace']}/{view['name']}", heads, cells)
     if batch_size is not None:
         say("Memory, use and iteration are those of one GPU; there are as many items in all.")
+    for case, words in cases.items():
+        if "never" in found[case]:
+            say(f"{words.capitalize()}: {found[case]['never']}.")
     say(f"As of {at[:19]}Z; four times in five, each lies between the two times.")
 
 
@@ -153,7 +157,9 @@ def _asked(read: Reader, path: str, query: dict[str, str]) -> Document:
     return dict(read.get(path, query))
 
 
-def _in(times: Document, at: str) -> str:
-    if times["earliest"] is None:
+def _in(case: Document, what: str, at: str) -> str:
+    if "never" in case:
+        return "never"
+    if case[what]["earliest"] is None:
         return "not within 48h"
-    return starts_in(times, at)
+    return starts_in(case[what], at)

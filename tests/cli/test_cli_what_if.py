@@ -54,6 +54,21 @@ def test_both_cases_are_shown(service: Service) -> None:
     assert found == ANSWER | {"namespace": "team-a", "name": "job-train"}
 
 
+def test_a_job_that_never_fits_differs_from_one_that_waits_for_days(service: Service) -> None:
+    view: Any = ANSWER | {"then": ANSWER["then"] | {"never": "no node has more than 4"}}  # type: ignore[operator] # of two kinds
+    answers = service.answers
+    service.answers = lambda path, query: (
+        Answer(200, json.dumps(view).encode())
+        if path.endswith("/what-if")
+        else answers(path, query)
+    )
+    found = service.run("what-if", "train", "--gpus", "99")
+    lines = [line.split("   ") for line in found.stdout.splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert cells[2] == ["with the change", "2", "never", "never"]
+    assert "With the change: no node has more than 4." in found.stdout + found.stderr
+
+
 def test_another_batch_size_shows_what_a_gpu_needs_in_both_cases(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,9 @@ from scheduler_extender.planning.what_if import (
     asked,
     changed,
     in_a_copy,
+    never_fits,
     spans,
+    with_nodes,
 )
 from scheduler_extender.queue import what_if
 from scheduler_extender.queue.load_prediction import peak_bytes
@@ -64,6 +66,19 @@ def test_a_job_that_asks_for_fewer_gpus_starts_earlier_and_runs_for_longer() -> 
 
 def test_a_job_that_never_fits_is_expected_at_no_time() -> None:
     assert answer(job("b", 1), Change(gpus=3)) == [(math.inf, math.inf)] * DRAWS
+
+
+def test_why_a_job_never_fits() -> None:
+    picture, jobs, _ = pictured(
+        load_profile("fifo"), 2, [job("a")], [job("b")], nodes={7: np.array([False])}
+    )
+    wide, large = replace(job("b"), gpus_per_pod=3), replace(job("b"), memory_base_gib=99.0)
+    assert never_fits(picture, jobs[ROW]) == never_fits(picture, job("b", 2)) == ""
+    assert never_fits(picture, job("b", 3)) == "3 pods of 1: nodes have room for 2"
+    assert never_fits(picture, wide) == "a pod asks for 3 GPUs, and no node has more than 2"
+    assert never_fits(picture, large) == "it needs 99.0 GiB, and no GPU has more than 80.0 GiB"
+    assert never_fits(picture, replace(jobs[ROW], where=7)).endswith("no node has more than 0")
+    assert not never_fits(with_nodes(picture, 1, 0), job("b", 3))
 
 
 def test_a_job_of_one_pod_gets_more_gpus_for_it_and_a_gang_more_pods() -> None:
@@ -359,6 +374,7 @@ def test_the_extender_answers_about_a_job_that_waits_and_about_no_other() -> Non
         assert said["now"]["start"]["earliest"] == cluster.says("second")["earliest"]
         never = await found.answer(("default", "pod-second"), Change(gpus=2))
         assert never["then"]["start"] == {"earliest": None, "latest": None}
+        assert "no node has more than 1" in never["then"]["never"]
         for name in ("pod-first", "pod-none"):
             with pytest.raises(NotAskedError, match="nothing is forecast of it"):
                 await found.answer(("default", name), Change(gpus=1))

@@ -21,7 +21,10 @@ async function asked(path, parameters, signal) {
   }
 }
 
-const range = (times) => (times.earliest ? expected(times) : "not within 48 h");
+const range = (of, what) => {
+  if (of.never) return "never";
+  return of[what].earliest ? expected(of[what]) : "not within 48 h";
+};
 
 function Field({ label, value, least = "1", step = "1", onInput }) {
   return html`<label class="field"><span>${label}</span><input type="number" min=${least} step=${step} inputmode="decimal" value=${value} onInput=${(event) => onInput(event.target.value)}/></label>`;
@@ -38,9 +41,10 @@ function Both({ found }) {
         { name: "Case", show: ([, words]) => words },
         { name: "GPUs", right: true, show: ([name]) => number(found[name].gpus) },
         ...loads,
-        { name: "Starts", show: ([name]) => range(found[name].start) },
-        { name: "Ends", show: ([name]) => range(found[name].end) },
+        { name: "Starts", show: ([name]) => range(found[name], "start") },
+        { name: "Ends", show: ([name]) => range(found[name], "end") },
       ]}/>
+    ${CASES.filter(([name]) => found[name].never).map(([name, words]) => html`<p class="note" key=${name}>${words}: ${found[name].never}.</p>`)}
     <p class="note">Four times in five, each lies between the two times. As of <${Ago} at=${found.asOf}/>.${loads.length ? " Memory, utilisation and iteration are those of one GPU; there are as many items in all." : ""}</p>`;
 }
 
