@@ -1,8 +1,8 @@
 """One control plane for the user at the terminal, kept by a process in the background.
 
 The keeper holds a lock for as long as it lives, with its process id in the lock file, and says in
-a state file how the plane is reached once it is up. A lock that nobody holds means that no plane
-runs, whatever the files say.
+a state file how the plane is reached once it is up. A lock that no process holds means that no
+plane runs, whatever the files say.
 
     python -m controlplane.background NODES SCHEDULER REAL_NODES OPERATORS
 """

@@ -1,6 +1,6 @@
 """Build the control plane's programs from their Go modules, once, into the cache.
 
-Each program is built beside its final name and renamed, so that a build which is interrupted
+Each program is built next to its final name and renamed, so that a build which is interrupted
 leaves nothing half made, and the next one goes on with the program that was due.
 """
 

@@ -1,4 +1,4 @@
-"""What checks the chart beside Helm itself: helm-unittest and kube-score, from their Go modules.
+"""What checks the chart besides Helm: helm-unittest and kube-score, from their Go modules.
 
 They are kept apart from the control plane's programs: one can be had without the others, and a new
 version of one does not have Kubernetes built anew.

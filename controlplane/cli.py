@@ -136,7 +136,7 @@ def up(
     kubernetes: str | None = _KUBERNETES,
     as_json: bool = _JSON,
 ) -> None:
-    """Start a control plane, in the background unless told otherwise."""
+    """Start a control plane, in the background unless an option says otherwise."""
     from controlplane import background, binaries, build
 
     _choose(kubernetes)

@@ -19,7 +19,7 @@ _PARALLEL_REQUESTS = 8
 def report_gpus(http: httpx.Client, nodes: Iterable[str], gpus: int, shares: int = 2) -> None:
     """Create a GPUNode with `gpus` healthy 80 GiB GPUs for each node, by an administrator's client.
 
-    Nobody repeats the reports: give the extender a `stale_after_s` that is longer than the test.
+    Nothing repeats the reports: give the extender a `stale_after_s` that is longer than the test.
     """
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
 

@@ -300,7 +300,7 @@ class Installation:
             if not process.running:
                 raise RuntimeError(f"{process.name} has ended:\n{process.log_tail()}")
             try:
-                # On loopback, by a certificate of its own making; and it is told nothing.
+                # On loopback, by a self-signed certificate; the request has no secret.
                 return httpx.get(url, timeout=2.0, trust_env=False, verify=False).is_success  # noqa: S501
             except httpx.TransportError:
                 return False

@@ -41,7 +41,7 @@ def policies() -> list[Object]:
 
 
 def scheduler_config() -> Object:
-    """Return the configuration of the kube-scheduler beside the extender."""
+    """Return the configuration of the kube-scheduler that calls the extender."""
     (settings,) = objects("ConfigMap", name="tandem-scheduler")
     config: Object = yaml.safe_load(settings["data"]["scheduler.yaml"])
     return config

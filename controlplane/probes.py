@@ -1,6 +1,6 @@
 """The readiness probes of kubelets, for pods whose containers are processes of this machine.
 
-kwok plays pods and asks nobody: a container of its is ready for ever. Here the probe that the pod's
+kwok plays pods and runs no probes: its containers are ready for ever. Here the probe that the pod's
 specification names is made of the process that stands for the container, as often as it says, and
 the pod is ready or not by the answers.
 """
@@ -65,7 +65,7 @@ class Probes:
     ) -> None:
         self._http = http
         self._path = f"/api/v1/namespaces/{namespace}/pods/{pod}"
-        # Self-signed certificates on loopback, and nothing is told to who answers.
+        # Self-signed certificates on loopback, and requests without a secret.
         self._ask = httpx.Client(verify=False, trust_env=False)  # noqa: S501
         spec = http.get(self._path).raise_for_status().json()["spec"]
         self._probes = {
@@ -84,15 +84,15 @@ class Probes:
         self._ask.close()
 
     def _run(self) -> None:
-        told: dict[str, bool] | None = None
+        reported: dict[str, bool] | None = None
         while not self._closing.wait(_TICK_S):
             for probe in self._probes.values():
                 probe.tick(time.monotonic(), self._answers)
             found = {name: probe.ready for name, probe in self._probes.items()}
-            if found != told:
+            if found != reported:
                 with contextlib.suppress(httpx.HTTPError):  # tried again: the API server is away
                     self._tell(found)
-                    told = found
+                    reported = found
 
     def _answers(self, url: str, timeout_s: float) -> bool:
         try:

@@ -102,7 +102,7 @@ class Wire:
                 ("127.0.0.1", self._target), _CONNECT_S, source_address=(self._source, 0)
             )
         except OSError:
-            near.close()  # nobody listens there: the caller sees a connection reset
+            near.close()  # no server listens there: the caller sees a connection reset
             return
         connection = _Connection(near, far)
         with self._lock:

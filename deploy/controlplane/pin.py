@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Pin the versions of the control plane: write one small Go module for each program.
 
-`k8s.io/kubernetes` and etcd replace their own submodules by folders beside them, so
+`k8s.io/kubernetes` and etcd replace their own submodules by folders next to them, so
 `go install PATH@VERSION` refuses them. A wrapper module that requires the program and replaces
 each of those submodules by its published version builds them unchanged.
 

@@ -110,8 +110,8 @@ def test_a_token_bound_to_a_pod_names_its_node(control_plane: ControlPlane, name
 def test_a_token_for_an_account_that_is_not_there_is_a_clear_error(
     control_plane: ControlPlane, namespace: str
 ) -> None:
-    with pytest.raises(TandemError, match=f"no token for service account {namespace}/nobody"):
-        control_plane.service_account_token(namespace, "nobody")
+    with pytest.raises(TandemError, match=f"no token for service account {namespace}/absent"):
+        control_plane.service_account_token(namespace, "absent")
 
 
 def test_a_job_runs_to_its_end(control_plane: ControlPlane, namespace: str) -> None:
@@ -125,7 +125,7 @@ def test_a_job_runs_to_its_end(control_plane: ControlPlane, namespace: str) -> N
     assert {p["spec"]["nodeName"] for p in pods} == {NODE}
 
 
-def test_a_pod_ends_with_the_exit_code_that_it_was_told(
+def test_a_pod_ends_with_the_exit_code_of_its_annotation(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     create(control_plane, namespace, pod("bad", run_duration="100ms", exit_code="3"))
@@ -147,10 +147,12 @@ def test_a_deleted_pod_checkpoints_then_fails_then_is_gone(
     phases = [p["status"]["phase"] for p in pods]
     assert sorted(set(phases), key=phases.index) == ["Pending", "Running", "Failed"]
     ended = pods[phases.index("Failed")]
-    told = datetime.fromisoformat(ended["metadata"]["deletionTimestamp"]) - timedelta(seconds=60)
+    deleted_at = datetime.fromisoformat(ended["metadata"]["deletionTimestamp"]) - timedelta(
+        seconds=60
+    )
     terminated = ended["status"]["containerStatuses"][0]["state"]["terminated"]
     # Both times are cut to whole seconds.
-    assert datetime.fromisoformat(terminated["finishedAt"]) - told >= timedelta(seconds=1)
+    assert datetime.fromisoformat(terminated["finishedAt"]) - deleted_at >= timedelta(seconds=1)
 
 
 def test_an_evicted_pod_is_replaced_only_after_it_has_failed(

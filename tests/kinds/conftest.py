@@ -1,4 +1,4 @@
-"""Tandem on a control plane, beside the controllers of workloads."""
+"""Tandem on a control plane, next to the controllers of workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of workload that nobody foresaw, and its controller: Tandem learns of it by its values."""
+"""A kind of workload that Tandem does not ship, and its controller: values of the chart name it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tandem, installed by its chart, beside the controllers of workloads."""
+"""Tandem, installed by its chart, next to the controllers of workloads."""
 
 from __future__ import annotations
 
@@ -154,15 +154,15 @@ class KindsCluster:
         return wait_until(there, f"the GPUJob of {namespace} is {phase}", timeout_s=240)
 
     def await_waiting(self, namespace: str) -> Object:
-        """Wait until the GPUJob of a namespace is told why it waits, and return it."""
+        """Wait until the GPUJob of a namespace says why it waits, and return it."""
 
-        def told() -> Object:
+        def waiting() -> Object:
             found = self.gpujob(namespace)
             status = found.get("status", {})
             return found if status.get("reason") == "Waiting" and status.get("message") else {}
 
-        what = f"the GPUJob of {namespace} is told why it waits"
-        return wait_until(told, what, timeout_s=240)
+        what = f"the GPUJob of {namespace} says why it waits"
+        return wait_until(waiting, what, timeout_s=240)
 
     def version_of(self, path: str) -> str:
         """Return the resource version of a list as it is now."""

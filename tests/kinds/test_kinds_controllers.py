@@ -99,7 +99,7 @@ def test_the_gang_has_the_pods_that_ask_for_gpus(cluster: KindsCluster, example:
 
 
 @cell(WAITS)
-def test_while_not_all_fit_none_starts_and_the_reason_is_told(
+def test_while_not_all_fit_none_starts_and_the_reason_is_given(
     cluster: KindsCluster, example: Example
 ) -> None:
     team = cluster.team()
@@ -207,14 +207,14 @@ def test_all_its_gpus_count_in_the_quota(cluster: KindsCluster, example: Example
     asked = f"({example.gang} asked for, 1 allowed)"
     wait_until(
         lambda: asked in cluster.gpujob(team).get("status", {}).get("message", ""),
-        "it is told of the quota",
+        "its message names the quota",
         timeout_s=240,
     )
     assert not bound(cluster.askers(team))
 
 
 @cell(NO_GPUS)
-def test_roles_without_gpus_run_beside_the_gang_and_are_not_waited_for(
+def test_roles_without_gpus_run_next_to_the_gang_and_are_not_waited_for(
     cluster: KindsCluster, example: Example
 ) -> None:
     team = cluster.team()
