@@ -20,6 +20,8 @@ Document = dict[str, Any]
 
 SORTS = ("node", "memory", "utilisation", "temperature", "jobs")
 _BAR = 12
+#: Columns of a GPU's state and bars: without room for a job's name after them there are no bars.
+_BEFORE_JOBS = 63
 _GIB = 2**30
 _STYLES = {
     "quarantined": "bold red",
@@ -167,7 +169,9 @@ def _gpus(shown: Snapshot, view: View) -> list[Text]:
     total = int(shown.gpus.get("total") or 0)
     name_width = max([3, *(len(place_name(row)) for row in rows)])
     name_width = min(name_width, max(8, view.width // 4))
-    bars = view.width >= name_width + 60
+    jobs = [_jobs(row) for row in rows]
+    longest = max((len(each.partition(" ")[0]) for each in jobs), default=0)
+    bars = view.width >= name_width + _BEFORE_JOBS + longest
     title = f"{'GPU':<{name_width}} {'STATE':<11} "
     if bars:
         title += f"{'MEMORY GiB':<{_BAR + 15}} {'LOAD %':<{_BAR + 9}} "
@@ -178,7 +182,7 @@ def _gpus(shown: Snapshot, view: View) -> list[Text]:
     else:
         title += "JOBS"
     lines = [Text(title, "bold")]
-    for row in rows:
+    for row, of_row in zip(rows, jobs, strict=True):
         line = Text(f"{_short(place_name(row), name_width):<{name_width}} ")
         state = str(row.get("state") or "")
         line.append(f"{state:<11} ", _STYLES.get(state, ""))
@@ -194,7 +198,7 @@ def _gpus(shown: Snapshot, view: View) -> list[Text]:
         else:
             share = None if used is None or not capacity else 100 * used / capacity
             line.append(f"{_whole(share):>4} {_whole(load):>4} ")
-        line.append(_jobs(row))
+        line.append(of_row)
         lines.append(line)
     return lines
 

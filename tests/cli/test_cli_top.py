@@ -135,6 +135,16 @@ def test_no_terminal_is_too_small(
     assert all(cell_len(line.plain) <= width for line in lines)
 
 
+@pytest.mark.parametrize("job", ["job-train", "job-resnet50-of-the-second-try"])
+def test_at_80_columns_the_name_of_a_job_is_whole(job: str) -> None:
+    """Bars took its place."""
+    row = gpu(0, node="n0") | {"jobs": [{"namespace": "team-4", "name": job}]}
+    assert f"team-4/{job}" in text(frame(snapshot([row], []), View(80, 24)))
+    wide = text(frame(snapshot([row], []), View(120, 24)))
+    assert f"team-4/{job}" in wide
+    assert "MEMORY GiB" in wide
+
+
 def test_a_small_terminal_keeps_the_head_and_then_the_gpus() -> None:
     many = snapshot([gpu(index) for index in range(30)], [waiting("job-gpt")])
     assert "tandem top" in text(frame(many, View(80, 1)))

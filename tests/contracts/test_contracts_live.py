@@ -67,7 +67,7 @@ def test_columns_of_a_gpujob_answer_where_it_stands(definitions, namespace):
     )
     header, row = definitions.kubectl("get", "gj", "-n", namespace).splitlines()
     assert header.split() == [
-        *("NAME", "PHASE", "QUEUE", "POSITION", "PODS", "GPUS"),
+        *("NAME", "PHASE", "QUEUE", "AHEAD", "PODS", "GPUS"),
         *("ATTAINED", "WAITING", "EXPECTED", "REASON", "AGE"),
     ]
     *words, _waiting, expected, reason, _age = row.split()
