@@ -50,7 +50,7 @@ def test_every_annotation_stands_on_the_front_page():
 def test_every_library_that_runs_is_accounted_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    components = ("service", "extender", "agent", "predictor", "kubeconfig")
+    components = ("service", "extender", "agent", "dra", "predictor", "kubeconfig")
     required = [*project["dependencies"], *(each for name in components for each in extras[name])]
     needed = {re.match(r"[a-z0-9-]+", each)[0] for each in required} - {"tandem-gpu"}
     text = (ROOT / "docs" / "architecture.md").read_text()

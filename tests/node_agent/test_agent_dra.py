@@ -2,6 +2,8 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import grpc
@@ -94,10 +96,12 @@ def allocated(*results):
 
 
 @pytest.fixture
-def kubelet(tmp_path):
-    kubelet = Kubelet(tmp_path)
-    yield kubelet
-    kubelet.services.stop()
+def kubelet():
+    # A socket's path has at most 107 bytes, and pytest's folder of a test may be longer.
+    with TemporaryDirectory(prefix="dra-") as folder:
+        kubelet = Kubelet(Path(folder))
+        yield kubelet
+        kubelet.services.stop()
 
 
 def test_kubelet_learns_who_the_driver_is_and_where(kubelet):
