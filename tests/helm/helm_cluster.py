@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from controlplane import ControlPlane, wait_until
 from controlplane.installation import Installation
 from node_agent.stub import FakeProc, StubGpu, StubProcess, StubState, build, environment
 from tandem.contracts import names
+from tandem.errors import TandemError
 
 _PID = 4242
 #: A certificate is replaced within half a minute instead of a quarter of an hour.
@@ -53,31 +55,45 @@ class ChartCluster:
         self, namespace: str, name: str, memory: str = "8Gi", seconds: float | None = None
     ) -> None:
         """Submit a job of one GPU; it ends by itself after `seconds`, if given."""
+        self.plane.apply(self._job(namespace, name, memory, seconds))
+
+    def await_webhook(self, namespace: str) -> None:
+        """Wait until the API server can call the webhook: its process may be being replaced."""
+        job = json.dumps(self._job(namespace, "not-created", "8Gi", None))
+
+        def answers() -> bool:
+            try:
+                self.plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=job)
+            except TandemError:
+                return False
+            return True
+
+        wait_until(answers, "the webhook answers", timeout_s=120)
+
+    def _job(self, namespace: str, name: str, memory: str, seconds: float | None) -> dict[str, Any]:
         annotations = {names.MEMORY: memory}
         if seconds is not None:
             annotations["kwok.tandem.gpu/run-duration"] = f"{seconds}s"
-        self.plane.apply(
-            {
-                "apiVersion": "batch/v1",
-                "kind": "Job",
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {
-                    "template": {
-                        "metadata": {"annotations": annotations},
-                        "spec": {
-                            "restartPolicy": "Never",
-                            "containers": [
-                                {
-                                    "name": "train",
-                                    "image": "train:1",
-                                    "resources": {"limits": {names.RESOURCE: 1}},
-                                }
-                            ],
-                        },
-                    }
-                },
-            }
-        )
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "template": {
+                    "metadata": {"annotations": annotations},
+                    "spec": {
+                        "restartPolicy": "Never",
+                        "containers": [
+                            {
+                                "name": "train",
+                                "image": "train:1",
+                                "resources": {"limits": {names.RESOURCE: 1}},
+                            }
+                        ],
+                    },
+                }
+            },
+        }
 
     def pod_of(self, namespace: str, job: str) -> dict[str, Any]:
         pods = self.plane.get("pods", "-n", namespace, "-l", f"job-name={job}")["items"]

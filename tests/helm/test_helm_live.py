@@ -103,6 +103,7 @@ def test_while_the_webhook_is_away_others_are_admitted_and_ours_are_refused(
     finally:
         extender.resume()
     assert plane.get("jobs", "-n", team)["items"] == []
+    cluster.await_webhook(team)
     cluster.submit(team, "ours")
     cluster.await_run(team, "ours")
 
@@ -136,6 +137,8 @@ def test_with_failure_policy_ignore_our_pods_wait_for_the_webhook_all_the_same(
         extender.resume()
         fail_if_away(cluster, "Fail")
     wait_until(lambda: cluster.runs(team, "ours"), "the job runs", timeout_s=240)
+    # The extender replaces the process in front that it has not heard while it was stopped.
+    cluster.await_webhook(team)
 
 
 def submitted(cluster: ChartCluster, team: str) -> bool:
