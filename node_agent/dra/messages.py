@@ -9,7 +9,7 @@ released version; a new version is a service of another name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -54,13 +54,14 @@ _REGISTRATION_MESSAGES = {
     "InfoRequest": {},
 }
 
-#: A message class of protobuf, which has no types for what is described at run time.
-MessageClass = Any
+#: A message of protobuf and its class, which have no types where they are described at run time.
+Message: TypeAlias = Any
+MessageClass: TypeAlias = Any
 
 _SCALARS = {"string": FieldDescriptorProto.TYPE_STRING, "bool": FieldDescriptorProto.TYPE_BOOL}
 
 
-def _add_field(package: str, message: Any, number: int, name: str, kind: str) -> None:  # noqa: ANN401 - see MessageClass
+def _add_field(package: str, message: Message, number: int, name: str, kind: str) -> None:
     word, _, rest = kind.partition(" ")
     field = message.field.add(name=name, number=number)
     many = word in ("repeated", "map")

@@ -20,6 +20,7 @@ from node_agent.dra.messages import (
     PLUGIN_TYPE,
     REGISTRATION,
     REGISTRATION_SERVICE,
+    Message,
     MessageClass,
 )
 
@@ -95,7 +96,7 @@ class Services:
 
     # --- pluginregistration -------------------------------------------------------------------
 
-    def _info(self, _request: object, _context: object) -> Any:  # noqa: ANN401 - see MessageClass
+    def _info(self, _request: object, _context: object) -> Message:
         return REGISTRATION["PluginInfo"](
             type=PLUGIN_TYPE,
             name=DRIVER,
@@ -103,14 +104,14 @@ class Services:
             supported_versions=[DRA_VERSION],
         )
 
-    def _notify(self, status: Any, _context: object) -> Any:  # noqa: ANN401 - as above
+    def _notify(self, status: Message, _context: object) -> Message:
         refused = "" if status.plugin_registered else status.error or "kubelet gives no reason"
         self._registered(refused)
         return REGISTRATION["RegistrationStatusResponse"]()
 
     # --- dra ----------------------------------------------------------------------------------
 
-    def _prepare(self, request: Any, _context: object) -> Any:  # noqa: ANN401 - as above
+    def _prepare(self, request: Message, _context: object) -> Message:
         response = DRA["NodePrepareResourcesResponse"]()
         for claim in request.claims:
             answer = response.claims[claim.uid]
@@ -130,7 +131,7 @@ class Services:
                 )
         return response
 
-    def _unprepare(self, request: Any, _context: object) -> Any:  # noqa: ANN401 - as above
+    def _unprepare(self, request: Message, _context: object) -> Message:
         response = DRA["NodeUnprepareResourcesResponse"]()
         for claim in request.claims:
             answer = response.claims[claim.uid]

@@ -344,7 +344,7 @@ def test_a_gang_that_got_only_a_part_of_its_places_is_released_whole() -> None:
 
 
 def test_the_preempt_verb_says_what_the_plan_says() -> None:
-    """Whoever the plan makes give way frees a GPU for the pod by the verb as well, no other
+    """The job that the plan stops frees a GPU for the pod by the verb as well, no other
     does."""
     cluster = Training()
     cluster.add_node("n1", gpus=2)
