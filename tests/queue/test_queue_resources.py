@@ -256,6 +256,7 @@ def test_the_reason_names_the_role_that_no_node_holds(cluster: Mixed) -> None:
 def test_a_pod_that_finds_its_cpus_taken_in_the_same_round_hears_so(cluster: Mixed) -> None:
     cluster.node("n0", gpus=2, cpu="4")
     cluster.create("first", cpu="3")
+    cluster.now += 1  # of two jobs of one second, threads decide which comes first
     cluster.create("second", cpu="2")
     asyncio.run(cluster.cycle())
     (cause,) = cluster.status("pod-second")["causes"]
