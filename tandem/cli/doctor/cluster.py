@@ -196,6 +196,21 @@ class Cluster:
         """The API server's time, asked once and advanced by our own clock."""
         return self.server.clock_s()
 
+    @cached_property
+    def shadow(self) -> bool:
+        """Whether another scheduler places all pods and Tandem records them (`mode: shadow`).
+
+        False where that may not be read.
+        """
+        try:
+            recorder, ours = (
+                self.get(DEPLOYMENTS, name, self.namespace)
+                for name in ("tandem-shadow", "tandem-scheduler")
+            )
+        except Forbidden:
+            return False
+        return recorder is not None and ours is None
+
     @property
     def nodes(self) -> list[NodeFacts]:
         """All nodes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from tandem.cli.doctor import nodes, platform, services
+from tandem.cli.doctor import nodes, platform, services, shadow
 from tandem.cli.doctor.cluster import Cluster, Server
-from tandem.cli.doctor.findings import WITHIN_S, Check, Finding, Outcome, examine, within
+from tandem.cli.doctor.findings import WITHIN_S, Check, Finding, Outcome, Verdict, examine, within
 from tandem.cli.forms import Form, reports
 from tandem.cli.output import clean, out, print_json
 from tandem.cli.reach import ContextOption, KubeconfigOption
@@ -44,6 +44,31 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("GPUs", nodes.gpus),
     ("deletions", nodes.deletions),
     ("taints", nodes.taints),
+)
+#: What is checked in place of all but the version where Tandem only records (`mode: shadow`).
+SHADOW_CHECKS: tuple[tuple[str, Check], ...] = (
+    ("your rights", shadow.caller),
+    ("account", shadow.account),
+    ("recorder", shadow.recorder),
+    ("record", shadow.record),
+    ("GPU nodes", shadow.gpu_nodes),
+)
+
+
+def _where(in_shadow: bool, check: Check) -> Check:
+    """Return a check that finds nothing in the other mode."""
+
+    def checked(cluster: Cluster) -> Iterable[Verdict]:
+        return check(cluster) if cluster.shadow is in_shadow else ()
+
+    return checked
+
+
+#: What the command checks: which mode it is in, the cluster says.
+EVERY: tuple[tuple[str, Check], ...] = (
+    CHECKS[0],
+    *((name, _where(False, check)) for name, check in CHECKS[1:]),
+    *((name, _where(True, check)) for name, check in SHADOW_CHECKS),
 )
 _STYLES = {
     Outcome.OK: "green",
@@ -116,7 +141,7 @@ def _findings(
     try:
         ask = Tunnel(client, namespace).get
         cluster = Cluster(client, Server(client), namespace, agents, own, ask)
-        yield from examine(CHECKS, cluster, timeout_s)
+        yield from examine(EVERY, cluster, timeout_s)
     finally:
         client.close()
 

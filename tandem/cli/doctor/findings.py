@@ -47,7 +47,8 @@ class Verdict:
     do: str = ""
 
 
-#: Yields at least one verdict. An error of the API server may pass through it.
+#: Yields at least one verdict, or none where it does not apply to the mode of the installation. An
+#: error of the API server may pass through it.
 Check = Callable[[Cluster], Iterable[Verdict]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tandem.cli.doctor.cluster import Cluster, seconds, written_s
 from tandem.cli.doctor.findings import Verdict, failed, ok, some, unknown
@@ -127,30 +127,36 @@ def accounts(cluster: Cluster) -> Iterator[Verdict]:
     broken = False
     for (namespace, account), rights in RIGHTS.items():
         where = cluster.agents if namespace == names.AGENT_NAMESPACE else cluster.namespace
-        user = f"system:serviceaccount:{where}:{account}"
-        groups = ["system:serviceaccounts", f"system:serviceaccounts:{where}"]
-        lacks = []
-        for verb, group, resource, subresource in rights:
-            attributes = {"verb": verb, "group": group, "resource": resource}
-            if subresource:
-                attributes["subresource"] = subresource
-            spec = {
-                "user": user,
-                "groups": [*groups, "system:authenticated"],
-                "resourceAttributes": attributes,
-            }
-            review = cluster.objects.create(ACCESS_REVIEWS, {"metadata": {}, "spec": spec})
-            if not (review.get("status") or {}).get("allowed"):
-                lacks.append(f"{verb} {'/'.join(filter(None, (resource, subresource)))}")
-        if lacks:
+        if missing := lacks(cluster, where, account, rights):
             broken = True
             yield failed(
-                f"{account} may not {some(lacks)}",
+                f"{account} may not {some(missing)}",
                 "restore the chart's roles and bindings: helm upgrade tandem helm/tandem"
                 f" -n {cluster.namespace} --reuse-values",
             )
     if not broken:
         yield ok("scheduler, predictor and agents have the rights that they need")
+
+
+def lacks(
+    cluster: Cluster, namespace: str, account: str, rights: Iterable[tuple[str, str, str, str]]
+) -> list[str]:
+    """Return in words which of the rights an account does not have, asked one by one."""
+    missing = []
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}"]
+    for verb, group, resource, subresource in rights:
+        attributes = {"verb": verb, "group": group, "resource": resource}
+        if subresource:
+            attributes["subresource"] = subresource
+        spec = {
+            "user": f"system:serviceaccount:{namespace}:{account}",
+            "groups": [*groups, "system:authenticated"],
+            "resourceAttributes": attributes,
+        }
+        review = cluster.objects.create(ACCESS_REVIEWS, {"metadata": {}, "spec": spec})
+        if not (review.get("status") or {}).get("allowed"):
+            missing.append(f"{verb} {'/'.join(filter(None, (resource, subresource)))}")
+    return missing
 
 
 def clocks(cluster: Cluster) -> Iterator[Verdict]:
