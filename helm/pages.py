@@ -128,14 +128,15 @@ def workloads() -> str:
     """Return the page on kinds of workloads."""
     lines = []
     for kind in shipped():
+        least = f"`{'.'.join(kind.minimum)}` of them" if kind.minimum else ""
         together = (
-            _TOGETHER[kind.reader]
+            f"{_TOGETHER[kind.reader]}, or {least} where it says so"
+            if kind.reader and least
+            else _TOGETHER[kind.reader]
             if kind.reader
             else "each alone"
             if not (kind.roles or kind.minimum)
-            else f"`{'.'.join(kind.minimum)}` of them"
-            if kind.minimum
-            else "all"
+            else least or "all"
         )
         gives_up = (
             f"`{'.'.join(kind.suspend)}`"

@@ -26,7 +26,8 @@ from scheduler_extender.cluster.workloads import (
     size_of,
     workload_of,
 )
-from scheduler_extender.config import ConfigError, read_config
+from scheduler_extender.config import ConfigError, QueueConfig, read_config
+from scheduler_extender.quotas.config import Quota
 from tandem.contracts import names
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.values import MAX_INTEGER
@@ -378,6 +379,79 @@ def test_no_task_of_a_volcano_job_beyond_its_min_available_waits_for_all_of_its_
         await wait(cluster)
         started = [f"{task}{index}" for task, index in pods if not cluster.gated(f"{task}{index}")]
         assert len(started) == 3
+
+    run(scenario)
+
+
+ELASTIC = [("PyTorchJob", "pytorchReplicaSpecs"), ("PaddleJob", "paddleReplicaSpecs")]
+
+
+@pytest.mark.parametrize(("kind", "replicas"), ELASTIC)
+def test_an_elastic_job_starts_with_what_is_free_from_its_minimum_on_and_grows(
+    kind: str, replicas: str
+) -> None:
+    cluster = site(4)
+    jobs = resource_of(kind)
+    spec = {
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 5},
+        replicas: {"Worker": {"replicas": 5, "template": template(1)}},
+    }
+    workers = [f"w{index}" for index in range(5)]
+
+    def started() -> int:
+        return sum(not cluster.gated(name) for name in workers)
+
+    async def scenario() -> None:
+        uid = create(cluster, jobs, "train", spec)
+        for name in workers:
+            owned(cluster, name, jobs, "train", uid, annotations={names.EXCLUSIVE: "true"})
+        await wait(cluster)
+        job = cluster.gpujob(f"{kind.lower()}-train")
+        assert job["spec"]["demand"]["gangSize"] == 2
+        assert started() == 4
+        cluster.add_node("later", gpus=1)
+        await wait(cluster)
+        assert started() == 5
+
+    run(scenario)
+
+
+def test_an_elastic_job_grows_to_what_its_quota_allows() -> None:
+    cluster = Cluster(settings=QueueConfig(quotas=[Quota(namespace="default", max_gpus=3)]))
+    cluster.add_node("n0", gpus=5)
+    jobs = resource_of("PyTorchJob")
+    spec = {
+        "elasticPolicy": {"minReplicas": 2, "maxReplicas": 5},
+        "pytorchReplicaSpecs": {"Worker": {"replicas": 5, "template": template(1)}},
+    }
+    workers = [f"w{index}" for index in range(5)]
+
+    async def scenario() -> None:
+        uid = create(cluster, jobs, "train", spec)
+        for name in workers:
+            owned(cluster, name, jobs, "train", uid, annotations={names.EXCLUSIVE: "true"})
+        await wait(cluster, 12)
+        assert sum(not cluster.gated(name) for name in workers) == 3
+        assert cluster.state.ledger.bound_gpus() in ({}, {"default": 3})
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("kind", "replicas"), ELASTIC)
+def test_an_elastic_job_waits_for_its_minimum(kind: str, replicas: str) -> None:
+    cluster = site(1)
+    jobs = resource_of(kind)
+    spec = {
+        "elasticPolicy": {"minReplicas": 2},
+        replicas: {"Worker": {"replicas": 3, "template": template(1)}},
+    }
+
+    async def scenario() -> None:
+        uid = create(cluster, jobs, "train", spec)
+        for index in range(3):
+            owned(cluster, f"w{index}", jobs, "train", uid)
+        await wait(cluster)
+        assert all(cluster.gated(f"w{index}") for index in range(3))
 
     run(scenario)
 
