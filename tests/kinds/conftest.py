@@ -27,7 +27,7 @@ def needed(request: pytest.FixtureRequest) -> list[str]:
     examples = [
         item.callspec.params["example"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.get_closest_marker("cell")
+        if isinstance(item, pytest.Function) and "example" in item.callspec.params
     ]
     names = dict.fromkeys(name for example in examples for name in example.operators)
     return [name for name in names if not operators.missing([operators.by_name(name)])]

@@ -230,3 +230,38 @@ def test_roles_without_gpus_run_next_to_the_gang_and_are_not_waited_for(
     assert names.GPU_JOB not in (free["metadata"].get("annotations") or {})
     assert size_of(job) == example.gang
     assert not bound(cluster.askers(team))
+
+
+def elastic(example: Example, least: int, number: int) -> Object:
+    """Return the example's workload with one role of `number` pods, of which `least` may start."""
+    (workload,) = example.objects()
+    (specs,) = (value for key, value in workload["spec"].items() if key.endswith("ReplicaSpecs"))
+    workers = specs["Worker"]
+    specs.clear()
+    specs["Worker"] = {**workers, "replicas": number}
+    workload["spec"]["elasticPolicy"] = {"minReplicas": least, "maxReplicas": number}
+    return workload
+
+
+@pytest.mark.operators
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, id=each.kind)
+        for each in EXAMPLES
+        if each.kind in ("PyTorchJob", "PaddleJob")
+    ],
+)
+def test_an_elastic_job_starts_with_its_minimum_and_grows(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    other = cluster.fill(cluster.team())
+    cluster.apply(team, [elastic(example, least=2, number=4)])
+    wait_until(lambda: len(cluster.running(team)) == 2, "as many run as fit", timeout_s=240)
+    job = cluster.await_phase(team, "Running")
+    assert size_of(job) == 2
+    assert len(cluster.askers(team)) == 4
+    cluster.let_end([other])
+    cluster.await_running(team, 4)
+    assert cluster.await_phase(team, "Running")["metadata"]["uid"] == job["metadata"]["uid"]
