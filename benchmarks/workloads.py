@@ -68,7 +68,7 @@ def templates(value: object) -> Iterator[Object]:
 
 
 def numbered(objects: list[Object], index: int, runs_s: float) -> list[Object]:
-    """Return copies with names of their own; pods of workloads that end run for so long."""
+    """Return copies with names of their own; pods of workloads that end run for `runs_s`."""
     copies: list[Object] = json.loads(json.dumps(objects))
     kind = copies[-1]["kind"]
     copies[-1]["metadata"]["name"] = f"{kind.lower()}-{index}"
