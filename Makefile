@@ -94,11 +94,11 @@ real: $(READY) ## Tandem's images, chart and jobs on two real nodes: every fault
 	@$(BIN)/tandem controlplane build --real-nodes
 	@$(PYTHON) deploy/images/build.py
 	@$(BIN)/pytest -n0 tests/realnode tests/helm/test_image.py
-	@$(BIN)/python -m benchmarks.real_jobs
+	@$(BIN)/python -m proof.real_jobs
 
 versions: $(READY) ## The suites on Kubernetes 1.34 and 1.36, control plane and kubelet (an hour; needs root)
 	@$(PYTHON) deploy/images/build.py
-	@$(BIN)/python -m benchmarks.versions
+	@$(BIN)/python -m proof.versions
 
 browser: $(READY) ## The status page in Chromium from Debian's packages: every view, axe, keyboard, 320 px, injection, ten questions (needs root)
 	@$(BIN)/python -m benchmarks.page.browser
@@ -110,21 +110,21 @@ pictures: $(READY) ## The pictures of the status page under docs/pictures (needs
 	@$(BIN)/python -m benchmarks.page.pictures
 
 results: $(READY) ## docs/results: every table of the simulator's results (an hour or two on two cores)
-	@$(BIN)/python -m benchmarks.results
+	@$(BIN)/python -m studies.profiles
 	@for paper in tiresias tiresias_trace tiresias_placement horus ojpp ojpp_measured ojpp_memory sjf_bsbf sjf_bsbf_testbed \
 		sjf_bsbf_loads xonar xonar_orders; do \
-		echo "papers: $$paper (some minutes)"; $(BIN)/python -m benchmarks.papers.$$paper; \
+		echo "papers: $$paper (some minutes)"; $(BIN)/python -m studies.papers.$$paper; \
 	done
-	@$(BIN)/python -m benchmarks.predictions.simulated --seeds 2
-	@$(BIN)/python -m benchmarks.ablation --write
-	@$(BIN)/python -m benchmarks.results --promised --reuse
+	@$(BIN)/python -m studies.predictions.simulated --seeds 2
+	@$(BIN)/python -m studies.profiles.ablation --write
+	@$(BIN)/python -m studies.profiles --promised --reuse
 	@$(BIN)/python -m benchmarks.simulator
 
 corpus: $(READY) ## Graphs exported from PyTorch, timm, transformers, TensorFlow, JAX against their own counts (an hour, 6 GB)
 	@test -x .venv-corpus/bin/python || $(PYTHON) -m venv .venv-corpus
-	@$(BIN)/uv pip install --quiet --python .venv-corpus/bin/python -r benchmarks/corpus/requirements.txt
-	@CUDA_VISIBLE_DEVICES= PYTHONPATH=. .venv-corpus/bin/python -m benchmarks.corpus.generate .out/corpus
-	@$(BIN)/python -m benchmarks.corpus.compare .out/corpus --page docs/results/corpus.md
+	@$(BIN)/uv pip install --quiet --python .venv-corpus/bin/python -r studies/corpus/requirements.txt
+	@CUDA_VISIBLE_DEVICES= PYTHONPATH=. .venv-corpus/bin/python -m studies.corpus.generate .out/corpus
+	@$(BIN)/python -m studies.corpus.compare .out/corpus --page docs/results/corpus.md
 	@$(BIN)/pytest -n 2 tests/corpus
 
 fmt: $(READY) ## Format the code and fix what lint can fix
@@ -150,7 +150,7 @@ generate: $(READY) ## Write what follows from code and chart: values schema, man
 	@$(BIN)/python -m tandem.contracts.crds --write
 	@$(BIN)/python -m tandem.reasons.page --write
 	@$(BIN)/python helm/generate.py
-	@$(BIN)/python -m benchmarks.messages --write
+	@$(BIN)/python -m proof.messages --write
 	@$(BIN)/python deploy/site/figures.py
 
 site: $(READY) ## The documentation as a site, warnings are errors: .out/site/index.html (VERSION=)
@@ -165,7 +165,7 @@ fuzz: $(READY) ## docs/chaos.md: 10,000 mutated inputs at each boundary (CASES=,
 		--share $$(awk 'BEGIN { print $(CASES) / 10000 }') $${TANDEM_SEED:+--seed $$TANDEM_SEED}
 
 mutants: $(READY) ## docs/mutants.md: which small changes of the code no test notices (half an hour the first time, then minutes)
-	@$(BIN)/python -m benchmarks.mutants --page docs/mutants.md
+	@$(BIN)/python -m proof.mutation --page docs/mutants.md
 
 lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
 	@$(BIN)/python -m controlplane.charttools

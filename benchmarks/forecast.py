@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.results_workloads import matrix
+from benchmarks.drawn import drawn_matrix
 from scheduler_extender.planning.forecast import Picture, forecast
 from tandem.policy.catalog import load_profile
 from tandem.policy.cluster import GpuArrays
@@ -48,7 +48,7 @@ def _jobs(count: int, first: int, rng: np.random.Generator, table: Floats) -> li
 def a_picture(profile: str, gpus: int, waiting: int, seed: int) -> tuple[Picture, list[Job]]:
     """Return a cluster whose GPUs each have one job, and a queue."""
     rng = np.random.default_rng(seed)
-    measured = matrix("gain-1.4", seed).slowdown
+    measured = drawn_matrix("gain-1.4", seed).slowdown
     table = np.zeros((len(measured) + 1, len(measured) + 1))
     table[1:, 1:] = measured
     running, rows_of, at = [], {}, 0

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.page import made_by, write
-from benchmarks.papers.plot import growth
+from benchmarks.pages import made_by, write
+from benchmarks.plot import growth
 from benchmarks.tables import commit, git, markdown
 from tandem.policy.catalog import load_profile
 from tandem.simulator.cluster import Nodes

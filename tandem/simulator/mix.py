@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Written by `python -m benchmarks.mix`.
+#: Written by `python -m studies.profiles.mix`.
 FILE = Path(__file__).with_name("mix.json")
 #: The types of GPU that the file has, and the one that stands for all others.
 TYPES = ("V100", "P100")

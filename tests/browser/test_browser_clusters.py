@@ -129,9 +129,9 @@ def test_every_view_opens_on_the_demo(browser: Any) -> None:
 
 @pytest.mark.controlplane
 def test_every_view_opens_on_a_control_plane_with_200_jobs(browser: Any) -> None:
-    from benchmarks.plane_jobs import Gang
-    from benchmarks.plane_site import site
     from controlplane import wait_until
+    from studies.plane.jobs import Gang
+    from studies.plane.site import site
     from tandem.kube.resource import GPU_JOBS
     from tandem.policy.catalog import load_profile
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.messages import PAGE, ROOT, page, texts
+from proof.messages import PAGE, ROOT, page, texts
 from tandem.policy import catalog
 from tandem.reasons.causes import Reason
 
@@ -30,7 +30,7 @@ TERMS = [
 
 def test_the_page_is_what_the_code_says() -> None:
     before = PAGE.read_text()
-    assert before == page(before), "python -m benchmarks.messages --write"
+    assert before == page(before), "python -m proof.messages --write"
 
 
 def test_texts_of_each_package_are_found() -> None:

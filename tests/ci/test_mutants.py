@@ -1,4 +1,4 @@
-"""The list of faults that `make mutants` inserts fits the code (benchmarks/hand_mutants.toml)."""
+"""The faults that `make mutants` inserts (proof/mutation/hand_mutants.toml) fit the code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutant_runner import changed, changed_constants
+from proof.mutation.runner import changed, changed_constants
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = tomllib.loads((ROOT / "benchmarks" / "mutants.toml").read_text())
-ENTRIES = tomllib.loads((ROOT / "benchmarks" / "hand_mutants.toml").read_text())["mutant"]
+FOLDER = ROOT / "proof" / "mutation"
+SETTINGS = tomllib.loads((FOLDER / "mutants.toml").read_text())
+ENTRIES = tomllib.loads((FOLDER / "hand_mutants.toml").read_text())["mutant"]
 GROUPS = {
     "guard", "ledger", "binding", "leadership", "gates", "preemption", "quota", "admission",
     "simulator",
@@ -57,7 +58,7 @@ def test_a_constant_that_other_code_reads_at_import_needs_a_fresh_interpreter() 
 
 def test_the_modules_and_the_tests_that_are_listed_are_there() -> None:
     for pattern in (*SETTINGS["modules"], *SETTINGS["tests"]):
-        assert list(ROOT.glob(pattern)), f"benchmarks/mutants.toml: nothing is {pattern}"
+        assert list(ROOT.glob(pattern)), f"proof/mutation/mutants.toml: nothing is {pattern}"
     modules = [str(f.relative_to(ROOT)) for each in SETTINGS["modules"] for f in ROOT.glob(each)]
     for part, files in SETTINGS["near"].items():
         assert any(part in module for module in modules), f"no module is {part}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.corpus.compare import compared
+from studies.corpus.compare import compared
 
 CORPUS = Path(os.environ.get("TANDEM_CORPUS", Path(__file__).parents[2] / ".out" / "corpus"))
 GRAPHS = sorted(file.stem for file in CORPUS.glob("*.onnx"))

@@ -89,7 +89,7 @@ def test_the_papers_three_jobs_take_2_12_and_16_units(cluster: TandemCluster) ->
     print("completion in units:", units, "mean:", sum(units.values()) / 3)
     assert sorted(jct, key=lambda name: jct[name]) == ["one", "two", "three"]
     # Those that came later have waited for less by as much. How much longer a job takes than the
-    # paper says is measured by `benchmarks.three_jobs`.
+    # paper says is measured by `studies.plane.three_jobs`.
     for number, (name, expected) in enumerate((("one", 2), ("two", 12), ("three", 16))):
         assert jct[name] >= expected * UNIT_S - 1 - number * APART_S
     for name in jct:

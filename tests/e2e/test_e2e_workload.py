@@ -1,12 +1,12 @@
-"""A short generated workload on a real control plane; the long one is `benchmarks.plane`."""
+"""A short generated workload on a real control plane; the long one is `studies.plane`."""
 
 from __future__ import annotations
 
 import pytest
 from controlplane_binaries import need_control_plane
 
-from benchmarks.plane_jobs import scaled, workload
-from benchmarks.plane_site import site
+from studies.plane.jobs import scaled, workload
+from studies.plane.site import site
 
 pytestmark = [
     pytest.mark.controlplane,

@@ -24,8 +24,8 @@ import uvicorn
 import yaml
 from extender_builders import NOW
 
-from benchmarks import flood
 from controlplane.usage import resident_mib
+from proof import flood
 from scheduler_extender.admission.certificates import generate
 from scheduler_extender.admission.webhook import namespace_of
 from scheduler_extender.config import ExtenderConfig

@@ -14,10 +14,10 @@ import yaml
 from controlplane_binaries import need_control_plane
 from helm_cluster import ChartCluster
 
-from benchmarks import flood
 from controlplane import ControlPlane, Node, wait_until
 from controlplane.installation import Installation
 from node_agent.stub import StubGpu, StubState, build, environment
+from proof import flood
 from tandem.contracts import names
 from tandem.errors import TandemError
 from tandem.local.processes import Process, free_port

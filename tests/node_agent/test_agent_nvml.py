@@ -117,7 +117,7 @@ def test_memory_that_is_not_available_is_none(driver, nvml):
 
 
 def test_a_client_of_mps_is_listed_once_with_its_most_memory(driver, nvml):
-    """An H100's driver has it in two lists (benchmarks/predictions/h100-mps.json)."""
+    """An H100's driver has it in two lists (studies/predictions/h100-mps.json)."""
     gpu = open_one(driver, nvml, None, StubProcess(0, 7, 2 * GIB, kind="mps"))
     assert gpu.processes() == (Process(7, 2 * GIB, "mps"),)
     assert gpu.processes(all_kinds=False) == (Process(7, 2 * GIB, "mps"),)

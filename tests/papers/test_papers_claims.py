@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers import (
+from studies.papers import (
     ojpp,
     ojpp_measured,
     ojpp_memory,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers.evaluation import FIGURES, evaluation, page_of
-from benchmarks.papers.page import FOLDER
+from benchmarks.pages import FOLDER
+from studies.papers.evaluation import FIGURES, evaluation, page_of
 from tandem.policy.equations.tiresias import tensor_skew
 
 TEXTS = Path(

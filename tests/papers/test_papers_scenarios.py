@@ -6,9 +6,9 @@ import gc
 
 import pytest
 
-from benchmarks.scenarios.model import Scenario, passes
-from benchmarks.scenarios.mutants import Live, Mutant, caught_by, in_python, mutants
-from benchmarks.scenarios.page import PAGE, SCENARIOS, matrix, page
+from studies.scenarios.model import Scenario, passes
+from studies.scenarios.mutants import Live, Mutant, caught_by, in_python, mutants
+from studies.scenarios.page import PAGE, SCENARIOS, matrix, page
 from tandem.policy.catalog import load_profile, profile_names
 
 SYSTEMS = ("tiresias-l", "tiresias-l-list", "tiresias-l-promote", "tiresias-g", "horus", "horus-f",
@@ -66,7 +66,7 @@ def test_each_rule_of_a_system_has_a_mutant_and_each_system_scenarios_for_it() -
 
 @pytest.mark.slow
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "python -m benchmarks.scenarios --write"
+    assert PAGE.read_text() == page(), "python -m studies.scenarios --write"
 
 
 def test_a_mutant_is_undone_once_its_scenarios_have_run() -> None:

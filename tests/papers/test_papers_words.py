@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from benchmarks.papers import (
+from benchmarks.pages import FOLDER
+from benchmarks.tables import less, spread, tables_of
+from studies.papers import (
     horus,
     ojpp_measured,
     ojpp_memory,
@@ -18,9 +20,7 @@ from benchmarks.papers import (
     tiresias_trace,
     xonar_orders,
 )
-from benchmarks.papers.page import FOLDER
-from benchmarks.predictions import first
-from benchmarks.tables import less, spread, tables_of
+from studies.predictions import first
 
 Words = Callable[..., Mapping[str, str]]
 #: By page: its writer's template, its words, and the tables that they are made from.

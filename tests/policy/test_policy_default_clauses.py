@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.ablation import CLAUSES, on_boards, profile_without
 from scheduler_extender.config import ExtenderConfig
+from studies.profiles.ablation import CLAUSES, on_boards, profile_without
 from tandem.policy.board import Board, Start
 from tandem.policy.catalog import Profile, load_profile
 from tandem.policy.cluster import GpuArrays

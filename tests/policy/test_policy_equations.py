@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from benchmarks import equations_doc
+from studies import equations_doc
 from tandem.policy.equations import ojpp, pair, sharing, tiresias
 from tandem.policy.equations.collision import collision_probability, memory_needed_gib
 from tandem.policy.equations.gittins import GittinsIndex, fixed_quantum_index
@@ -337,7 +337,7 @@ def test_xonar_worked_numbers() -> None:
 
 def test_the_page_of_equations_is_current() -> None:
     assert equations_doc.PAGE.read_text() == equations_doc.page(), (
-        "python -m benchmarks.equations_doc --write"
+        "python -m studies.equations_doc --write"
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import equations_doc
-from benchmarks.equations_doc import ROOT, BadTagError, Mechanism, mechanisms
+from studies import equations_doc
+from studies.equations_doc import ROOT, BadTagError, Mechanism, mechanisms
 
 ALL = mechanisms()
 #: What a reader of each paper looks for: equations, algorithms and sections.
@@ -33,7 +33,7 @@ EXPECTED = {
 
 def test_the_page_is_current() -> None:
     assert equations_doc.PAPERS_PAGE.read_text() == equations_doc.papers_page(), (
-        "python -m benchmarks.equations_doc --write"
+        "python -m studies.equations_doc --write"
     )
 
 

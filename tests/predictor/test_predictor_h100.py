@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.predictions import h100, h100_mps
 from predictor.artifacts import Artifacts
 from predictor.load import Predictor
 from predictor.load_evaluation import load_table, rmsle
@@ -16,6 +15,7 @@ from predictor.load_model import MEMORY, UTILISATION, open_load
 from predictor.load_training import train_load
 from predictor.profiles import read_measured_pairs
 from predictor.sources import question_step
+from studies.predictions import h100, h100_mps
 from tandem.errors import TandemError
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "h100.md"

@@ -629,7 +629,7 @@ def test_bad_lines_are_named(tmp_path, line, words):
 @pytest.mark.slow
 def test_on_measured_pairs_the_published_learner_beats_the_quadratic(monkeypatch):
     matrix = measured_matrix()
-    from benchmarks.interference import measured_pairs
+    from studies.predictions.interference import measured_pairs
 
     pairs = table(measured_pairs(matrix, measured_solo=False))
     kept = {name: candidates()[name] for name in ("quadratic", "xgboost")}

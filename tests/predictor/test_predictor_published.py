@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from predictor_graphs import measured_data, measured_matrix
 
-from benchmarks.interference import measured_pairs
-from benchmarks.predictions import loads, runs, unseen
-from benchmarks.predictions.__main__ import (
+from predictor import spread
+from predictor.equations import time_shared_speed
+from predictor.interference import PREDICTED_SLOPE
+from studies.predictions import loads, runs, unseen
+from studies.predictions.__main__ import (
     USED,
     calibrated,
     calibrated_after_one_run,
     families_of,
     inside_of,
 )
-from benchmarks.predictions.measured import P100, measured
-from benchmarks.predictions.pairs import best_of, coverage, in_total, in_turns, rows_of, spearman
-from predictor import spread
-from predictor.equations import time_shared_speed
-from predictor.interference import PREDICTED_SLOPE
+from studies.predictions.interference import measured_pairs
+from studies.predictions.measured import P100, measured
+from studies.predictions.pairs import best_of, coverage, in_total, in_turns, rows_of, spearman
 from tandem.simulator.gavel import load_matrix
 from tandem.simulator.traces import read_trace
 

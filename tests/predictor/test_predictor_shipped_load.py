@@ -9,16 +9,16 @@ import pytest
 from fastapi.testclient import TestClient
 from predictor_graphs import measured_data, measured_matrix
 
-from benchmarks.interference import measured_pairs
-from benchmarks.predictions import first, shipped
-from benchmarks.predictions.loads import features, known
-from benchmarks.predictions.measured import A100, T4, V100, measured
 from predictor.app import create_app
 from predictor.artifacts import SHIPPED, Artifacts, serving
 from predictor.config import PredictorConfig
 from predictor.load import Predictor
 from predictor.load_model import KIND, open_predictor
 from predictor.store import ClusterProfileStore
+from studies.predictions import first, shipped
+from studies.predictions.interference import measured_pairs
+from studies.predictions.loads import features, known
+from studies.predictions.measured import A100, T4, V100, measured
 from tandem.contracts.prediction import PredictRequest
 from tandem.contracts.resources import Source
 from tandem.kube.memory import MemoryCluster

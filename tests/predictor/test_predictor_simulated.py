@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.papers.page import FOLDER
-from benchmarks.predictions import simulated
+from benchmarks.pages import FOLDER
 from benchmarks.tables import tables_of
+from studies.predictions import simulated
 from tandem.simulator.jobs import TraceJob
 
 TRACE = tuple(TraceJob(str(i), 60.0 * i, 1 + i % 2, 3600.0) for i in range(24))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.mix import tables
+from studies.profiles.mix import tables
 from tandem.cli.main import main
 from tandem.simulator.gavel import load_matrix
 from tandem.simulator.mix import FILE, TYPES
@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_the_file_is_what_the_shipped_model_says() -> None:
-    assert json.loads(FILE.read_text()) == tables(), "run python -m benchmarks.mix"
+    assert json.loads(FILE.read_text()) == tables(), "run python -m studies.profiles.mix"
 
 
 def test_each_type_has_all_configurations_and_slowdowns_of_pairs() -> None:

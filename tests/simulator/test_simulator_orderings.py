@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulator_builders import needs_data, run, trace
 
-from benchmarks.results_plain import mean_jct, parting
 from benchmarks.tables import load_trace
+from studies.profiles.plain import mean_jct, parting
 
 LAS = {"thresholds_gpu_s": (3250.0, 7200.0)}
 # (GPUs, time) of the worked example; 2 GPUs, interval 1, ties by job number.

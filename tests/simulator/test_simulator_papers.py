@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers import horus, pollux, xonar
-from benchmarks.papers.page import simulate
+from studies.papers import horus, pollux, xonar
+from studies.papers.simulation import simulate
 
 DATA = Path(os.environ.get("TANDEM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -1,0 +1,75 @@
+"""The page of the mutants: the score of each module, and the survivors with their reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from proof.mutation.sources import Mutant
+
+
+def page(
+    sampled: dict[str, tuple[int, list[Mutant]]],
+    hand: Sequence[Mutant],
+    outcomes: dict[str, dict[str, Any]],
+    reasons: dict[str, str],
+    heading: str,
+) -> str:
+    """Return docs/mutants.md."""
+    lines = [
+        "# Mutants",
+        "",
+        "`make mutants` changes one expression at a time in the code that decides about safety,",
+        "and runs the fast tests of the module, then those that reach the changed line. A mutant",
+        "that no test notices survives.",
+        "",
+        "The changes are those of [mutmut](https://mutmut.readthedocs.io/), except for log calls",
+        "and for the text of messages. A sample of each module is tried, in proportion to its",
+        "mutants. A test kills a mutant where it fails, or does not end within ten seconds of the",
+        "processor.",
+        "",
+        heading,
+        "",
+        "| module | mutants | tried | killed | survived | score |",
+        "|---|---|---|---|---|---|",
+    ]
+    total: Counter[str] = Counter()
+    for path, (every, mutants) in sampled.items():
+        count = Counter(outcome_of(outcomes, m) for m in mutants)
+        lines.append(_row(f"`{path}`", every, count))
+        total += count
+    lines.append(_row("**all**", sum(every for every, _ in sampled.values()), total))
+    lines += [
+        "",
+        "## Faults chosen by hand",
+        "",
+        "Each is a small bug that was once inserted without any test failing, or a relative of one",
+        "(`proof/mutation/hand_mutants.toml`).",
+        "",
+        "| group | faults | killed |",
+        "|---|---|---|",
+    ]
+    for group in dict.fromkeys(m.group for m in hand):
+        of = [outcome_of(outcomes, m) for m in hand if m.group == group]
+        lines.append(f"| {group} | {len(of)} | {of.count('killed')} |")
+    sampled_all = [m for _, mutants in sampled.values() for m in mutants]
+    known = ("killed", "untried")
+    survivors = [m for m in (*sampled_all, *hand) if outcome_of(outcomes, m) not in known]
+    lines += ["", "## Survivors", ""] if survivors else []
+    for mutant in survivors:
+        said = reasons.get(mutant.id, "**open**")
+        lines += [f"`{mutant.id}`: {said}", "", "```diff"]
+        lines += [f"- {mutant.old}", f"+ {mutant.new}", "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def outcome_of(outcomes: dict[str, dict[str, Any]], mutant: Mutant) -> str:
+    """Return what became of a mutant in a word: `killed`, `survived`, `no tests`, `untried`."""
+    return str(outcomes[mutant.id]["outcome"]) if mutant.id in outcomes else "untried"
+
+
+def _row(name: str, mutants: int, count: Counter[str]) -> str:
+    tried, killed = count.total() - count["untried"], count["killed"]
+    score = f"{100 * killed / tried:.0f} %" if tried else "-"
+    return f"| {name} | {mutants} | {tried} | {killed} | {tried - killed} | {score} |"

@@ -1,0 +1,1 @@
+"""What reproduces papers, tests predictions and compares profiles, and writes what it found."""

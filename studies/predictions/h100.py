@@ -1,0 +1,325 @@
+"""Write docs/results/h100.md: what one H100 showed of the agent, of loads and of pairs.
+
+    python -m studies.predictions.h100 [--page FILE]
+
+`h100.jsonl` is what `predictor.collect` measured there, `h100-agent.json` what
+`python -m node_agent.check` found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictor.interference import Interference
+from predictor.load import Predictor
+from predictor.load_evaluation import load_table, rmsle
+from predictor.load_model import ITERATION, MEMORY, UTILISATION, LearnedLoad, open_load
+from predictor.pairs import MeasuredPair
+from predictor.profiles import Profile, read_measured_pairs, read_profiles, read_records
+from predictor.sources import (
+    Memory,
+    Question,
+    Utilisation,
+    formula_memory,
+    formula_utilisation,
+)
+from studies.predictions import h100_mps
+from tandem.contracts.prediction import InterferenceRequest
+from tandem.contracts.resources import Load, Source
+
+Floats = NDArray[np.float64]
+Answer = TypeVar("Answer", Memory, Utilisation)
+_FOLDER = Path(__file__).parent
+COLLECTED, _AGENT = _FOLDER / "h100.jsonl", _FOLDER / "h100-agent.json"
+#: Families of the collector that other data have by another name: to be left out together.
+_FAMILIES = {
+    "resnet": "ResNet", "bert": "BERT", "lstm": "LSTM", "vgg": "VGG", "mobilenet": "MobileNet",
+    "inception": "Inception", "alexnet": "AlexNet", "deepspeech": "DeepSpeech2",
+    "cyclegan": "CycleGAN", "a3c": "A3C", "ncf": "NCF", "efficientnet": "EfficientNet",
+    "textcnn": "TextCNN", "unet": "U-Net",
+}  # fmt: skip
+_MILLISECONDS = 1e3
+
+
+def profiles() -> list[Profile]:
+    """Return the configurations that ran alone, families by the names of the other data."""
+    return [
+        profile.model_copy(update={"family": _FAMILIES.get(profile.family, profile.family)})
+        for profile in read_profiles(COLLECTED)
+    ]
+
+
+def alone() -> dict[str, dict[str, Any]]:
+    """Return the records of the configurations that ran alone, by key."""
+    records = [record for _, record in read_records(COLLECTED)]
+    return {str(r["key"]): r for r in records if r.get("kind") == "solo"}
+
+
+def _header() -> dict[str, Any]:
+    return next(read_records(COLLECTED))[1]
+
+
+# --- loads ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is predicted of each configuration, (rows,): by figure, and the bound of memory."""
+
+    figures: dict[str, Floats]
+    memory_p95: Floats
+    unlike: int  # configurations unlike all that was learned from: left to the formula
+
+
+def said_of(measured: Sequence[Profile], model: LearnedLoad | None) -> Said:
+    """Return what a model says of the configurations; without one, the formula."""
+    memory: list[Memory] = []
+    utilisation: list[Utilisation] = []
+    for profile in measured:
+        question = profile.question()
+        memory.append(_first(question, formula_memory, model and model.memory))
+        utilisation.append(_first(question, formula_utilisation, model and model.utilisation))
+    return Said(
+        {
+            UTILISATION: np.array([found.mean for found in utilisation]),
+            MEMORY: np.array([found.peak for found in memory]),
+            ITERATION: np.array([_seconds(found) for found in utilisation]),
+        },
+        np.array([found.p95 for found in memory]),
+        sum(found.out_of_distribution for found in utilisation),
+    )
+
+
+def _first(
+    question: Question,
+    formula: Callable[[Question], Answer | None],
+    learned: Callable[[Question], Answer | None] | None,
+) -> Answer:
+    """Return the model's answer, or the formula's where it passes."""
+    found = (learned(question) if learned else None) or formula(question)
+    assert found is not None
+    return found
+
+
+def _seconds(found: Utilisation) -> float:
+    assert found.step is not None
+    return found.step.seconds
+
+
+def load_rows(measured: Sequence[Profile]) -> list[str]:
+    """Return a line for each figure and predictor: its error, and the share above its bound."""
+    table = load_table(measured)
+    lines = []
+    for who, model in (("formula", None), ("the model that ships", open_load(None))):
+        said = said_of(measured, model)
+        for target, scale in ((UTILISATION, 1.0), (MEMORY, 1.0), (ITERATION, _MILLISECONDS)):
+            real, found = table.measured[target] * scale, said.figures[target] * scale
+            above = f"{(real > said.memory_p95).sum()} of {len(real)}" if target == MEMORY else "-"
+            lines.append(
+                f"| {target} | {who} | {rmsle(real, found):.2f} | "
+                f"{float(np.median(found / real)):.2f} | {above} |"
+            )
+    return lines
+
+
+def busy_rows(measured: Sequence[Profile]) -> list[str]:
+    """Return the formula's busy time of a step over the measured one, by precision."""
+    records = list(alone().values())
+    busy = load_table(measured).formula
+    said = busy[UTILISATION] / 100 * busy[ITERATION]
+    real = np.array([record["details"]["activeS"] for record in records])
+    lines = []
+    for precision in ("fp32", "amp", "bf16"):
+        of = np.array([profile.precision == precision for profile in measured])
+        ratio = said[of] / real[of]
+        low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
+        lines.append(f"| {precision} | {of.sum()} | {low:.2f} | {middle:.2f} | {high:.2f} |")
+    return lines
+
+
+# --- pairs ------------------------------------------------------------------------------------
+
+
+def after_a_run(load: Load, record: dict[str, Any]) -> Load:
+    """Return a job's load once it has run alone: what the agent and the job say of it."""
+    seen = record["measured"]
+    return load.model_copy(
+        update={
+            "utilisation_percent": seen["utilisationPercent"],
+            "utilisation_source": Source.OBSERVED,
+            "iteration_s": seen["iterationS"],
+        }
+    )
+
+
+def speeds(pairs: Sequence[MeasuredPair], load: Callable[[str, Load], Load]) -> tuple[Floats, ...]:
+    """Return (pairs, 2): measured speeds, predicted ones, and their lower bounds.
+
+    `load` returns what is known of a job by its key, given what is predicted of its graph.
+    """
+    pricing = Interference()
+    real, said, bound = [], [], []
+    for pair in pairs:
+        first, second = (load(side.name, side.load) for side in (pair.first, pair.second))
+        (found,) = pricing.answer(InterferenceRequest(job=first, candidates=[second])).pairs
+        real.append((pair.first.speed, pair.second.speed))
+        said.append((1 / (1 + found.job_slowdown), 1 / (1 + found.partner_slowdown)))
+        bound.append((1 / (1 + found.job_slowdown_p95), 1 / (1 + found.partner_slowdown_p95)))
+    return tuple(np.array(each) for each in (real, said, bound))
+
+
+def pair_rows(pairs: Sequence[MeasuredPair]) -> list[str]:
+    """Return a line for each thing that may be known of the jobs of a pair."""
+    records = alone()
+    ways: dict[str, Callable[[str, Load], Load]] = {
+        "their graphs alone": lambda _, load: load,
+        "one run of each alone": lambda key, load: after_a_run(load, records[key]),
+    }
+    lines = []
+    for name, way in ways.items():
+        real, said, bound = speeds(pairs, way)
+        error, held = np.abs(real - said).mean(), (real >= bound).mean()
+        rank = _rank_correlation(real.sum(axis=1), said.sum(axis=1))
+        lines.append(f"| {name} | {error:.3f} | {rank:+.2f} | {held:.0%} |")
+    return lines
+
+
+def _rank_correlation(first: Floats, second: Floats) -> float:
+    """Return Spearman's; ties get places in the order of the file."""
+    ranks = [np.argsort(np.argsort(each, kind="stable")) for each in (first, second)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+_HEAD = """# What one H100 showed
+
+Written by `python -m studies.predictions.h100 --page docs/results/h100.md`. All figures are
+**measured** on one {gpu} (driver {driver}, PyTorch {torch}, CUDA {cuda}, {date}), by the agent's
+check and the collector, in 13 minutes. Predictions are those of before: nothing here had been seen.
+
+## The node agent on the real driver
+
+`python -m node_agent.check --seconds 37`: processes with a known course of memory and of active
+phases, the agent's readings and fits, and the guard on a GPU that fills up. What NVML answers to
+each call that the agent makes (codes, sizes of lists, refusals) was compared with the stand-in of
+the tests: the stand-in refuses since then what this driver refuses.
+
+| what | seen | to be | held |
+|---|---|---|---|
+"""
+_COSTS = """
+A call takes, in microseconds: {costs}.
+A full reading, once a second, has each of them once. {cpu}
+The agent asked for the room of each list anew then, and for the utilisation by process of each GPU.
+It does neither now, which leaves out half of these calls, and more where no jobs share a GPU.
+The driver's samples of utilisation are {sample:.0f} ms apart (167 ms on older boards).
+
+## Loads
+
+{rows} configurations of {models} models and {families} families, each alone for 1.5 s
+(`predictor/collect`); {known} of the families are in no data that anything was adjusted to, and no
+figure had been measured on a Hopper GPU. They run on one batch, which lies on the GPU: the formula
+is asked for a loop without input and without a stall between steps. The bars: RMSLE 0.45 for
+utilisation, 0.25 for memory. The model that ships has learned from no H100, and leaves {unlike} of
+the configurations to the formula, since they are unlike what it has learned from.
+
+Memory is what NVML says that a process holds. The collector of that day subtracted NVML's figure of
+before, with the 480 MiB that the driver reserves, from CUDA's, which is without them. These 480 MiB
+were added to each figure of the file afterwards, which then is within 3.5 MiB of NVML's own.
+
+| figure | predicted by | RMSLE | median of predicted / measured | above p95 |
+|---|---|---|---|---|
+"""
+_BUSY = """
+The time for which a step keeps the GPU busy is too short by the formula, in each precision: the
+GPU reaches less of its data sheet than the older ones that the formula was adjusted to, and the
+host starts kernels more slowly. The utilisation, which is the ratio of two times, is off by less.
+Measured: a step queued as a whole before it starts (`details.activeS`). Predicted / measured:
+
+| precision | rows | 25 % | median | 75 % |
+|---|---|---|---|---|
+"""
+_PAIRS = """
+## Pairs
+
+{pairs} pairs of {jobs} of these configurations, by time slicing (no MPS), 1.5 s each. The kernels
+of two processes take turns, which is what the formula of pairs says; its two numbers are from V100s
+and P100s. A pair is priced when the predictor knows of both jobs:
+
+| known of the jobs | mean absolute error of a speed | rank correlation of total speeds | speeds above their lower bound |
+|---|---|---|---|
+"""  # noqa: E501
+_TAIL = """
+To predict full speed for every job has an error of {none:.3f}. Measured speeds: mean {mean:.2f},
+lowest {low:.2f}. The two jobs of a pair together do {total:.2f} times the work of one GPU in the
+mean, {least:.2f} at least. The graphs alone assume a loop with input and a stall, which these jobs
+do not have: their predicted utilisations are low, so all pairs look alike.
+"""
+#: Families that published data have as well.
+_KNOWN = frozenset(_FAMILIES.values())
+
+
+def page() -> str:
+    """Return the page."""
+    header, agent = _header(), json.loads(_AGENT.read_text())
+    measured = profiles()
+    pairs = read_measured_pairs(COLLECTED, Predictor())
+    families = {profile.family for profile in measured}
+    real, *_ = speeds(pairs, lambda _, load: load)
+    total = real.sum(axis=1)
+    costs = ", ".join(f"{name} {us}" for name, us in agent["call_us"].items())
+    lines = [
+        _HEAD.format(
+            gpu=header["gpu"]["model"], date=header["startedAt"][:10], **header["versions"]
+        ).rstrip(),
+        *(
+            f"| {f['what']} | {f['seen']} | {f['bar']} | {'yes' if f['held'] else '**no**'} |"
+            for f in agent["findings"]
+        ),
+        _COSTS.format(
+            costs=costs, cpu=h100_mps.cost(),
+            sample=agent["sample_ms"]["median"], rows=len(measured),
+            models=len({p.name for p in measured}), families=len(families),
+            known=len(families - _KNOWN),
+            unlike=said_of(measured, open_load(None)).unlike,
+        ).rstrip(),
+        *load_rows(measured),
+        _BUSY.rstrip(),
+        *busy_rows(measured),
+        _PAIRS.format(
+            pairs=len(pairs), jobs=len({s.name for p in pairs for s in (p.first, p.second)})
+        ).rstrip(),
+        *pair_rows(pairs),
+        _TAIL.format(
+            none=np.abs(1 - real).mean(), mean=real.mean(), low=real.min(), total=total.mean(),
+            least=total.min(),
+        ).rstrip(),
+        h100_mps.section({key: row["measured"]["iterationS"] for key, row in alone().items()}),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the page, or write it to a file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page", type=Path)
+    options = parser.parse_args()
+    text = page()
+    if options.page:
+        options.page.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Every profile on the same jobs, in the simulator: docs/results.md."""
