@@ -7,12 +7,12 @@ their own, docs/reasons.md.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks.pages import keep_current
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "messages.md"
@@ -123,18 +123,5 @@ def _shown(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
-def main() -> int:
-    """Compare the page with the code, or write it."""
-    parser = argparse.ArgumentParser(prog="python -m proof.messages", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/messages.md")
-    before = PAGE.read_text()
-    if parser.parse_args().write:
-        PAGE.write_text(page(before))
-    elif before != page(before):
-        print(f"Out of date: {PAGE}; run with --write", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_current(__doc__, {PAGE: page(PAGE.read_text())})

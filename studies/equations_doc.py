@@ -12,7 +12,6 @@ python -m studies.equations_doc --write    # or without --write: say whether it 
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import pkgutil
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks.pages import keep_current
 from benchmarks.tables import markdown
 from studies.profiles.ablation import CLAUSES
 from studies.profiles.ablation import KEPT as ABLATION
@@ -216,18 +216,5 @@ def _escaped(text: str) -> str:
     return text.replace(" * ", " \\* ").replace("<", "&lt;")
 
 
-def main() -> None:
-    """Write the pages, or fail where one is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true")
-    if parser.parse_args().write:
-        PAGE.write_text(page())
-        PAPERS_PAGE.write_text(papers_page())
-        return
-    for path, text in ((PAGE, page()), (PAPERS_PAGE, papers_page())):
-        if path.read_text() != text:
-            raise SystemExit(f"{path} is out of date: python -m studies.equations_doc --write")
-
-
 if __name__ == "__main__":
-    main()
+    keep_current(__doc__, {PAGE: page(), PAPERS_PAGE: papers_page()})

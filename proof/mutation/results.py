@@ -74,20 +74,6 @@ def _file_digest(file: str) -> str:
     return digest_of(path.read_text()) if file and path.exists() else ""
 
 
-def _digests(test: str) -> tuple[str, ...]:
-    """Return hashes of a test: of its function, where it is one, and of its file."""
-    file, _, name = test.partition("::")
-    known = _functions(file).get(name.partition("[")[0].replace("::", "."))
-    return (known, _file_digest(file)) if known else (_file_digest(file),)
-
-
-@cache
-def _functions(file: str) -> dict[str, str]:
-    path = ROOT / file
-    code = path.read_text() if file and path.exists() else ""
-    return {name: digest_of(file, digest) for name, (_, digest) in spans_of(code).items()}
-
-
 def _with(tests: Iterable[str], files: Iterable[str]) -> str:
     """Return a hash of what a mutant is tried with."""
     return digest_of(*sorted(tests), *(f"{file} {_file_digest(file)}" for file in sorted(files)))

@@ -8,13 +8,12 @@ with synthetic utilisation and memory. Slowdown follows the sum of utilisation, 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, load_trace, markdown
 from studies.papers.evaluation import evaluation
 from studies.papers.simulation import simulate
@@ -248,37 +247,30 @@ def by_queues(seeds: range, *, shares: int) -> str:
 
 def main() -> None:
     """Run everything, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, repeats=20, seed=0)
     seeds = range(arguments.seed, arguments.seed + arguments.repeats)
     fitted, spans = makespans(seeds, fitted=True, shares=2)
     obp_less, obp_error = less_percent(spans["horus"], spans["obp"])
     pab_less, pab_error = less_percent(spans["horus"], spans["pab"])
     waiting = waits(seeds[:WAITS_REPEATS], shares=2)
     queues = by_queues(seeds[:WAITS_REPEATS], shares=2)
-    write(
+    publish(
         "horus",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.horus --repeats {arguments.repeats} "
-                f"--seed {arguments.seed}",
-                f"seeds {seeds[0]} to {seeds[-1]}, one a repeat; waiting times: the first five",
-            ),
-            evaluation=evaluation("Horus"),
-            fitted=fitted,
-            linear=makespans(seeds, fitted=False, shares=2)[0],
-            more=makespans(seeds, fitted=True, shares=8)[0],
-            waits=waiting,
-            queues=queues,
-            **words(Table(waiting), Table(queues)),
-            horus=100 * (1 - spans["horus"].mean() / spans["fifo"].mean()),
-            obp_less=obp_less,
-            obp_error=obp_error,
-            pab_less=pab_less,
-            pab_error=pab_error,
-        ),
+        PAGE,
+        arguments,
+        f"seeds {seeds[0]} to {seeds[-1]}, one a repeat; waiting times: the first five",
+        evaluation=evaluation("Horus"),
+        fitted=fitted,
+        linear=makespans(seeds, fitted=False, shares=2)[0],
+        more=makespans(seeds, fitted=True, shares=8)[0],
+        waits=waiting,
+        queues=queues,
+        **words(Table(waiting), Table(queues)),
+        horus=100 * (1 - spans["horus"].mean() / spans["fifo"].mean()),
+        obp_less=obp_less,
+        obp_error=obp_error,
+        pab_less=pab_less,
+        pab_error=pab_error,
     )
 
 

@@ -8,13 +8,12 @@ workloads; the rest is drawn here, seeded, and nothing is fitted to its results.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.pages import made_by, write
+from benchmarks.pages import made_by, options, write
 from benchmarks.tables import markdown
 from studies.papers.evaluation import evaluation
 from tandem.policy.adjust.migrate import Migrate
@@ -274,10 +273,7 @@ def repair(workload: Workload, seed: int) -> Repair:
 
 def main() -> None:
     """Run everything, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, trials=40, seed=0)
     seeds = range(arguments.seed, arguments.seed + arguments.trials)
     workloads = {kind: [draw(kind, seed) for seed in seeds] for kind in WORKLOADS}
     everything = [w for kind in WORKLOADS for w in workloads[kind]]
@@ -315,21 +311,17 @@ def main() -> None:
         ]
         moved = 100 * sum(r.moves for r in found) / sum(r.workers for r in found)
         repairs.append([kind, *means, f"{moved:.1f}"])
-    write("ojpp", _page(settings, systems, more, repairs, arguments.trials, arguments.seed))
+    made = made_by(arguments.command, f"seeds {seeds[0]} to {seeds[-1]}")
+    write("ojpp", _page(made, settings, systems, more, repairs))
 
 
 def _page(
+    made: str,
     settings: list[list[str]],
     systems: list[list[str]],
     more: float,
     repairs: list[list[str]],
-    trials: int,
-    seed: int,
 ) -> str:
-    made = made_by(
-        f"python -m studies.papers.ojpp --trials {trials} --seed {seed}",
-        f"seeds {seed} to {seed + trials - 1}",
-    )
     table_5 = markdown(
         [
             "collision, interference, imbalance",

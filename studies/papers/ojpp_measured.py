@@ -9,13 +9,12 @@ for these models.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, data_folder, less, markdown, spread
 from studies.papers.ojpp import (
     PREDICTION_ERROR,
@@ -178,10 +177,7 @@ def predicted(gpu: str, seeds: Sequence[int]) -> tuple[list[list[str]], dict[str
 
 def main() -> None:
     """Run everything; write the page and its plots."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, trials=3, seed=0)
     seeds = range(arguments.seed, arguments.seed + arguments.trials)
     curves = trade_off(seeds)
     paper = ([float(s) for _, s in TABLE_5.values()], [p for p, _ in TABLE_5.values()])
@@ -205,17 +201,23 @@ def main() -> None:
     )  # fmt: skip
     by_gpu = {gpu: predicted(gpu, seeds) for gpu in GPUS}
     plot.bars("ojpp-measured-prediction", SYSTEMS, by_gpu["p100"][1], "performance, % (P100)")
-    write("ojpp-measured", _page(arguments.trials, seeds, curves, five, workers, by_gpu))
+    publish(
+        "ojpp-measured",
+        PAGE,
+        arguments,
+        f"seeds {seeds[0]} to {seeds[-1]}, one a trial",
+        **_values(seeds, curves, five, workers, by_gpu),
+    )
 
 
-def _page(
-    trials: int,
+def _values(
     seeds: Sequence[int],
     curves: dict[str, tuple[list[float], list[float]]],
     five: dict[str, tuple[str, dict[str, list[float]]]],
     workers: dict[str, dict[str, list[tuple[float, float]]]],
     by_gpu: dict[str, tuple[list[list[str]], dict[str, list[float]]]],
-) -> str:
+) -> dict[str, str]:
+    """Return the figures of the page, by their names in it."""
     reached = []
     for name, curve in curves.items():
         speed = at_saving(curve, PAPER_SAVED)
@@ -248,11 +250,7 @@ def _page(
     )
     settings = table_5(seeds)
     v100 = five["v100"][0]
-    return PAGE.format(
-        made_by=made_by(
-            f"python -m studies.papers.ojpp_measured --trials {trials} --seed {seeds[0]}",
-            f"seeds {seeds[0]} to {seeds[-1]}, one a trial",
-        ),
+    return dict(
         table_5=settings,
         **words(
             Table(settings),

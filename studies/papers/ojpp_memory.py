@@ -9,13 +9,12 @@ is drawn, since no file measures the courses.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, less, load_trace, markdown, spread
 from studies.papers.ojpp import DEVICE_GIB, WIDE, WORKLOADS, Workload, measure, place
 from studies.papers.ojpp_measured import GPUS, pairs, workloads
@@ -208,10 +207,7 @@ def words(placements: Table, trace: Table) -> dict[str, str]:
 
 def main() -> None:
     """Run everything, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, trials=3, seed=0)
     seeds = range(arguments.seed, arguments.seed + arguments.trials)
     peaks = markdown(
         ["GPU", "bounds", SAVED, "performance, %", NEEDED, EVERY, OVER],
@@ -223,18 +219,14 @@ def main() -> None:
         ],
     )  # fmt: skip
     trace = on_trace(seeds[:2])
-    write(
+    publish(
         "ojpp-memory",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.ojpp_memory --trials {arguments.trials} "
-                f"--seed {arguments.seed}",
-                f"seeds {seeds[0]} to {seeds[-1]} above, {seeds[0]} to {seeds[1]} on the trace",
-            ),
-            peaks=peaks,
-            trace=trace,
-            **words(Table(peaks), Table(trace)),
-        ),
+        PAGE,
+        arguments,
+        f"seeds {seeds[0]} to {seeds[-1]} above, {seeds[0]} to {seeds[1]} on the trace",
+        peaks=peaks,
+        trace=trace,
+        **words(Table(peaks), Table(trace)),
     )
 
 

@@ -8,13 +8,12 @@ measured matrix; what memory does not grow with the batch is synthetic.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, data_folder, markdown, spread
 from studies.papers.evaluation import evaluation
 from studies.papers.pollux import APPLICATIONS, CAPACITY_GIB, PolluxJob, applications, workload
@@ -164,29 +163,24 @@ def one_ratio(workloads: dict[str, list[list[PolluxJob]]]) -> str:
 
 def main() -> None:
     """Run everything, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, seed=0)
     apps = applications(arguments.seed)
     workloads = {name: [workload(f"{name}-{i}", apps) for i in (1, 2, 3, 4)] for name in SETS}
     level = ", ".join(f"{name} {app.fixed_share:.2f}" for name, app in apps.items())
     policies = five_policies(workloads)
     free = one_ratio({n: [without_memory(jobs) for jobs in of] for n, of in workloads.items()})
-    write(
+    publish(
         "sjf-bsbf",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.sjf_bsbf --seed {arguments.seed}",
-                f"seed {arguments.seed} (memory)",
-            ),
-            evaluation=evaluation("SJF-BSBF"),
-            policies=policies,
-            free=free,
-            **words(Table(policies), Table(free)),
-            bound=one_ratio(workloads),
-            stands_for=", ".join(f"{name} as {model}" for name, model in STANDS_FOR.items()),
-            level=level,
-        ),
+        PAGE,
+        arguments,
+        f"seed {arguments.seed} (memory)",
+        evaluation=evaluation("SJF-BSBF"),
+        policies=policies,
+        free=free,
+        **words(Table(policies), Table(free)),
+        bound=one_ratio(workloads),
+        stands_for=", ".join(f"{name} as {model}" for name, model in STANDS_FOR.items()),
+        level=level,
     )
 
 

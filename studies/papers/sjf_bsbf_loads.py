@@ -8,14 +8,13 @@ on the page of SJF-BSBF; jobs are drawn so that as many are large as in the pape
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, less, markdown
 from studies.papers.pollux import (
     APPLICATIONS,
@@ -129,9 +128,7 @@ def by_application(found: dict[str, list[Outcome]], drawn: Sequence[Sequence[Pol
 
 def main() -> None:
     """Run everything; write the page and its plots."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, seeds=1)
     jobs, slowdown = pool(applications(0)), measured_slowdown()
     drawn = {n: [mix(jobs, n, seed) for seed in range(arguments.seeds)] for n in COUNTS}
     found = {
@@ -151,22 +148,19 @@ def main() -> None:
     )
     table_iii = by_size(found[240], drawn[240], TABLE_III)
     table_iv = by_size(found[480], drawn[480], TABLE_IV)
-    write(
+    publish(
         "sjf-bsbf-loads",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.sjf_bsbf_loads --seeds {arguments.seeds}",
-                f"seeds 0 to {arguments.seeds - 1}; memory: 0",
-            ),
-            table_iii=table_iii,
-            table_iv=table_iv,
-            **words(Table(table_iii), Table(table_iv)),
-            load=markdown(
-                ["mean JCT, h", *(f"{n} jobs" for n in COUNTS)],
-                [[name, *(f"{hours:.2f}" for hours in of)] for name, of in mean.items()],
-            ),
-            application=by_application(found[240], drawn[240]),
+        PAGE,
+        arguments,
+        f"seeds 0 to {arguments.seeds - 1}; memory: 0",
+        table_iii=table_iii,
+        table_iv=table_iv,
+        **words(Table(table_iii), Table(table_iv)),
+        load=markdown(
+            ["mean JCT, h", *(f"{n} jobs" for n in COUNTS)],
+            [[name, *(f"{hours:.2f}" for hours in of)] for name, of in mean.items()],
         ),
+        application=by_application(found[240], drawn[240]),
     )
 
 

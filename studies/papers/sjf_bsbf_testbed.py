@@ -8,13 +8,12 @@ on the page of SJF-BSBF; what the paper does not print of the jobs is drawn.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, less, markdown, spread
 from studies.papers.pollux import (
     APPLICATIONS,
@@ -89,22 +88,18 @@ def table_ii(
 
 def main() -> None:
     """Run everything; write the page and its plot."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--testbeds", type=int, default=3)
-    count = parser.parse_args().testbeds
+    arguments = options(__doc__, testbeds=3)
+    count = arguments.testbeds
     table, times, waits = table_ii(applications(0), range(count))
     plot.distributions("sjf-bsbf-testbed", times, "completion time, s", logarithmic=True)
-    write(
+    publish(
         "sjf-bsbf-testbed",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.sjf_bsbf_testbed --testbeds {count}",
-                f"seeds 0 to {count - 1}, one a draw; memory: 0",
-            ),
-            testbed=table,
-            waits=waits,
-            **words(Table(table), Table(waits)),
-        ),
+        PAGE,
+        arguments,
+        f"seeds 0 to {count - 1}, one a draw; memory: 0",
+        testbed=table,
+        waits=waits,
+        **words(Table(table), Table(waits)),
     )
 
 

@@ -8,14 +8,13 @@ paper's own simulator. Every system is compared with Tiresias-L at the same thre
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import markdown
 from studies.papers.evaluation import evaluation
 from tandem.policy.catalog import load_profile
@@ -149,19 +148,15 @@ def _small_short(outcome: Outcome) -> Bools:
 
 def main() -> None:
     """Write docs/results/tiresias.md."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1)
-    count = parser.parse_args().seeds
-    write(
+    arguments = options(__doc__, seeds=1)
+    count = arguments.seeds
+    publish(
         "tiresias",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.tiresias --seeds {count}",
-                f"seeds 0 to {count - 1} for the workload",
-            ),
-            testbed=testbed(range(count)),
-            evaluation=evaluation("Tiresias"),
-        ),
+        PAGE,
+        arguments,
+        f"seeds 0 to {count - 1} for the workload",
+        testbed=testbed(range(count)),
+        evaluation=evaluation("Tiresias"),
     )
 
 

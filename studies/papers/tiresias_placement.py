@@ -8,7 +8,6 @@ unconsolidated rates on V100s, and [Pollux]' step times by placement.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import csv
 import json
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, data_folder, markdown, spread
 from studies.papers.pollux import APPLICATIONS
 from studies.papers.pollux import folder as pollux_folder
@@ -183,9 +182,8 @@ def rates_table(rates: Mapping[str, Mapping[str, float]]) -> str:
 
 def main() -> None:
     """Run everything; write the page and its plots."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    seeds = range(parser.parse_args().seeds)
+    arguments = options(__doc__, seeds=3)
+    seeds = range(arguments.seeds)
     rates = {f"{n} GPUs": gavel_rates(n) for n in (2, 4, 8)}
     pollux = {
         "4 on 2 nodes": pollux_rates("4", "22"),
@@ -199,18 +197,15 @@ def main() -> None:
         "rate over consolidated (V100)",
     )
     by_model = rates_table(rates)
-    write(
+    publish(
         "tiresias-placement",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.tiresias_placement --seeds {len(seeds)}",
-                f"seeds 0 to {len(seeds) - 1} (Fig. 12)",
-            ),
-            gavel=by_model,
-            **words(Table(by_model)),
-            pollux=rates_table(pollux),
-            figure_12=figure_12(seeds),
-        ),
+        PAGE,
+        arguments,
+        f"seeds 0 to {len(seeds) - 1} (Fig. 12)",
+        gavel=by_model,
+        **words(Table(by_model)),
+        pollux=rates_table(pollux),
+        figure_12=figure_12(seeds),
     )
 
 

@@ -8,10 +8,8 @@ paper's own simulator. Tiresias-L and Tiresias-G have the same threshold everywh
 
 from __future__ import annotations
 
-import argparse
-
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, load_trace, markdown
 from studies.papers.tiresias import jct_s, relative
 from tandem.policy.catalog import Profile, load_profile
@@ -102,21 +100,20 @@ def sweeps(jobs: int) -> str:
 
 def main() -> None:
     """Write docs/results/tiresias-trace.md."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=1934)
-    jobs = parser.parse_args().jobs
+    arguments = options(__doc__, jobs=1934)
+    jobs = arguments.jobs
     table_5, table_1 = philly(jobs)
     settings = sweeps(jobs)
-    write(
+    publish(
         "tiresias-trace",
-        PAGE.format(
-            made_by=made_by(f"python -m studies.papers.tiresias_trace --jobs {jobs}", "no seed"),
-            table_5=table_5,
-            table_1=table_1,
-            sweeps=settings,
-            jobs=jobs,
-            **words(Table(table_5), Table(table_1), Table(settings)),
-        ),
+        PAGE,
+        arguments,
+        "no seed",
+        table_5=table_5,
+        table_1=table_1,
+        sweeps=settings,
+        jobs=jobs,
+        **words(Table(table_5), Table(table_1), Table(settings)),
     )
 
 

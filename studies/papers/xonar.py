@@ -8,13 +8,12 @@ results.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import markdown
 from studies.papers.evaluation import evaluation
 from studies.papers.simulation import simulate
@@ -138,10 +137,7 @@ def pairs_formed(outcome: Outcome) -> int:
 
 def main() -> None:
     """Run all trials under the three systems, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, trials=50, seed=0)
     seeds = range(arguments.seed, arguments.seed + arguments.trials)
     trials = [draw(seed) for seed in seeds]
     spans: dict[str, Floats] = {}
@@ -176,24 +172,19 @@ def main() -> None:
         "system", "mean, s", "authors' repository", "99th percentile, s", "paper",
         "OOM, % of pairs", "paper", "mean over jobs, s",
     ]  # fmt: skip
-    write(
-        "xonar",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.xonar --trials {arguments.trials} "
-                f"--seed {arguments.seed}",
-                f"seeds {seeds[0]} to {seeds[-1]}, one a trial",
-            ),
-            table=markdown(columns, rows),
-            evaluation=evaluation("Xonar"),
-            why=WHY.format(
+    publish("xonar", PAGE, arguments, f"seeds {seeds[0]} to {seeds[-1]}, one a trial",
+table=markdown(columns, rows),
+evaluation=evaluation("Xonar"),
+why=WHY.format(
                 floor=floor, floor_share=floor / spans["fifo"].mean(),
                 above=spans["xonar"].mean() / floor - 1,
                 pairs_above=spans["xonar-fifo-pairs"].mean() / floor - 1,
-            ), serial=less["fifo"], pairs=less["xonar-fifo-pairs"],
-            serial_tail=tail["fifo"], pairs_tail=tail["xonar-fifo-pairs"],
-        ),
-    )  # fmt: skip
+            ),
+serial=less["fifo"],
+pairs=less["xonar-fifo-pairs"],
+serial_tail=tail["fifo"],
+pairs_tail=tail["xonar-fifo-pairs"],
+)  # fmt: skip
 
 
 WHY = """\

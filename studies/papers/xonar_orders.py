@@ -8,7 +8,6 @@ writes docs/results/xonar-orders.md and its plot. Jobs are drawn from the publis
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks import plot
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import Table, data_folder, markdown
 from studies.papers.simulation import simulate
 from studies.papers.xonar import ITERATIONS, JOBS, MACHINE, Trial, draw
@@ -108,9 +107,8 @@ def experiments(
 
 def main() -> None:
     """Run all orders; write the page and its plot."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--experiments", type=int, default=8)
-    count = parser.parse_args().experiments
+    arguments = options(__doc__, experiments=8)
+    count = arguments.experiments
     rows, samples = [], {}
     for title, drawn in (("published ranges", draw), ("measured pairs", measured)):
         for name, system in (("xonar-fifo-pairs", "as they come"), ("xonar", "by fit")):
@@ -127,18 +125,15 @@ def main() -> None:
     plot.boxes("xonar-orders", samples, "time until all have ended, relative")
     columns = ["jobs and pairs", "A", "B", "C", "median of all", "least to most", "1.2 or more, %"]
     table = markdown(columns, rows)
-    write(
+    publish(
         "xonar-orders",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.papers.xonar_orders --experiments {count}",
-                f"seeds 0 to {count - 1}, one an experiment",
-            ),
-            count=count,
-            orders=ORDERS,
-            table=table,
-            **words(Table(table)),
-        ),
+        PAGE,
+        arguments,
+        f"seeds 0 to {count - 1}, one an experiment",
+        count=count,
+        orders=ORDERS,
+        table=table,
+        **words(Table(table)),
     )
 
 

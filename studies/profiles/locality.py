@@ -7,11 +7,9 @@ writes docs/results/locality.md. Truth: Gavel's consolidated and unconsolidated 
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
-from benchmarks.pages import made_by, write
+from benchmarks.pages import options, publish
 from benchmarks.tables import data_folder, load_trace, markdown
 from studies.profiles.grid import CLUSTERS
 from tandem.policy.catalog import Profile, load_profile
@@ -75,10 +73,7 @@ def run(
 
 def main() -> None:
     """Run everything, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=400)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, seeds=5, jobs=400)
     rows = []
     for name, cluster in CLUSTERS.items():
         jobs = tuple(load_trace(name)[: arguments.jobs])
@@ -102,17 +97,13 @@ def main() -> None:
         "trace, cluster", "gangs", "with, s", "without, s", "less, %",
         "gangs split, with", "without", "gang GPU-seconds spread, with", "without",
     ]  # fmt: skip
-    write(
+    publish(
         "locality",
-        PAGE.format(
-            made_by=made_by(
-                f"python -m studies.profiles.locality --seeds {arguments.seeds} "
-                f"--jobs {arguments.jobs}",
-                f"seeds 0 to {arguments.seeds - 1}",
-            ),
-            jobs=arguments.jobs,
-            table=markdown(columns, rows),
-        ),
+        PAGE,
+        arguments,
+        f"seeds 0 to {arguments.seeds - 1}",
+        jobs=arguments.jobs,
+        table=markdown(columns, rows),
     )
 
 
