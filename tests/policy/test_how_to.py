@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
-NEW = re.compile(r"New file `([^`]+)`:\n\n```python\n(.*?)```", re.S)
+NEW = re.compile(r"New file `([^`]+)`:\n\n```\w+\n(.*?)```", re.S)
 REPLACE = re.compile(
     r"In `([^`]+)`, replace\n\n```text\n(.*?)\n```\n\nby\n\n```text\n(.*?)\n```", re.S
 )
@@ -30,6 +30,9 @@ def test_a_change_as_the_page_says(title: str, tmp_path: Path) -> None:
         (tmp_path / path).write_text(code)
         touched.add(path)
     for path, old, new in REPLACE.findall(text):
+        if not (tmp_path / path).exists():
+            (tmp_path / path).parent.mkdir(parents=True)
+            shutil.copy(ROOT / path, tmp_path / path)
         before = (tmp_path / path).read_text()
         assert before.count(old) == 1, f"{path}: {old}"
         (tmp_path / path).write_text(before.replace(old, new))
