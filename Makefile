@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test operators papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart mutants
+.PHONY: help setup check test operators papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart mutants release release-tools release-test
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -59,7 +59,7 @@ test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/tandem controlplane build --operators jobset
-	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers and not operators and not reasons"
+	@$(BIN)/pytest -n 3 --dist loadgroup -m "not real and not browser and not papers and not operators and not reasons and not release"
 
 operators: $(READY) ## docs/workloads.md: kinds of workloads with their own controllers on a control plane (some minutes)
 	@$(BIN)/tandem controlplane build --operators jobset,lws,kuberay,mpi-operator,training-operator,trainer
@@ -174,6 +174,21 @@ lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from th
 sbom: $(READY) ## What the images hold, as CycloneDX: .out/sbom.json
 	@mkdir -p .out
 	@$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements-run.lock -o .out/sbom.json
+
+RELEASE_OPTIONS = $(if $(VERSION),--version $(VERSION)) $(if $(REGISTRY),--registry $(REGISTRY)) $(if $(KEY),--key $(KEY)) \
+	$(if $(BASE),--base $(BASE)) $(if $(BUILDER),--builder $(BUILDER)) \
+	$(if $(KREW_URL),--krew-url $(KREW_URL)) $(if $(SIGNING_CONFIG),--signing-config $(SIGNING_CONFIG)) \
+	$(if $(PLAIN_HTTP),--plain-http) $(if $(FRESH),--fresh) $(if $(DRY_RUN),--dry-run)
+release: release-tools ## A release: VERSION=1.2.0 REGISTRY=registry.example.com/team KEY=tandem.key (DRY_RUN=1; docs/release.md)
+	@$(BIN)/python -m deploy.release $(RELEASE_OPTIONS)
+
+release-tools: $(READY) # crane, cosign, and helm
+	@$(BIN)/python -m controlplane.releasetools
+
+release-test: $(READY) ## The release pipeline on a registry of this machine: push, sign, verify, krew (cosign is built first: minutes)
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/python -m controlplane.releasetools --tests
+	@$(BIN)/pytest -n0 -m release tests/release
 
 audit: $(READY) ## Known vulnerabilities of what the images hold (asks PyPI; fails where PyPI does not say)
 	@$(BIN)/uv tool run pip-audit==2.10.1 --strict --require-hashes --disable-pip -r requirements-run.lock

@@ -23,6 +23,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -209,45 +210,63 @@ def pip_settings() -> Path:
     return path
 
 
+def build_image(name: str, base: str, context: Path, *options: str) -> None:
+    """Build the Dockerfile of `context` on `base` as the image `name` of our storage."""
+    # This machine's settings are mounted, so that no image keeps them.
+    given = ["--network", "host", "--isolation", "chroot", "--format", "docker", "--layers"]
+    given += ["--volume", f"{pip_settings()}:/etc/pip.conf:ro"]
+    if bundle := certificates():
+        given += ["--volume", f"{bundle}:{bundle}:ro"]
+    buildah(
+        "build", *given, "--build-arg", f"PYTHON_IMAGE={base}", "--tag", name, *options, context
+    )
+
+
+def save(name: str, archive: Path) -> None:
+    """Write an image of our storage as an archive."""
+    partial = archive.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    buildah("push", "--quiet", name, f"docker-archive:{partial}:{name}")
+    partial.replace(archive)
+
+
 def build(component: str, base: str) -> Path:
     """Build one target; return its archive."""
     name = f"docker.io/library/tandem-{component}:{VERSION}"
-    options = ["--network", "host", "--isolation", "chroot", "--format", "docker", "--layers"]
-    options += ["--volume", f"{pip_settings()}:/etc/pip.conf:ro"]
-    if bundle := certificates():
-        options += ["--volume", f"{bundle}:{bundle}:ro"]
-    options += ["--build-arg", f"PYTHON_IMAGE={base}", "--tag", name]
     # Read before the build: a file that changes meanwhile makes the image stale.
-    options += ["--label", f"{LABEL}={sources_hash(component)}"]
+    label = ("--label", f"{LABEL}={sources_hash(component)}")
     if component == EXAMPLE:
         with tempfile.TemporaryDirectory() as context:
             folder = Path(context)
             shutil.copytree(ROOT / "deploy" / "examples" / "train", folder, dirs_exist_ok=True)
             shutil.copy(ROOT / "tandem" / "progress.py", folder)
-            buildah("build", *options, folder)
+            build_image(name, base, folder, *label)
     else:
-        buildah("build", *options, "--target", component, ROOT)
+        build_image(name, base, ROOT, *label, "--target", component)
     archive = archive_path(component)
-    partial = archive.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    buildah("push", "--quiet", name, f"docker-archive:{partial}:{name}")
-    partial.replace(archive)
+    save(name, archive)
     return archive
+
+
+@contextmanager
+def mounted(name: str) -> Iterator[Path]:
+    """Mount the files of an image of our storage."""
+    container = buildah("from", name).strip()
+    try:
+        yield Path(buildah("mount", container).strip())
+    finally:
+        buildah("rm", container)
 
 
 def size_mb(component: str) -> float:
     """Return the size of an image's files, unpacked."""
-    container = buildah("from", f"docker.io/library/tandem-{component}:{VERSION}").strip()
-    try:
-        mounted = buildah("mount", container).strip()
-        files = {}
-        for folder, _, names in os.walk(mounted):
+    files = {}
+    with mounted(f"docker.io/library/tandem-{component}:{VERSION}") as root:
+        for folder, _, names in os.walk(root):
             for name in names:
                 info = os.lstat(Path(folder) / name)
                 files[info.st_ino] = info.st_size
-        return sum(files.values()) / 1e6
-    finally:
-        buildah("rm", container)
+    return sum(files.values()) / 1e6
 
 
 def load() -> None:

@@ -1,0 +1,1 @@
+"""A release of Tandem: built from one commit, pushed to a registry, signed and described."""
