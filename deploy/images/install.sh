@@ -12,8 +12,9 @@ tandem)
     /opt/tandem/bin/pip install --no-deps /wheels/*.whl
     /opt/tandem/bin/pip check
     /opt/tandem/bin/pip uninstall --yes setuptools pip 2>/dev/null || /opt/tandem/bin/pip uninstall --yes pip
-    # By hash and not by time: the same sources give the same bytes, and no time of a file counts.
-    /opt/tandem/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/tandem/lib
+    # All of it anew, by hash and not by time: a release gives its files the time of the commit, and
+    # byte code that names another time would be ignored.
+    /opt/tandem/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/tandem/lib
     ;;
 *)
     echo "usage: install.sh libraries LOCK | install.sh tandem" >&2

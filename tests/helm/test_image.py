@@ -24,6 +24,8 @@ COMPONENTS = {"extender": "scheduler_extender", "agent": "node_agent", "predicto
 LEFT_OUT = (
     "pip", "pytest", "mypy", "matplotlib", "hatchling", "kubernetes", "scipy", "xgboost", "ziglang",
 )  # fmt: skip
+#: How byte code says that no time of its source counts (PEP 552).
+UNCHECKED = (1).to_bytes(4, "little")
 #: What the steps call that a base has; it has no C compiler.
 TOOLS = ("sh", "find", "rm")
 #: Copyleft by file, for a list of certificates that we do not change.
@@ -159,6 +161,10 @@ def test_the_build_stages_make_an_installation_that_runs(component: str, tmp_pat
     follow(stages()["wheel"], folder, tmp_path, env)
     follow(stages()[f"build-{component}"], folder, tmp_path, env)
     module = COMPONENTS[component]
+    compiled = list((tmp_path / "opt" / "tandem").rglob("*.pyc"))
+    assert len(compiled) > 100
+    by_time = [file for file in compiled if file.read_bytes()[4:8] != UNCHECKED]
+    assert by_time == []
     assert "usage" in run([python, "-m", module, "--help"], empty, env).lower()
     where = run([python, "-c", f"import {module}; print({module}.__file__)"], empty, env)
     assert str(tmp_path / "opt") in where
