@@ -40,6 +40,16 @@ html_static_path: list[str] = []
 html_additional_pages = {"index": "start.html"}
 templates_path = ["templates"]
 html_theme_options = {"navigation_with_keys": True}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 
 _LINK = re.compile(r"\]\(([^)\s#]+\.md)\)")
 _ROW = re.compile(r"^\| (.+?) \|", re.MULTILINE)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -61,6 +65,37 @@ def test_pages_ask_no_other_host(site: Path) -> None:
         assert not asked.search(page.read_text()), page
 
 
+class Links(HTMLParser):
+    """The links of a page, and the names of its parts."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.parts: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [given[key] or "" for key in ("href", "src") if key in given]
+        self.parts |= {given["id"] or ""} if "id" in given else set()
+
+
+def test_each_link_of_each_page_leads_to_a_page_or_a_part_of_one(site: Path) -> None:
+    pages = {page: Links(page) for page in site.rglob("*.html")}
+    wrong = []
+    for page, found in pages.items():
+        for link in found.links:
+            at = urlsplit(link)
+            if at.scheme or at.netloc:
+                continue
+            to = (page.parent / unquote(at.path)).resolve() if at.path else page
+            parts = pages[to].parts if to in pages else {at.fragment}
+            if not to.is_file() or (at.fragment and at.fragment not in parts):
+                wrong.append(f"{page.relative_to(site)}: {link}")
+    assert len(pages) > 100
+    assert wrong == []
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Another repository with two pages, built by the same files."""
@@ -80,6 +115,43 @@ def test_versions_stand_side_by_side_newest_first(small: Path) -> None:
         assert done.returncode == 0, done.stderr
     listed = re.findall(r">([\d.rc]+)</a>", (output / "index.html").read_text())
     assert listed == ["0.10", "0.10rc1", "0.9"]
+    assert [(each["name"], each["alias"]) for each in known(output)] == [
+        ("0.10", "stable"),
+        ("0.10rc1", ""),
+        ("0.9", ""),
+    ]
+    assert "docs/a" in known(output)[0]["pages"]
+
+
+def known(output: Path) -> list[dict[str, Any]]:
+    """Return the versions among which each page lets its reader choose."""
+    text = (output / "versions.js").read_text()
+    found: list[dict[str, Any]] = json.loads(
+        text.removeprefix("const tandemVersions = ").removesuffix(";\n")
+    )
+    return found
+
+
+def test_latest_and_stable_lead_to_the_newest_of_their_kind(tmp_path: Path) -> None:
+    lead = runpy.run_path(str(SITE / "build.py"))["lead_to_versions"]
+
+    def built(version: str, *names: str) -> None:
+        for name in ("README", *names):
+            file = tmp_path / version / f"{name}.html"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        lead(tmp_path)
+
+    built("0.10rc1", "docs/a")
+    assert not (tmp_path / "stable").exists()
+    built("0.9", "docs/a")
+    for alias, version in (("latest", "0.10rc1"), ("stable", "0.9")):
+        page = tmp_path / alias / "docs" / "a.html"
+        assert f"../../{version}/docs/a.html" in Links(page).links
+    # A page that the new version has no more.
+    built("0.11", "docs/b")
+    assert {each.name for each in (tmp_path / "stable" / "docs").iterdir()} == {"b.html"}
+    assert known(tmp_path)[0] == {"name": "0.11", "alias": "stable", "pages": ["README", "docs/b"]}
 
 
 @pytest.mark.parametrize(
