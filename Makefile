@@ -11,7 +11,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --
 	--no-header --no-annotate --no-emit-index-url --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test operators papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart mutants release release-tools release-test
+.PHONY: help setup check test operators papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart notifications mutants release release-tools release-test
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -170,6 +170,11 @@ mutants: $(READY) ## docs/mutants.md: which small changes of the code no test no
 lint-chart: $(READY) ## helm-unittest and kube-score on the chart (built from their Go modules, once)
 	@$(BIN)/python -m controlplane.charttools
 	@$(BIN)/pytest -n0 tests/helm/test_helm_lint.py
+
+notifications: $(READY) ## GPUJobs through kube-state-metrics, Prometheus and Alertmanager to the receivers of two teams (built once, some minutes)
+	@$(BIN)/tandem controlplane build
+	@$(BIN)/python -m controlplane.monitoringtools
+	@$(BIN)/pytest -n0 tests/helm/test_helm_notifications.py tests/helm/test_helm_notified.py
 
 sbom: $(READY) ## What the images hold, as CycloneDX: .out/sbom.json
 	@mkdir -p .out

@@ -26,6 +26,8 @@ _ACCOUNTS = {
     "scheduler": "`tandem-scheduler` in the namespace of the release",
     "agent": "`tandem-agent` in `tandem-agents`",
     "predictor": "`tandem-predictor` in the namespace of the release",
+    "notifications": "`tandem-notifications` in the namespace of the release,"
+    " with `monitoring.notifications.enabled`",
     "shadow": "`tandem-shadow` in the namespace of the release, alone, with `mode: shadow`",
 }
 _UNLESS = {

@@ -166,11 +166,21 @@ class _Dashboards(_Section):
     labels: Labels
 
 
+class _Notifications(_Section):
+    enabled: bool
+    long_wait_seconds: Annotated[int, Field(ge=1)]
+    slowdown_percent: Annotated[int, Field(ge=1)]
+    receivers: dict[Name, dict[str, Any]]
+    image: str
+    resources: _Resources
+
+
 class _Monitoring(_Section):
     operator: Literal["auto", "always", "never"]
     labels: Labels
     interval: Annotated[str, Field(pattern=r"^\d+(ms|s|m|h)$")]
     dashboards: _Dashboards
+    notifications: _Notifications
 
 
 class Values(_Section):

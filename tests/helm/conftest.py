@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from controlplane_binaries import need_control_plane
 from helm_cluster import ChartCluster
-from helm_render import RETRAINING, Helm, Object, render, run_helm
+from helm_render import NOTIFICATIONS, RETRAINING, Helm, Object, render, run_helm
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +17,8 @@ def helm() -> Helm:
 
 @pytest.fixture(scope="session")
 def rendered() -> list[Object]:
-    """The chart with its defaults and retraining, where the Prometheus operator is installed."""
-    return render("--api-versions", "monitoring.coreos.com/v1", *RETRAINING)
+    """The chart with all that it may make, where the Prometheus operator is installed."""
+    return render("--api-versions", "monitoring.coreos.com/v1", *RETRAINING, *NOTIFICATIONS)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ RETRAINING = (
     "--set", "predictor.retraining.image=registry.example/tandem-train:1",
     "--set", "predictor.artifactsClaim=models",
 )  # fmt: skip
+NOTIFICATIONS = ("--set", "monitoring.notifications.enabled=true")
 
 Object = dict[str, Any]
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -164,8 +164,8 @@ def test_everything_but_the_agent_meets_pod_security_restricted(rendered: list[O
         "hostPID",
         "hostPort: agent",
     ]
-    ours = ("tandem-scheduler", "tandem-predictor", "tandem-retraining", "tandem-test")
-    assert judged == {name: [] for name in ours}
+    ours = ("scheduler", "predictor", "retraining", "notifications", "test")
+    assert judged == {f"tandem-{name}": [] for name in ours}
 
 
 def against_restricted(spec: Object) -> list[str]:
