@@ -24,11 +24,12 @@ _ran: dict[str, dict[str, str]] = {}
 @pytest.fixture(scope="session")
 def needed(request: pytest.FixtureRequest) -> list[str]:
     """The operators of the kinds whose tests are run, in order; those that are built."""
-    examples = [
-        item.callspec.params["example"]
+    params = (
+        item.callspec.params
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "example" in item.callspec.params
-    ]
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    )
+    examples = [each["example"] for each in params if isinstance(each.get("example"), Example)]
     names = dict.fromkeys(name for example in examples for name in example.operators)
     return [name for name in names if not operators.missing([operators.by_name(name)])]
 
