@@ -98,6 +98,8 @@ def exported(source: Source) -> Iterator[Path]:
         tree = Path(folder, "source")
         run("git", "archive", "--output", packed, source.commit, cwd=source.root)
         with tarfile.open(packed) as tar:
-            tar.extractall(tree, filter="data")
+            # Python 3.11 has filters since 3.11.4. What is unpacked is a commit of our own.
+            filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            tar.extractall(tree, **filters)
         packed.unlink()
         yield tree

@@ -82,7 +82,9 @@ def test_three_jobs_share_two_gpus_and_an_exclusive_one_waits_and_says_why(
 
     said = wait_until(reason, "the GPUJob says why it waits")
     print(said)
-    assert all(gpu in said for gpu in holders)
+    assert "0 of 2 GPUs can take it now" in said
+    causes = cluster.status(namespace, "whole")["causes"]
+    assert sum(cause.get("gpus", 0) for cause in causes) == len(holders), "each GPU has its reason"
     assert not cluster.pod(namespace, "whole")["spec"].get("nodeName")
 
     for name in pods:
