@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from controlplane import binaries
@@ -34,8 +34,10 @@ def find(tool: Program) -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def build(tools: Iterable[Program]) -> None:
+def build(tools: Iterable[Program], flags: Sequence[str] = ()) -> None:
     """Build what is nowhere on this machine, and print each with its time.
+
+    `flags`: further flags of `go build`.
 
     Raises:
         TandemError: with the end of the compiler's output; or there is no Go.
@@ -51,9 +53,9 @@ def build(tools: Iterable[Program]) -> None:
         target = path(tool)
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(f".{os.getpid()}")
-        command = [go, "build", *binaries.BUILD_FLAGS, "-ldflags", "-s -w", "-o", str(partial)]
+        stripped = ["-ldflags", "-s -w", "-o", str(partial)]
         answer = subprocess.run(
-            [*command, tool.package],
+            [go, "build", *binaries.BUILD_FLAGS, *flags, *stripped, tool.package],
             cwd=binaries.recipes() / tool.wrapper,
             env={**os.environ, **binaries.BUILD_ENVIRONMENT},
             capture_output=True,

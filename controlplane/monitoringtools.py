@@ -5,7 +5,6 @@ Prometheus comes from Debian's package (`controlplane.build`).
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -42,12 +41,7 @@ def build_all() -> None:
         gotools.build([alertmanager])  # which says that there is no Go
         return
     with tempfile.TemporaryDirectory() as scratch:
-        given = os.environ.get("GOFLAGS", "")
-        os.environ["GOFLAGS"] = f"{given} -modfile={_with_a_page(alertmanager, Path(scratch))}"
-        try:
-            gotools.build([alertmanager])
-        finally:
-            os.environ["GOFLAGS"] = given
+        gotools.build([alertmanager], [f"-modfile={_with_a_page(alertmanager, Path(scratch))}"])
 
 
 def _with_a_page(alertmanager: Program, scratch: Path) -> Path:

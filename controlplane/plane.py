@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ Manifest = Mapping[str, Any]
 
 _START_TIMEOUT_S = 120.0
 _HEALTH_TIMEOUT_S = 5.0
+_REVIVE_EVERY_S = 1.0
 # Users that RBAC's bootstrap roles know, so that each program has the rights of a real one.
 _CONTROLLER_MANAGER_USER = "system:kube-controller-manager"
 _SCHEDULER_USER = "system:kube-scheduler"
@@ -102,6 +104,8 @@ class ControlPlane:
         if real is not None:
             self._access.write_kubelet_client()
         self._scheduler_ports: dict[str, int] = {}
+        self._closing = threading.Event()
+        self._reviver = threading.Thread(target=self._revive, name="reviver", daemon=True)
         self.processes: dict[str, Process] = {}
         self.url = self._layout.url
         self.ca_file = self._access.ca_file
@@ -126,6 +130,9 @@ class ControlPlane:
         What was started by `run` or `start_scheduler` is asked to end first. The rest is
         killed: there is nothing in it to be kept.
         """
+        self._closing.set()
+        if self._reviver.is_alive():
+            self._reviver.join()
         for node in self.real_nodes.values():
             node.close()
         newest_first = list(reversed(self.processes.values()))
@@ -159,6 +166,17 @@ class ControlPlane:
             ),
             "the controllers are at work",
         )
+        self._reviver.start()
+
+    def _revive(self) -> None:
+        while not self._closing.wait(_REVIVE_EVERY_S):
+            self._start_schedulers_that_gave_up()
+
+    def _start_schedulers_that_gave_up(self) -> None:
+        """Do what a kubelet does: a kube-scheduler ends when it loses its Lease."""
+        for name in list(self._scheduler_ports):
+            if process := self.processes.get(name):
+                process.start_if_it_gave_up()
 
     def _audit(self) -> list[str]:
         policy = yaml.safe_dump(dict(components.AUDIT_POLICY))
@@ -229,6 +247,7 @@ class ControlPlane:
         names = [name for name in ("etcd", "kube-apiserver", *needed) if name in self.processes]
 
         def lives_and_holds() -> bool:
+            self._start_schedulers_that_gave_up()
             for process in map(self.processes.__getitem__, names):
                 if not process.running:
                     raise process.failure(f"ended with status {process.exit_code}")

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from tandem.errors import TandemError
 
 _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 _LOG_TAIL_LINES = 15
+#: A program that ends sooner after its start has a fault of its own: another start cannot help.
+_STARTED_S = 10.0
 
 # The kernel sends the death signal when the *thread* that forked ends, not the process, so that
 # one thread which lives as long as this process starts every child.
@@ -86,11 +89,36 @@ class Process:
         self._env = {**os.environ, **(env or {})}
         self._hostname = hostname
         self._popen: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._started_s = 0.0
+        self._ended_by_us = False
 
     def start(self) -> None:
         """Start the program, unless it runs already; output is appended to the log."""
+        with self._starting:
+            self._start()
+
+    def _start(self) -> None:
         if not self.running:
+            self._ended_by_us = False
+            self._started_s = time.monotonic()
             self._popen = _spawner.submit(self._spawn).result()
+
+    def start_if_it_gave_up(self) -> bool:
+        """Start the program again if it came up and then ended with an error of its own.
+
+        A kubelet does so for a container. Nothing happens to one that `kill` or `terminate`
+        ended, or that a signal ended. Returns whether it was started.
+        """
+        with self._starting:
+            gave_up = (
+                (self.exit_code or 0) > 0
+                and not self._ended_by_us
+                and time.monotonic() - self._started_s > _STARTED_S
+            )
+            if gave_up:
+                self._start()
+            return gave_up
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         shim = [sys.executable, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), self._hostname]
@@ -137,12 +165,16 @@ class Process:
 
     def kill(self) -> None:
         """End the program at once (SIGKILL), and wait until it is gone."""
+        with self._starting:
+            self._ended_by_us = True
         self.send(signal.SIGKILL)
         if self._popen is not None:
             self._popen.wait()
 
     def terminate(self, timeout_s: float = 10.0) -> None:
         """Ask the program to end (SIGTERM); kill it after `timeout_s`."""
+        with self._starting:
+            self._ended_by_us = True
         self.resume()
         self.send(signal.SIGTERM)
         if self._popen is not None:

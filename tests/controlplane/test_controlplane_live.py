@@ -17,6 +17,7 @@ import pytest
 
 from controlplane import ControlPlane, Node, binaries, wait_until
 from tandem.errors import TandemError
+from tandem.local import processes
 
 pytestmark = pytest.mark.controlplane
 
@@ -223,10 +224,9 @@ def test_a_paused_scheduler_binds_nothing_until_it_is_resumed(
     wait_phase(control_plane, namespace, "waits", "Running")
 
 
-def test_two_schedulers_under_host_names_of_their_own_elect_one(
-    control_plane: ControlPlane, namespace: str
-) -> None:
-    config = {
+def electing(namespace: str) -> dict[str, Any]:
+    """Return a configuration of a kube-scheduler that holds the Lease `elected`."""
+    return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {
@@ -239,12 +239,52 @@ def test_two_schedulers_under_host_names_of_their_own_elect_one(
         },
     }
 
+
+def lease_path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/elected"
+
+
+def lease_holder(plane: ControlPlane, namespace: str) -> str:
+    found = plane.http.get(lease_path(namespace))
+    identity = found.json()["spec"]["holderIdentity"] if found.is_success else ""
+    return str(identity).split("_")[0]
+
+
+def test_a_scheduler_that_loses_its_lease_is_started_again(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its kubelet does: a busy machine must not leave a plane without a scheduler."""
+    monkeypatch.setattr(processes, "_STARTED_S", 0.0)
+    process = control_plane.start_scheduler(
+        "lone",
+        config=electing(namespace),
+        kubeconfig=control_plane.kubeconfig(),
+        hostname="lone",
+        wait=False,
+    )
+    try:
+        wait_until(lambda: lease_holder(control_plane, namespace) == "lone", "it is elected")
+        first = process.pid
+        body = {"spec": {"holderIdentity": "thief", "renewTime": "2100-01-01T00:00:00.000000Z"}}
+        control_plane.http.patch(
+            lease_path(namespace),
+            json=body,
+            headers={"content-type": "application/merge-patch+json"},
+        ).raise_for_status()
+        wait_until(lambda: process.pid != first and process.running, "it is started again")
+        control_plane.http.delete(lease_path(namespace)).raise_for_status()
+        wait_until(lambda: lease_holder(control_plane, namespace) == "lone", "it leads again")
+    finally:
+        control_plane.processes.pop("lone").kill()
+
+
+def test_two_schedulers_under_host_names_of_their_own_elect_one(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    config = electing(namespace)
+
     def holder() -> str:
-        found = control_plane.http.get(
-            f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/elected"
-        )
-        identity = found.json()["spec"]["holderIdentity"] if found.is_success else ""
-        return str(identity).split("_")[0]
+        return lease_holder(control_plane, namespace)
 
     admin = control_plane.kubeconfig()
     for name in ("left", "right"):

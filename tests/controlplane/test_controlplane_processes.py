@@ -16,6 +16,7 @@ import pytest
 
 from controlplane import Node, Process, free_port, wait_until
 from tandem.errors import TandemError
+from tandem.local import processes
 from tandem.local.scratch import Scratch
 
 PARENT = """
@@ -98,6 +99,32 @@ def test_a_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
     wait_until(lambda: not process.running, "it has ended")
     failure = process.failure(f"ended with status {process.exit_code}")
     assert failure.message == "broken ended with status 3; the end of its log:\nno such flag"
+
+
+def test_a_program_that_gives_up_is_started_again_and_one_that_was_ended_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_STARTED_S", 0.0)
+    script = 'trap "exit 1" TERM; test -e "$0" && sleep 600; touch "$0"; exit 1'
+    process = Process("gives up", ["sh", "-c", script, str(tmp_path / "was")], tmp_path / "log")
+    assert not process.start_if_it_gave_up()
+    process.start()
+    wait_until(lambda: not process.running, "it has given up")
+    assert process.start_if_it_gave_up()
+    assert process.running
+    assert not process.start_if_it_gave_up()
+    process.terminate()
+    assert not process.start_if_it_gave_up()
+    process.start()
+    process.kill()
+    assert not process.start_if_it_gave_up()
+
+
+def test_a_program_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
+    process = Process("broken", ["sh", "-c", "exit 1"], tmp_path / "log")
+    process.start()
+    wait_until(lambda: not process.running, "it has ended")
+    assert not process.start_if_it_gave_up()
 
 
 def test_a_free_port_is_outside_the_range_of_outgoing_connections() -> None:

@@ -396,9 +396,6 @@ def test_agent_measures_on_while_the_api_server_is_away_and_tells_of_it_without_
         server.restart()
         plane.wait_ready()
     back = time.monotonic()
-    scheduler = plane.processes["tandem-scheduler"]
-    if not scheduler.running:  # it gave up its Lease, and kubelet would start it again
-        scheduler.start()
     plane.wait_scheduler("tandem-scheduler")
     # Kubernetes' controllers find their way back as well, but take over a minute.
     plane.processes["kube-controller-manager"].restart()

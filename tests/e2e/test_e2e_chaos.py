@@ -85,8 +85,7 @@ class Site:
 def kept_alive(plane: ControlPlane, over: threading.Event) -> None:
     """Start again what gives up while the API server is away, as a kubelet does."""
     programs: list[Process] = [
-        plane.processes[name]
-        for name in ("tandem-scheduler", "kube-scheduler", "kube-controller-manager", "extender")
+        plane.processes[name] for name in ("kube-controller-manager", "extender")
     ]
     while not over.wait(0.5):
         for program in programs:
