@@ -125,23 +125,26 @@ def _build_one(
 
 
 def module_folder(program: Program) -> Path:
-    """Return where Go keeps the module of a program, which has been downloaded to build it.
+    """Return where Go keeps the module of a program, which it downloads where it is not there.
 
     Raises:
         TandemError: with what Go says.
     """
-    answer = subprocess.run(
-        [go() or "go", "list", "-m", "-f", "{{.Dir}}", program.module],
-        cwd=binaries.wrapper(program),
-        env={**os.environ, **binaries.BUILD_ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    folder = answer.stdout.strip()
-    if answer.returncode != 0 or not folder:
-        raise TandemError(f"go does not find {program.module}:\n{answer.stderr.strip()}")
-    return Path(folder)
+    for command in (
+        ["mod", "download", program.module],
+        ["list", "-m", "-f", "{{.Dir}}", program.module],
+    ):
+        answer = subprocess.run(
+            [go() or "go", *command],
+            cwd=binaries.wrapper(program),
+            env={**os.environ, **binaries.BUILD_ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.returncode != 0:
+            raise TandemError(f"go does not find {program.module}:\n{answer.stderr.strip()}")
+    return Path(answer.stdout.strip())
 
 
 def fetch_promtool() -> Path | None:

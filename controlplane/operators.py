@@ -50,6 +50,7 @@ class Operator:
     `settings` is its configuration file, where it has one, `arguments` are its flags. `namespace`,
     `objects` and `file`, which it does not read, have to be there when it starts. It says at
     `ready`, by HTTP, that it is at work; at `port`, if it is one that the program has chosen.
+    Of one that is `definitions_only` no program is built: somebody plays it.
     """
 
     program: Program
@@ -61,6 +62,7 @@ class Operator:
     port: int | None = None
     objects: tuple[Manifest, ...] = ()
     file: str = ""
+    definitions_only: bool = False
 
     @property
     def name(self) -> str:
@@ -180,6 +182,12 @@ OPERATORS: tuple[Operator, ...] = (
         ("manifests/base/crds/trainer*.yaml", "manifests/base/webhook/manifests.yaml"),
         _trainer,
     ),
+    # Modules that its program needs cannot be had.
+    Operator(
+        _program("volcano", "volcano.sh/volcano", "cmd/controller-manager"),
+        ("config/crd/volcano/bases/batch.volcano.sh_jobs.yaml",),
+        definitions_only=True,
+    ),
 )
 
 
@@ -211,7 +219,8 @@ def missing(operators: Iterable[Operator]) -> list[Operator]:
     return [
         each
         for each in operators
-        if build.outstanding((each.program,)) or not (folder(each) / _MANIFESTS).is_dir()
+        if not (folder(each) / _MANIFESTS).is_dir()
+        or (not each.definitions_only and build.outstanding((each.program,)))
     ]
 
 
@@ -221,13 +230,15 @@ def build_one(operator: Operator, report: build.Report) -> None:
     Raises:
         TandemError: there is no Go, or with the end of its output.
     """
-    place = build.build(report, (operator.program,))
+    place = folder(operator)
+    if not operator.definitions_only:
+        build.build(report, (operator.program,))
     kept = place / _MANIFESTS
     if kept.is_dir():
         return
     partial = place / f".{_MANIFESTS}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir(parents=True)
     module = build.module_folder(operator.program)
     for pattern in operator.manifests:
         files = sorted(module.glob(pattern))
@@ -264,6 +275,8 @@ def _start_one(plane: ControlPlane, operator: Operator) -> None:
         stdin="\n---\n".join(json.dumps(each) for each in definitions),
     )
     plane.await_definitions(*(each["metadata"]["name"] for each in definitions))
+    if operator.definitions_only:
+        return
     if operator.namespace:
         namespace = {"kind": "Namespace", "metadata": {"name": operator.namespace}}
         plane.apply({"apiVersion": "v1", **namespace})

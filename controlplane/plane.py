@@ -104,6 +104,7 @@ class ControlPlane:
         if real is not None:
             self._access.write_kubelet_client()
         self._scheduler_ports: dict[str, int] = {}
+        self._kept_up: dict[str, Process] = {}
         self._closing = threading.Event()
         self._reviver = threading.Thread(target=self._revive, name="reviver", daemon=True)
         self.processes: dict[str, Process] = {}
@@ -174,9 +175,8 @@ class ControlPlane:
 
     def _start_schedulers_that_gave_up(self) -> None:
         """Do what a kubelet does: a kube-scheduler ends when it loses its Lease."""
-        for name in list(self._scheduler_ports):
-            if process := self.processes.get(name):
-                process.start_if_it_gave_up()
+        for process in list(self._kept_up.values()):
+            process.start_if_it_gave_up()
 
     def _audit(self) -> list[str]:
         policy = yaml.safe_dump(dict(components.AUDIT_POLICY))
@@ -414,12 +414,14 @@ class ControlPlane:
         args: Sequence[str] = (),
         hostname: str = "",
         wait: bool = True,
+        kept_up: bool = True,
     ) -> Process:
         """Start a kube-scheduler under `name`, and wait until it is ready unless `wait` is false.
 
         `config`: a KubeSchedulerConfiguration, or None for the default one without leader
         election. It is given `kubeconfig`, by default that of the user system:kube-scheduler.
-        `hostname` (Linux only) begins the name by which it holds its Lease.
+        `hostname` (Linux only) begins the name by which it holds its Lease. Where it is `kept_up`
+        it is started again when it gives up, as after the loss of its Lease.
         """
         document: Manifest = (
             yaml.safe_load(config.read_text())
@@ -435,6 +437,8 @@ class ControlPlane:
         port = self._scheduler_ports[name] = free_port()
         argv = components.scheduler(self._programs["kube-scheduler"], path, port, args)
         process = self.run(name, argv, hostname=hostname)
+        if kept_up:
+            self._kept_up[name] = process
         if wait:
             self.wait_scheduler(name)
         return process

@@ -14,6 +14,7 @@ from tandem.errors import TandemError
 
 FAKE_GO = """#!/bin/sh
 if [ "$1" = list ]; then echo "$(dirname "$0")/module"; exit; fi
+if [ "$1" = mod ]; then exit; fi
 while [ "$1" != "-o" ]; do shift; done
 printf '#!/bin/sh\\n' > "$2" && chmod +x "$2"
 """
@@ -71,6 +72,15 @@ def test_an_operator_is_built_once_with_what_its_module_ships(machine: Path) -> 
     kept = operators.folder(operator) / "manifests"
     assert sorted(file.name for file in kept.iterdir()) == ["all.yaml", "manifests.yaml"]
     assert built(operator) == []
+
+
+def test_of_one_that_is_played_only_its_definitions_are_kept(machine: Path) -> None:
+    operator = operators.by_name("volcano")
+    module_with(machine, operator)
+    assert operators.missing([operator]) == [operator]
+    assert built(operator) == []
+    assert operators.missing([operator]) == []
+    assert [file.name for file in operators.folder(operator).iterdir()] == ["manifests"]
 
 
 def test_a_module_without_its_custom_resources_is_an_error_and_nothing_is_kept(

@@ -49,16 +49,21 @@ class Pair:
         self.wire = Wire(int(plane.url.rpartition(":")[2]), source=address)
         self.fault = folder / "fault"
 
-    def start(self) -> None:
+    def start(self, more: dict[str, Any] | None = None) -> None:
         account = self._account()
-        settings = {"leader": {"hostname": self.name}, "kubeconfig": str(account)}
+        own = {"leader": {"hostname": self.name}, "kubeconfig": str(account)}
+        settings = {**own, **(more or {})}
         self.extender = self.installation.start_extender(
             settings, name=f"extender-{self.name}", env={VARIABLE: f"@{self.fault}"}
         )
         config = manifests.scheduler_config()
         plain_verbs(config, self.installation.verbs_url)
         self.scheduler = self.plane.start_scheduler(
-            f"scheduler-{self.name}", config=config, kubeconfig=account, hostname=self.name
+            f"scheduler-{self.name}",
+            config=config,
+            kubeconfig=account,
+            hostname=self.name,
+            kept_up=False,
         )
 
     def _account(self) -> Path:
