@@ -10,6 +10,7 @@ from typing import Any
 
 import invented
 import pytest
+import volcano
 from controlplane_binaries import need_control_plane
 from kind_examples import CELLS, EXAMPLES, Example
 from kinds_cluster import NODES, KindsCluster
@@ -40,13 +41,16 @@ def site(tmp_path_factory: pytest.TempPathFactory, needed: list[str]) -> Iterato
     need_control_plane("helm")
     with ControlPlane.start([Node(name, cpu=32) for name in NODES], scheduler=True) as plane:
         cluster = KindsCluster(plane, tmp_path_factory.mktemp("kinds"), [invented.KIND])
-        controller = invented.Controller(plane)
-        controller.start()
+        experiments, volcano_jobs = invented.Controller(plane), volcano.Controller(plane)
+        experiments.start()
         try:
             cluster.start(needed)
+            if "volcano" in needed:
+                volcano_jobs.start()
             yield cluster
         finally:
-            controller.stop()
+            experiments.stop()
+            volcano_jobs.stop()
 
 
 @pytest.fixture
@@ -77,11 +81,14 @@ def pytest_sessionfinish() -> None:
         Path(path).write_text(json.dumps(rows, indent=1) + "\n")
 
 
+def _said(operator: operators.Operator) -> str:
+    played = " (its definition; the tests play its controller)" if operator.definitions_only else ""
+    return f"{operator.name} {binaries.version(operator.program)}{played}"
+
+
 def _row(example: Example) -> dict[str, Any]:
     ran = _ran.get(example.kind, {})
-    versions = (
-        f"{name} {binaries.version(operators.by_name(name).program)}" for name in example.operators
-    )
+    versions = map(_said, map(operators.by_name, example.operators))
     return {
         "kind": example.kind,
         "controller": ", ".join(versions) or example.controller,

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
-from typing import Any
-
-import httpx
 from kind_examples import ENDS, GIVES_WAY, NO_GPUS, RETRIED, TOGETHER, WAITS, Example, Object
+from players import Player, phase
 
 from controlplane import ControlPlane
 
@@ -94,83 +90,41 @@ EXAMPLE = Example(
 assert not {ENDS, GIVES_WAY, NO_GPUS} & set(EXAMPLE.without)
 
 
-class Controller:
+class Controller(Player):
     """Makes the pods of experiments, deletes them while one is paused, says when one is done."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self._plane = plane
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__(plane, f"{GROUP}/v1", PLURAL)
 
     def start(self) -> None:
         """Make the kind known to the API server and begin."""
         self._plane.apply(DEFINITION)
         self._plane.await_definitions(DEFINITION["metadata"]["name"])
-        self._thread.start()
+        super().start()
 
-    def stop(self) -> None:
-        """End, once the experiment that is looked at has been."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.2):
-            with suppress(httpx.TransportError):  # it looks again
-                answer = self._plane.http.get(f"/apis/{GROUP}/v1/{PLURAL}")
-                for experiment in answer.json()["items"] if answer.is_success else ():
-                    self._reconcile(experiment)
-
-    def _reconcile(self, experiment: Object) -> None:
-        metadata, spec = experiment["metadata"], experiment["spec"]
-        ended = (experiment.get("status") or {}).get("phase")
-        if ended or "deletionTimestamp" in metadata:
+    def reconcile(self, workload: Object, pods: dict[str, Object]) -> None:
+        """Make the pods that are missing, delete those of one that is paused, end what is done."""
+        if (workload.get("status") or {}).get("phase"):
             return
-        pods = f"/api/v1/namespaces/{metadata['namespace']}/pods"
-        found = self._plane.http.get(pods).json().get("items", ())
-        mine = {
-            pod["metadata"]["name"]: pod
-            for pod in found
-            if metadata["uid"] in (o["uid"] for o in pod["metadata"].get("ownerReferences", ()))
-        }
-        if spec.get("paused"):
-            for name, pod in mine.items():
-                if "deletionTimestamp" not in pod["metadata"]:
-                    self._plane.http.delete(f"{pods}/{name}")
+        if workload["spec"].get("paused"):
+            self.delete(workload, pods)
             return
-        wanted = {pod["metadata"]["name"]: pod for pod in _pods(experiment)}
-        for name in wanted.keys() - mine.keys():
-            self._plane.http.post(pods, json=wanted[name])
-        if all(mine.get(name, {}).get("status", {}).get("phase") == "Succeeded" for name in wanted):
-            path = f"/apis/{GROUP}/v1/namespaces/{metadata['namespace']}/{PLURAL}"
-            self._plane.http.patch(
-                f"{path}/{metadata['name']}/status",
-                json={"status": {"phase": "Done"}},
-                headers={"Content-Type": "application/merge-patch+json"},
-            )
+        wanted = {pod["metadata"]["name"]: pod for pod in _pods(workload)}
+        for name in wanted.keys() - pods.keys():
+            self.create(workload, wanted[name])
+        if all(phase(pods.get(name, {})) == "Succeeded" for name in wanted):
+            self.write_status(workload, {"phase": "Done"})
 
 
 def _pods(experiment: Object) -> list[Object]:
-    metadata, spec = experiment["metadata"], experiment["spec"]
-    owner: dict[str, Any] = {
-        "apiVersion": experiment["apiVersion"],
-        "kind": experiment["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-    }
-    roles = [
-        {"name": "driver", "replicas": 1, **spec["driver"]},
-        *spec["groups"],
-    ]
+    spec = experiment["spec"]
+    roles = [{"name": "driver", "replicas": 1, **spec["driver"]}, *spec["groups"]]
     return [
         {
-            "apiVersion": "v1",
-            "kind": "Pod",
             "metadata": {
                 **role["template"]["metadata"],
-                "name": f"{metadata['name']}-{role['name']}-{index}",
+                "name": f"{experiment['metadata']['name']}-{role['name']}-{index}",
                 "labels": {ROLE: role["name"]},
-                "ownerReferences": [owner],
             },
             "spec": role["template"]["spec"],
         }

@@ -25,6 +25,7 @@ class Example:
     those with GPUs), with `failure_status`. `renewed`: resumed, it makes what owns its pods anew,
     by another name. `last` has the labels of the pods that end for it to end, with exit status
     `exit_status` (none: all pods end), and `end` is the phase of its GPUJob then.
+    Of a kind that is `alone` each of the `gang` pods starts by itself.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Example:
     end: str = "Completed"
     without: Mapping[str, str] = field(default_factory=dict)
     given: tuple[Object, ...] = ()  # instead of a file
+    alone: bool = False
 
     def objects(self) -> list[Object]:
         """Return what the manifest has, for the caller to change."""
@@ -64,6 +66,8 @@ class Example:
         return f"/apis/{self.workload['apiVersion']}/namespaces/{namespace}/{self.plural}"
 
 
+_ALONE = "its pods start one by one"
+_ENDLESS = "it has no end, and is never preempted"
 CHECKED = "checked at apply"
 GANG = "gang right"
 WAITS = "waits with a reason"
@@ -91,6 +95,20 @@ EXAMPLES: tuple[Example, ...] = (
         suspend=("spec", "suspend"),
         without={NO_GPUS: ONE_ROLE},
     ),
+    *(
+        Example(
+            kind,
+            f"{kind.lower()}s",
+            f"{kind.lower()}.yaml",
+            alone=True,
+            without={
+                TOGETHER: _ALONE,
+                NO_GPUS: ONE_ROLE,
+                **dict.fromkeys((GIVES_WAY, ENDS), _ENDLESS),
+            },
+        )
+        for kind in ("Deployment", "StatefulSet")
+    ),
     Example(
         "JobSet",
         "jobsets",
@@ -103,7 +121,7 @@ EXAMPLES: tuple[Example, ...] = (
         "leaderworkersets",
         "leaderworkerset.yaml",
         operators=("lws",),
-        without=dict.fromkeys((GIVES_WAY, ENDS), "it has no end, and is never preempted"),
+        without=dict.fromkeys((GIVES_WAY, ENDS), _ENDLESS),
     ),
     Example(
         "RayCluster",
@@ -131,7 +149,7 @@ EXAMPLES: tuple[Example, ...] = (
         "rayservices",
         "rayservice.yaml",
         operators=("kuberay",),
-        without=dict.fromkeys((GIVES_WAY, ENDS), "it has no end, and is never preempted"),
+        without=dict.fromkeys((GIVES_WAY, ENDS), _ENDLESS),
     ),
     Example(
         "MPIJob",
@@ -192,6 +210,13 @@ EXAMPLES: tuple[Example, ...] = (
         "trainjob.yaml",
         operators=("jobset", "trainer"),
         suspend=("spec", "suspend"),
+    ),
+    Example(
+        "Job (batch.volcano.sh)",
+        "jobs",
+        "volcano-job.yaml",
+        operators=("volcano",),
+        without={GIVES_WAY: "it is never preempted"},
     ),
 )
 

@@ -36,20 +36,26 @@ pytestmark = [
 ]
 
 
-#: What `make test` runs, which builds this operator; `make operators` runs all.
-IN_SUITE: tuple[tuple[str, ...], ...] = ((), ("jobset",))
+def in_suite(example: Example) -> bool:
+    """Say whether `make test` runs it, which builds one operator; `make operators` runs all."""
+    return example.operators in ((), ("jobset",)) and not example.alone
 
 
-def cell(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make of a test one cell of the table for each kind that has it."""
+def cell(
+    name: str, *, alone: bool | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make of a test one cell of the table for each kind that has it.
+
+    `alone`: only of kinds whose pods start one by one, or only of those whose pods do not.
+    """
     examples = [
         pytest.param(
             each,
             id=each.kind,
-            marks=() if each.operators in IN_SUITE else (pytest.mark.operators,),
+            marks=() if in_suite(each) else (pytest.mark.operators,),
         )
         for each in (*EXAMPLES, invented.EXAMPLE)
-        if name not in each.without
+        if name not in each.without and alone in (None, each.alone)
     ]
 
     def of(test: Callable[..., None]) -> Callable[..., None]:
@@ -78,7 +84,7 @@ def run_with(cluster: KindsCluster, team: str, labels: Mapping[str, str]) -> lis
 def test_a_wrong_annotation_is_refused_at_apply(cluster: KindsCluster, example: Example) -> None:
     team, objects = cluster.team(), example.objects()
     for template in filter(asks, templates(objects)):
-        template["metadata"]["annotations"][names.MEMORY] = "lots"
+        template["metadata"].setdefault("annotations", {})[names.MEMORY] = "lots"
     # Where the webhook is late, the API server lets custom kinds through: their pods are checked.
     wait_until(
         lambda: f"annotations[{names.MEMORY}]" in cluster.refusal(team, objects),
@@ -86,7 +92,7 @@ def test_a_wrong_annotation_is_refused_at_apply(cluster: KindsCluster, example: 
     )
 
 
-@cell(GANG)
+@cell(GANG, alone=False)
 def test_the_gang_has_the_pods_that_ask_for_gpus(cluster: KindsCluster, example: Example) -> None:
     team = cluster.team()
     cluster.apply(team, example.objects())
@@ -98,7 +104,36 @@ def test_the_gang_has_the_pods_that_ask_for_gpus(cluster: KindsCluster, example:
     }
 
 
-@cell(WAITS)
+@cell(GANG, alone=True)
+def test_each_of_its_pods_starts_by_itself(cluster: KindsCluster, example: Example) -> None:
+    team = cluster.team()
+    cluster.apply(team, example.objects())
+    pods = cluster.await_running(team, example.gang)
+    job = cluster.await_phase(team, "Running")
+    assert size_of(job) == 1
+    assert {pod["metadata"]["annotations"][names.GPU_JOB] for pod in pods} == {
+        job["metadata"]["name"]
+    }
+
+
+@cell(WAITS, alone=True)
+def test_as_many_start_as_fit_and_the_others_wait_with_a_reason(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.fill(cluster.team())
+    cluster.apply(team, example.objects())
+    wait_until(lambda: len(cluster.running(team)) == 2, "as many run as fit", timeout_s=240)
+    wait_until(lambda: len(cluster.askers(team)) == example.gang, "all pods are there")
+    wait_until(
+        lambda: "GPU" in cluster.gpujob(team)["status"].get("message", ""),
+        "the GPUJob says why the third one waits",
+        timeout_s=240,
+    )
+    assert len(bound(cluster.askers(team))) == 2
+
+
+@cell(WAITS, alone=False)
 def test_while_not_all_fit_none_starts_and_the_reason_is_given(
     cluster: KindsCluster, example: Example
 ) -> None:
@@ -111,7 +146,7 @@ def test_while_not_all_fit_none_starts_and_the_reason_is_given(
     assert not bound(cluster.askers(team))
 
 
-@cell(TOGETHER)
+@cell(TOGETHER, alone=False)
 def test_once_all_fit_all_start(cluster: KindsCluster, example: Example) -> None:
     team = cluster.team()
     other = cluster.fill(cluster.team())
@@ -200,7 +235,7 @@ def test_it_ends_with_its_pods_and_gives_its_gpus_back(
     cluster.fill(cluster.team(), gpus=2)
 
 
-@cell(QUOTA)
+@cell(QUOTA, alone=False)
 def test_all_its_gpus_count_in_the_quota(cluster: KindsCluster, example: Example) -> None:
     team = cluster.team(CAPPED)
     cluster.apply(team, example.objects())
@@ -211,6 +246,19 @@ def test_all_its_gpus_count_in_the_quota(cluster: KindsCluster, example: Example
         timeout_s=240,
     )
     assert not bound(cluster.askers(team))
+
+
+@cell(QUOTA, alone=True)
+def test_each_of_its_pods_counts_in_the_quota(cluster: KindsCluster, example: Example) -> None:
+    team = cluster.team(CAPPED)
+    cluster.apply(team, example.objects())
+    wait_until(lambda: len(cluster.running(team)) == 1, "one runs", timeout_s=240)
+    wait_until(
+        lambda: "1 allowed" in cluster.gpujob(team)["status"].get("message", ""),
+        "the message names the quota",
+        timeout_s=240,
+    )
+    assert len(bound(cluster.askers(team))) == 1
 
 
 @cell(NO_GPUS)
