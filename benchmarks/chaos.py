@@ -68,6 +68,8 @@ SUITES = (
     # -s: its progress is shown while it runs.
     Suite("fuzz", "10,000 mutated inputs at each boundary",
           ("-s", "tests/fuzz", "tests/contracts/test_contracts_openapi.py")),
+    Suite("past", "the report held against the pods' own records while leaders are killed",
+          (f"{E2E}_past.py",)),
     Suite("training", "killed while it learns, and while it stores",
           ("tests/predictor/test_predictor_kill.py",)),
 )  # fmt: skip

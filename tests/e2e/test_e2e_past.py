@@ -1,0 +1,245 @@
+"""What the report says of a run of jobs, held against the pods' own records.
+
+Leaders are killed while the jobs run, and some jobs fail. What the pods' containers ran is read
+from the API server alone: from the events of a watch, since a deleted pod is in no list.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from controlplane_binaries import need_control_plane
+from e2e_cluster import TandemCluster
+from e2e_pairs import Pair
+from repeated_faults import record, times
+from seeds import SEED
+
+from controlplane import ControlPlane, Node, wait_until
+from controlplane.gpus import report_gpus
+from tandem.contracts import names
+
+pytestmark = [
+    pytest.mark.controlplane,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("past"),
+    pytest.mark.timeout(3600),
+]
+
+JOBS, KILLS = times(40, 1000), times(1, 20)
+NODES, GPUS = 16, 8
+PER_S = 1.5
+RUNS_S = (10, 50)
+#: Of a hundred jobs: which fail.
+FAILS = range(8)
+ENDED = ("Completed", "Failed")
+
+
+class Records:
+    """What the containers of all pods of a namespace ran, by the records of their kubelets."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self._plane = plane
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._over = threading.Event()
+        self._seen: dict[str, float] = {}  # GPU-seconds, by uid
+        self._version = str(self._list()["metadata"]["resourceVersion"])
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _list(self) -> Any:
+        return self._plane.http.get(self._path).raise_for_status().json()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            for event in self._plane.events_since(self._path, self._version):
+                pod = event["object"]
+                self._version = pod["metadata"]["resourceVersion"]
+                self._take(pod)
+
+    def _take(self, pod: dict[str, Any]) -> None:
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        for container in pod["status"].get("containerStatuses", ()):
+            if ended := container["state"].get("terminated"):
+                ran = _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"])
+                self._seen[pod["metadata"]["uid"]] = int(limits[names.RESOURCE]) * ran
+
+    def gpu_seconds(self) -> float:
+        """Return the sum over all pods that have ended so far."""
+        return sum(list(self._seen.values()))
+
+    @property
+    def pods(self) -> int:
+        """How many pods have ended so far."""
+        return len(self._seen)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._over.set()
+        self._thread.join()
+
+
+def _seconds(time_of_day: str) -> float:
+    return datetime.fromisoformat(time_of_day).timestamp()
+
+
+class Site:
+    """GPUs of which agents have reported, and two pairs of kube-scheduler and extender."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane = plane
+        self.cluster = TandemCluster(plane, folder)
+        self.cluster.installation.apply_manifests()
+        report_gpus(plane.http, [f"n{i}" for i in range(NODES)], GPUS)
+        self.pairs = [
+            Pair(plane, folder / name, name, address)
+            for name, address in (("pair-a", "127.0.0.2"), ("pair-b", "127.0.0.3"))
+        ]
+        first, second = self.pairs
+        first.installation.start_predictor()
+        second.installation._ports["predictor"] = first.installation._ports["predictor"]
+        for pair in self.pairs:
+            pair.start({"stale_after_s": 86_400})
+        self.namespace = self.cluster.namespace()
+        plane.kubectl("create", "serviceaccount", "operator", "-n", self.namespace)
+        plane.kubectl(
+            "create", "clusterrolebinding", "past-operator", "--clusterrole=cluster-admin",
+            f"--serviceaccount={self.namespace}:operator",
+        )  # fmt: skip
+        self._token = plane.service_account_token(self.namespace, "operator")
+        self._jobs = f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
+
+    def submit(self, number: int) -> None:
+        """Create a job, as often as it takes while no webhook answers."""
+        body = _job(number)
+        wait_until(
+            lambda: self.plane.http.post(self._jobs, json=body).is_success,
+            f"{body['metadata']['name']} is accepted",
+            timeout_s=120,
+        )
+
+    def gpujobs(self) -> list[dict[str, Any]]:
+        return self.cluster.gpujobs(self.namespace)
+
+    def open(self) -> list[str]:
+        """Return the GPUJobs that have not ended."""
+        return [
+            each["metadata"]["name"]
+            for each in self.gpujobs()
+            if (each.get("status") or {}).get("phase") not in ENDED
+        ]
+
+    def kill_the_leader(self) -> None:
+        """Kill both processes of the pair that leads; start it anew once the other one leads."""
+        old, new = self.pairs if self.pairs[0].leads() else self.pairs[::-1]
+        for process in old.processes:
+            process.kill()
+        wait_until(new.leads, f"{new.name} leads", timeout_s=60)
+        old.revive()
+
+    def report(self) -> dict[str, Any]:
+        """Return the sums of the namespace, by the extender of the pair that leads."""
+        leader = next((pair for pair in self.pairs if pair.leads()), self.pairs[0])
+        answer = httpx.get(
+            f"{leader.installation.public_url}/v1/status/report",
+            params={"days": 2, "namespace": self.namespace},
+            headers={"Authorization": f"Bearer {self._token}"},
+            verify=False,
+            trust_env=False,
+            timeout=30,
+        )
+        found: dict[str, Any] = answer.raise_for_status().json()
+        return found
+
+
+def _job(number: int) -> dict[str, Any]:
+    chance = random.Random(f"{SEED}:{number}")
+    pods, kind = chance.choice((1, 1, 2, 3)), number % 100
+    annotations = {"kwok.tandem.gpu/run-duration": f"{chance.randint(*RUNS_S)}s"}
+    if kind in FAILS:
+        annotations["kwok.tandem.gpu/exit-code"] = "1"
+    if chance.random() < 0.5:
+        annotations[names.EXCLUSIVE] = "true"
+    else:
+        annotations |= {names.MEMORY: "8Gi", names.UTILIZATION: "20"}
+    limits = {names.RESOURCE: chance.choice((1, 1, 2))}
+    container = {"name": "train", "image": "train:1", "resources": {"limits": limits}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"j{number}"},
+        "spec": {
+            "completions": pods,
+            "parallelism": pods,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "template": {
+                "metadata": {"annotations": annotations},
+                "spec": {"restartPolicy": "Never", "containers": [container]},
+            },
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    need_control_plane()
+    nodes = [Node(f"n{i}", cpu=256, pods=200) for i in range(NODES)]
+    with ControlPlane.start(nodes=nodes) as plane:
+        site = Site(plane, tmp_path_factory.mktemp("past"))
+        try:
+            yield site
+        finally:
+            for pair in site.pairs:
+                pair.wire.close()
+
+
+def test_the_report_of_many_jobs_is_the_sum_of_the_pods_own_records(site: Site) -> None:
+    records = Records(site.plane, site.namespace)
+    over = threading.Event()
+    between_s = JOBS / PER_S / (KILLS + 1)
+    kills = itertools.count()
+
+    def kill() -> None:
+        while next(kills) < KILLS and not over.wait(between_s):
+            site.kill_the_leader()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    began = time.monotonic()
+    for number in range(JOBS):
+        time.sleep(max(0.0, began + number / PER_S - time.monotonic()))
+        site.submit(number)
+    wait_until(lambda: not site.open(), "all jobs have ended", timeout_s=900, poll_s=1.0)
+    over.set()
+    killer.join()
+    wait_until(
+        lambda: site.report()["total"]["jobs"] >= JOBS, "all jobs are in the report", poll_s=1.0
+    )
+    time.sleep(12.0)  # longer than the pause between two writes of the past
+    report, held = site.report(), records.gpu_seconds()
+    found = report["total"]
+    records.close()
+    twice = Counter(each["name"] for each in report["jobs"]) - Counter(
+        {each["name"] for each in report["jobs"]}
+    )
+    error = abs(found["heldGpuSeconds"] - held) / held
+    record(
+        "past", "the report against the pods' own records", JOBS,
+        kills=KILLS, pods=records.pods, failed=found["failed"],
+        held_gpu_s=round(held), error_percent=round(100 * error, 4),
+    )  # fmt: skip
+    assert not twice, json.dumps([each for each in report["jobs"] if each["name"] in twice])
+    assert found["jobs"] == JOBS
+    assert found["failed"] > 0
+    assert error <= 1e-3
