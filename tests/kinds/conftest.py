@@ -75,10 +75,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish() -> None:
-    """Write the outcomes of the kinds that were run where they are asked for."""
+    """Write the outcomes where they are asked for; those of tests that did not run stay."""
     if path := os.environ.get(OUTCOMES):
-        rows = [_row(each) for each in (*EXAMPLES, invented.EXAMPLE) if each.kind in _ran]
-        Path(path).write_text(json.dumps(rows, indent=1) + "\n")
+        file = Path(path)
+        known = {row["kind"]: row for row in json.loads(file.read_text())} if file.exists() else {}
+        rows = [
+            _row(each, known.get(each.kind, {}).get("cells", {}))
+            for each in (*EXAMPLES, invented.EXAMPLE)
+            if each.kind in _ran or each.kind in known
+        ]
+        file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def _said(operator: operators.Operator) -> str:
@@ -86,8 +92,8 @@ def _said(operator: operators.Operator) -> str:
     return f"{operator.name} {binaries.version(operator.program)}{played}"
 
 
-def _row(example: Example) -> dict[str, Any]:
-    ran = _ran.get(example.kind, {})
+def _row(example: Example, known: dict[str, str]) -> dict[str, Any]:
+    ran = known | _ran.get(example.kind, {})
     versions = map(_said, map(operators.by_name, example.operators))
     return {
         "kind": example.kind,
