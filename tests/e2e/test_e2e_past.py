@@ -52,7 +52,7 @@ class Records:
         self._plane = plane
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._over = threading.Event()
-        self._seen: dict[str, float] = {}  # GPU-seconds, by uid
+        self._seen: dict[str, tuple[int, float]] = {}  # GPUs and seconds, by uid
         self._version = str(self._list()["metadata"]["resourceVersion"])
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -72,11 +72,15 @@ class Records:
         for container in pod["status"].get("containerStatuses", ()):
             if ended := container["state"].get("terminated"):
                 ran = _seconds(ended["finishedAt"]) - _seconds(ended["startedAt"])
-                self._seen[pod["metadata"]["uid"]] = int(limits[names.RESOURCE]) * ran
+                self._seen[pod["metadata"]["uid"]] = (int(limits[names.RESOURCE]), ran)
 
     def gpu_seconds(self) -> float:
         """Return the sum over all pods that have ended so far."""
-        return sum(list(self._seen.values()))
+        return sum(gpus * ran for gpus, ran in list(self._seen.values()))
+
+    def gpus(self) -> int:
+        """Return the sum of the GPUs of these pods."""
+        return sum(gpus for gpus, _ in list(self._seen.values()))
 
     @property
     def pods(self) -> int:
@@ -233,13 +237,14 @@ def test_the_report_of_many_jobs_is_the_sum_of_the_pods_own_records(site: Site) 
     twice = Counter(each["name"] for each in report["jobs"]) - Counter(
         {each["name"] for each in report["jobs"]}
     )
-    error = abs(found["heldGpuSeconds"] - held) / held
+    more = found["heldGpuSeconds"] - held
     record(
         "past", "the report against the pods' own records", JOBS,
         kills=KILLS, pods=records.pods, failed=found["failed"],
-        held_gpu_s=round(held), error_percent=round(100 * error, 4),
+        held_gpu_s=round(held), more_percent=round(100 * more / held, 4),
     )  # fmt: skip
     assert not twice, json.dumps([each for each in report["jobs"] if each["name"] in twice])
     assert found["jobs"] == JOBS
     assert found["failed"] > 0
-    assert error <= 1e-3
+    # Kubelets write whole seconds, and what was counted while a pod ran is not taken back.
+    assert -1e-3 * held <= more <= 1e-3 * held + 1.0 * records.gpus()
