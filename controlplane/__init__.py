@@ -20,8 +20,8 @@ For tests, the demo and the benchmarks alike::
 - `plane.add_node(name, labels=..., cpu=..., memory=..., pods=..., taints=("k=v:NoSchedule",))`,
   `plane.add_nodes([Node(...), ...])`
 - `plane.start_scheduler(name, config=..., kubeconfig=..., args=(), hostname="", wait=True,
-  kept_up=True)`:
-  any number, each under its own name; `plane.scheduler_url(name)` has /readyz and /metrics
+  kept_up=True)`: any number, each under its own name; `plane.scheduler_url(name)` has /readyz and
+  /metrics
 - `plane.run(name, argv, env=None, hostname="")`: any other program, such as a service of ours
 - `plane.processes[name]`: `pause()`, `resume()`, `kill()`, `terminate()`, `restart()`,
   `running`, `log`, `log_tail()`
