@@ -24,6 +24,10 @@ MIN_AUTOCORRELATION = 0.6
 #: A period with less than this share of its harmonics is a multiple of the real one.
 MIN_FUNDAMENTAL = 0.2
 DIVISORS = np.array([1.0, 2.0, 3.0])
+#: A cycle may not be shorter than so many windows: shorter ones look like longer ones.
+MIN_WINDOWS_CYCLE = 2.0
+#: In cycles, or active phases, of fewer windows than this no full one differs from others.
+MIN_WINDOWS_LEVEL, MIN_WINDOWS_ACTIVE = 2.6, 1.1
 #: A sample is of no activity below this share of the highest ones (or one point of percent).
 IDLE_SHARE = 0.02
 #: A series whose low samples are above this share of the high ones is steady: without a period,
@@ -79,11 +83,13 @@ def fit_activity(times: Floats, percents: Floats) -> Activity | None:
     share, source = float(percents.mean()) / 100, "utilisation"
     if bottom > max(1.0, IDLE_SHARE * top):
         # Never wholly idle: idle phases are shorter than a window, so some samples are full.
-        if bottom < (STEADY_SHARE if iteration_s is None else STEADY_PERIODIC_SHARE) * top:
-            share, source = float(percents.mean()) / _plateau(percents), "samples"
+        steady = STEADY_SHARE if iteration_s is None else STEADY_PERIODIC_SHARE
+        plateau = _plateau(percents)
+        if bottom < steady * top and _shows(times, percents, plateau, iteration_s):
+            share, source = float(percents.mean()) / plateau, "samples"
     elif top > bottom:
         phases = _phases(times, percents - bottom, top - bottom)
-        level = _level(phases)
+        level = _level(phases, top - bottom)
         if level is not None:
             share, source = _share(phases, level), "samples"
             count = len(phases.first)
@@ -103,17 +109,31 @@ def _phases(times: Floats, busy: Floats, top: float) -> Phases:
     return Phases(first[: len(end)], end, busy, window_s, times)
 
 
-def _level(phases: Phases) -> float | None:
+def _shows(times: Floats, percents: Floats, level: float, iteration_s: float | None) -> bool:
+    """Whether `level` is that of activity: with a cycle, active phases outlast a window then.
+
+    Where they are shorter no window is full, and by its highest samples a phase takes one window.
+    """
+    if iteration_s is None:
+        return True
+    windows = iteration_s / float(np.median(np.diff(times)))
+    active = windows * float(percents.mean()) / level
+    return windows >= MIN_WINDOWS_LEVEL and active >= MIN_WINDOWS_ACTIVE
+
+
+def _level(phases: Phases, top: float) -> float | None:
     """Return the utilisation in active phases, above that in idle ones; None if it does not show.
 
-    A sample between two of activity is whole. Where phases are too short for that, the ends of
+    A sample between two of activity is whole, unless an idle phase without a window of its own lies
+    there: then others are higher, up to `top`. Where phases are too short for that, the ends of
     windows cut most of them in two: a phase of which the part x falls into the first window began
     at its end less x / level. All began at a multiple of the period, which gives the level.
     """
     inner = [phases.busy[a + 1 : b - 1] for a, b in zip(phases.first, phases.end, strict=True)]
     whole = np.concatenate(inner) if inner else np.zeros(0)
     if len(whole) >= MIN_WHOLE:
-        return _plateau(whole)
+        level = _plateau(whole)
+        return level if level >= PLATEAU_SHARE * top else None
     cut = phases.first[phases.end - phases.first == 2]
     if len(cut) < MIN_CUT:
         return None
@@ -185,11 +205,13 @@ def period(times: Floats, values: Floats) -> float | None:
             break
         lag = _summit(correlation, at) / cycles
         cycles *= 2
-    found_s = lag * float(np.median(np.diff(times)))
-    waves = np.exp(-2j * np.pi * times / (found_s / DIVISORS[:, None]))
+    window_s = float(np.median(np.diff(times)))
+    found_s = lag * window_s
+    divisors = DIVISORS[(DIVISORS == 1) | (found_s / DIVISORS >= MIN_WINDOWS_CYCLE * window_s)]
+    waves = np.exp(-2j * np.pi * times / (found_s / divisors[:, None]))
     strengths = np.abs((waves * centred).sum(axis=1))
     if strengths[0] < MIN_FUNDAMENTAL * strengths.max():
-        found_s /= DIVISORS[np.argmax(strengths)]
+        found_s /= divisors[np.argmax(strengths)]
     return float(found_s)
 
 

@@ -4,7 +4,9 @@ Runs the agent's readings, fits and rules on the real driver against processes w
 for about six minutes, and writes `agent-check.json` and `agent-check.md` (`--out FOLDER`). It needs
 a GPU that no other process uses, and no cluster: the check makes up the pod of each process. With
 `--limits`, whether the frameworks that are installed keep to a limit of memory, in place of that
-(`limits-check.json` and `.md`). Exit code: 0 where all held, 1 where something did not.
+(`limits-check.json` and `.md`); with `--profile`, whether `tandem.progress.profile` is right about
+loops of PyTorch (`profile-check.json` and `.md`). Exit code: 0 where all held, 1 where something
+did not.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from node_agent import check_limits
+from node_agent import check_limits, check_profile
 from node_agent.app import stamp
 from node_agent.check_load import Course, CudaLoad
 from node_agent.check_report import Report
@@ -272,11 +274,16 @@ def main() -> int:
         "--limits", action="store_true", help="try the frameworks' limits of memory, nothing else"
     )
     parser.add_argument(
+        "--profile", action="store_true", help="try profiles of training loops, nothing else"
+    )
+    parser.add_argument(
         "--python", default=sys.executable, help="the interpreter that has the frameworks"
     )
     options = parser.parse_args()
     if options.limits:
         return 0 if check_limits.run(options.out, options.python) else 1
+    if options.profile:
+        return 0 if check_profile.run(options.out, options.python) else 1
     return 0 if run(CudaLoad(), options.out, options.seconds) else 1
 
 

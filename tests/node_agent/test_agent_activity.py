@@ -1,5 +1,8 @@
 """Active and idle phases from samples of utilisation, also where they are shorter than these."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,8 @@ from node_agent.activity import fit_activity, period
 
 #: As on real boards, see `StubGpu.window_us`.
 WINDOW_S = 0.1676
+#: What an H200's driver answered, with windows of 0.2 s, while courses of 20 s ran.
+MEASURED = json.loads((Path(__file__).parent / "h200-samples.json").read_text())["series"]
 
 
 def course(period_s, share, level=100.0, idle=0.0, seconds=60, seed=0, window_s=WINDOW_S):
@@ -44,6 +49,32 @@ def test_what_cannot_be_known_is_said():
     assert activity.active_s / (activity.active_s + activity.idle_s) == pytest.approx(
         0.18, abs=0.01
     )
+
+
+@pytest.mark.parametrize("samples", [40, 75, 95])
+@pytest.mark.parametrize("series", MEASURED, ids=lambda series: f"{series['period_s']}s")
+def test_the_samples_of_a_real_board(series, samples):
+    """Two windows and a half are a cycle of the first: no phase has a full window of its own."""
+    times, percents = (np.array(series[column], float) for column in ("times_s", "percents"))
+    share = series["active_share"]
+    for first in range(len(times) - samples):
+        taken = slice(first, first + samples)
+        activity = fit_activity(times[taken], percents[taken])
+        assert activity.active_s / activity.idle_s == pytest.approx(share / (1 - share), rel=0.1)
+
+
+@pytest.mark.parametrize("window_s", [1 / 6, 0.2, 0.25])
+@pytest.mark.parametrize("period_s", [0.5, 0.55, 0.6, 0.8, 1, 1.3, 2, 5])
+def test_a_level_that_does_not_show_is_not_read(period_s, window_s):
+    """Where windows and cycles are in step no sample may be full; the highest is no level then."""
+    for share in (0.2, 0.3, 0.5, 0.7, 0.85):
+        for level in (100, 60, 40):
+            for seed in range(5):
+                times, percents = course(period_s, share, level, seed=seed, window_s=window_s)
+                activity = fit_activity(times, percents)
+                ratio = activity.active_s / activity.idle_s
+                true = share if activity.source == "samples" else share * level / 100
+                assert ratio == pytest.approx(true / (1 - true), rel=0.12)
 
 
 def test_phases_that_no_sample_can_show():
