@@ -51,6 +51,7 @@ check: $(READY) ## Format, lint, types, layers, fast tests: a minute on two core
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m benchmarks.sources
 	@$(BIN)/pytest -m "not slow and not controlplane and not browser" -n 2
 
 test: $(READY) ## Everything: checks, fast and slow tests, the suite on a real control plane

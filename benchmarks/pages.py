@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from benchmarks.sources import digest
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 
@@ -24,10 +27,12 @@ def options(doc: str, **defaults: int) -> argparse.Namespace:
 
 
 def made_by(command: str, seeds: str) -> str:
-    """Return the line that says by which command, seed and machine a page was written."""
+    """Return the line that says by which command, code, seed and machine a page was written."""
     cores = os.cpu_count()
+    module = re.fullmatch(r"python -m ([\w.]+).*", command)
+    assert module is not None, command
     return (
-        f"Written by `{command}`; {seeds}; "
+        f"Written by `{command}`; {seeds}; sources {digest(module[1])}; "
         f"{platform.system()} {platform.machine()}, {cores} cores, "
         f"Python {platform.python_version()}. Simulated time does not depend on the machine."
     )
