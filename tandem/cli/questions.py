@@ -284,7 +284,9 @@ def _load(job: Document) -> list[str]:
     if seen.get("utilisationPercent") is not None:
         figures.append(f"{seen['utilisationPercent']:.0f} % utilisation")
     if figures:
-        lines.append(_line("measured", f"{', '.join(figures)}, in {in_words(seen['seconds'])}"))
+        # Of a first reading there is a peak, and no time yet.
+        within = f", in {in_words(seen['seconds'])}" if seen["seconds"] >= 1 else ""
+        lines.append(_line("measured", f"{', '.join(figures)}{within}"))
     if not model:
         lines.append(_line("model", "none is named; tandem.gpu/model gives a better prediction"))
     elif load and {load["memorySource"], load["utilisationSource"]} & {
