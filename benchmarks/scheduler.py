@@ -46,18 +46,6 @@ QPS = {"qps": 1000, "burst": 2000}
 GPUS = 8
 PLAN_LIFE_S = 900
 ALONE = 40  # single pods on the idle cluster
-#: Who asked for what; watches and their lists are of programs, not of pods.
-AUDIT_POLICY = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived", "ResponseStarted"],
-    "rules": [
-        {"level": "None", "verbs": ["list", "watch"]},
-        {"level": "None", "resources": [{"group": "coordination.k8s.io"}]},
-        {"level": "Metadata", "namespaces": ["bench-whole-path"]},
-        {"level": "None"},
-    ],
-}
 _PARALLEL = 16
 
 
@@ -370,12 +358,31 @@ def main(tell: Callable[[str], None] = print) -> None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
+def audited(log: Path, whose: Mapping[str, Any]) -> list[str]:
+    """Return arguments of an API server that logs who asked for what: of a rule, the requests.
+
+    Watches and their lists are left out: they are of programs, not of pods.
+    """
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived", "ResponseStarted"],
+        "rules": [
+            {"level": "None", "verbs": ["list", "watch"]},
+            {"level": "None", "resources": [{"group": "coordination.k8s.io"}]},
+            {"level": "Metadata", **whose},
+            {"level": "None"},
+        ],
+    }
+    file = log.with_name("audit.yaml")
+    file.write_text(yaml.safe_dump(policy))
+    return [f"--audit-policy-file={file}", f"--audit-log-path={log}"]
+
+
 def _audit(options: argparse.Namespace, log: Path) -> list[str]:
     if not options.requests:
         return []
-    policy = log.with_name("audit.yaml")
-    policy.write_text(yaml.safe_dump(AUDIT_POLICY))
-    return [f"--audit-policy-file={policy}", f"--audit-log-path={log}"]
+    return audited(log, {"namespaces": ["bench-whole-path"]})
 
 
 def _line(cell: Measured) -> str:

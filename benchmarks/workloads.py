@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.scheduler import GPUS, requests_by_pod
+from benchmarks.scheduler import GPUS, audited, requests_by_pod
 from benchmarks.verbs import machine
 from controlplane import ControlPlane, Node, operators, wait_until
 from controlplane.gpus import report_gpus
@@ -180,26 +180,11 @@ class Run:
 
 
 def _audit(folder: Path) -> list[str]:
-    policy = {
-        "apiVersion": "audit.k8s.io/v1",
-        "kind": "Policy",
-        "omitStages": ["RequestReceived", "ResponseStarted"],
-        "rules": [
-            {"level": "None", "verbs": ["list", "watch"]},
-            {"level": "None", "resources": [{"group": "coordination.k8s.io"}]},
-            {
-                "level": "Metadata",
-                "namespaces": list(NAMESPACES),
-                "users": [f"system:serviceaccount:{names.NAMESPACE}:tandem-scheduler"],
-            },
-            {"level": "None"},
-        ],
+    ours = {
+        "namespaces": list(NAMESPACES),
+        "users": [f"system:serviceaccount:{names.NAMESPACE}:tandem-scheduler"],
     }
-    (folder / "audit.yaml").write_text(yaml.safe_dump(policy))
-    return [
-        f"--audit-policy-file={folder / 'audit.yaml'}",
-        f"--audit-log-path={folder / 'audit.log'}",
-    ]
+    return audited(folder / "audit.log", ours)
 
 
 def main(tell: Callable[[str], None] = print) -> None:

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ci_exceptions
 import pytest
@@ -44,6 +44,17 @@ def seed(request: pytest.FixtureRequest) -> int:
     number = seed_for(without_group(request.node.nodeid))
     print(f"seed {number} of TANDEM_SEED={SEED}")
     return number
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, without a window; `new_page` opens a page."""
+    from benchmarks.page import browser as driver
+
+    if why := driver.absent():
+        pytest.skip(why)
+    with driver.chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -157,10 +157,14 @@ their GPU-seconds, on more than one rack.
 {table}
 
 No data say what it costs to cross racks: Gavel's rates, by which gangs are slowed down here, know
-one node and several. So asking for a rack can only cost here. *Pays from* is **derived**: by how
-much crossing racks has to slow a gang down for the change of the gangs' completion time to be made
-up for, which is that change over the share of GPU-seconds that no longer crosses racks. At 0 %
-asking costs gangs nothing; `-` where it keeps less than 1 % of the GPU-seconds together.
+one node and several. So asking for a rack pays here only as far as it keeps a gang to fewer nodes
+as well: in `fifo` and `tiresias-l`, which put gangs wherever GPUs are free. `tandem` prices each
+node that a gang needs too many, and keeps gangs together without being asked. A rack that is
+preferred is sought among empty GPUs alone, of which `tiresias-l` has few: it plans by taking GPUs
+from others. *Pays from* is **derived**: by how much crossing racks has to slow a gang down for the
+change of the gangs' completion time to be made up for, which is that change over the share of
+GPU-seconds that no longer crosses racks. At 0 % asking costs gangs nothing; `-` where it keeps less
+than 1 % of the GPU-seconds together.
 
 The slowdown of pairs and of gangs on more nodes than they need is measured, as on
 [locality.md](locality.md); models, memory and utilisation are drawn with the seed. A preemption or

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from controlplane_binaries import need_control_plane
 
-from benchmarks.page import browser as driver
 from benchmarks.page.fleet import Fleet
 from benchmarks.page.site import page_site
 
@@ -43,17 +42,10 @@ PROFILE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if why := driver.absent():
-        pytest.skip(why)
-    with driver.chromium() as found:
-        yield found
-
-
 def open_every_view(browser: Any, url: str, token: str = "", without: tuple[str, ...] = ()) -> None:
     """Open each list and its first object; the browser and axe complain about nothing."""
     from axe_playwright_python.sync_playwright import Axe
+    from playwright.sync_api import expect
 
     context = browser.new_context(ignore_https_errors=True)
     if token:
@@ -64,7 +56,7 @@ def open_every_view(browser: Any, url: str, token: str = "", without: tuple[str,
 
     def live(title: str) -> None:
         page.wait_for_selector(".live:has-text('Live')", timeout=240_000)
-        page.wait_for_function(f"document.title.startsWith('{title}')")
+        expect(page).to_have_title(re.compile(f"^{title}"))
         found = Axe().run(page).response["violations"]
         assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found] == [], page.url
 
@@ -74,7 +66,7 @@ def open_every_view(browser: Any, url: str, token: str = "", without: tuple[str,
         if first and title not in without:
             page.wait_for_selector(first, timeout=60_000)
             page.click(f"{first} >> nth=0")
-            page.wait_for_function(f"!document.title.startsWith('{title}')")
+            expect(page).not_to_have_title(re.compile(f"^{title}"))
             live("")
             assert page.query_selector("main .empty:has-text('There is no such')") is None
     assert said == []

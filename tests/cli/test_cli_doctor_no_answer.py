@@ -10,44 +10,18 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
+from web_servers import Serve, Web, web_servers
 
 from scheduler_extender.admission.certificates import generate
 from tandem.cli.main import build_app
 
 pytestmark = pytest.mark.timeout(120)
-
-
-class Api(BaseHTTPRequestHandler):
-    """Answers a GET or POST by the server's `answer`."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.answer(self)
-
-    do_POST = do_GET  # noqa: N815 - as http.server calls it
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def says(self, status: int, body: object, **headers: str) -> None:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response_only(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-
-Server = Callable[[Callable[[Api], None]], str]
 
 
 @pytest.fixture
@@ -59,23 +33,10 @@ def ended() -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def serve(ended: threading.Event) -> Iterator[Server]:
-    servers: list[ThreadingHTTPServer] = []
-
-    def started(answer: Callable[[Api], None], tls: ssl.SSLContext | None = None) -> str:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
-        server.daemon_threads, server.answer = True, answer
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
-
-    yield started
-    ended.set()
-    for each in servers:
-        each.shutdown()
-        each.server_close()
+def serve(ended: threading.Event) -> Iterator[Serve]:
+    with web_servers() as start:
+        yield start
+        ended.set()
 
 
 def kubeconfig(folder: Path, server: str, user: dict[str, Any] | None = None) -> Path:
@@ -108,7 +69,7 @@ def failed(path: Path, *args: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_an_api_server_that_takes_connections_and_never_answers(
-    tmp_path: Path, serve: Server, ended: threading.Event
+    tmp_path: Path, serve: Serve, ended: threading.Event
 ) -> None:
     found = failed(kubeconfig(tmp_path, serve(lambda _: ended.wait())), "--timeout", "3")
     assert found["check"] == "version"
@@ -118,11 +79,11 @@ def test_an_api_server_that_takes_connections_and_never_answers(
 
 @pytest.mark.slow
 def test_an_api_server_whose_answer_never_ends(
-    tmp_path: Path, serve: Server, ended: threading.Event
+    tmp_path: Path, serve: Serve, ended: threading.Event
 ) -> None:
     """Each byte comes in time, so that no limit on a read is ever reached."""
 
-    def drips(api: Api) -> None:
+    def drips(api: Web) -> None:
         if api.path != "/metrics":
             api.says(200, {"gitVersion": "v1.37.1"})
             return
@@ -137,7 +98,7 @@ def test_an_api_server_whose_answer_never_ends(
     assert "within 5 s" in found["says"]
 
 
-def test_a_login_program_that_never_ends(tmp_path: Path, serve: Server) -> None:
+def test_a_login_program_that_never_ends(tmp_path: Path, serve: Serve) -> None:
     user = {
         "exec": {
             "apiVersion": "client.authentication.k8s.io/v1",
@@ -151,7 +112,7 @@ def test_a_login_program_that_never_ends(tmp_path: Path, serve: Server) -> None:
     assert "has given no login within 1 s" in found["says"]
 
 
-def status(code: int, message: str) -> Callable[[Api], None]:
+def status(code: int, message: str) -> Callable[[Web], None]:
     body = {"kind": "Status", "status": "Failure", "code": code, "message": message}
     return lambda api: api.says(code, body)
 
@@ -174,7 +135,7 @@ PORTAL = b"<html><body>Please log in to the network</body></html>"
     ids=["expired token", "no token", "broken", "portal", "list", "closes"],
 )
 def test_an_api_server_that_does_not_know_the_caller_or_is_none(
-    tmp_path: Path, serve: Server, answer: Callable[[Api], None], says: str, do: str
+    tmp_path: Path, serve: Serve, answer: Callable[[Web], None], says: str, do: str
 ) -> None:
     found = failed(kubeconfig(tmp_path, serve(answer)))
     assert found["check"] == "version"
@@ -182,13 +143,13 @@ def test_an_api_server_that_does_not_know_the_caller_or_is_none(
     assert do in found["do"]
 
 
-def test_nothing_listens_at_the_address(tmp_path: Path, serve: Server) -> None:
+def test_nothing_listens_at_the_address(tmp_path: Path, serve: Serve) -> None:
     found = failed(kubeconfig(tmp_path, "https://127.0.0.1:1"))
     assert (found["check"], "does not answer" in found["says"]) == ("version", True)
     assert "address in your kubeconfig" in found["do"]
 
 
-def test_an_authority_that_the_kubeconfig_does_not_name(tmp_path: Path, serve: Server) -> None:
+def test_an_authority_that_the_kubeconfig_does_not_name(tmp_path: Path, serve: Serve) -> None:
     made = generate(["127.0.0.1"], datetime.now(UTC))
     certificate, key = made.write(tmp_path / "tls")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -198,10 +159,10 @@ def test_an_authority_that_the_kubeconfig_does_not_name(tmp_path: Path, serve: S
     assert "fetch your kubeconfig anew" in found["do"]
 
 
-def test_an_api_server_without_a_clock_is_no_bug_of_ours(tmp_path: Path, serve: Server) -> None:
+def test_an_api_server_without_a_clock_is_no_bug_of_ours(tmp_path: Path, serve: Serve) -> None:
     """Its answers have no date, and it knows none of our resources."""
 
-    def answer(api: Api) -> None:
+    def answer(api: Web) -> None:
         if api.path == "/version":
             api.says(200, {"gitVersion": "v1.37.1"})
         else:

@@ -26,7 +26,6 @@ from question_cluster import (
 )
 from question_table import table
 
-from benchmarks.page import browser as driver
 from controlplane import wait_until
 from tandem.cli.page import PageServer
 
@@ -122,14 +121,6 @@ KILLED = HEALTHY | {
         ),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if why := driver.absent():
-        pytest.skip(why)
-    with driver.chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,8 @@ import os
 import ssl
 import stat
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -20,6 +18,7 @@ import pytest
 import yaml
 from kubernetes import config as official
 from kubernetes.client import ApiClient, Configuration
+from web_servers import Serve, Web, web_servers
 
 from scheduler_extender.admission.certificates import generate, generate_pair
 from tandem.errors import TandemError
@@ -222,45 +221,10 @@ def test_what_a_program_gives_is_a_login_or_an_error(
             Kubeconfig(path, None)
 
 
-class Web(BaseHTTPRequestHandler):
-    """Answers by `answer`, over TLS where its server has some."""
-
-    def do_GET(self) -> None:
-        self.server.answer(self)
-
-    do_POST = do_GET  # noqa: N815 - the base class's name
-
-    def says(self, status: int, value: Document) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-Serve = Callable[..., str]
-
-
 @pytest.fixture
 def web() -> Iterator[Serve]:
-    servers: list[ThreadingHTTPServer] = []
-
-    def started(answer: Callable[[Web], None], tls: ssl.SSLContext | None = None) -> str:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Web)
-        server.daemon_threads, server.answer = True, answer
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
-
-    yield started
-    for each in servers:
-        each.shutdown()
-        each.server_close()
+    with web_servers() as serve:
+        yield serve
 
 
 @pytest.fixture
@@ -447,7 +411,7 @@ def test_a_token_of_openid_connect_is_renewed_and_kept(tmp_path: Path, web: Serv
         if request.command == "GET":
             request.says(200, {"token_endpoint": f"{issuer}/token"})
             return
-        content = request.rfile.read(int(request.headers["Content-Length"]))
+        content = request.content
         asked.append({key: value for key, (value,) in parse_qs(content.decode()).items()})
         asked[-1]["by"] = request.headers["Authorization"]
         request.says(200, {"id_token": fresh, "refresh_token": "second"})
@@ -482,7 +446,6 @@ def test_a_login_that_the_provider_does_not_renew_is_said(tmp_path: Path, web: S
         if request.command == "GET":
             request.says(200, {"token_endpoint": f"{issuer}/token"})
             return
-        request.rfile.read(int(request.headers["Content-Length"]))
         request.says(400, {"error": "invalid_grant"})
 
     issuer = web(answer)

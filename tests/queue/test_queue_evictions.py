@@ -25,9 +25,8 @@ BUDGET = TooManyRequests(
 KEEP = {"metadata": {"finalizers": ["example.com/keep"]}}
 
 
-@pytest.fixture
-def cluster() -> Cluster:
-    """Two pods that share the one GPU of n0; each is thought to need 12 GiB."""
+def two_that_share() -> Cluster:
+    """Return two pods that share the one GPU of n0; each is thought to need 12 GiB."""
     cluster = Cluster()
     cluster.add_node("n0")
     for name in ("greedy", "innocent"):
@@ -36,6 +35,9 @@ def cluster() -> Cluster:
         cluster.bind_as_planned(name)
     run(cluster.cycle)
     return cluster
+
+
+cluster = pytest.fixture(two_that_share)
 
 
 def ask(cluster: Cluster, pod: str = "greedy", node: str = "n0", **changes: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,6 +67,18 @@ class Recording(MemoryCluster):
         return super().patch(resource, name, body, *args, **kwargs)
 
 
+def done(work: Awaitable[object] | None) -> bool:
+    """Do the work, if there is any; say whether there was."""
+    if work is None:
+        return False
+
+    async def do() -> None:
+        await work
+
+    asyncio.run(do())
+    return True
+
+
 class Picture:
     """Takes in what was written, as the live state does."""
 
@@ -99,15 +111,7 @@ class Gate:
 
     def step(self) -> bool:
         """Do what is due; say whether anything was."""
-        work = self.gates.step(self.gang)
-        if work is None:
-            return False
-
-        async def do() -> None:
-            await work
-
-        asyncio.run(do())
-        return True
+        return done(self.gates.step(self.gang))
 
     def seen(self) -> None:
         """Let the gang know the pod as the API server has it."""
@@ -671,15 +675,7 @@ def test_what_was_asked_for_without_effect_is_asked_for_again_after_a_while() ->
     going.leave()
 
     def step() -> bool:
-        work = going.preempter.step(going.gang)
-        if work is None:
-            return False
-
-        async def do() -> None:
-            await work
-
-        asyncio.run(do())
-        return True
+        return done(going.preempter.step(going.gang))
 
     going.api.writes.clear()
     going.now += 4.9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from queue_builders import GIB, on_the_page, pod, raw_pod
-from test_queue_controller import SHARED, Cluster, run
-from test_queue_evictions import ask
+from test_queue_controller import Cluster, run
+from test_queue_evictions import ask, two_that_share
 from test_queue_preemption import Training
 
 from scheduler_extender.learning.adjusting import Move
@@ -81,13 +81,7 @@ def test_hold_and_the_refusal_of_a_pod_without_a_plan() -> None:
 
 
 def test_evicted_by_the_memory_guard() -> None:
-    cluster = Cluster()
-    cluster.add_node("n0")
-    for name in ("greedy", "innocent"):
-        cluster.api.create(PODS, raw_pod(name, annotations=SHARED))
-        run(cluster.cycle)
-        cluster.bind_as_planned(name)
-    run(cluster.cycle)
+    cluster = two_that_share()
     ask(cluster)
     run(cluster.cycle)
     said = {(name, reason): note for name, reason, note in cluster.said}
