@@ -157,6 +157,39 @@ def busy_rows(card: str) -> list[str]:
     return lines
 
 
+def both_rows() -> list[str]:
+    """Return what an H200 takes over what an H100 takes: measured, and by the formula.
+
+    Of the configurations that were measured on both: the median, and the middle half.
+    """
+    records = [alone(card) for card in CARDS]
+    keys = [key for key in records[0] if key in records[1]]
+
+    def ratio(kind: Callable[[dict[str, Any]], float]) -> str:
+        first, second = (np.array([kind(each[key]) for key in keys]) for each in records)
+        return _middle(second / first)
+
+    formulas = []
+    for card, known in zip(CARDS, records, strict=True):
+        of = dict(zip(known, profiles(card), strict=True))
+        formulas.append(load_table([of[key] for key in keys]).formula)
+    steps = formulas[1][ITERATION] / formulas[0][ITERATION]
+    busy = steps * formulas[1][UTILISATION] / formulas[0][UTILISATION]
+    return [
+        f"| time for which a step keeps the GPU busy | {ratio(lambda r: r['details']['activeS'])}"
+        f" | {_middle(busy)} |",
+        f"| time of a step | {ratio(lambda r: r['measured']['iterationS'])} | {_middle(steps)} |",
+        f"| utilisation | {ratio(lambda r: r['measured']['utilisationPercent'])}"
+        f" | {_middle(busy / steps)} |",
+        f"| memory | {ratio(lambda r: r['measured']['memoryPeakBytes'])} | - |",
+    ]
+
+
+def _middle(ratio: Floats) -> str:
+    low, middle, high = np.quantile(ratio, (0.25, 0.5, 0.75))
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
 # --- pairs ------------------------------------------------------------------------------------
 
 
@@ -265,6 +298,22 @@ lowest {low:.2f}. The two jobs of a pair together do {total:.2f} times the work 
 mean, {least:.2f} at least. The graphs alone assume a loop with input and a stall, which these jobs
 do not have: their predicted utilisations are low, so all pairs look alike.
 """
+_BOTH = """
+## Against an H100
+
+The same {rows} configurations on an [H100](h100.md), a day earlier: figures of the H200 over those
+of the H100, the median and the middle half.
+
+| figure | measured | by the formula |
+|---|---|---|
+"""
+_BOTH_TAIL = """
+An H200 computes as an H100 does, and its memory is 1.4 times as fast. Of that these loops have
+next to nothing: the formula takes too many of their kernels for bound by memory. Steps took longer
+here, although the GPU is busy for less: the host of this machine starts kernels more slowly, so
+that the utilisation is lower. What a loop makes of a GPU depends on its host, which no data sheet
+says; one run on the machine does.
+"""
 #: Families that published data have as well.
 _KNOWN = frozenset(_FAMILIES.values())
 
@@ -347,7 +396,9 @@ def page(card: str) -> str:
             least=total.min(),
         ).rstrip(),
     ]  # fmt: skip
-    if first:
+    if not first:
+        lines += [_BOTH.format(rows=len(measured)).rstrip(), *both_rows(), _BOTH_TAIL.rstrip()]
+    else:
         alone_s = {key: row["measured"]["iterationS"] for key, row in alone(card).items()}
         lines.append(h100_mps.section(alone_s))
     return "\n".join([*lines, ""])
