@@ -10,6 +10,10 @@ RUNNABLE := $(VENV)/.runnable
 LOCK = $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --quiet
 
+# Byte code is kept, also where a shell says otherwise: pytest rewrites 600 files once and not at each
+# run, and a process of the services, of which the suite starts hundreds, takes 0.7 s less to start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup check test operators papers demo bench chaos soak images real versions browser pictures results corpus lock fmt clean generate sbom audit site fuzz lint-chart notifications mutants release release-tools release-test
 
