@@ -10,13 +10,15 @@ from typing import Any
 import yaml
 
 PAUSE_IMAGE = "tandem.local/pause:1"
+#: Folders below that of the node's files.
+CNI, REGISTRIES = "cni", "registries"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 #: What a chart for GPU nodes names; its runtime injects the simulated driver (`gpu_runtime`).
 GPU_RUNTIME = "nvidia"
 
 
 def containerd(folder: Path, runc: Path, gpu_runtime: Path, cni_plugins: Path) -> str:
-    """Return containerd's config.toml; `folder` has the CNI configuration."""
+    """Return containerd's config.toml; `folder` has the node's other files."""
 
     def runtime(name: str, program: Path) -> str:
         table = f"plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{name}"
@@ -38,13 +40,15 @@ address = "{CONTAINERD_SOCKET}"
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = "{PAUSE_IMAGE}"
+[plugins.'io.containerd.cri.v1.images'.registry]
+config_path = "{folder / REGISTRIES}"
 
 [plugins.'io.containerd.cri.v1.runtime']
 # Without CAP_SYS_RESOURCE no process may lower its oom_score_adj, and no sandbox would start.
 restrict_oom_score_adj = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ["{cni_plugins}"]
-conf_dir = "{folder}"
+conf_dir = "{folder / CNI}"
 [plugins.'io.containerd.cri.v1.runtime'.containerd]
 default_runtime_name = "runc"
 {runtime("runc", runc)}{runtime(GPU_RUNTIME, gpu_runtime)}"""

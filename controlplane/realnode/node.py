@@ -136,7 +136,8 @@ class RealNode:
     def _write_files(self) -> None:
         for name in ("lib/kubelet", "lib/containerd", "lib/cni", "log/pods"):
             (self.var / name).mkdir(parents=True)
-        (self.folder / "cni").mkdir()
+        for name in (configuration.CNI, configuration.REGISTRIES):
+            (self.folder / name).mkdir()
         site, folder = self._site, self.folder
         shutil.copy(self._access.ca_file, self._file("ca.crt"))
         certificate, key = self._access.serving([self.name], [self.address])
@@ -156,12 +157,12 @@ class RealNode:
         )
         self._file("kube-proxy.yaml").write_text(configuration.kube_proxy(proxy, site.pod_cidr))
         pods = configuration.cni(site.node_pod_cidr(self.index))
-        (folder / "cni" / "10-tandem.conflist").write_text(pods)
+        (folder / configuration.CNI / "10-tandem.conflist").write_text(pods)
         self._write_gpu_files()
         build = binaries.node_build_folder()
         runc = binaries.require("runc")
         self._file("containerd.toml").write_text(
-            configuration.containerd(folder / "cni", runc, self._file("gpu-runtime"), build)
+            configuration.containerd(folder, runc, self._file("gpu-runtime"), build)
         )
         self._file("config.json").write_text(
             json.dumps(
@@ -176,6 +177,15 @@ class RealNode:
                 }
             )
         )
+
+    def pull_by_http(self, registry: str) -> None:
+        """Pull without TLS from a registry such as `10.0.0.1:5000`; containerd looks at each pull.
+
+        It must be reachable from the node.
+        """
+        folder = self._file(configuration.REGISTRIES) / registry
+        folder.mkdir(exist_ok=True)
+        (folder / "hosts.toml").write_text(f'server = "http://{registry}"\n')
 
     def _make_disk(self) -> Path | str:
         """Make the file of the node's own disk; return its path, or an empty string."""
