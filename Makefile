@@ -195,7 +195,7 @@ release: release-tools ## A release: VERSION=1.2.0 REGISTRY=registry.example.com
 release-tools: $(READY) # crane, cosign, and helm
 	@$(BIN)/python -m controlplane.releasetools
 
-release-test: $(READY) ## The release pipeline on a registry of this machine: push, sign, verify, krew (cosign is built first: minutes)
+release-test: $(READY) ## The release pipeline on a registry: push, sign, verify, krew, an upgrade of real nodes (cosign is built first: minutes)
 	@$(BIN)/tandem controlplane build
 	@$(BIN)/python -m controlplane.releasetools --tests
 	@$(BIN)/pytest -n0 -m release tests/release
