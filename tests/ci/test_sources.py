@@ -76,6 +76,15 @@ def test_a_page_is_named_once_its_code_has_changed(package: Path, tmp_path: Path
     assert older_than_their_code(pages, (package.name,)) == [("figures.md", module)]
 
 
+def test_a_page_is_named_once_its_code_is_gone(package: Path, tmp_path: Path) -> None:
+    module, pages = f"{package.name}.gone", tmp_path / "pages"
+    pages.mkdir()
+    said = f"Written by `python -m {module}`; seeds 0 to 4; sources {'0' * 12}; Linux."
+    (pages / "figures.md").write_text(said)
+    sources._graph.cache_clear()
+    assert older_than_their_code(pages, (package.name,)) == [("figures.md", module)]
+
+
 def test_a_written_page_says_its_sources() -> None:
     line = made_by("python -m studies.profiles.racks --seeds 5 --jobs 400", "seeds 0 to 4")
     assert f"sources {digest('studies.profiles.racks')};" in line

@@ -96,11 +96,17 @@ def images() -> dict[str, Path]:
     return {name: folder / f"tandem-{name}.tar" for name in (*parts.COMPONENTS, "train")}
 
 
+def json_of(archive: tarfile.TarFile, name: str) -> Any:
+    file = archive.extractfile(name)
+    assert file is not None, f"{name} is no file"
+    return json.load(file)
+
+
 def labelled(archive: Path, label: str, to: Path) -> Path:
     """Write an archive's image again with a label more, and so with another digest."""
     with tarfile.open(archive) as old, tarfile.open(to, "w") as new:
-        (listed,) = json.load(old.extractfile("manifest.json"))  # type: ignore[arg-type] # a file
-        config = json.load(old.extractfile(listed["Config"]))  # type: ignore[arg-type]
+        (listed,) = json_of(old, "manifest.json")
+        config = json_of(old, listed["Config"])
         config.setdefault("config", {}).setdefault("Labels", {})["tandem.gpu/release"] = label
         for entry in old.getmembers():
             if entry.name == listed["Config"]:
