@@ -85,7 +85,7 @@ def older_than_their_code(
 ) -> list[tuple[str, str]]:
     """Return pages (file names) and modules: those whose code is not what the page says.
 
-    Nor is that of a module which is gone.
+    A page whose module is gone is among them.
     """
     found = []
     for page in sorted(pages.glob("*.md")):
