@@ -3,6 +3,10 @@
 `GPUJob.status` has the sum and each pod's part of it, and both change in the same write. So each
 pod is counted once, whichever process dies when, and whichever counts next.
 
+While a pod runs, its service is counted by our clock. Its end is known in whole seconds, as its
+start is, and by the clock of its node: what was counted beyond it is taken back, `TAKEN_BACK_S` of
+each GPU at most.
+
 A pod that has ended adds no more service. Its entry is folded into the sum: `folded_until` says
 until when pods were bound that are listed only while they have not ended. So the status lists the
 pods that hold GPUs and a few that have just ended, however many have ended before.
@@ -13,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from scheduler_extender.cluster.gangs import Gang, folded_until_s, is_folded
+from scheduler_extender.cluster.gangs import TAKEN_BACK_S, Gang, folded_until_s, is_folded
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
@@ -91,8 +95,9 @@ def _services(
         if before is None or before.started_at != pod.started_at:
             yield pod, service, service
             continue
-        # Clocks of nodes differ: what was counted once is not taken back.
-        service = max(service, before.gpu_seconds)
+        # Clocks of nodes differ: of what was counted once, little is taken back.
+        least = before.gpu_seconds - (TAKEN_BACK_S * pod.gpus if pod.finished_at else 0.0)
+        service = round(max(service, least, 0.0), _DIGITS)
         yield pod, service, service - before.gpu_seconds
 
 

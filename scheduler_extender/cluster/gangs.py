@@ -28,6 +28,10 @@ _Value = TypeVar("_Value")
 #: By uid, or by what pods ask for, of pods of which a gang has none: one for all gangs. Each has a
 #: dozen such, and a cluster tens of thousands of gangs, most of one pod. It is never written to.
 NO_ENTRIES: dict[Any, Any] = {}
+#: What may be taken back of the service of each GPU of a pod, once the end of its run is known:
+#: kubelets write starts and ends in whole seconds, and clocks differ by a little.
+TAKEN_BACK_S = 2.0
+_TAKEN_BACK_MS = round(TAKEN_BACK_S * 1000)
 Ask = tuple[int, Declared]  # GPUs of a pod, and what it declares
 
 
@@ -157,8 +161,12 @@ class Gang:
                 continue
             end_s = seconds(pod.finished_at) if pod.finished_at else gone_s
             service = pod.gpus * max(0, _ms(end_s) - _ms(seconds(pod.started_at)))
-            added += max(0, service - self._counted(pod))
-        return status.attained_gpu_seconds + max(0, added) / 1000
+            least = -pod.gpus * _TAKEN_BACK_MS if pod.finished_at else 0
+            added += max(least, service - self._counted(pod))
+        if added < 0:
+            ended = (*self._ended.values(), *(pod for pod, _ in self.gone.values()))
+            added = max(added, -_TAKEN_BACK_MS * sum(pod.gpus for pod in ended if pod.finished_at))
+        return max(0.0, status.attained_gpu_seconds + added / 1000)
 
     @property
     def nominated(self) -> Mapping[str, PodInfo]:

@@ -60,6 +60,7 @@ from tandem.contracts.resources import GPUJobStatus, Phase
 from tandem.kube.api import ClusterApi
 from tandem.kube.errors import KubeError
 from tandem.policy.catalog import Profile
+from tandem.reasons.causes import Reason
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class Settings:
 
 
 _NOT_OF_CYCLES = (waits.BLOCKED, waits.MISSING, "PlanExpired")
+#: What cycles find out, and what takes its place for as long as containers start slowly.
+_OF_CYCLES = (Reason.WAITING, waits.STARTING)
 
 
 class Controller:
@@ -476,6 +479,8 @@ class Controller:
         if record.status.reason in _NOT_OF_CYCLES:
             # What a cycle finds out is news once that is over, though it has been said before.
             self._reason_writer.forget(gang.key)
+        elif record.status.reason not in _OF_CYCLES:
+            self._reason_writer.overwritten(gang.key)
         if not self._anti_affinity.rests(gang.key, now):
             self._pending.note(gang, record, now)
 

@@ -39,6 +39,11 @@ log = logging.getLogger(__name__)
 _REFUSED_KEPT = 10_000  # pods of which a refusal is remembered
 
 
+def names_object(error: NotFound, name: str) -> bool:
+    """Say whether an object is not found under a version that is served."""
+    return error.details.get("name") == name
+
+
 class Owners:
     """Reads and suspends workloads. All methods run on the event loop."""
 
@@ -112,8 +117,8 @@ class Owners:
             answer = await self._writer.call(request, resource)
             return answer
         except NotFound as error:
-            if error.details.get("name") == name:
-                raise  # the version is served, and the object is gone
+            if names_object(error, name):
+                raise  # the version is served
             gone = error
         for version in await self._writer.call(self._writer.api.versions, resource):
             if version != resource.version:

@@ -111,6 +111,14 @@ class ReasonWriter:
         """Forget a gang that is gone."""
         self._known.pop(key, None)
 
+    def overwritten(self, key: Key) -> None:
+        """Note that the GPUJob of a gang says something else by now: why it waits is news again.
+
+        Its events stay what they were.
+        """
+        if (known := self._known.get(key)) is not None and known.summary:
+            self._known[key] = known._replace(message="", summary="")
+
     def chooser(self, spared: Spared) -> Chooser:
         """Return a function that chooses the gangs to write about now; new ones come first.
 

@@ -30,6 +30,7 @@ from scheduler_extender.queue.effects import (
     MarkPods,
     Owners,
     WriteRoles,
+    names_object,
 )
 from scheduler_extender.queue.lifecycle import starts_by_s
 from scheduler_extender.queue.load_prediction import LoadPrediction
@@ -186,6 +187,10 @@ class Reconciler:
         """Return the workload of a pod, what says how many start together, and what is suspended.
 
         The second is None where nothing says it, the third where it is the workload itself.
+
+        Raises:
+            NotFound: the workload is deleted, and its pods have yet to give up their GPUs. What
+                they had counted with the GPUJob that went with it; another would count it again.
         """
         workload = workload_of(pod)
         if (group := group_of(pod)) is not None and names.GANG_SIZE not in pod.annotations:
@@ -196,11 +201,14 @@ class Reconciler:
         resource = KINDS[higher[0]].resource if higher else resource_of(workload)
         if resource is None or (names.GANG_SIZE in pod.annotations and not higher):
             return workload, None, None
+        name = higher[1] if higher else workload.name
         try:
-            owner = await self._owners.read(
-                resource, higher[1] if higher else workload.name, pod.namespace
-            )
-        except (NotFound, Forbidden):
+            owner = await self._owners.read(resource, name, pod.namespace)
+        except NotFound as error:
+            if gang.holds and names_object(error, name):
+                raise
+            return workload, None, None
+        except Forbidden:
             return workload, None, None
         if higher:
             metadata = owner["metadata"]

@@ -128,7 +128,7 @@ def test_as_many_start_as_fit_and_the_others_wait_with_a_reason(
     wait_until(
         lambda: "GPU" in cluster.gpujob(team)["status"].get("message", ""),
         "the GPUJob says why the third one waits",
-        timeout_s=300,  # a reason that has not changed is written again after 240 s
+        timeout_s=60,
     )
     assert len(bound(cluster.askers(team))) == 2
 

@@ -13,7 +13,7 @@ from scheduler_extender.config import QueueConfig
 from scheduler_extender.queue.lifecycle import LEAVES_WITHIN_S
 from scheduler_extender.quotas.config import Quota
 from tandem.kube.errors import Unavailable
-from tandem.kube.resource import GPU_JOBS, PODS
+from tandem.kube.resource import GPU_JOBS, JOBS, PODS
 
 HOLD = ["example.com/hold"]
 
@@ -55,6 +55,26 @@ def test_gpus_of_a_deleted_job_count_until_its_pods_end() -> None:
     )
     ((_, held, _),) = cluster.controller.accounts.figures()
     assert held == 1
+
+
+def test_no_other_gpujob_is_made_for_the_pods_that_a_deleted_job_leaves() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0", gpus=2)
+    cluster.api.create(JOBS, {"metadata": {"name": "j", "namespace": "default", "uid": "uid-j"}})
+    cluster.api.create(PODS, raw_pod("first", annotations=SHARED, owner=("Job", "j")))
+    run(cluster.cycle)
+    cluster.bind_as_planned("first")
+    run(cluster.cycle)
+    assert cluster.gpujob("job-j")["status"]["phase"] == "Running"
+    cluster.api.delete(JOBS, "j", "default")
+    cluster.api.delete(GPU_JOBS, "job-j", "default")  # the garbage collector comes here first
+    for _ in range(3):
+        cluster.now += 5
+        run(cluster.cycle)
+    assert not cluster.api.list(GPU_JOBS)
+    deleted(cluster, "first")
+    run(cluster.cycle)
+    assert not cluster.api.list(GPU_JOBS)
 
 
 def test_gpu_seconds_count_from_the_binding_and_after_the_gpujob_is_gone() -> None:

@@ -105,6 +105,20 @@ def test_240_waiting_gangs_cause_each_event_once_within_the_budget() -> None:
     assert len(queue.writer.statuses) <= 240 * (1 + 1200 / reason_writer.REFRESH_S)
 
 
+def test_a_reason_in_whose_place_something_else_was_written_is_written_again() -> None:
+    queue = Queue(team=2)
+    queue.run(20)
+    first, second = queue.gangs
+    before, events = len(queue.writer.statuses), len(queue.writer.events)
+    queue.reason_writer.overwritten(first)  # some of its pods have begun to run
+    queue.run(20)
+    assert queue.writer.statuses[before:] == [(NOW + 21, first[1])]
+    assert len(queue.writer.events) == events, "the same reason is the same event"
+    queue.reason_writer.forget(second)
+    queue.run(1)
+    assert [name for _, name in queue.writer.statuses[before:]] == [first[1], second[1]]
+
+
 def test_one_namespace_does_not_use_up_the_events_of_another() -> None:
     queue = Queue(noisy=2000, quiet=3)
     queue.run(20)

@@ -54,6 +54,23 @@ def test_waiting_preempted_and_suspended() -> None:
     )
 
 
+def test_a_pod_that_waits_is_the_reason_again_once_others_of_its_job_have_begun() -> None:
+    cluster = Cluster()
+    cluster.add_node("n0", gpus=2)
+    for name in ("a", "b", "c"):
+        annotations = {"tandem.gpu/exclusive": "true"}
+        cluster.api.create(PODS, raw_pod(name, annotations=annotations, owner=("Job", "j")))
+    for second in range(30):
+        if second == 12:
+            for name in ("a", "b"):
+                cluster.bind_as_planned(name)
+        cluster.now += 1
+        run(cluster.cycle)
+    status = cluster.gpujob("job-j")["status"]
+    assert (status["phase"], status["reason"]) == ("Running", "Waiting")
+    assert "0 of 2 GPUs can take it now" in status["message"]
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # the cluster has no GPUs
 def test_hold_and_the_refusal_of_a_pod_without_a_plan() -> None:
     cluster = Cluster()

@@ -9,7 +9,7 @@ from queue_builders import gang, pod
 
 from scheduler_extender.cluster.attained_service import with_service
 from scheduler_extender.cluster.gang_index import Gangs
-from scheduler_extender.cluster.gangs import Gang
+from scheduler_extender.cluster.gangs import TAKEN_BACK_S, Gang
 from scheduler_extender.cluster.jobs import rfc3339, seconds
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import PodRecord
@@ -88,6 +88,32 @@ def test_whoever_was_killed_when_the_next_counts_the_same(seen_s: float | None) 
     assert with_service(status, group, 1000).attained_gpu_seconds == 50
 
 
+@pytest.mark.parametrize(("counted_until_s", "is_gone"), [(150.9, False), (151.9, True)])
+def test_what_was_counted_beyond_the_end_of_a_run_is_taken_back(
+    counted_until_s: float, *, is_gone: bool
+) -> None:
+    p = running("p", 100, gpus=4)
+    group = gang(p)
+    status = with_service(group.record.status, group, counted_until_s)
+    assert status.attained_gpu_seconds > 200
+    group.record = replace(group.record, status=status)
+    group.put(ended(p, 150))
+    if is_gone:
+        group.remove(p.uid, 160.0)
+    assert group.attained_gpu_s(170) == 200
+    assert with_service(status, group, 170).attained_gpu_seconds == 200
+
+
+def test_a_node_takes_back_little_by_an_end_that_it_invents() -> None:
+    p = running("p", 100, gpus=4)
+    group = gang(p)
+    status = with_service(group.record.status, group, 150)
+    group.record = replace(group.record, status=status)
+    group.put(ended(p, 100))
+    assert group.attained_gpu_s(170) == 200 - 4 * TAKEN_BACK_S
+    assert with_service(status, group, 170).attained_gpu_seconds == 200 - 4 * TAKEN_BACK_S
+
+
 def test_a_container_that_started_anew_adds_to_what_it_had() -> None:
     p = running("p", 100)
     group = gang(p)
@@ -128,7 +154,8 @@ def test_the_sum_that_is_kept_is_what_a_write_counts(pods: list[tuple]) -> None:
         update={"pod_service": counted, "attained_gpu_seconds": 100.0}
     )
     group.record = replace(group.record, status=status)
-    assert group.attained_gpu_s(210) >= 100
+    ended_gpus = sum(gpus for _, run_s, gpus, *_ in pods if run_s is not None)
+    assert group.attained_gpu_s(210) >= 100 - TAKEN_BACK_S * ended_gpus
     for index, (*_, leaves) in enumerate(pods):
         if leaves:
             group.remove(f"uid-p{index}", 250)
