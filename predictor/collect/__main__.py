@@ -60,10 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deadline=deadline - 60 * options.minutes * share if wants_solo else deadline,
     )  # fmt: skip
     # A kill is to end our processes as an interrupt does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop.interrupt)
     records = Records(options.out)
     bar = _Progress(deadline)
-    runner = Runner(settings, records, bar.show)
+
+    def say(words: str) -> None:
+        bar.show(words)
+        stop.check()
+
+    runner = Runner(settings, records, say)
     try:
         libraries = runner.start({"startedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
         models = available(libraries, options.models)
@@ -115,8 +121,25 @@ class _Progress:
             print(bar, file=sys.stderr, flush=True)
 
 
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class _Stop:
+    """Ends a run at SIGTERM, at once where Python lets an exception through.
+
+    Python drops what a signal handler raises inside a finaliser or a weak reference's callback.
+    Asking again after each measurement ends the run then.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def interrupt(self, _: int, __: FrameType | None) -> None:
+        """Handle the signal; raises KeyboardInterrupt."""
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if there was a signal."""
+        if self._asked:
+            raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

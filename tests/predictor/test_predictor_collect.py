@@ -193,6 +193,28 @@ def test_a_kill_leaves_a_good_file_and_no_process(tmp_path, monkeypatch, how):
     assert sum(record["kind"] == "solo" for record in seen) >= 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_kill_during_a_finaliser_ends_the_run(tmp_path, monkeypatch, capsys):
+    class Finaliser:
+        def __del__(self):  # Python drops what the handler raises here
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    class OnceFinalised(Records):
+        def append(self, record):
+            super().append(record)
+            if record["kind"] == "solo":
+                Finaliser()
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(command, "Records", OnceFinalised)
+    try:
+        assert collect(tmp_path / "profiles.jsonl", "--models", "resnet", "--minutes", "1") == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert len(Records(tmp_path / "profiles.jsonl").of_kind("solo")) == 1
+
+
 def alive(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
