@@ -189,8 +189,8 @@ class Reconciler:
         The second is None where nothing says it, the third where it is the workload itself.
 
         Raises:
-            NotFound: the workload is deleted, and its pods have yet to give up their GPUs. What
-                they had counted with the GPUJob that went with it; another would count it again.
+            NotFound: the workload is deleted, and its pods will be. What they had counted with the
+                GPUJob that went with it; another one would count it again.
         """
         workload = workload_of(pod)
         if (group := group_of(pod)) is not None and names.GANG_SIZE not in pod.annotations:
@@ -205,7 +205,8 @@ class Reconciler:
         try:
             owner = await self._owners.read(resource, name, pod.namespace)
         except NotFound as error:
-            if gang.holds and names_object(error, name):
+            # A label may name what made the workload: of pods that hold nothing, it may be wrong.
+            if names_object(error, name) and (not higher or gang.holds or not gang.is_live):
                 raise
             return workload, None, None
         except Forbidden:

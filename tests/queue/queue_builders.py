@@ -1,12 +1,14 @@
 """Pods and gangs for the queue's tests: only what a scenario says differs from the default."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.parsing import parse_gpu_job
 from scheduler_extender.cluster.pods import PodInfo, pod_info
 from scheduler_extender.cluster.records import GpuJobRecord
+from scheduler_extender.cluster.workloads import resource_of
 from scheduler_extender.queue.controller import Controller
 from scheduler_extender.queue.phases import TRANSITIONS
 from scheduler_extender.queue.work import WorkQueue
@@ -19,6 +21,9 @@ from tandem.contracts.resources import (
     Source,
     WorkloadRef,
 )
+from tandem.kube.errors import AlreadyExists
+from tandem.kube.memory import MemoryCluster
+from tandem.kube.resource import PODS
 
 GIB = 1 << 30
 
@@ -131,3 +136,21 @@ async def cycle(controller: Controller) -> None:
         await settled(controller.work)
     finally:
         controller.work.hold()
+
+
+def create_with_owner(api: MemoryCluster, body: dict) -> None:
+    """Create a pod, and before it each owner that is of a known kind and does not exist."""
+    for owner in body["metadata"].get("ownerReferences", ()):
+        _create_owner(api, owner)
+    api.create(PODS, body)
+
+
+def _create_owner(api: MemoryCluster, owner: dict[str, str]) -> None:
+    reference = WorkloadRef(
+        api_version=owner["apiVersion"], kind=owner["kind"], name=owner["name"], uid=owner["uid"]
+    )
+    resource = resource_of(reference)
+    if resource is not None:
+        metadata = {"name": owner["name"], "namespace": "default", "uid": owner["uid"]}
+        with contextlib.suppress(AlreadyExists):
+            api.create(resource, {"metadata": metadata, "spec": {}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from queue_builders import GIB, on_the_page, pod, raw_pod
+from queue_builders import GIB, create_with_owner, on_the_page, pod, raw_pod
 from test_queue_controller import Cluster, run
 from test_queue_evictions import ask, two_that_share
 from test_queue_preemption import Training
@@ -59,7 +59,8 @@ def test_a_pod_that_waits_is_the_reason_again_once_others_of_its_job_have_begun(
     cluster.add_node("n0", gpus=2)
     for name in ("a", "b", "c"):
         annotations = {"tandem.gpu/exclusive": "true"}
-        cluster.api.create(PODS, raw_pod(name, annotations=annotations, owner=("Job", "j")))
+        body = raw_pod(name, annotations=annotations, owner=("Job", "j"))
+        create_with_owner(cluster.api, body)
     for second in range(30):
         if second == 12:
             for name in ("a", "b"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from queue_builders import pod, raw_pod
+from queue_builders import create_with_owner, pod, raw_pod
 from test_queue_controller import KINDS as WATCHED
 from test_queue_controller import Cluster, run
 
@@ -34,8 +34,8 @@ def test_jobs_of_one_name_and_two_groups_have_a_gpujob_each() -> None:
     cluster = site()
 
     async def scenario() -> None:
-        cluster.api.create(PODS, raw_pod("a", owner=("Job", "train")))
-        cluster.api.create(PODS, raw_pod("b", owner=("Job", "train"), api_version=VOLCANO))
+        create_with_owner(cluster.api, raw_pod("a", owner=("Job", "train")))
+        create_with_owner(cluster.api, raw_pod("b", owner=("Job", "train"), api_version=VOLCANO))
         await cluster.cycle()
         found = {each["metadata"]["name"] for each in cluster.api.list(GPU_JOBS)}
         assert found == {"job-train", "job.batch.volcano.sh-train"}
@@ -149,7 +149,7 @@ def test_pods_are_evicted_only_where_somebody_makes_them_anew(
     cluster = site()
 
     async def scenario() -> None:
-        cluster.api.create(PODS, raw_pod("p", owner=owner, api_version=api_version))
+        create_with_owner(cluster.api, raw_pod("p", owner=owner, api_version=api_version))
         await cluster.cycle()
         (gang,) = cluster.controller.gangs.by_key.values()
         assert method_of(gang.job) == method
@@ -173,7 +173,7 @@ def test_running_pods_keep_gpujob_gpus_service_and_quota_through_an_upgrade() ->
     before = site(QueueConfig(quotas=(quota,)))
 
     async def earlier_release() -> None:
-        before.api.create(PODS, earlier_pod("p"))
+        create_with_owner(before.api, earlier_pod("p"))
         await before.cycle()
         before.bind_as_planned("p")
         started = {"state": {"running": {"startedAt": "2027-01-15T08:00:00Z"}}, "name": "main"}
@@ -216,13 +216,13 @@ def test_a_new_pod_of_a_workload_joins_the_gpujob_that_it_has_from_before() -> N
     cluster = site()
 
     async def scenario() -> None:
-        cluster.api.create(PODS, earlier_pod("old"))
+        create_with_owner(cluster.api, earlier_pod("old"))
         await cluster.cycle()
         cluster.bind_as_planned("old")
         await cluster.cycle()
         named = {names.GPU_JOB: "job.batch.volcano.sh-train", "tandem.gpu/memory": "4Gi"}
         new = raw_pod("new", owner=("Job", "train"), api_version=VOLCANO, annotations=named)
-        cluster.api.create(PODS, new)
+        create_with_owner(cluster.api, new)
         for _ in range(6):
             cluster.now += 2
             cluster.state.tick(cluster.now)
@@ -239,11 +239,11 @@ def test_a_job_of_that_name_in_batch_is_not_joined_by_pods_of_volcano() -> None:
 
     async def scenario() -> None:
         cluster.api.create(JOBS, {"metadata": {"name": "train"}, "spec": {}}, "default")
-        cluster.api.create(PODS, raw_pod("a", owner=("Job", "train")))
+        create_with_owner(cluster.api, raw_pod("a", owner=("Job", "train")))
         await cluster.cycle()
         other = raw_pod("b", owner=("Job", "train"), api_version=VOLCANO)
         other["metadata"]["ownerReferences"][0]["uid"] = "uid-other"
-        cluster.api.create(PODS, other)
+        create_with_owner(cluster.api, other)
         for _ in range(2):
             await cluster.cycle()
         found = {each["metadata"]["name"] for each in cluster.api.list(GPU_JOBS)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from queue_builders import pod, raw_pod
+from queue_builders import create_with_owner, pod, raw_pod
 from test_queue_controller import NOW, SHARED, Cluster, run
 
 from scheduler_extender.cluster.jobs import rfc3339, seconds
@@ -27,7 +27,8 @@ def status_of(cluster: Cluster, name: str = "pod-p") -> dict[str, Any]:
 
 def placed(cluster: Cluster, name: str, state: dict[str, Any] | None = None, **more: Any) -> None:
     """Create a pod, and have it bound; its containers do not start."""
-    cluster.api.create(PODS, raw_pod(name, annotations=more.pop("annotations", ALONE), **more))
+    body = raw_pod(name, annotations=more.pop("annotations", ALONE), **more)
+    create_with_owner(cluster.api, body)
     run(cluster.cycle)
     bind(cluster, name, state)
 

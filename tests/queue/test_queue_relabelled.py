@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from queue_builders import GIB, raw_pod
+from queue_builders import GIB, create_with_owner, raw_pod
 from test_queue_controller import SHARED, Cluster, run
 
 from tandem.contracts import names
@@ -160,7 +160,7 @@ def test_a_pod_that_cannot_be_marked_is_tried_once(cluster: Cluster) -> None:
 
 def test_another_owner_of_a_running_pod_does_not_replace_its_gpujob(cluster: Cluster) -> None:
     async def scenario() -> None:
-        cluster.api.create(PODS, raw_pod("p", annotations=SHARED, owner=("Job", "j")))
+        create_with_owner(cluster.api, raw_pod("p", annotations=SHARED, owner=("Job", "j")))
         await cluster.cycle()
         cluster.bind_as_planned("p")
         await cluster.cycle()
