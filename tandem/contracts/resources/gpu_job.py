@@ -316,6 +316,7 @@ class GPUJobStatus(Message):
     not in `pod_service` is counted to its end. `waits` has the seconds of all waits by the first
     cause that kept the gang from its GPUs; what is counted reaches until `waits_until`.
     `ended_gpu_seconds` is the lifetime service at its last end, where it has had pods again since.
+    Until `counted_until` a report has the job by the GPUJob that this one carries on.
     """
 
     phase: Phase = Phase.QUEUED
@@ -339,6 +340,7 @@ class GPUJobStatus(Message):
     )
     folded_until: Time | None = None
     ended_gpu_seconds: Figure = 0.0
+    counted_until: Time | None = None
     waits: Annotated[list[Waited], Field(max_length=64), last(64), SharedEmpty] = NO_ENTRIES
     waits_until: Time | None = None
     attempts: Count = 0
