@@ -136,6 +136,8 @@ def workloads() -> str:
             if kind.reader and least
             else _TOGETHER[kind.reader]
             if kind.reader
+            else "as those of its Jobs"
+            if kind.kind == "CronJob"
             else "each alone"
             if not (kind.roles or kind.minimum)
             else least or "all"
@@ -143,6 +145,8 @@ def workloads() -> str:
         gives_up = (
             f"`{'.'.join(kind.suspend)}`"
             if kind.suspend
+            else "as its Jobs do"
+            if kind.kind == "CronJob"
             else "its pods are evicted"
             if kind.restarts
             else "never"

@@ -38,7 +38,7 @@ pytestmark = [
 
 def in_suite(example: Example) -> bool:
     """Say whether `make test` runs it, which builds one operator; `make operators` runs all."""
-    return example.operators in ((), ("jobset",)) and not example.alone
+    return example.kind in ("Job", "JobSet", invented.EXAMPLE.kind)
 
 
 def cell(
@@ -166,12 +166,13 @@ def test_it_gives_way_to_a_share_that_others_want_back_and_resumes(
     cluster.apply(team, example.objects())
     first = cluster.await_running(team, example.gang)
     began = cluster.await_phase(team, "Running")
-    version = cluster.version_of(example.path(team))
+    suspended = example.path_of_suspended(team)
+    version = cluster.version_of(suspended)
     other = cluster.fill(cluster.team(LENDER))
     assert not cluster.running(team)
     if not example.renewed:
         cluster.await_phase(team, "Suspended")
-    events = cluster.plane.events_since(example.path(team), version)
+    events = cluster.plane.events_since(suspended, version)
     rested = [at(each["object"], example.suspend) for each in events]
     assert True in rested, "it was its owner's own field that changed"
     cluster.let_end([other])
@@ -229,6 +230,8 @@ def test_it_ends_with_its_pods_and_gives_its_gpus_back(
         "the pods run by which it ends",
         timeout_s=240,
     )
+    if example.halted:
+        cluster.merge(example.path(team), example.name, example.halted)
     cluster.let_end(last, example.exit_status)
     cluster.await_phase(team, example.end)
     wait_until(lambda: not cluster.askers(team), "its pods end", timeout_s=240)
