@@ -316,3 +316,33 @@ def test_an_elastic_job_starts_with_its_minimum_and_grows(
     cluster.let_end([other])
     cluster.await_running(team, 4)
     assert cluster.await_phase(team, "Running")["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+@pytest.mark.operators
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, id=each.kind)
+        for each in EXAMPLES
+        if each.kind in ("PyTorchJob", "PaddleJob")
+    ],
+)
+def test_an_elastic_job_gets_smaller_for_another_and_grows_back(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.apply(team, [elastic(example, least=2, number=4)])
+    first = cluster.await_running(team, 4)
+    version = cluster.version_of(example.path(team))
+    other = cluster.fill(cluster.team(LENDER))
+    stayed = cluster.await_running(team, 2)
+    assert {pod["metadata"]["uid"] for pod in stayed} < {pod["metadata"]["uid"] for pod in first}
+    job = cluster.await_phase(team, "Running")
+    assert (job["status"]["shrunk"]["asked"], job["status"]["shrunk"]["pods"]) == (4, 2)
+    cluster.let_end([other])
+    cluster.await_running(team, 4)
+    wait_until(lambda: "shrunk" not in cluster.gpujob(team)["status"], "it is as large as before")
+    events = cluster.plane.events_since(example.path(team), version)
+    rested = {at(each["object"], example.suspend) for each in events}
+    assert True not in rested, "it was not stopped"
+    assert not cluster.gpujob(team)["status"].get("preemptedAt")

@@ -286,6 +286,19 @@ class Preemption(Message):
     never_started: bool = False
 
 
+class Shrunk(Message):
+    """An elastic workload that was given fewer pods, so that another job need not be stopped.
+
+    Its owner has said `asked`, and says `pods` since `at`. `written`: that was seen; what is there
+    later is somebody else's word, and stays.
+    """
+
+    asked: Count
+    pods: Count
+    at: Time
+    written: bool = False
+
+
 class ExpectedStart(Message):
     """When a gang that waits is expected to start, as of `as_of`; a forecast, not a promise.
 
@@ -350,6 +363,7 @@ class GPUJobStatus(Message):
     queue_key: Time | None = None
     position: Count | None = None
     expected_start: ExpectedStart | None = None
+    shrunk: Shrunk | None = None
     preemption: Preemption | None = None
     preempted_at: Annotated[list[Time], Field(max_length=4096), last(4096), SharedEmpty] = (
         NO_ENTRIES
