@@ -106,6 +106,7 @@ class Run:
         self.plane = plane
         self._runs_s = runs_s
         self.progress = Progress()
+        self._versions = {kind: objects[-1]["apiVersion"] for kind, objects in manifests()}
         installation = Installation(plane, folder)
         operators.start(plane, [each.name for each in operators.OPERATORS])
         installation.apply_manifests()
@@ -183,6 +184,12 @@ class Run:
                 raise TandemError(f"not ended in {within_s:.0f} s: {', '.join(left[:20])}")
             time.sleep(5)
 
+    def _delete(self, kind: str, namespace: str, name: str) -> None:
+        version = self._versions[kind]
+        path = f"/apis/{version}/namespaces/{namespace}/{kind}s/{name}"
+        in_background = {"propagationPolicy": "Background"}
+        self.plane.http.request("DELETE", path, json=in_background, timeout=60).raise_for_status()
+
     def _look(self) -> list[str]:
         """Note what has ended, delete what serves, and sample the extender's memory."""
         self.progress.most_mib = max(self.progress.most_mib, usage(self.extender).resident_mib)
@@ -198,7 +205,7 @@ class Run:
             kind = name.partition("-")[0]
             serves = kind in ENDLESS and phase == "Running"
             if serves or (kind in REPEATING and phase in OVER):
-                self.plane.kubectl("delete", kind, name, "-n", namespace, "--wait=false")
+                self._delete(kind, namespace, name)
             if serves or phase in OVER:
                 self.progress.ended.add((namespace, name))
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -17,7 +17,12 @@ _MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class Player(ABC):
-    """Looks at all workloads of a kind in turn, as a controller does that misses no event."""
+    """Looks at all workloads of a kind in turn, as a controller does that misses no event.
+
+    `label` names the workload of a pod, where its kind has one.
+    """
+
+    label: ClassVar[str] = ""
 
     def __init__(self, plane: ControlPlane, group_version: str, plural: str) -> None:
         self._plane = plane
@@ -53,7 +58,9 @@ class Player(ABC):
                         self.reconcile(workload, self._pods_of(workload))
 
     def _pods_of(self, workload: Object) -> dict[str, Object]:
-        found = self._plane.http.get(_pods(workload)).json().get("items", ())
+        name = workload["metadata"]["name"]
+        params = {"labelSelector": f"{self.label}={name}"} if self.label else {}
+        found = self._plane.http.get(_pods(workload), params=params).json().get("items", ())
         uid = workload["metadata"]["uid"]
         return {
             pod["metadata"]["name"]: pod

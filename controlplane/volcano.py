@@ -17,6 +17,8 @@ _ENDED = ("Succeeded", "Failed")
 class Controller(Player):
     """Makes the pods of each task, restarts a job of which one failed, says when it is over."""
 
+    label = "volcano.sh/job-name"
+
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane, GROUP_VERSION, "jobs")
 
