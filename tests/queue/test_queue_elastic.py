@@ -444,6 +444,25 @@ def test_by_the_order_alone_those_behind_get_smaller() -> None:
     run(scenario)
 
 
+def test_it_makes_room_for_another_job_of_its_namespace_under_a_cap() -> None:
+    capped = SETTINGS.model_copy(update={"quotas": (Quota(namespace="default", max_gpus=GPUS),)})
+    plant = Plant(settings=capped, profile=load_profile("tiresias-l"))
+    plant.cluster.add_node("n1", gpus=2)
+
+    async def scenario() -> None:
+        await plant.go(8)
+        plant.cluster.now += 40_000  # it is in the last queue
+        await plant.go(3)
+        notes = {names.EXCLUSIVE: "true"}
+        plant.cluster.api.create(PODS, raw_pod("new", gpus=2, annotations=notes))
+        await plant.go(10)
+        assert plant.asked == 2
+        assert not plant.cluster.gated("new")
+        assert plant.status["phase"] == "Running"
+
+    run(scenario)
+
+
 def test_the_steps_of_a_gang_keep_its_minimum_and_the_lowest_numbers() -> None:
     plant = Plant(least=2)
 
