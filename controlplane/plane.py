@@ -54,14 +54,16 @@ class ControlPlane:
         *,
         scheduler: bool = False,
         apiserver_args: Sequence[str] = (),
+        manager_args: Sequence[str] = (),
         real_nodes: int | Iterable[NodeOptions] = 0,
         audit: bool = False,
     ) -> Self:
         """Start etcd, the API server, the controller manager and kwok, and wait for readiness.
 
         `nodes`: how many nodes of the default size, or which. `scheduler`: a kube-scheduler with
-        its default configuration as well. `real_nodes`: how many nodes with a kubelet, or which.
-        `audit`: the API server logs each write, for `audited`.
+        its default configuration as well. `apiserver_args` and `manager_args`: more arguments of
+        the API server and of the controller manager. `real_nodes`: how many nodes with a kubelet,
+        or which. `audit`: the API server logs each write, for `audited`.
         Raises TandemError when programs are missing or one does not come up, then with the end
         of its log.
         """
@@ -70,7 +72,7 @@ class ControlPlane:
         real = list(real_nodes)
         plane = cls(binaries.require_all(), RealNodes.prepare() if real else None)
         try:
-            plane._start([*apiserver_args, *(plane._audit() if audit else ())])
+            plane._start([*apiserver_args, *(plane._audit() if audit else ())], manager_args)
             if isinstance(nodes, int):
                 nodes = [Node(f"node-{index}") for index in range(nodes)]
             plane.add_nodes(nodes)
@@ -149,7 +151,7 @@ class ControlPlane:
         ControlPlane.closed += self._open
         self._open = False
 
-    def _start(self, apiserver_args: Sequence[str]) -> None:
+    def _start(self, apiserver_args: Sequence[str], manager_args: Sequence[str]) -> None:
         programs, layout = self._programs, self._layout
         self.run("etcd", components.etcd(programs["etcd"], layout))
         api = components.apiserver(programs["kube-apiserver"], layout, apiserver_args)
@@ -157,7 +159,9 @@ class ControlPlane:
         self.wait_ready()
         manager = self._programs["kube-controller-manager"]
         user = self.kubeconfig(_CONTROLLER_MANAGER_USER)
-        self.run(manager.name, components.controller_manager(manager, layout, user))
+        self.run(
+            manager.name, [*components.controller_manager(manager, layout, user), *manager_args]
+        )
         self.run("kwok", components.kwok(programs["kwok"], layout, self.kubeconfig()))
         default = "/api/v1/namespaces/default"
         self._await(

@@ -118,11 +118,15 @@ def _of_kinds() -> Iterator[dict[str, Any]]:
     for kind in shipped():
         if kind.plural and kind.read and kind.group != "batch":
             why = "how many pods of it start together"
+            suspends = "; suspends one while others have its GPUs" if kind.suspend else ""
+            scales = (
+                "; gives an elastic one fewer pods before others are stopped" if kind.scale else ""
+            )
             yield {
                 "apiGroups": [kind.group],
                 "resources": [kind.plural],
-                "verbs": ["get", "patch"] if kind.suspend else ["get"],
-                "why": f"{why}; suspends one while others have its GPUs" if kind.suspend else why,
+                "verbs": ["get", "patch"] if kind.suspend or kind.scale else ["get"],
+                "why": why + suspends + scales,
             }
 
 
@@ -136,13 +140,18 @@ def workloads() -> str:
             if kind.reader and least
             else _TOGETHER[kind.reader]
             if kind.reader
+            else "as those of its Jobs"
+            if kind.kind == "CronJob"
             else "each alone"
             if not (kind.roles or kind.minimum)
             else least or "all"
         )
         gives_up = (
             f"`{'.'.join(kind.suspend)}`"
+            + (", an elastic one first by `replicas`" * bool(kind.scale))
             if kind.suspend
+            else "as its Jobs do"
+            if kind.kind == "CronJob"
             else "its pods are evicted"
             if kind.restarts
             else "never"

@@ -43,8 +43,10 @@ class Account:
     """What a job has had until `until_s` (Unix time): its end, or when it was read.
 
     `held_gpu_s` is the service of its pods since it was new, or since it last had new pods after
-    its end. `phase` is '' while it has not ended. `waits` are the seconds of its waits by reason,
-    `neighbours` the models that were next to it with the slowdown next to each.
+    its end. One that carries on another counts since `counted_s`; what it has had before counts
+    with that one, which `goes_on`: it ends no job. `phase` is '' while it has not ended. `waits`
+    are the seconds of its waits by reason, `neighbours` the models that were next to it with the
+    slowdown next to each.
     """
 
     uid: str
@@ -61,15 +63,24 @@ class Account:
     parts: Parts
     waits: Mapping[str, float]
     phase: str = ""
+    counted_s: float = -1e18
+    goes_on: bool = False
     slowdown: float | None = None
     neighbours: tuple[tuple[str, float], ...] = ()
 
 
-def account_of(gang: Gang, now_s: float, gpu_type: str, *, gone: bool = False) -> Account | None:
+def account_of(
+    gang: Gang,
+    now_s: float,
+    gpu_type: str,
+    *,
+    gone: bool = False,
+    carried_on_s: float | None = None,
+) -> Account | None:
     """Return the account of a gang at `now_s`; None before its load is predicted.
 
     `gpu_type` is that of its GPUs where no agent has reported of it. `gone`: its GPUJob was just
-    deleted.
+    deleted. From `carried_on_s` on another one counts what it has.
     """
     record = gang.job
     status = record.status
@@ -77,6 +88,9 @@ def account_of(gang: Gang, now_s: float, gpu_type: str, *, gone: bool = False) -
         return None
     ended = status.phase in _ENDS and status.finished_at is not None
     until_s = seconds(status.finished_at) if ended and status.finished_at else now_s
+    goes_on = carried_on_s is not None and not ended
+    if carried_on_s is not None and goes_on:
+        until_s = min(until_s, carried_on_s)
     held = status.attained_gpu_seconds if ended else gang.attained_gpu_s(now_s)
     waits = status.waits if ended else waits_until(status, now_s)
     queued_s = seconds(status.queued_at)
@@ -96,6 +110,8 @@ def account_of(gang: Gang, now_s: float, gpu_type: str, *, gone: bool = False) -
         parts=_parts(record),
         waits={each.reason: each.seconds for each in waits},
         phase=status.phase.value if ended else DELETED if gone else "",
+        counted_s=seconds(status.counted_until) if status.counted_until else -1e18,
+        goes_on=goes_on,
         slowdown=seen.slowdown.value if seen is not None and seen.slowdown is not None else None,
         neighbours=tuple((n.kind, n.slowdown) for n in (seen.neighbours if seen else ())),
     )

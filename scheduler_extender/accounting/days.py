@@ -108,17 +108,18 @@ class Day:
             return
         self._add(account, self.counted.pop(account.uid, _NOTHING))
         row = self._row(account)
-        row.add("jobs", 1)
+        row.add("jobs", not account.goes_on)
         row.add("failed", account.phase == "Failed")
         row.add("waited", sum(account.waits.values()))
         if account.started_s is not None:
-            row.add("ran", max(0.0, account.until_s - account.started_s))
+            row.add("ran", max(0.0, account.until_s - max(account.started_s, account.counted_s)))
         for reason, waited_s in account.waits.items():
             row.waits[reason] = row.waits.get(reason, 0.0) + waited_s
         ends = self.deleted if account.phase == DELETED else self.ended
         ends[account.uid] = account.until_s
-        self.jobs.append(line_of(account))
-        self._forget(len(self.jobs) - MOST_JOBS)
+        if not account.goes_on:
+            self.jobs.append(line_of(account))
+            self._forget(len(self.jobs) - MOST_JOBS)
 
     def take_open(self, account: Account) -> None:
         """Count what an open job has had until now: for a reader, or at the end of the day."""
@@ -158,7 +159,7 @@ class Day:
         """Add what a job has had since it was last counted."""
         row, parts = self._row(account), account.parts
         held = max(0.0, account.held_gpu_s - known.held_gpu_s)
-        wanted_s = account.until_s - max(account.queued_s, known.until_s)
+        wanted_s = account.until_s - max(account.queued_s, account.counted_s, known.until_s)
         row.add("asked", account.gpus * max(0.0, wanted_s))
         row.add("held", held)
         row.add("used" if parts.used_measured else "used_predicted", held * parts.used)

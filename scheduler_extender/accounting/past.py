@@ -99,7 +99,7 @@ class Past:
             end_s <= newest.certain_until_s or newest.ended.get(record.uid, -1e18) >= end_s - 1e-3
         ):
             return
-        self._enter(_account_of(gang, end_s, self._gpu_type(gang)))
+        self._enter(self._account_of(gang, end_s))
 
     def pod_changed(self, pod: PodInfo) -> None:
         """Take in a pod; one of a deleted job may have ended."""
@@ -116,7 +116,7 @@ class Past:
         if self._namespace is None:
             return
         now = self._clock()
-        account = _account_of(gang, now, self._gpu_type(gang), gone=True)
+        account = self._account_of(gang, now, gone=True)
         if account is None:
             return
         runs = {p.uid: p for p in gang.holders() if p.started_at and p.phase == "Running"}
@@ -146,6 +146,20 @@ class Past:
         while len(self._ending) > _MOST_ENDING:
             del self._ending[next(iter(self._ending))]
             self.failures += 1
+
+    def _account_of(self, gang: Gang, now_s: float, *, gone: bool = False) -> Account | None:
+        """Return the account of a gang, None where a time in its GPUJob is none."""
+        try:
+            return account_of(
+                gang,
+                now_s,
+                self._gpu_type(gang),
+                gone=gone,
+                carried_on_s=_carried_on_s(gang, self._gangs),
+            )
+        except (ValueError, OverflowError) as error:
+            log.warning("job left out of the report gpujob=%s/%s error=%s", *gang.key, error)
+            return None
 
     # --- what is kept -----------------------------------------------------------------------------
 
@@ -290,7 +304,7 @@ class Past:
             if gang.record.status.phase in _CLOSED:
                 self.take(gang)
                 continue
-            account = _account_of(gang, self._clock(), self._gpu_type(gang))
+            account = self._account_of(gang, self._clock())
             if account is not None:
                 found.append(account)
         return found
@@ -333,13 +347,16 @@ def _seconds(time: str) -> float | None:
         return None
 
 
-def _account_of(gang: Gang, now_s: float, gpu_type: str, *, gone: bool = False) -> Account | None:
-    """Return the account of a gang, None where a time in its GPUJob is none."""
-    try:
-        return account_of(gang, now_s, gpu_type, gone=gone)
-    except (ValueError, OverflowError) as error:
-        log.warning("job left out of the report gpujob=%s/%s error=%s", *gang.key, error)
-        return None
+def _carried_on_s(gang: Gang, gangs: Gangs) -> float | None:
+    """Return since when another GPUJob counts what a gang has, None where none carries it on."""
+    own_s = _counted_s(gang)
+    others = map(_counted_s, gangs.of_maker(gang.job.spec.suspends, gang.key))
+    return min((each for each in others if each > own_s), default=None)
+
+
+def _counted_s(gang: Gang) -> float:
+    counted = gang.record.status.counted_until if gang.record is not None else None
+    return seconds(counted) if counted else -1e18
 
 
 def _name(slot: int) -> str:

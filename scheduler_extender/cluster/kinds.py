@@ -46,6 +46,17 @@ class Ended(Section):
     failed: tuple[Word, ...] = ()
 
 
+class Scale(Section):
+    """How an elastic workload gets fewer pods: `replicas` leads to the number of a role's pods.
+
+    Its controller numbers them from 0 by the label `index`; those beyond the number go.
+    """
+
+    replicas: Way
+    role: Word
+    index: Annotated[str, Field(min_length=1, max_length=253)]
+
+
 class WorkloadKind(Section):
     """What is known of one kind of workload; see `kinds.yaml`."""
 
@@ -63,6 +74,7 @@ class WorkloadKind(Section):
     suspend: Way | None = None
     suspend_needs: Way | None = None
     restarts: bool = True
+    scale: Scale | None = None
     endless: bool = False
     ended: Ended | None = None
     group_label: Word = ""
@@ -79,6 +91,7 @@ class WorkloadKind(Section):
             "roles": self.roles,
             "minimum": self.minimum,
             "suspend": self.suspend,
+            "scale": self.scale,
             "ended": self.ended,
         }
         needs = [name for name, value in reads.items() if value]
@@ -94,6 +107,8 @@ class WorkloadKind(Section):
             raise ValueError(f"{self.name}: replicas and the reader replica-specs come together")
         if self.suspend_needs and not self.suspend:
             raise ValueError(f"{self.name}: suspend_needs without suspend")
+        if self.scale and not self.minimum:
+            raise ValueError(f"{self.name}: scale without minimum: it is never made smaller then")
         for role in self.roles:
             if bool(role.each) == bool(role.name):
                 raise ValueError(f"{self.name}: a role has a name, or each leads to several")

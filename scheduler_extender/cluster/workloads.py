@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from scheduler_extender.cluster.kinds import Ended, WorkloadKind, know_templates, shipped
+from scheduler_extender.cluster.kinds import Ended, Scale, WorkloadKind, know_templates, shipped
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.roles import NO_ROLES, Raw, Roles, at, reader_of, whole
 from tandem.contracts import gangs, names
@@ -21,7 +21,7 @@ class Kind:
     `roles` reads off the object which pods start together (none: each alone), `least` with how many
     of them it starts where not all are needed, `suspend` is the path of the field by which its
     owner lets it rest, `suspend_needs` of the one that has to be true then, `restarts` says that
-    its owner makes new pods for those evicted.
+    its owner makes new pods for those evicted, `scale` how it gets fewer pods.
     """
 
     resource: Resource | None = None
@@ -34,6 +34,7 @@ class Kind:
     restarts: bool = True
     ended: Ended | None = None
     endless: bool = False
+    scale: Scale | None = None
 
 
 def _kind(known: WorkloadKind) -> Kind:
@@ -49,6 +50,7 @@ def _kind(known: WorkloadKind) -> Kind:
         known.restarts,
         known.ended,
         known.endless,
+        known.scale,
     )
 
 

@@ -67,6 +67,20 @@ class Victim:
 
 
 @dataclass(frozen=True, slots=True)
+class Shrinks:
+    """An elastic gang, all of whose pods but those of `uids` go on: its workload asks for `pods`.
+
+    They give up `gpus`, for `to`.
+    """
+
+    gang: Key
+    pods: int
+    uids: frozenset[str]
+    gpus: int
+    to: Key = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
 class Avoids:
     """Where a gang is not put again: nodes that refused it, gangs that it got in the way of."""
 
@@ -84,7 +98,8 @@ class Question:
     running gangs that have no end of their own, such as services. `claims` has the holders by pod
     uid, `going` the uids of those that are giving up their GPUs, `victims` who may be asked to:
     empty where jobs do not compete anew. `targets` has the GPUs (node, UUID) on which gangs that
-    are being moved start again. `by_work_left`: the order compares the work that jobs have left,
+    are being moved start again. `elastic` has of victims how small they may become, each step with
+    more pods that go. `by_work_left`: the order compares the work that jobs have left,
     not their service.
     """
 
@@ -97,6 +112,7 @@ class Question:
     claims: Mapping[str, Claim] = field(default_factory=dict)
     going: frozenset[str] = frozenset()
     victims: Mapping[Key, Victim] = field(default_factory=dict)
+    elastic: Mapping[Key, Sequence[Shrinks]] = field(default_factory=dict)
     where_of: Mapping[Key, int] = field(default_factory=dict)
     avoids: Mapping[Key, Avoids] = field(default_factory=dict)
     targets: Mapping[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
@@ -200,6 +216,7 @@ class Answer:
     placed: list[Verdict] = field(default_factory=list)
     waiting: WaitingStarts = field(default_factory=WaitingStarts)
     gives_way: list[GivesWay] = field(default_factory=list)
+    shrinks: list[Shrinks] = field(default_factory=list)
 
     def forget_board(self) -> None:
         """Free the board; why a start waits cannot be asked any more."""

@@ -199,6 +199,7 @@ class Controller:
             foresee=self._start_forecast.look,
             targets=self.repairs.targets,
             slow=self.learning.slow,
+            resizer=self._reconciler.resizer,
         )
         self._clock = clock
         self._term = connection.term

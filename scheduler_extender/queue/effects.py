@@ -105,6 +105,32 @@ class Owners:
         has_field = bool(answer) is suspend
         return "" if has_field else f"{workload.api_version} has no field {'.'.join(path)}"
 
+    async def set_pods(self, record: GpuJobRecord, pods: int, version: str) -> str:
+        """Write for how many pods an elastic workload asks; return why that is not possible, or ''.
+
+        Raises:
+            Conflict: it is not at `version` any more.
+        """
+        workload = record.spec.workload
+        resource, scale = resource_of(workload), kind_of(workload).scale
+        assert resource is not None
+        assert scale is not None
+        body: Any = pods
+        for part in reversed(scale.replicas):
+            body = {part: body}
+        body["metadata"] = {"uid": workload.uid, "resourceVersion": version}
+
+        def patch(served: Resource) -> Object:
+            return self._writer.api.patch(served, workload.name, body, record.namespace)
+
+        try:
+            await self._at_served_version(resource, workload.name, patch)
+        except Replaced:
+            return f"another {workload.kind} has the name {workload.name} by now"
+        except (NotFound, Forbidden, Invalid) as error:
+            return str(error)
+        return ""
+
     async def _at_served_version(
         self, resource: Resource, name: str, request: Callable[[Resource], Object]
     ) -> Object:
@@ -243,6 +269,18 @@ class Suspend:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPods:
+    """Write for how many pods an elastic workload asks, if it is still at `version`.
+
+    `then` gets the reason why that is not possible, or ''.
+    """
+
+    pods: int
+    version: str
+    then: Callable[[str, float], Effects]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadWorkload:
     """Read the workload, or what has made it. `then` gets the object, None where it is gone."""
 
@@ -271,6 +309,7 @@ Effect = (
     | MarkPods
     | JoinGpuJob
     | Suspend
+    | SetPods
     | ReadWorkload
     | Reach
 )
@@ -325,6 +364,9 @@ class Executor:
                 case Suspend(suspend, then):
                     why = await self._owners.suspend(gang.job, suspend)
                     await self._go_on(gang, partial(then, why))
+                case SetPods(pods, version, after):
+                    why = await self._owners.set_pods(gang.job, pods, version)
+                    await self._go_on(gang, partial(after, why))
                 case ReadWorkload(then, maker):
                     spec = gang.job.spec
                     workload = await self._workload(gang, spec.rests if maker else spec.workload)

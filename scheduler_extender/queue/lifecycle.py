@@ -262,6 +262,7 @@ def carried_on(status: GPUJobStatus, earlier: Gang, now_s: float) -> GPUJobStatu
             "attained_gpu_seconds": service,
             # A report has counted what the other had.
             "ended_gpu_seconds": service,
+            "counted_until": rfc3339(now_s),
             "waits_until": rfc3339(now_s),
             "promoted_gpu_seconds": had.promoted_gpu_seconds,
             "preempted_at": had.preempted_at,

@@ -129,6 +129,13 @@ class Preempter:
 
     async def leave(self, gang: Gang, why: Cause) -> bool:
         """Have a gang give up its GPUs for a reason; False where a budget forbids it."""
+        if not await self.may_lose_pods(gang):
+            return False
+        await self.release(gang, why)
+        return True
+
+    async def may_lose_pods(self, gang: Gang) -> bool:
+        """Say whether no disruption budget forbids that pods of a gang go; else it is spared."""
         try:
             budgets = await self._writer.call(self._writer.api.list, BUDGETS, gang.key[0])
             forbidden = decisions.forbidding(budgets, gang)
@@ -139,7 +146,6 @@ class Preempter:
             log.info("not preempted gpujob=%s/%s why=%s", *gang.key, clause(forbidden))
             self._spared[gang.key] = (self._clock() + _SPARED_S, forbidden)
             return False
-        await self.release(gang, why)
         return True
 
     async def release(self, gang: Gang, by: Cause) -> None:

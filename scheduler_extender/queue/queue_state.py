@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scheduler_extender.cluster import elastic
 from scheduler_extender.cluster.attained_service import kept_run_s
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.jobs import job_of, progress_of, rfc3339, seconds
@@ -87,6 +88,7 @@ def entry_of(
     """Return how a gang stands now, at a row; its `next_level` is the order's to say."""
     status, spec, holders = record.status, record.spec, gang.holders()
     leaves = status.phase is Phase.PREEMPTING
+    fewer = {pod.uid for pod in elastic.going(gang)} if status.shrunk is not None else ()
     starting = [pod for pod in gang.starting() if pod.bound_at]
     job = job_of(f"{record.namespace}/{record.name}", spec, status)
     if spec.roles:
@@ -107,7 +109,9 @@ def entry_of(
         prioritized_s=seconds(spec.prioritized_at) if spec.prioritized_at else np.inf,
         gives_way_s=gives_way_s,
         holders=tuple(pod.uid for pod in holders),
-        leaving=tuple(pod.uid for pod in holders if leaves or leaves_soon(pod, now_s)),
+        leaving=tuple(
+            pod.uid for pod in holders if leaves or pod.uid in fewer or leaves_soon(pod, now_s)
+        ),
         ends=now_s < ends_until_s(gang),
         endless=gang.is_endless,
         left_s=left_s,

@@ -37,6 +37,7 @@ from scheduler_extender.queue.load_prediction import LoadPrediction
 from scheduler_extender.queue.missing_pods import SETTLE_S, MissingPods
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.phases import Stage, stage_of
+from scheduler_extender.queue.resizing import Resizer
 from scheduler_extender.queue.sizes import Sizes
 from scheduler_extender.queue.work import ExternalWork, RefusedError
 from tandem.contracts import names
@@ -83,6 +84,7 @@ class Reconciler:
         self._owners = Owners(parts.writer)
         self._writer = parts.writer
         self._sizes = Sizes(parts)
+        self.resizer = Resizer(parts)
         self._missing_pods = MissingPods(parts, self._owners)
         self._preempter = parts.preempter
         self._anti_affinity = parts.anti_affinity
@@ -97,6 +99,7 @@ class Reconciler:
         """Forget a gang that is gone."""
         self._load_prediction.forget(key)
         self._sizes.forget(key)
+        self.resizer.forget(key)
         self._missing_pods.forget(key)
         self._counted_at.pop(key, None)
         self._partial_since.pop(key, None)
@@ -265,6 +268,8 @@ class Reconciler:
             return self._mark(gang, marks)
         if (sized := self._sizes.step(gang)) is not None:
             return sized
+        if (resized := self.resizer.step(gang)) is not None:
+            return resized
         if (roles := self._new_roles(gang)) is not None:
             return self._write_roles(gang, roles)
         if self._load_prediction.is_due(gang, now):

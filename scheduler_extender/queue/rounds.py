@@ -12,21 +12,31 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_extender.cluster.elastic import smaller
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.pods import Use
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning import explaining
 from scheduler_extender.planning.explaining import named
 from scheduler_extender.planning.planning import Planner
-from scheduler_extender.planning.questions import Answer, GivesWay, Question, Verdict, Victim
+from scheduler_extender.planning.questions import (
+    Answer,
+    GivesWay,
+    Question,
+    Shrinks,
+    Verdict,
+    Victim,
+)
 from scheduler_extender.queue import lifecycle
 from scheduler_extender.queue.effects import WriteStatus
 from scheduler_extender.queue.metrics import QueueMetrics
 from scheduler_extender.queue.parts import Parts
 from scheduler_extender.queue.quota_accounts import Accounts
 from scheduler_extender.queue.reason_writer import Chooser, ReasonWriter, Why
+from scheduler_extender.queue.resizing import Resizer
 from scheduler_extender.quotas.grants import Turn
 from scheduler_extender.quotas.round import plan_within
+from scheduler_extender.quotas.shrinking import shrink_first
 from tandem.contracts.resources import GPUJobStatus
 from tandem.kube.errors import KubeError
 from tandem.policy.cluster import Snapshot
@@ -76,7 +86,9 @@ class Rounds:
         foresee: Callable[[Question, Answer, Turn], None],
         targets: Callable[[], dict[Key, frozenset[tuple[str, str]]]],
         slow: Callable[[], Set[Key]],
+        resizer: Resizer,
     ) -> None:
+        self._resizer = resizer
         self._state = parts.state
         self._gangs = parts.gangs
         self._work = parts.work
@@ -144,6 +156,7 @@ class Rounds:
         question = frozen()
         turn = self._accounts.turn(promised)
         answer = plan_within(question, turn, self._planner.plan)
+        shrink_first(question, turn, answer, self._planner.plan)
         to_tell = tell(answer.waiting, answer.explain)
         answer.forget_board()  # to free it takes milliseconds, which the event loop shall not spend
         return Planned(question, turn, answer, to_tell, self._queue_state.starving(now_s))
@@ -177,6 +190,7 @@ class Rounds:
             self._slice_ends_s = now + self._profile.order.slice_s
         competes, queue_state.competes = queue_state.competes, False
         preempts = self._profile.dispatch.preempts
+        victims = self._victims(now) if preempts and competes else {}
         if self._state.settle_beliefs(self._jobs()):
             # What was refused, or priced, by a class may have one of its own now; a gang may be
             # spread, or kept on few nodes, that was not before.
@@ -187,7 +201,8 @@ class Rounds:
             "starts": dict(self._pending.starts),
             "snapshot": self._state.snapshot(),
             "claims": self._state.ledger.counting(),
-            "victims": self._victims(now) if preempts and competes else {},
+            "victims": victims,
+            "elastic": self._elastic(victims),
             "where_of": dict(self._pending.where_of),
             "avoids": self._anti_affinity.all(now),
             "targets": self._targets(),
@@ -243,6 +258,15 @@ class Rounds:
             found[key] = Victim(entry.service(now) + entry.held(now), charge)
         return found
 
+    def _elastic(self, victims: Iterable[Key]) -> dict[Key, list[Shrinks]]:
+        """Return how small the elastic ones of those who may be made to give way may become."""
+        found = {}
+        for key in victims:
+            gang = self._gangs.by_key[key]
+            if self._resizer.may_shrink(key) and (steps := smaller(gang)):
+                found[key] = [Shrinks(key, s.pods, s.uids, s.gpus) for s in steps]
+        return found
+
     # --- the answer ---------------------------------------------------------------------------
 
     def carry_out(self, planned: Planned) -> None:
@@ -281,6 +305,16 @@ class Rounds:
         self._asked = {key for key in self._asked if self._work.busy(key)}
         for gives in answer.gives_way:
             self._ask_to_give_way(gives)
+        for shrinks in answer.shrinks:
+            self._make_smaller(shrinks)
+
+    def _make_smaller(self, shrinks: Shrinks) -> None:
+        gang = self._gangs.by_key.get(shrinks.gang)
+        if gang is None or self._work.busy(shrinks.gang):
+            self._queue_state.competes = True  # not now; the next cycle asks again
+            return
+        why = Cause(Reason.NEEDED, job=named([shrinks.to], shrinks.gang))
+        self._work.do(shrinks.gang, self._resizer.shrink(gang, shrinks, why))
 
     def _ask_to_give_way(self, gives: GivesWay) -> None:
         gang = self._gangs.by_key.get(gives.victim)

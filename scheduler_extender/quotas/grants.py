@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler_extender.cluster.records import Key
 from scheduler_extender.planning.forecast_quotas import Limits, Shares
@@ -61,6 +61,14 @@ class Turn:
     def copy(self) -> Turn:
         """Return an account that begins as this one is now."""
         return Turn(self.quotas, self._stakes, self._used, self._others)
+
+    def without(self, given_up: Mapping[Key, int]) -> Turn:
+        """Return an account as if gangs had given up so many GPUs."""
+        stakes = {
+            key: replace(stake, held=max(0, stake.held - given_up.get(key, 0)))
+            for key, stake in self._stakes.items()
+        }
+        return Turn(self.quotas, stakes, self._used, self._others)
 
     def ranked(self, keys: Sequence[Key]) -> list[Key]:
         """Return the gangs with those that keep within their namespaces' shares before all others.

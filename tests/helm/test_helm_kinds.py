@@ -71,6 +71,15 @@ def test_the_chart_has_the_kinds_of_the_scheduler() -> None:
     assert (ROOT / "docs" / "workloads.md").read_text().count("\n| ") > 20
 
 
+def test_a_kind_that_gets_fewer_pods_may_be_changed_though_it_never_rests(tmp_path: Path) -> None:
+    scale = {"replicas": ["spec", "workers"], "role": "worker", "index": "ml.example.com/index"}
+    grows = {**KIND, "minimum": ["spec", "least"], "scale": scale}
+    del grows["suspend"]
+    objects = rendered_with([grows], tmp_path)
+    (right,) = of_group(rules_of(objects, "ClusterRole", "tandem-extender"), KIND["group"])
+    assert right["verbs"] == ["get", "patch"]
+
+
 def test_the_rights_on_a_kind_of_the_core_group_name_that_group(tmp_path: Path) -> None:
     core = {"group": "", "version": "v1", "kind": "Batch", "plural": "batches"}
     rules = rules_of(rendered_with([core], tmp_path), "ClusterRole", "tandem-extender")

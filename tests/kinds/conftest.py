@@ -10,15 +10,19 @@ from typing import Any
 
 import invented
 import pytest
-import volcano
 from controlplane_binaries import need_control_plane
 from kind_examples import CELLS, EXAMPLES, Example
 from kinds_cluster import NODES, KindsCluster
 
-from controlplane import ControlPlane, Node, binaries, operators
+from controlplane import ControlPlane, Node, binaries, operators, volcano
 
 #: Names the file that gets the outcomes of the tests that are cells of docs/workloads.md.
 OUTCOMES = "TANDEM_OUTCOMES"
+#: Kubernetes' PodGroup: beta since 1.37, and off unless it is asked for. A controller removes the
+#: finalizer of one without pods.
+GATES = ("--feature-gates=GenericWorkload=true",)
+SERVED = ("--runtime-config=scheduling.k8s.io/v1beta1=true",)
+_WITHOUT_GATES = ("v1.34.", "v1.36.")
 _ran: dict[str, dict[str, str]] = {}
 
 
@@ -39,7 +43,11 @@ def needed(request: pytest.FixtureRequest) -> list[str]:
 def site(tmp_path_factory: pytest.TempPathFactory, needed: list[str]) -> Iterator[KindsCluster]:
     """One installation for all tests, which learns of the invented kind by its values."""
     need_control_plane("helm")
-    with ControlPlane.start([Node(name, cpu=32) for name in NODES], scheduler=True) as plane:
+    nodes = [Node(name, cpu=32) for name in NODES]
+    gates, served = (GATES, SERVED) if _has_gates() else ((), ())
+    with ControlPlane.start(
+        nodes, scheduler=True, apiserver_args=[*gates, *served], manager_args=gates
+    ) as plane:
         cluster = KindsCluster(plane, tmp_path_factory.mktemp("kinds"), [invented.KIND])
         experiments, volcano_jobs = invented.Controller(plane), volcano.Controller(plane)
         experiments.start()
@@ -59,6 +67,8 @@ def cluster(site: KindsCluster, needed: list[str], example: Example) -> Iterator
     absent = [name for name in example.operators if name not in needed]
     if absent:
         pytest.skip(f"no operator {', '.join(absent)} is built here: `make operators` builds it")
+    if example.gated and not _has_gates():
+        pytest.skip(f"Kubernetes {binaries.version(_api_server())} has no {example.kind}")
     yield site
     site.remove_teams()
 
@@ -85,6 +95,14 @@ def pytest_sessionfinish() -> None:
             if each.kind in _ran or each.kind in known
         ]
         file.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _api_server() -> binaries.Program:
+    return next(each for each in binaries.PROGRAMS if each.name == "kube-apiserver")
+
+
+def _has_gates() -> bool:
+    return not binaries.version(_api_server()).startswith(_WITHOUT_GATES)
 
 
 def _said(operator: operators.Operator) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kind_examples import ENDS, GIVES_WAY, NO_GPUS, RETRIED, TOGETHER, WAITS, Example, Object
-from players import Player, phase
 
 from controlplane import ControlPlane
+from controlplane.players import Player, phase
 
 GROUP, PLURAL = "ml.example.com", "experiments"
 ROLE = f"{GROUP}/role"
@@ -102,10 +102,12 @@ class Controller(Player):
         self._plane.await_definitions(DEFINITION["metadata"]["name"])
         super().start()
 
+    def is_over(self, workload: Object) -> bool:
+        """Say whether an experiment is done."""
+        return bool((workload.get("status") or {}).get("phase"))
+
     def reconcile(self, workload: Object, pods: dict[str, Object]) -> None:
         """Make the pods that are missing, delete those of one that is paused, end what is done."""
-        if (workload.get("status") or {}).get("phase"):
-            return
         if workload["spec"].get("paused"):
             self.delete(workload, pods)
             return

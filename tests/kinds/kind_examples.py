@@ -25,7 +25,10 @@ class Example:
     those with GPUs), with `failure_status`. `renewed`: resumed, it makes what owns its pods anew,
     by another name. `last` has the labels of the pods that end for it to end, with exit status
     `exit_status` (none: all pods end), and `end` is the phase of its GPUJob then.
-    Of a kind that is `alone` each of the `gang` pods starts by itself.
+    Of a kind that is `alone` each of the `gang` pods starts by itself. `rests` is the plural of
+    what it makes and has the field `suspend`, if that is not the workload. One that makes workload
+    after workload makes no more once `halted` is merged into it. `gated`: the API server has the
+    kind with a feature gate only.
     """
 
     kind: str
@@ -44,6 +47,9 @@ class Example:
     without: Mapping[str, str] = field(default_factory=dict)
     given: tuple[Object, ...] = ()  # instead of a file
     alone: bool = False
+    rests: str = ""
+    halted: Object = field(default_factory=dict)
+    gated: bool = False
 
     def objects(self) -> list[Object]:
         """Return what the manifest has, for the caller to change."""
@@ -65,9 +71,14 @@ class Example:
         """Return where the API server has the workloads of the kind."""
         return f"/apis/{self.workload['apiVersion']}/namespaces/{namespace}/{self.plural}"
 
+    def path_of_suspended(self, namespace: str) -> str:
+        """Return where the API server has what rests when the workload gives way."""
+        return f"{self.path(namespace).rpartition('/')[0]}/{self.rests or self.plural}"
+
 
 _ALONE = "its pods start one by one"
 _ENDLESS = "it has no end, and is never preempted"
+_NEVER_PREEMPTED = "it is never preempted"
 CHECKED = "checked at apply"
 GANG = "gang right"
 WAITS = "waits with a reason"
@@ -94,6 +105,22 @@ EXAMPLES: tuple[Example, ...] = (
         "job.yaml",
         suspend=("spec", "suspend"),
         without={NO_GPUS: ONE_ROLE},
+    ),
+    Example(
+        "CronJob",
+        "cronjobs",
+        "cronjob.yaml",
+        suspend=("spec", "suspend"),
+        rests="jobs",
+        halted={"spec": {"suspend": True}},
+        without={NO_GPUS: ONE_ROLE},
+    ),
+    Example(
+        "PodGroup (scheduling.k8s.io)",
+        "jobs",
+        "podgroup.yaml",
+        gated=True,
+        without={NO_GPUS: ONE_ROLE, GIVES_WAY: _NEVER_PREEMPTED},
     ),
     *(
         Example(
@@ -216,7 +243,7 @@ EXAMPLES: tuple[Example, ...] = (
         "jobs",
         "volcano-job.yaml",
         operators=("volcano",),
-        without={GIVES_WAY: "it is never preempted"},
+        without={GIVES_WAY: _NEVER_PREEMPTED},
     ),
 )
 

@@ -84,6 +84,12 @@ class KindsCluster:
         self.plane.apply(before)
         wait_until(lambda: self._takes(last), f"{last['kind']} is taken", timeout_s=60)
 
+    def merge(self, path: str, name: str, change: Object) -> None:
+        """Merge a change into an object of the list at `path`, as a user would."""
+        merge = {"Content-Type": "application/merge-patch+json"}
+        answer = self.plane.http.patch(f"{path}/{name}", json=change, headers=merge)
+        answer.raise_for_status()
+
     def _takes(self, manifest: Object) -> bool:
         try:
             self.plane.apply(manifest)

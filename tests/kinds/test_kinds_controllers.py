@@ -38,7 +38,7 @@ pytestmark = [
 
 def in_suite(example: Example) -> bool:
     """Say whether `make test` runs it, which builds one operator; `make operators` runs all."""
-    return example.operators in ((), ("jobset",)) and not example.alone
+    return example.kind in ("Job", "JobSet", invented.EXAMPLE.kind)
 
 
 def cell(
@@ -166,12 +166,13 @@ def test_it_gives_way_to_a_share_that_others_want_back_and_resumes(
     cluster.apply(team, example.objects())
     first = cluster.await_running(team, example.gang)
     began = cluster.await_phase(team, "Running")
-    version = cluster.version_of(example.path(team))
+    suspended = example.path_of_suspended(team)
+    version = cluster.version_of(suspended)
     other = cluster.fill(cluster.team(LENDER))
     assert not cluster.running(team)
     if not example.renewed:
         cluster.await_phase(team, "Suspended")
-    events = cluster.plane.events_since(example.path(team), version)
+    events = cluster.plane.events_since(suspended, version)
     rested = [at(each["object"], example.suspend) for each in events]
     assert True in rested, "it was its owner's own field that changed"
     cluster.let_end([other])
@@ -229,6 +230,8 @@ def test_it_ends_with_its_pods_and_gives_its_gpus_back(
         "the pods run by which it ends",
         timeout_s=240,
     )
+    if example.halted:
+        cluster.merge(example.path(team), example.name, example.halted)
     cluster.let_end(last, example.exit_status)
     cluster.await_phase(team, example.end)
     wait_until(lambda: not cluster.askers(team), "its pods end", timeout_s=240)
@@ -313,3 +316,33 @@ def test_an_elastic_job_starts_with_its_minimum_and_grows(
     cluster.let_end([other])
     cluster.await_running(team, 4)
     assert cluster.await_phase(team, "Running")["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+@pytest.mark.operators
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, id=each.kind)
+        for each in EXAMPLES
+        if each.kind in ("PyTorchJob", "PaddleJob")
+    ],
+)
+def test_an_elastic_job_gets_smaller_for_another_and_grows_back(
+    cluster: KindsCluster, example: Example
+) -> None:
+    team = cluster.team()
+    cluster.apply(team, [elastic(example, least=2, number=4)])
+    first = cluster.await_running(team, 4)
+    version = cluster.version_of(example.path(team))
+    other = cluster.fill(cluster.team(LENDER))
+    stayed = cluster.await_running(team, 2)
+    assert {pod["metadata"]["uid"] for pod in stayed} < {pod["metadata"]["uid"] for pod in first}
+    job = cluster.await_phase(team, "Running")
+    assert (job["status"]["shrunk"]["asked"], job["status"]["shrunk"]["pods"]) == (4, 2)
+    cluster.let_end([other])
+    cluster.await_running(team, 4)
+    wait_until(lambda: "shrunk" not in cluster.gpujob(team)["status"], "it is as large as before")
+    events = cluster.plane.events_since(example.path(team), version)
+    rested = {at(each["object"], example.suspend) for each in events}
+    assert True not in rested, "it was not stopped"
+    assert not cluster.gpujob(team)["status"].get("preemptedAt")

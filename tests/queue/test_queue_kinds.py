@@ -206,6 +206,10 @@ def test_the_templates_of_an_invented_kind_are_checked_at_apply(invented: None) 
         ({"reader": "job-set"}, "reader and roles: one of them says which pods it has"),
         ({"reader": "guess"}, "kinds.0.reader"),
         ({"suspend": "spec.paused"}, "kinds.0.suspend"),
+        (
+            {"scale": {"replicas": ["spec", "pods"], "role": "driver", "index": "x"}},
+            "Experiment.ml.example.com: scale without minimum",
+        ),
         ({"roles": [{"template": ["spec"]}]}, "a role has a name, or each leads to several"),
         ({"kind": "experiment"}, "kinds.0.kind"),
         ({"suspends": ["spec"]}, "kinds.0.suspends"),

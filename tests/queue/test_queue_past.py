@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 from past_world import DAY_S, START_S, World
+from test_queue_controller import run
+from test_queue_kinds import make_ray_cluster, ray_cluster_of, resource_of, site, wait
 
 from scheduler_extender.accounting.account import Account, Parts
 from scheduler_extender.accounting.days import (
@@ -25,7 +27,7 @@ from scheduler_extender.learning.observed import Watched
 from scheduler_extender.learning.sharing import accrued_after
 from tandem.contracts.learning import Accrued, Means, Observed, ObservedSlowdown
 from tandem.contracts.resources import GPUJobStatus, Phase, PodUse
-from tandem.kube.resource import CONFIG_MAPS
+from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS, PODS
 from tandem.reasons.causes import Cause, Reason
 
 SEEDS = 60
@@ -507,3 +509,45 @@ def test_observed_shares_of_a_job_are_those_of_its_gpujob() -> None:
     assert found["total"]["usedGpuSeconds"] == pytest.approx(500)
     assert found["total"]["savedGpuSeconds"] == pytest.approx(300)
     assert found["total"]["lostGpuSeconds"] == pytest.approx(200)
+
+
+def test_a_job_that_carries_on_another_asks_for_its_gpus_once() -> None:
+    """KubeRay makes a RayCluster of another name when a RayJob is resumed."""
+    cluster = site(2)
+    began, past = cluster.now, cluster.controller.past
+    past._namespace = "tandem-system"
+
+    async def scenario() -> None:
+        first = ray_cluster_of(cluster, "RayJob", "r")
+        await wait(cluster)
+        (owner,) = cluster.gpujob(first)["metadata"]["ownerReferences"]
+        for index in range(2):
+            cluster.bind_as_planned(f"p{index}")
+            runs = [{"state": {"running": {"startedAt": rfc3339(cluster.now)}}}]
+            status = {"status": {"phase": "Running", "containerStatuses": runs}}
+            cluster.api.patch(PODS, f"p{index}", status, "default", subresource="status")
+        await wait(cluster, 100)
+        cluster.api.delete(resource_of("RayCluster"), "r-x", "default")
+        for index in range(2):
+            cluster.api.delete(PODS, f"p{index}", "default")
+        await wait(cluster, 100)
+        make_ray_cluster(cluster, owner | {"controller": True}, "r-y", "q")
+        await wait(cluster, 100)
+        (job,) = cluster.api.list(GPU_JOBS, "default")
+        assert job["metadata"]["name"] == "raycluster-r-y"
+        found = (await past.report(cluster.api, 1, "namespace", None))["total"]
+        assert found["askedGpuSeconds"] == pytest.approx(2 * (cluster.now - began), abs=4)
+        assert found["jobs"] == 0, "it has not ended"
+        cluster.api.delete(resource_of("RayCluster"), "r-y", "default")
+        cluster.api.delete(resource_of("RayJob"), "r", "default")
+        for index in range(2):
+            cluster.api.delete(PODS, f"q{index}", "default")
+        ended = cluster.now
+        await wait(cluster, 100)
+        assert not cluster.api.list(GPU_JOBS, "default")
+        found = (await past.report(cluster.api, 1, "namespace", None))["total"]
+        assert found["askedGpuSeconds"] == pytest.approx(2 * (ended - began), abs=80)
+        assert found["jobs"] == 1
+        assert found["ranSeconds"] == pytest.approx(ended - began, abs=40)
+
+    run(scenario)

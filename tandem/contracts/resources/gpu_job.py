@@ -286,6 +286,19 @@ class Preemption(Message):
     never_started: bool = False
 
 
+class Shrunk(Message):
+    """An elastic workload that was given fewer pods, so that another job need not be stopped.
+
+    Its owner has said `asked`, and says `pods` since `at`. `written`: that was seen; what is there
+    later is somebody else's word, and stays.
+    """
+
+    asked: Count
+    pods: Count
+    at: Time
+    written: bool = False
+
+
 class ExpectedStart(Message):
     """When a gang that waits is expected to start, as of `as_of`; a forecast, not a promise.
 
@@ -316,6 +329,7 @@ class GPUJobStatus(Message):
     not in `pod_service` is counted to its end. `waits` has the seconds of all waits by the first
     cause that kept the gang from its GPUs; what is counted reaches until `waits_until`.
     `ended_gpu_seconds` is the lifetime service at its last end, where it has had pods again since.
+    Until `counted_until` a report has the job by the GPUJob that this one carries on.
     """
 
     phase: Phase = Phase.QUEUED
@@ -339,6 +353,7 @@ class GPUJobStatus(Message):
     )
     folded_until: Time | None = None
     ended_gpu_seconds: Figure = 0.0
+    counted_until: Time | None = None
     waits: Annotated[list[Waited], Field(max_length=64), last(64), SharedEmpty] = NO_ENTRIES
     waits_until: Time | None = None
     attempts: Count = 0
@@ -348,6 +363,7 @@ class GPUJobStatus(Message):
     queue_key: Time | None = None
     position: Count | None = None
     expected_start: ExpectedStart | None = None
+    shrunk: Shrunk | None = None
     preemption: Preemption | None = None
     preempted_at: Annotated[list[Time], Field(max_length=4096), last(4096), SharedEmpty] = (
         NO_ENTRIES

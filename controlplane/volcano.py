@@ -7,10 +7,8 @@ job, `RestartJob` on `PodFailed` is played. Source: volcano.sh/volcano v1.15.1, 
 
 from __future__ import annotations
 
-from kind_examples import Object
-from players import Player, phase
-
-from controlplane import ControlPlane
+from controlplane.plane import ControlPlane
+from controlplane.players import Object, Player, phase
 
 GROUP_VERSION = "batch.volcano.sh/v1alpha1"
 _ENDED = ("Succeeded", "Failed")
@@ -19,14 +17,18 @@ _ENDED = ("Succeeded", "Failed")
 class Controller(Player):
     """Makes the pods of each task, restarts a job of which one failed, says when it is over."""
 
+    label = "volcano.sh/job-name"
+
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(plane, GROUP_VERSION, "jobs")
 
+    def is_over(self, workload: Object) -> bool:
+        """Say whether a job has completed or failed."""
+        return _state(workload) in ("Completed", "Failed")
+
     def reconcile(self, workload: Object, pods: dict[str, Object]) -> None:
         """Do the next of: restart, make what is missing, complete or fail."""
-        state = (workload.get("status") or {}).get("state", {}).get("phase", "")
-        if state in ("Completed", "Failed"):
-            return
+        state = _state(workload)
         phases = [phase(pod) for pod in pods.values()]
         failed = phases.count("Failed")
         if failed and _restarts(workload):
@@ -40,6 +42,10 @@ class Controller(Player):
             self.write_status(workload, {"state": {"phase": "Completed" if enough else "Failed"}})
         elif state != "Running" and phases.count("Running") >= workload["spec"]["minAvailable"]:
             self.write_status(workload, {"state": {"phase": "Running"}})
+
+
+def _state(job: Object) -> str:
+    return str((job.get("status") or {}).get("state", {}).get("phase", ""))
 
 
 def _restarts(job: Object) -> bool:

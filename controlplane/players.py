@@ -5,18 +5,24 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from typing import Any, ClassVar
 
 import httpx
-from kind_examples import Object
 
-from controlplane import ControlPlane
+from controlplane.plane import ControlPlane
 
+Object = dict[str, Any]
 _LOOKS_EVERY_S = 0.2
 _MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class Player(ABC):
-    """Looks at all workloads of a kind in turn, as a controller does that misses no event."""
+    """Looks at all workloads of a kind in turn, as a controller does that misses no event.
+
+    `label` names the workload of a pod, where its kind has one.
+    """
+
+    label: ClassVar[str] = ""
 
     def __init__(self, plane: ControlPlane, group_version: str, plural: str) -> None:
         self._plane = plane
@@ -35,6 +41,10 @@ class Player(ABC):
             self._thread.join()
 
     @abstractmethod
+    def is_over(self, workload: Object) -> bool:
+        """Say whether nothing is to be done for a workload any more."""
+
+    @abstractmethod
     def reconcile(self, workload: Object, pods: dict[str, Object]) -> None:
         """Do what is to be done next for a workload that exists, given its pods by name."""
 
@@ -43,11 +53,14 @@ class Player(ABC):
             with suppress(httpx.TransportError):  # it looks again
                 answer = self._plane.http.get(f"{self._api}/{self._plural}")
                 for workload in answer.json()["items"] if answer.is_success else ():
-                    if "deletionTimestamp" not in workload["metadata"]:
+                    gone = "deletionTimestamp" in workload["metadata"]
+                    if not (gone or self.is_over(workload)):
                         self.reconcile(workload, self._pods_of(workload))
 
     def _pods_of(self, workload: Object) -> dict[str, Object]:
-        found = self._plane.http.get(_pods(workload)).json().get("items", ())
+        name = workload["metadata"]["name"]
+        params = {"labelSelector": f"{self.label}={name}"} if self.label else {}
+        found = self._plane.http.get(_pods(workload), params=params).json().get("items", ())
         uid = workload["metadata"]["uid"]
         return {
             pod["metadata"]["name"]: pod
