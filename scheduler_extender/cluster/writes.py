@@ -24,6 +24,8 @@ from tandem.kube.errors import AlreadyExists, Conflict
 from tandem.kube.resource import CONFIG_MAPS, GPU_JOBS
 
 PARALLEL_WRITES = 16
+#: The same for what a cycle itself writes.
+CYCLE_WRITES = 4
 #: The service of more pods than this is counted in a thread.
 _LARGE = 64
 
@@ -42,7 +44,7 @@ class Writer:
     #: Adds to each status what other parts know of the gang.
     annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
     may_write: Callable[[], bool] = lambda: True  # asked right before each write
-    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_WRITES))
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_WRITES))
 
     async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.
@@ -126,7 +128,7 @@ class Writer:
         Raises:
             Conflict: another leads by now; whoever stood still in between must not go on.
         """
-        async with self._turns:
+        async with self.turns:
             return await asyncio.to_thread(self._while_leading, function, *args, **kwargs)
 
     def _while_leading(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
