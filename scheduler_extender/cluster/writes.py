@@ -15,6 +15,7 @@ from scheduler_extender.cluster.parsing import parse_gpu_job, parse_pod
 from scheduler_extender.cluster.pods import PodInfo
 from scheduler_extender.cluster.records import GpuJobRecord
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.turns import Turns
 from scheduler_extender.cluster.waited import with_waits
 from tandem.contracts.placement import PlacedWith
 from tandem.contracts.resources import GPUJobStatus
@@ -44,12 +45,12 @@ class Writer:
     #: Adds to each status what other parts know of the gang.
     annotate: Callable[[Gang, GPUJobStatus], GPUJobStatus] = lambda _, status: status
     may_write: Callable[[], bool] = lambda: True  # asked right before each write
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_WRITES))
+    turns: Turns = field(default_factory=lambda: Turns(PARALLEL_WRITES))
 
-    async def write_status(self, gang: Gang, status: GPUJobStatus) -> None:
+    async def write_status(self, gang: Gang, status: GPUJobStatus, *, report: bool = False) -> None:
         """Write the status if it differs; with our resourceVersion, so that late writers lose.
 
-        The attained service until now goes with it.
+        The attained service until now goes with it. A `report` lets other writes go first.
         """
         record = gang.record
         if record is None:
@@ -69,7 +70,7 @@ class Writer:
             status = status.model_copy(update={"causes": causes})
         written = None
         if large or status != record.status or record.unwritten_since_s is not None:
-            written = await self.call(self._replace_status, record, status)
+            written = await self.call(self._replace_status, record, status, report=report)
         for uid in ending:  # counted now, or there was nothing to count
             gang.counted(uid)
         if written is not None:
@@ -122,14 +123,23 @@ class Writer:
         }
         await self.call(self._tell, regarding, reason, note, kind)
 
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,  # noqa: ANN401 - passes through
+        report: bool = False,
+        **kwargs: Any,  # noqa: ANN401 - passes through
+    ) -> Any:  # noqa: ANN401 - passes through
         """Run a blocking call in a thread, when it is its turn and while we lead.
 
         Raises:
             Conflict: another leads by now; whoever stood still in between must not go on.
         """
-        async with self.turns:
+        await self.turns.acquire(report=report)
+        try:
             return await asyncio.to_thread(self._while_leading, function, *args, **kwargs)
+        finally:
+            self.turns.release()
 
     def _while_leading(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passes through
         if not self.may_write():

@@ -22,6 +22,7 @@ from scheduler_extender.accounting.past import Past
 from scheduler_extender.cluster.gangs import Gang
 from scheduler_extender.cluster.records import GpuJobRecord, GpuNodeRecord, Key, PodRecord, Record
 from scheduler_extender.cluster.state import ClusterState
+from scheduler_extender.cluster.turns import Turns
 from scheduler_extender.cluster.writes import CYCLE_WRITES, Tell, Writer
 from scheduler_extender.config import QueueConfig
 from scheduler_extender.learning.config import LearningConfig
@@ -135,7 +136,7 @@ class Controller:
         executor = Executor(writer, clock)
         # A cycle waits for what it writes itself. In a burst hundreds of gangs wait for their turn
         # to write, so that its own writes have turns of their own.
-        own = replace(writer, turns=asyncio.Semaphore(CYCLE_WRITES))
+        own = replace(writer, turns=Turns(CYCLE_WRITES))
         parts = Parts(
             state=state,
             gangs=state.gangs,
