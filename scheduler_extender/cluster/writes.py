@@ -94,7 +94,8 @@ class Writer:
         }
         answer = self.api.replace(GPU_JOBS, body, record.namespace, subresource="status")
         faults.reach("service-after")
-        return parse_gpu_job(answer)
+        held = self._state.held("gpujobs", answer)
+        return held if isinstance(held, GpuJobRecord) else parse_gpu_job(answer)
 
     def keep_status(self, gang: Gang, status: GPUJobStatus) -> None:
         """Let a gang have a status now that is written with what is decided of it next."""
@@ -108,11 +109,13 @@ class Writer:
 
     def take_pod(self, pod: Object) -> None:
         """Take in a pod that a write of ours has answered with."""
-        self._state.apply("pods", parse_pod(pod))
+        if self._state.held("pods", pod) is None:
+            self._state.apply("pods", parse_pod(pod))
 
     def take(self, gpujob: Object) -> None:
         """Take in the answer of our own write at once: the watch may be a moment behind."""
-        self._state.apply("gpujobs", parse_gpu_job(gpujob))
+        if self._state.held("gpujobs", gpujob) is None:
+            self._state.apply("gpujobs", parse_gpu_job(gpujob))
 
     async def say(self, pod: PodInfo, reason: str, note: str, kind: str) -> None:
         """Write an event on a pod."""
