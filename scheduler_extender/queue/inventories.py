@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 #: A node that cannot read all of its GPUs is given this time after its GPUNode was made.
 _WHOLE_WITHIN_S = 3600.0
-_AT_ONCE = 8
+#: Nodes that are noted at once, and how long after them the next ones are: where thousands of nodes
+#: are new, jobs are placed meanwhile.
+_AT_ONCE, _NEXT_S = 8, 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 30.0, 1800.0
 
 
@@ -75,7 +77,7 @@ class Inventories:
         records = [self._due.pop(name) for name in list(self._due)[:_AT_ONCE]]
         noted = await asyncio.gather(*map(self._note, records))
         if all(noted):
-            self._pause_s = _PAUSE_S
+            self._next_s, self._pause_s = now + (_NEXT_S if self._due else 0.0), _PAUSE_S
         else:
             self._next_s = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -65,3 +65,21 @@ def test_a_cycle_ends_while_all_turns_of_the_gangs_are_taken() -> None:
             await asyncio.gather(*controller.work._tasks.values(), return_exceptions=True)
 
     run(scenario)
+
+
+def test_where_many_nodes_are_new_a_few_are_noted_each_second() -> None:
+    cluster = Cluster()
+    for index in range(2 * NODES + 1):
+        cluster.add_node(f"n{index}")
+
+    async def scenario() -> None:
+        found = []
+        for _ in range(3):
+            await cluster.cycle()
+            await cluster.cycle()
+            found.append(noted(cluster.api))
+            cluster.now += 1.0
+            cluster.state.tick(cluster.now)
+        assert found == [NODES, 2 * NODES, 2 * NODES + 1]
+
+    run(scenario)
