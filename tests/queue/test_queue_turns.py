@@ -67,7 +67,7 @@ def test_no_more_have_a_turn_than_there_are() -> None:
     in_loop(scenario)
 
 
-def test_a_turn_is_lost_with_nobody_who_is_cancelled() -> None:
+def test_a_turn_is_not_lost_with_a_task_that_is_cancelled() -> None:
     async def scenario() -> None:
         turns, order = Turns(1), list[str]()
         await turns.acquire()
